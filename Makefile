@@ -1,0 +1,80 @@
+# `make lab` and `make test` are all that a reader needs; `make help` lists the rest.
+# The first of them creates .venv and installs the pinned packages; later ones find it ready.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: lab test quick notebooks check bench soak clean help
+
+RUN := .venv/bin/python
+PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
+	--nbval-sanitize-with=tests/nbval_sanitize.cfg
+BUILT := $(wildcard notebooks/*.ipynb solutions/*.ipynb)
+# A folder of its own for the line that the library's tests end in, shown again at the very end.
+LOGS := .pytest_cache
+
+lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the first notebook
+	@$(RUN) -m jupyterlab --ip=127.0.0.1 $$([ "$$(id -u)" != 0 ] || echo --allow-root) \
+		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
+
+# The library's tests run one at a time: they count processes and watch deadlines. Notebooks only
+# compare what they print, so two of them run side by side, each in one worker (loadscope).
+test: check ## lint, drift, the library's tests, strict nbval over every notebook (under 8 minutes)
+	@status=0; mkdir -p $(LOGS); \
+	$(RUN) -u -m pytest tests | tee $(LOGS)/tests.log || status=1; \
+	$(RUN) -m pytest $(NBVAL) -n 2 --dist loadscope $(or $(BUILT),notebooks) || status=1; \
+	tail -n 1 $(LOGS)/tests.log; exit $$status
+
+quick: .venv/.ready ## lint and the library's tests, without the slow ones (under 3 minutes)
+	@$(RUN) -m ruff check --quiet .
+	@$(RUN) -m pytest tests -m "not slow and not browser and not soak"
+
+check: .venv/.ready ## lint, and are the notebooks what their sources say?
+	@$(RUN) -m ruff check --quiet .
+	@$(RUN) tools/build.py --check
+
+notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
+	@$(RUN) tools/build.py $(only)
+
+bench: .venv/.bench ## what a launch costs, beside a bare fork and beside other launchers
+	@$(RUN) tools/bench.py
+
+soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
+	@$(RUN) -m pytest -m soak
+
+clean: ## remove caches and leftovers (to begin anew, remove .venv as well)
+	@rm -rf .pytest_cache .ruff_cache build *.egg-info
+	@find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) \
+		-type d -print0 | xargs -0 rm -rf
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.venv/bin/python:
+	@for python in $${PYTHON:-python3.11 python3 python3.12 python3.13}; do \
+		if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+			2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+		echo "The course needs Python 3.11, 3.12 or 3.13; here 'python3' is:" \
+			"$$(python3 --version 2>/dev/null || echo missing)" >&2; \
+		echo "Install one of them, or say where it is: make lab PYTHON=/where/it/is" >&2; \
+		exit 1; \
+	fi; \
+	echo "Creating .venv with $$("$$found" --version)"; \
+	"$$found" -m venv .venv || { \
+		rm -rf .venv; \
+		echo "Python cannot create .venv; on Debian and Ubuntu: apt install python3-venv" >&2; \
+		exit 1; \
+	}
+
+.venv/.ready: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing the pinned packages into .venv (once; about two minutes, 6 GB) ..."
+	@$(PIP) -e '.[test]'
+	@touch $@
+
+.venv/.bench: .venv/.ready
+	@$(PIP) -e '.[bench]'
+	@touch $@
