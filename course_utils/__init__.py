@@ -1,0 +1,14 @@
+"""Real workers from a notebook cell: launch them, see what they do, hear why they failed."""
+
+import os
+
+# torch.cuda.is_available() shall ask NVML: opening CUDA would spoil every later fork.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+from course_utils.data import digits
+from course_utils.errors import WorkerError, WorkerTimeout
+from course_utils.hardware import hardware
+from course_utils.rank import report
+from course_utils.workers import launch
+
+__all__ = ["WorkerError", "WorkerTimeout", "digits", "hardware", "launch", "report"]

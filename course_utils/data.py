@@ -1,0 +1,106 @@
+"""Real handwritten digits: scikit-learn's, always at hand, or MNIST from its files."""
+
+import functools
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from course_utils.mnist import mnist
+
+# Of the scaled training images, whose pixels run from 0 to 1; a test computes them again.
+MEAN, STD = 0.30514, 0.32485
+
+
+class EmbeddedDigits(Dataset[tuple[torch.Tensor, int]]):
+    """Scikit-learn's handwritten digits, scaled from 8 x 8 to MNIST's 28 x 28 and normalised.
+
+    Every fifth image of each class is for testing: 1,442 images to train, 355 to test, the same
+    on every machine. Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten
+    Digits, UCI Machine Learning Repository, 1998 (CC BY 4.0).
+
+    Attributes:
+        data: Images, (count, 1, 28, 28) float32, zero mean and unit variance when training.
+        targets: Digits, (count,) int64.
+        classes: Names of the classes, "0" to "9".
+        train: Whether this is the training split.
+    """
+
+    classes = tuple("0123456789")
+
+    def __init__(self, train: bool = True) -> None:
+        """Take one split; the arrays are read once per process."""
+        images, labels, testing = _embedded()
+        rows = testing != train
+        self.train = train
+        self.data = torch.from_numpy(images[rows])  # a copy: editing it leaves the cache alone
+        self.targets = torch.from_numpy(labels[rows])
+
+    def __len__(self) -> int:
+        """Count the images."""
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        """Return image (1, 28, 28) and digit."""
+        return self.data[index], int(self.targets[index])
+
+
+def digits(
+    train: bool = True,
+    source: str = "embedded",
+    root: str | Path | None = None,
+    download: bool = False,
+) -> Dataset:
+    """Load real handwritten digits, each an image (1, 28, 28) float32, normalised, and an int.
+
+    Args:
+        train: Training split, else test split.
+        source: "embedded" (1,797 images that come with scikit-learn) or "mnist" (70,000).
+        root: Folder that holds, or gets, MNIST/raw; default: the environment's COURSE_DATA.
+        download: Fetch missing MNIST files. Ranks and kernels may all ask at once: the first one
+            on a machine fetches, the others wait for it and read what it fetched.
+
+    Raises:
+        ValueError: An unknown source, or root or download with the embedded digits.
+        FileNotFoundError: MNIST's files are not there and download is False.
+        RuntimeError: MNIST's files could not be downloaded or unpacked, here or by another rank.
+    """
+    if source == "mnist":
+        return mnist(train, root, download)
+    if source != "embedded":
+        raise ValueError(f"source={source!r}: choose 'embedded' or 'mnist'")
+    if root is not None or download:
+        raise ValueError("the embedded digits need no root and no download; meant source='mnist'?")
+    return EmbeddedDigits(train)
+
+
+@functools.cache
+def _embedded() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return images (1797, 1, 28, 28), labels (1797,) and which of them are for testing."""
+    spec = importlib.util.find_spec("sklearn")  # found, not imported: the import takes a second
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the embedded digits are scikit-learn's: install scikit-learn")
+    file = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    lines = gzip.decompress(file.read_bytes()).splitlines()
+    table = np.array([line.split(b",") for line in lines], dtype=np.float32)
+    labels = table[:, 64].astype(np.int64)
+    testing = np.zeros(len(labels), dtype=bool)
+    for digit in range(10):
+        testing[np.flatnonzero(labels == digit)[4::5]] = True
+    rows = _stretch(table[:, :64].reshape(-1, 8, 8) / 16)
+    images = _stretch(rows.swapaxes(1, 2)).swapaxes(1, 2)
+    return np.ascontiguousarray((images - MEAN) / STD)[:, None], labels, testing
+
+
+def _stretch(images: np.ndarray) -> np.ndarray:
+    """Scale (count, 8, width) to (count, 28, width), linearly between the pixels' centres.
+
+    In NumPy, since torch would start its thread pool in the kernel, which forked ranks inherit.
+    """
+    at = np.clip((np.arange(28, dtype=np.float32) + 0.5) * 8 / 28 - 0.5, 0, 7)
+    low = np.minimum(at.astype(int), 6)
+    weight = (at - low).astype(np.float32)[:, None]
+    return images[:, low] * (1 - weight) + images[:, low + 1] * weight

@@ -1,0 +1,101 @@
+"""How a result travels from a worker to the kernel.
+
+An object is pickled with its large buffers (tensors, numpy arrays) left out of the stream. Each
+large buffer is written to an anonymous file and only the file's descriptor is sent, so a tensor
+of any size crosses without a copy in the kernel and without `/dev/shm`, however small that is.
+"""
+
+import os
+import pickle
+import socket
+import tempfile
+from io import BytesIO
+from typing import Any
+
+import torch
+
+LARGE_BYTES = 32 * 1024  # what does not fit comfortably into one datagram gets a file of its own
+STRIDED = (torch.Tensor, torch.nn.Parameter)
+WRITE_AT_MOST = 1 << 30  # one write() moves at most 2 GiB on Linux
+
+
+def anonymous_file(name: str) -> int:
+    """A descriptor of a file that has no name, takes no disk and ends with its last descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile(prefix=name) as file:  # macOS: on disk, but as nameless
+        return os.dup(file.fileno())
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """A plain tensor leaves as its elements: no storage behind a view, no CUDA, no graph."""
+        if type(value) not in STRIDED or value.layout != torch.strided or value.is_quantized:
+            return NotImplemented
+        elements = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        raw = elements.reshape(-1).view(torch.uint8).numpy() if value.numel() else b""
+        learns = value.requires_grad and value.is_leaf
+        return _rebuild, (pickle.PickleBuffer(raw), value.dtype, value.shape, type(value), learns)
+
+
+def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns: bool) -> Any:
+    if isinstance(raw, bytes):
+        raw = bytearray(raw)  # small buffers come inside the stream, where they are read-only
+    tensor = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype)
+    tensor = tensor.reshape(shape)
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad=learns)
+    return tensor.requires_grad_(learns) if learns else tensor
+
+
+def send(channel: socket.socket, value: Any) -> None:
+    """Send a picklable object; tensors arrive on the CPU, detached, contiguous and owning.
+
+    Raises:
+        Exception: whatever pickling raised, or OSError when there is no memory for the file.
+    """
+    large: list[pickle.PickleBuffer] = []
+
+    def inside(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < LARGE_BYTES:
+            return True
+        large.append(buffer)
+        return False
+
+    stream = BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=inside).dump(value)
+    for buffer in large:
+        _send_file(channel, b"buffer", buffer.raw())
+    if stream.tell() < LARGE_BYTES:
+        channel.send(b"result" + stream.getbuffer())
+    else:
+        _send_file(channel, b"stream", stream.getbuffer())
+
+
+def _send_file(channel: socket.socket, kind: bytes, data: memoryview) -> None:
+    file = anonymous_file("result")
+    try:
+        data = data.cast("B")
+        while data:
+            data = data[os.write(file, data[:WRITE_AT_MOST]) :]
+        socket.send_fds(channel, [kind], [file])
+    finally:
+        os.close(file)
+
+
+def receive_buffer(file: int) -> Any:
+    """A writable numpy array of bytes over an anonymous file; the descriptor is not kept."""
+    size = os.fstat(file).st_size
+    if os.path.exists("/proc/self/fd"):
+        path = f"/proc/self/fd/{file}"
+        return torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
+    data = torch.empty(size, dtype=torch.uint8).numpy()
+    view, offset = memoryview(data), 0
+    while offset < size:
+        offset += os.preadv(file, [view[offset : offset + WRITE_AT_MOST]], offset)
+    return data
+
+
+def unpack(stream: Any, buffers: list[Any]) -> Any:
+    """The object again, from its stream and its large buffers in the order in which they came."""
+    return pickle.loads(stream, buffers=buffers)

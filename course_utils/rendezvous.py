@@ -1,0 +1,99 @@
+"""Where the ranks of one launch meet, and the environment that `torchrun` would have set.
+
+A group made by `launch` meets in a `FileStore` on an anonymous file: it has no port, no path and
+no owner but this family of processes, so nobody else can join it, overwrite its keys, or fill
+the disk under it. A group made by the learner (`backend=None`) needs an address. The kernel binds
+it, the kernel never serves it: a store thread in a process that forks hangs its children.
+"""
+
+import os
+import socket
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from course_utils.parcel import anonymous_file
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+SLACK = timedelta(seconds=60)  # torch's own deadlines come after the launcher's, which says more
+
+
+class Rendezvous:
+    """The meeting point of `world_size` ranks, laid out as `nodes` equal nodes of one machine."""
+
+    def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
+        self.world_size, self.nodes = world_size, nodes
+        self.timeout = timedelta(seconds=timeout) + SLACK
+        self.port = socket.socket()
+        self.port.bind((LOOPBACK, 0))
+        self._folder: Path | None = None
+        self._file: int | None = None
+        if os.path.exists("/proc/self/fd"):
+            self._file = anonymous_file("rendezvous")
+            self._path = f"/proc/self/fd/{self._file}"
+        else:
+            self._folder = Path(tempfile.mkdtemp(prefix="launch-"))  # mkdtemp makes it 0700
+            self._path = str(self._folder / "store")
+        self._server: dist.TCPStore | None = None
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What `torchrun --nnodes=nodes` sets for this rank, and sockets kept on loopback."""
+        local_world_size = self.world_size // self.nodes
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(rank % local_world_size),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "GROUP_RANK": str(rank // local_world_size),
+            "GROUP_WORLD_SIZE": str(self.nodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(self.port.getsockname()[1]),
+            "TORCHELASTIC_RUN_ID": "launch",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+            "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+        }
+
+    def listen(self) -> None:
+        """In the kernel, before the fork: early ranks queue here until rank 0 serves them."""
+        self.port.listen(self.world_size + 8)
+
+    def serve(self, rank: int) -> None:
+        """In a worker, for a group that the learner will make: rank 0 serves the address."""
+        if rank == 0:
+            self._server = dist.TCPStore(
+                LOOPBACK,
+                self.port.getsockname()[1],
+                is_master=True,
+                wait_for_workers=False,
+                timeout=self.timeout,
+                master_listen_fd=os.dup(self.port.fileno()),
+            )
+        self.port.close()
+
+    def join(self, backend: str, rank: int) -> None:
+        """In a worker: join the group of all ranks."""
+        self.port.close()
+        store = dist.FileStore(self._path, self.world_size)
+        store.set_timeout(self.timeout)
+        size, timeout = self.world_size, self.timeout
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+    def close(self) -> None:
+        """In the kernel: give everything back."""
+        self.port.close()
+        if self._file is not None:
+            os.close(self._file)
+        if self._folder is not None:
+            for path in (*self._folder.iterdir(), self._folder):
+                path.rmdir() if path.is_dir() else path.unlink()

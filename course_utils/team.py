@@ -1,0 +1,168 @@
+"""The kernel's side of a launch: one member per rank, all watched together, none left behind."""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from course_utils import errors, stacks
+from course_utils.live import Panel
+from course_utils.member import Member
+from course_utils.placement import Placement
+from course_utils.rank import Worker
+from course_utils.rendezvous import Rendezvous
+
+_GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
+_TICK_S = 0.1
+_FAREWELL_S = 2.0
+_STACK_S = 1.0  # for all ranks to write where they are
+
+
+class Interrupts:
+    """The stop button, noticed at points where stopping is safe instead of anywhere."""
+
+    pressed = False
+
+    def __enter__(self) -> "Interrupts":
+        self._old = None
+        if threading.current_thread() is threading.main_thread():
+            self._old = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
+
+    def __exit__(self, kind: type | None, error: object, trace: TracebackType | None) -> None:
+        if self._old is not None:
+            signal.signal(signal.SIGINT, self._old)
+        if self.pressed and kind is None:
+            raise KeyboardInterrupt
+
+
+class Team:
+    """All ranks of one launch."""
+
+    def __init__(self, world_size: int, nodes: int, timeout: float, panel: Panel | None) -> None:
+        self.world_size, self.nodes, self.timeout, self.panel = world_size, nodes, timeout, panel
+        self.members: list[Member] = []
+
+    def __enter__(self) -> "Team":
+        self.meet = Rendezvous(self.world_size, self.nodes, self.timeout)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop whoever still runs and give everything back."""
+        for member in self.members:
+            member.kill()
+        for member in self.members:
+            member.reap()
+        self._show(final=True)
+        for member in self.members:
+            member.close()
+        self.meet.close()
+
+    def output(self) -> list[str]:
+        """What each rank has printed."""
+        return [member.text() for member in self.members]
+
+    def fork(self, fn: Callable, args: tuple, placement: Placement) -> None:
+        """Start every rank.
+
+        Raises:
+            RuntimeError: the system has no process or descriptor left.
+        """
+        if placement.backend is None:
+            self.meet.listen()
+        try:
+            for number in range(self.world_size):
+                self._fork(number, fn, args, placement)
+        except OSError as error:
+            raise RuntimeError(
+                f"rank {len(self.members)} of {self.world_size} could not be started: "
+                f"{error.strerror}. Use fewer ranks, or raise the limits that `ulimit -n` "
+                "(open files) and `ulimit -u` (processes) show."
+            ) from error
+
+    def _fork(self, number: int, fn: Callable, args: tuple, placement: Placement) -> None:
+        kernel, member = os.getpid(), Member(number)
+        try:
+            channel, output = member.open()
+            pid = os.fork()
+        except OSError:
+            member.close()
+            raise
+        if pid == 0:
+            worker = Worker(number, channel, output, os.dup(member.stack), kernel)
+            worker.run([*self.members, member], fn, args, self.meet, placement)
+        channel.close()
+        os.close(output)
+        member.watch(pid)
+        self.members.append(member)
+
+    def results(self, interrupts: Interrupts, deadline: float) -> list[Any]:
+        """Wait for what every rank returns.
+
+        Raises:
+            WorkerError, WorkerTimeout, KeyboardInterrupt: and `__exit__` stops the ranks.
+        """
+        patience = deadline
+        while running := [member for member in self.members if not member.settled]:
+            now = time.monotonic()
+            failures = [member.failure for member in self.members if member.failure]
+            if interrupts.pressed:
+                raise KeyboardInterrupt
+            if failures:
+                patience = min(patience, min(f.when for f in failures) + _GRACE_S)
+            if now > patience:
+                break
+            self._listen(min(_TICK_S, patience - now + 0.001))
+            self._show()
+        if failures := [member.failure for member in self.members if member.failure]:
+            raise errors.worker_error(failures, self.world_size, self.output())
+        if running:
+            raise self._too_late(running)
+        self._farewell()
+        return [member.result for member in self.members]
+
+    def _listen(self, seconds: float) -> None:
+        """Wait until a rank says something or ends, and take it in."""
+        poll, owners = select.poll(), {}
+        for member in self.members:
+            for descriptor in member.descriptors():
+                poll.register(descriptor, select.POLLIN)
+                owners[descriptor] = member
+        ready = {owners[descriptor] for descriptor, _ in poll.poll(seconds * 1000)}
+        unwatched = {member for member in self.members if member.process < 0}  # no pidfd: macOS
+        for member in ready | unwatched:
+            member.read()
+
+    def _farewell(self) -> None:
+        """Let all ranks go; `__exit__` stops those that do not."""
+        for member in self.members:
+            member.release()
+        end = time.monotonic() + _FAREWELL_S
+        while any(member.status is None for member in self.members) and time.monotonic() < end:
+            self._listen(_TICK_S)
+
+    def _too_late(self, running: list[Member]) -> errors.WorkerTimeout:
+        for member in running:
+            member.ask_for_stack()
+        end = time.monotonic() + _STACK_S
+        while time.monotonic() < end and not all(_is_written(member) for member in running):
+            time.sleep(0.02)
+        frames = {member.rank: stacks.from_dump(member.dump()) for member in running}
+        done = {member.rank for member in self.members} - set(frames)
+        return errors.worker_timeout(self.timeout, frames, done, self.output())
+
+    def _show(self, final: bool = False) -> None:
+        if self.panel:
+            self.panel.show(self.members, final)
+
+
+def _is_written(member: Member) -> bool:
+    """Whether a dump has reached the outermost frame; what a rank writes comes line by line."""
+    return "in _work\n" in member.dump()
