@@ -1,19 +1,18 @@
 """What this machine has, read without a CUDA context."""
 
+import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from course_utils.cgroups import limits
-from course_utils.placement import Placement, cuda_in_use, gpu_count, place
-
-__all__ = ["Hardware", "Placement", "cuda_in_use", "gpu_count", "hardware", "place"]
+from course_utils.placement import gpu_count
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +71,7 @@ def hardware() -> Hardware:
         What this process may use: cores by its affinity and its container's quota, memory in
         bytes by its container's limit, the names of the GPUs that CUDA_VISIBLE_DEVICES leaves.
     """
-    quota, limit = limits()
+    quota, limit = _container_limits()
     there = dist.is_available()
     return Hardware(
         cores=max(1, int(min(_affinity(), quota))),
@@ -104,6 +103,17 @@ def _gpu_names(count: int) -> tuple[str, ...]:
         return next(found, "GPU")
 
     return tuple(name(visible) for visible in torch.cuda._parse_visible_devices()[:count])
+
+
+def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
+    """Cores and bytes that a container leaves (Linux control groups v2), infinite without one."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        limit = (group / "memory.max").read_text().strip()
+    except (OSError, ValueError):
+        return math.inf, math.inf
+    cores = math.inf if quota == "max" else int(quota) / int(period)
+    return cores, math.inf if limit == "max" else int(limit)
 
 
 def _affinity() -> int:

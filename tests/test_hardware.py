@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import hardware as hw
-from course_utils.cgroups import limits
-from course_utils.hardware import gpu_count, hardware
-from course_utils.placement import cuda_in_use, place
+from course_utils.hardware import hardware
+from course_utils.placement import Placement, cuda_in_use, gpu_count, place
+
+hw = sys.modules["course_utils.hardware"]  # the package's name of it is the function
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_auto_gives_each_rank_its_own_gpu_when_there_are_enough(gpus):
 )
 def test_auto_says_why_it_is_gloo_on_the_cpu(gpus, count, nccl, device, notice):
     gpus(count, nccl)
-    assert place("auto", device, 2) == hw.Placement("gloo", ("cpu", "cpu"), notice)
+    assert place("auto", device, 2) == Placement("gloo", ("cpu", "cpu"), notice)
 
 
 def test_auto_with_too_few_gpus_shares_them_when_cuda_is_asked_for(gpus):
@@ -134,7 +134,7 @@ def test_auto_with_too_few_gpus_shares_them_when_cuda_is_asked_for(gpus):
 )
 def test_a_choice_of_the_caller_is_kept_without_a_notice(gpus, backend, device, devices):
     gpus(2)
-    assert place(backend, device, 2) == hw.Placement(backend, devices, "")
+    assert place(backend, device, 2) == Placement(backend, devices, "")
 
 
 def test_gloo_ranks_share_one_gpu_on_request(gpus):
@@ -208,7 +208,8 @@ def test_looking_for_cuda_costs_well_under_a_millisecond():
 
 def test_reading_the_hardware_leaves_cuda_untouched():
     code = (
-        "import torch; from course_utils.hardware import *\n"
+        "import torch\nfrom course_utils import hardware\n"
+        "from course_utils.placement import cuda_in_use, place\n"
         "hardware(); place('auto', 'auto', 2); assert cuda_in_use() is None\n"
         "assert not torch.cuda.is_initialized()"
     )
@@ -218,58 +219,28 @@ def test_reading_the_hardware_leaves_cuda_untouched():
 # The machine
 
 
-def _write(root, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
+@pytest.mark.parametrize(
+    ("cpu", "memory", "limits"),
+    [
+        ("max 100000", "max", (math.inf, math.inf)),
+        ("150000 100000", "1000", (1.5, 1000)),
+        ("400000 100000", "max", (4, math.inf)),
+    ],
+)
+def test_what_a_container_leaves_is_read(tmp_path, cpu, memory, limits):
+    (tmp_path / "cpu.max").write_text(cpu + "\n")
+    (tmp_path / "memory.max").write_text(memory + "\n")
+    assert hw._container_limits(tmp_path) == limits
 
 
-def test_a_machine_without_cgroups_has_no_limits(tmp_path):
-    assert limits(tmp_path) == (math.inf, math.inf)
-
-
-def test_unlimited_cgroups_have_no_limits(tmp_path):
-    group = "sys/fs/cgroup"
-    files = {f"{group}/cpu.max": "max 100000", f"{group}/memory.max": "max"}
-    _write(tmp_path, {"proc/self/cgroup": "0::/", **files})
-    assert limits(tmp_path) == (math.inf, math.inf)
-
-
-def test_the_tightest_of_nested_cgroups_counts(tmp_path):
-    group = "sys/fs/cgroup"
-    _write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/slice/job",
-            f"{group}/slice/job/cpu.max": "400000 100000",
-            f"{group}/slice/cpu.max": "150000 100000",
-            f"{group}/slice/job/memory.max": "1000",
-            f"{group}/slice/memory.max": "2000",
-        },
-    )
-    assert limits(tmp_path) == (1.5, 1000)
-
-
-def test_cgroups_of_version_1_are_read_as_well(tmp_path):
-    group = "sys/fs/cgroup"
-    _write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "4:memory:/job\n1:cpu,cpuacct:/job\n0::/",
-            f"{group}/memory/job/memory.limit_in_bytes": "4096",
-            f"{group}/memory/memory.limit_in_bytes": "9223372036854771712",
-            f"{group}/cpu/cpu.cfs_quota_us": "-1",
-            f"{group}/cpu/job/cpu.cfs_quota_us": "300000",
-            f"{group}/cpu/job/cpu.cfs_period_us": "100000",
-        },
-    )
-    assert limits(tmp_path) == (3, 4096)
+def test_a_machine_without_control_groups_has_no_limits(tmp_path):
+    assert hw._container_limits(tmp_path) == (math.inf, math.inf)
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.2, 1), (1.5, 1), (math.inf, 8)])
 def test_a_quota_cuts_the_cores_but_leaves_one(monkeypatch, quota, cores):
     monkeypatch.setattr(hw, "_affinity", lambda: 8)
-    monkeypatch.setattr(hw, "limits", lambda: (quota, 2**30))
+    monkeypatch.setattr(hw, "_container_limits", lambda: (quota, 2**30))
     assert hardware().cores == cores
     assert hardware().memory_bytes <= 2**30
 
