@@ -12,6 +12,7 @@ from course_utils import errors, parcel
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _AT_ONCE = 256 * 1024
+_READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up
 _NOTHING = object()
 
 
@@ -22,6 +23,8 @@ class Member:
         self.rank, self.pid, self.process = rank, 0, -1
         self.channel: socket.socket | None = None
         self.pipe = self.stack = -1
+        self.theirs: socket.socket | None = None  # the rank's ends, until it is forked
+        self.output = -1
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
         self.metrics: dict[str, list[Any]] = {}
@@ -29,25 +32,39 @@ class Member:
         self._buffers: list[Any] = []
         self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
 
-    def open(self) -> tuple[socket.socket, int]:
-        """Make the channels; returns the rank's ends, its channel and where its output goes."""
+    def open(self) -> None:
+        """Make the channels."""
         self.stack = parcel.anonymous_file("stack")
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.channel.setblocking(False)
-        self.pipe, output = os.pipe()
+        self.pipe, self.output = os.pipe()
         os.set_blocking(self.pipe, False)
-        return theirs, output
+
+    def hand_over(self) -> tuple[socket.socket, int, int]:
+        """In the rank: its channel, output and stack, which `close` then leaves open."""
+        own = self.theirs, self.output, self.stack
+        self.theirs, self.output, self.stack = None, -1, -1
+        return own
 
     def watch(self, pid: int) -> None:
-        """Take note of the process that was just forked."""
+        """In the kernel: take note of the process that was just forked."""
         self.pid = pid
+        self._close_theirs()
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the rank does the same; whoever comes first
         if hasattr(os, "pidfd_open"):
             self.process = os.pidfd_open(pid)
 
+    def _close_theirs(self) -> None:
+        if self.theirs:
+            self.theirs.close()
+        if self.output >= 0:
+            os.close(self.output)
+        self.theirs, self.output = None, -1
+
     def close(self) -> None:
         """Close whatever is open."""
+        self._close_theirs()
         for descriptor in (self.pipe, self.stack, self.process):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -92,15 +109,16 @@ class Member:
 
     def kill(self) -> None:
         """End the rank and whatever it has started, now."""
-        if self.status is None:
+        if self.pid and self.status is None:
             self._signal_group()
             os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Wait for the end of a rank that was killed or has said farewell."""
-        if self.status is None:
+        if self.pid and self.status is None:
             self._wait(0)
-        self._read_output()
+        if self.pipe >= 0:
+            self._read_output()
 
     def release(self) -> None:
         """Let a rank go that is done and holds its connections for the others."""
@@ -128,7 +146,8 @@ class Member:
                 self._take(message, files)
             except Exception as error:
                 note = f"its result arrived but cannot be rebuilt: {type(error).__name__}: {error}"
-                self.failure = errors.from_exception(self.rank, time.monotonic(), error, note)
+                failure = errors.from_exception(self.rank, time.monotonic(), error, note)
+                self.failure = self.failure or failure  # what follows a lost part fails, too
             finally:
                 for file in files:
                     os.close(file)
@@ -148,13 +167,16 @@ class Member:
                 self.metrics.setdefault(name, []).append(value)
 
     def _read_output(self) -> None:
-        while True:
+        for _ in range(_READS):
+            if self.pipe < 0:
+                return
             try:
                 data = os.read(self.pipe, _AT_ONCE)
             except BlockingIOError:
                 return
-            if not data:
-                return
+            if not data:  # nobody holds the other end; a poll would report it for ever
+                os.close(self.pipe)
+                self.pipe = -1
             self._keep(data)
 
     def _keep(self, data: bytes) -> None:

@@ -1,7 +1,9 @@
 """What happens inside one worker, from the fork to its end."""
 
+import builtins
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import pickle
@@ -44,6 +46,7 @@ class Worker:
         global _me
         torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
         _me = self
+        gc.freeze()  # what the kernel made is the kernel's to finalise
         try:
             for end in foreign:  # the kernel's ends of our own and of earlier ranks' channels
                 end.close()
@@ -98,11 +101,12 @@ class Worker:
         sys.stdin = sys.__stdin__ = _stream(0)
         sys.stdout = sys.__stdout__ = _stream(1)
         sys.stderr = sys.__stderr__ = _stream(2)
+        builtins.input = _no_keyboard  # the kernel's would talk to the browser over its sockets
         for reference in logging._handlerList:
             handler = reference()
             if getattr(handler, "stream", None) in old:
                 handler.setStream(sys.stderr)
-        faulthandler.enable(file=self.stack, all_threads=False)
+        faulthandler.enable(file=self.stack)  # all threads: the crashing one may be in C
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=False)
 
     def _take_device(self, device: str) -> None:
@@ -159,6 +163,10 @@ def report(**metrics: Any) -> None:
 def inside() -> bool:
     """Whether this process is a worker of `launch`."""
     return _me is not None
+
+
+def _no_keyboard(prompt: object = "") -> NoReturn:
+    raise EOFError("a rank has no keyboard: ask in the cell and hand the answer to launch")
 
 
 def _stream(descriptor: int) -> Any:

@@ -49,9 +49,9 @@ class Team:
     def __init__(self, world_size: int, nodes: int, timeout: float, panel: Panel | None) -> None:
         self.world_size, self.nodes, self.timeout, self.panel = world_size, nodes, timeout, panel
         self.members: list[Member] = []
+        self.meet = Rendezvous(world_size, nodes, timeout)
 
     def __enter__(self) -> "Team":
-        self.meet = Rendezvous(self.world_size, self.nodes, self.timeout)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,35 +73,32 @@ class Team:
         """Start every rank.
 
         Raises:
-            RuntimeError: the system has no process or descriptor left.
+            WorkerError: the system has no process or descriptor left.
         """
-        if placement.backend is None:
-            self.meet.listen()
         try:
+            self.meet.open()
+            if placement.backend is None:
+                self.meet.listen()
             for number in range(self.world_size):
                 self._fork(number, fn, args, placement)
         except OSError as error:
-            raise RuntimeError(
-                f"rank {len(self.members)} of {self.world_size} could not be started: "
+            message = (
+                f"rank {max(0, len(self.members) - 1)} of {self.world_size} could not be started: "
                 f"{error.strerror}. Use fewer ranks, or raise the limits that `ulimit -n` "
                 "(open files) and `ulimit -u` (processes) show."
-            ) from error
+            )
+            # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
+            raise errors.WorkerError(message, [], self.output()) from None
 
     def _fork(self, number: int, fn: Callable, args: tuple, placement: Placement) -> None:
         kernel, member = os.getpid(), Member(number)
-        try:
-            channel, output = member.open()
-            pid = os.fork()
-        except OSError:
-            member.close()
-            raise
+        self.members.append(member)  # first, so that `__exit__` finds whatever was opened
+        member.open()
+        pid = os.fork()
         if pid == 0:
-            worker = Worker(number, channel, output, os.dup(member.stack), kernel)
-            worker.run([*self.members, member], fn, args, self.meet, placement)
-        channel.close()
-        os.close(output)
+            worker = Worker(number, *member.hand_over(), kernel)
+            worker.run(self.members, fn, args, self.meet, placement)
         member.watch(pid)
-        self.members.append(member)
 
     def results(self, interrupts: Interrupts, deadline: float) -> list[Any]:
         """Wait for what every rank returns.
