@@ -28,17 +28,21 @@ class Rendezvous:
     def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
         self.world_size, self.nodes = world_size, nodes
         self.timeout = timedelta(seconds=timeout) + SLACK
-        self.port = socket.socket()
-        self.port.bind((LOOPBACK, 0))
+        self.port: socket.socket | None = None
         self._folder: Path | None = None
         self._file: int | None = None
+        self._server: dist.TCPStore | None = None
+
+    def open(self) -> None:
+        """In the kernel: take a port and a file; `close` undoes it, also when half is done."""
+        self.port = socket.socket()
+        self.port.bind((LOOPBACK, 0))
         if os.path.exists("/proc/self/fd"):
             self._file = anonymous_file("rendezvous")
             self._path = f"/proc/self/fd/{self._file}"
         else:
             self._folder = Path(tempfile.mkdtemp(prefix="launch-"))  # mkdtemp makes it 0700
             self._path = str(self._folder / "store")
-        self._server: dist.TCPStore | None = None
 
     def environment(self, rank: int) -> dict[str, str]:
         """What `torchrun --nnodes=nodes` sets for this rank, and sockets kept on loopback."""
@@ -91,7 +95,8 @@ class Rendezvous:
 
     def close(self) -> None:
         """In the kernel: give everything back."""
-        self.port.close()
+        if self.port is not None:
+            self.port.close()
         if self._file is not None:
             os.close(self._file)
         if self._folder is not None:
