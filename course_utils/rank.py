@@ -71,7 +71,7 @@ class Worker:
         try:
             parcel.send(self.channel, result)
         except Exception as error:
-            kind = type(result).__name__
+            kind = type(getattr(result, "value", result)).__name__  # itself, where it is recorded
             note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
             note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
             failure = errors.from_exception(self.rank, time.monotonic(), error, note)

@@ -10,20 +10,26 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  DDP imports it when first built: once here, not in every rank
 
-from course_utils import rank
+from course_utils import rank, recorder
 from course_utils.live import Panel
 from course_utils.placement import cuda_in_use, place
 from course_utils.team import Interrupts, Team
+from course_utils.trace import Trace
 
 _said: set[str] = set()  # what launch chose for the learner is said once in a kernel
 
 
 class Results(list):
-    """What the ranks returned, by global rank; `output` holds what each of them printed."""
+    """What the ranks returned, by global rank.
 
-    def __init__(self, values: list[Any], output: list[str]) -> None:
+    Attributes:
+        output: what each rank printed.
+        trace: what the ranks sent, received and waited for; None unless it was recorded.
+    """
+
+    def __init__(self, values: list[Any], output: list[str], trace: Trace | None = None) -> None:
         super().__init__(values)
-        self.output = output
+        self.output, self.trace = output, trace
 
 
 def launch(
@@ -35,6 +41,7 @@ def launch(
     nodes: int = 1,
     timeout: float = 60.0,
     live: bool = False,
+    trace: bool = False,
 ) -> Results:
     """Run `fn(*args)` in `world_size` forked workers that have joined one process group.
 
@@ -51,9 +58,11 @@ def launch(
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
         timeout: seconds until all ranks must be done.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
+        trace: records every send, receive, collective and wait; needs torch 2.15.
 
     Returns:
         A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.
+        Its `trace` is the recording.
 
     Raises:
         ValueError, TypeError, RuntimeError: for what cannot work; nothing was started.
@@ -61,18 +70,25 @@ def launch(
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
     _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
+    if trace and (reason := recorder.refusal()):
+        raise RuntimeError(reason)
     placement = place(backend, device, world_size)
     if placement.notice and placement.notice not in _said:
         _said.add(placement.notice)
         print(placement.notice, flush=True)
     team = Team(world_size, nodes, timeout, Panel(world_size) if live else None)
+    if trace:
+        fn = recorder.Recorder(fn, time.monotonic())
     try:
         with Interrupts() as interrupts, team:
             team.fork(fn, args, placement)
             values = team.results(interrupts, time.monotonic() + timeout)
     finally:
         _print_in_rank_order(team.output())
-    return Results(values, team.output())
+    recording = None
+    if trace:
+        values, recording = recorder.collect(values)
+    return Results(values, team.output(), recording)
 
 
 def _refuse_what_cannot_work(

@@ -1,0 +1,216 @@
+"""A recording run again on a virtual clock: discrete events, in a fixed order, in plain floats."""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from course_utils.matching import (
+    COMPUTE, DONE, SEND, SENT, START, TAKEN, ReplayError, Schedule, Step,
+)  # fmt: skip
+from course_utils.replay import Interval, Replay
+
+if TYPE_CHECKING:
+    from course_utils.network import Network
+    from course_utils.trace import Event, Trace
+
+_ARRIVE, _RESUME = range(2)  # at one moment, arrivals come first
+Compute = "str | Callable[[Event], float] | Sequence[float]"
+
+
+def simulate(
+    trace: "Trace", schedule: Schedule, network: "Network", compute: Compute = "zero"
+) -> Replay:
+    """Run a schedule on a network; see `Network.replay`.
+
+    Raises:
+        ReplayError: A rank waits for ever.
+        ValueError: `compute` is none of the things that it can be.
+    """
+    think = _compute(trace, compute)
+    programs = []
+    for rank, steps in enumerate(schedule.programs):
+        slow = network.slow_ranks.get(rank, 1.0)
+        programs.append(_with_compute(steps, lambda event, r=rank, s=slow: think(r, event) * s))
+    return _Simulation(schedule, programs, network).run()
+
+
+def _compute(trace: "Trace", compute: Compute) -> "Callable[[int, Event | None], float]":
+    """A function of rank and event, the event None at the end of the rank's program."""
+    if callable(compute):
+        return lambda rank, event: _checked(compute(event)) if event else 0.0
+    if compute == "zero":
+        return lambda rank, event: 0.0
+    if compute == "measured":
+        return lambda rank, event: 1e6 * (event.cpu_s if event else trace.ended[rank][1])
+    if isinstance(compute, str) or len(compute) != trace.world_size:
+        raise ValueError(
+            f"compute={compute!r}: choose 'zero', 'measured', one number of microseconds for each "
+            f"of the {trace.world_size} ranks, or a function of an event"
+        )
+    begins = [_checked(us) for us in compute]
+    quiet = set(range(trace.world_size)) - {event.rank for event in trace.events}
+    return lambda rank, event: (
+        begins[rank] if (event.index == 0 if event else rank in quiet) else 0.0
+    )
+
+
+def _checked(us: float) -> float:
+    if not math.isfinite(us) or us < 0:
+        raise ValueError(f"compute gave {us!r}: microseconds must be finite and at least 0")
+    return us
+
+
+def _with_compute(steps: list[Step], think: "Callable[[Event | None], float]") -> list[Step]:
+    """The steps of a program, and before those of each event what the rank computes."""
+    program, last = [], None
+    for step in steps:
+        if step[2] is not last:
+            last = step[2]
+            if us := think(last):
+                program.append((COMPUTE, us, last))
+        program.append(step)
+    if us := think(None):
+        program.append((COMPUTE, us, None))
+    return program
+
+
+@dataclass(eq=False)
+class _Runner:
+    """A rank's program, or its part in a collective, on its way through its steps."""
+
+    rank: int
+    number: int  # of the task; -1 for a program
+    steps: Sequence[Step]
+    event: "Event | None" = None
+    at: int = 0
+    now: float = 0.0
+    called: float = 0.0  # a collective may be called before it can begin
+    left: float = 0.0  # when the last byte that it has sent left
+    done: float | None = None
+    waiters: list["_Runner"] = field(default_factory=list)  # for its end
+    next: "_Runner | None" = None  # the group's next collective, already called
+
+
+class _Simulation:
+    def __init__(self, schedule: Schedule, programs: list[list[Step]], network: "Network") -> None:
+        self.schedule, size = schedule, len(programs)
+        self.programs = [_Runner(rank, -1, steps) for rank, steps in enumerate(programs)]
+        self.tasks = [
+            _Runner(task.event.rank, number, task.steps, task.event)
+            for number, task in enumerate(schedule.tasks)
+        ]
+        self.links = [[network.link(a, b, size) for b in range(size)] for a in range(size)]
+        self.out_free, self.in_free = [0.0] * size, [0.0] * size
+        self.left: list[float | None] = [None] * len(schedule.messages)
+        self.arrived: list[float | None] = [None] * len(schedule.messages)
+        self.waiting: dict[int, _Runner] = {}  # by the message that it waits for
+        self.last: dict[tuple[int, str], _Runner] = {}  # collective of a rank in a group
+        self.moments: list[tuple] = []
+        self.intervals: list[Interval] = []
+        self.do = {
+            COMPUTE: lambda runner, us: runner.now + us,
+            SEND: self._send,
+            SENT: lambda runner, message: self.left[message],
+            TAKEN: self._take,
+            START: self._start,
+            DONE: self._join,
+        }
+
+    def run(self) -> Replay:
+        for program in self.programs:
+            self._advance(program)
+        while self.moments:
+            now, kind, _, _, which = heapq.heappop(self.moments)
+            if kind == _ARRIVE:
+                self._arrive(now, which)
+            else:
+                self._resume(now, which)
+        for program in self.programs:
+            if program.done is None:
+                raise ReplayError(f"{program.steps[program.at - 1][2]!r}: it waits for ever.")
+        ends = [(runner.rank, runner.done) for runner in (*self.programs, *self.tasks)]
+        finish = [max(end for rank, end in ends if rank == own.rank) for own in self.programs]
+        return Replay(tuple(finish), tuple(self.intervals))
+
+    def _advance(self, runner: _Runner) -> None:
+        """Take steps until one ends at a later moment, or nobody knows when."""
+        while runner.at < len(runner.steps):
+            code, what, _ = runner.steps[runner.at]
+            runner.at += 1
+            until = self.do[code](runner, what)
+            if until is None:
+                return
+            if until > runner.now:
+                self._later(until, runner)
+                return
+        self._end(runner)
+
+    def _later(self, moment: float, runner: _Runner) -> None:
+        order = runner.event.index if runner.number >= 0 else -1
+        heapq.heappush(self.moments, (moment, _RESUME, order, runner.rank, runner))
+
+    def _resume(self, now: float, runner: _Runner) -> None:
+        if runner.number < 0:
+            code, _, event = runner.steps[runner.at - 1]
+            what = "compute" if code == COMPUTE else "wait"
+            self.intervals.append(Interval(runner.rank, runner.now, now, what, event))
+        runner.now = now
+        self._advance(runner)
+
+    def _send(self, runner: _Runner, number: int) -> float:
+        message = self.schedule.messages[number]
+        source, target, size, order = message[:4]
+        link = self.links[source][target]
+        start = max(runner.now, self.out_free[source])
+        end = start + link.transfer_us(size)
+        self.out_free[source] = self.left[number] = runner.left = end
+        self.intervals.append(Interval(source, start, end, "send", message.sent, target, size))
+        heapq.heappush(self.moments, (start + link.alpha, _ARRIVE, order, target, number))
+        return runner.now
+
+    def _arrive(self, now: float, number: int) -> None:
+        message = self.schedule.messages[number]
+        source, target, size, _ = message[:4]
+        start = max(now, self.in_free[target])
+        end = start + self.links[source][target].transfer_us(size)
+        self.in_free[target] = self.arrived[number] = end
+        self.intervals.append(Interval(target, start, end, "receive", message.taken, source, size))
+        if number in self.waiting:
+            self._later(end, self.waiting.pop(number))
+
+    def _take(self, runner: _Runner, number: int) -> float | None:
+        if self.arrived[number] is None:
+            self.waiting[number] = runner
+        return self.arrived[number]
+
+    def _start(self, runner: _Runner, number: int) -> float:
+        """Begin a collective, after the one that this rank has called before in the group."""
+        task = self.tasks[number]
+        task.now = task.called = runner.now
+        before = self.last.get((task.rank, task.event.group_name))
+        self.last[task.rank, task.event.group_name] = task
+        if before is None or (before.done is not None and before.done <= runner.now):
+            self._advance(task)
+        elif before.done is None:
+            before.next = task
+        else:
+            self._later(before.done, task)
+        return runner.now
+
+    def _join(self, runner: _Runner, number: int) -> float | None:
+        task = self.tasks[number]
+        if task.done is None:
+            task.waiters.append(runner)
+        return task.done
+
+    def _end(self, runner: _Runner) -> None:
+        runner.done = max(runner.now, runner.left)
+        if runner.number >= 0:
+            what = Interval(runner.rank, runner.called, runner.done, "collective", runner.event)
+            self.intervals.append(what)
+        for other in runner.waiters:
+            self._later(runner.done, other)
+        if runner.next:
+            self._later(runner.done, runner.next)

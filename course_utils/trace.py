@@ -1,0 +1,191 @@
+"""What the ranks of one launch sent, received and waited for."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from course_utils.traffic import Traffic, count
+
+if TYPE_CHECKING:
+    from course_utils.network import Network
+    from course_utils.replay import Replay
+
+FORMAT = "course_utils trace 1"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Event:
+    """One operation of one rank, or one wait for such an operation.
+
+    Attributes:
+        rank: Global rank.
+        index: The rank's events are counted from 0, in the order in which it issued them.
+        kind: "send", "recv", "wait", or the name of a collective, such as "all_reduce".
+        bytes: Size of what the rank hands in; of what it is given, where it hands in nothing.
+        start_s: Seconds from the launch to the call, on a clock that all ranks share.
+        end_s: When it was complete: for a blocking call when it returned.
+        peer: Global rank at the other end of a send or recv, or of the one waited for.
+        tag: Of a send or recv.
+        dtype: Such as "float32"; None for a barrier and a wait.
+        shape: Of the tensor, of the first one where there are several.
+        op: "sum", "max" and so on; None where nothing is reduced, or torch does not say.
+        root: Global rank that a broadcast, reduce, scatter or gather starts or ends at.
+        group: Global ranks of the process group, in its order.
+        group_name: What all members call the group.
+        blocking: Whether the caller waited at once, so that no wait follows.
+        of: The index of the operation that a wait waits for.
+        parts: Bytes for each rank of the group, where one part is handed in for each.
+        cpu_s: CPU seconds that the rank computed between its last event and this one.
+        place: The learner's line, such as "cell [5], line 7, in train"; empty if there is none.
+        code: The text of that line.
+    """
+
+    rank: int
+    index: int
+    kind: str
+    bytes: int
+    start_s: float
+    end_s: float
+    peer: int | None = None
+    tag: int | None = None
+    dtype: str | None = None
+    shape: tuple[int, ...] = ()
+    op: str | None = None
+    root: int | None = None
+    group: tuple[int, ...] = ()
+    group_name: str = ""
+    blocking: bool = False
+    of: int | None = None
+    parts: tuple[int, ...] = ()
+    cpu_s: float = 0.0
+    place: str = ""
+    code: str = ""
+
+    @property
+    def what(self) -> str:
+        """Such as `send of 16 bytes to rank 1` or `all_reduce of 4096 bytes`."""
+        size = "" if self.kind == "barrier" else f" of {self.bytes} bytes"
+        if self.kind == "wait":
+            return f"wait for event {self.of}"
+        if self.kind in ("send", "recv"):
+            peer = "any rank" if self.peer is None else f"rank {self.peer}"
+            tag = f", tag {self.tag}" if self.tag else ""
+            return f"{self.kind}{size} {'to' if self.kind == 'send' else 'from'} {peer}{tag}"
+        root = "" if self.root is None else f", root {self.root}"
+        return f"{self.kind}{size}{root}"
+
+    @property
+    def where(self) -> str:
+        """Place and text of the learner's line."""
+        return f"{self.place}: {self.code}" if self.place else "outside of your code"
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank}: {self.what} at {self.where}"
+
+
+@dataclass(frozen=True, repr=False)
+class Trace:
+    """Every event of every rank, rank by rank; iterating gives `Event`s.
+
+    Attributes:
+        events: All events, by rank and then in the order in which the rank issued them.
+        ended: Of each rank: when its function returned (seconds since the launch), and the CPU
+            seconds that it had computed since its last event.
+    """
+
+    events: tuple[Event, ...]
+    ended: tuple[tuple[float, float], ...]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks were recorded."""
+        return len(self.ended)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        return f"Trace({self.world_size} ranks, {len(self)} events)"
+
+    def of_rank(self, rank: int) -> list[Event]:
+        """One rank's events, in the order in which it issued them."""
+        return [event for event in self.events if event.rank == rank]
+
+    def traffic(self, algorithm: str = "ring") -> Traffic:
+        """Count bytes and messages per rank and per pair of ranks.
+
+        Sends count as they are; a collective counts as the messages that `algorithm` ("ring",
+        "tree" or "direct", see `collectives.py`) would send.
+
+        Raises:
+            ReplayError: The ranks disagree about a collective, or a message has no partner.
+        """
+        return count(self, algorithm)
+
+    def replay(
+        self,
+        network: "Network",
+        compute: "str | Callable[[Event], float] | Sequence[float]" = "zero",
+    ) -> "Replay":
+        """Run the recording again on a modelled network: see `Network.replay`."""
+        return network.replay(self, compute)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON that `Trace.load` reads."""
+        data = {"format": FORMAT, "ended": self.ended, "events": [asdict(e) for e in self.events]}
+        Path(path).write_text(json.dumps(data), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trace":
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: The file holds something else.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                raise ValueError(data["format"])
+            events = tuple(Event(**_with_tuples(row)) for row in data["events"])
+            return cls(events, tuple((end, cpu) for end, cpu in data["ended"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
+
+    def to_chrome(self, path: str | Path) -> None:
+        """Write the Chrome trace format, which https://ui.perfetto.dev opens: a row per rank.
+
+        What blocks the rank is drawn as a slice; what runs beside it, from call to completion, as
+        an asynchronous one. Source: Chromium, Trace Event Format (2016).
+        """
+        names = [
+            {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+            for rank in range(self.world_size)
+        ]
+        rows = [row for event in self.events for row in _chrome(event)]
+        text = json.dumps({"traceEvents": names + rows, "displayTimeUnit": "ms"})
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(row) - {field.name for field in fields(Event)}
+    if unknown:
+        raise ValueError(f"unknown fields {sorted(unknown)}")
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+
+
+def _chrome(event: Event) -> list[dict[str, Any]]:
+    start, end = 1e6 * event.start_s, 1e6 * event.end_s
+    shown = {"line": event.where, "bytes": event.bytes, "dtype": event.dtype, "shape": event.shape}
+    row = {"name": event.what, "cat": event.kind, "pid": event.rank, "tid": 0, "args": shown}
+    if event.blocking or event.kind == "wait":
+        return [{**row, "ph": "X", "ts": start, "dur": max(0.0, end - start)}]
+    number = f"{event.rank}.{event.index}"
+    return [
+        {**row, "ph": "b", "id": number, "ts": start},
+        {**row, "ph": "e", "id": number, "ts": max(start, end)},
+    ]
