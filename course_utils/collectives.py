@@ -98,7 +98,8 @@ def _scatter(
 ) -> None:
     own, n = parts[root], len(steps)
     if algorithm == "tree":
-        patterns.down(steps, root, lambda v, count: sum(own[(v + i + root) % n] for i in range(count)))
+        turned = [own[(i + root) % n] for i in range(n)]
+        patterns.down(steps, root, lambda v, count: sum(turned[v : v + count]))
     else:
         patterns.fan_out(steps, root, own)
 

@@ -1,4 +1,4 @@
-"""Who meets whom in a trace: every message its sender and receiver, every collective its members."""
+"""Who meets whom in a trace: each message its two ends, each collective all its members."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -97,7 +97,8 @@ def _calls_by_group(trace: "Trace") -> list[list["Event"]]:
     for members in groups.values():
         calls = list(members.values())
         for place in range(max(map(len, calls))):
-            found.append(_agreed([own[place] if place < len(own) else None for own in calls], members))
+            met = [own[place] if place < len(own) else None for own in calls]
+            found.append(_agreed(met, list(members)))
     return found
 
 
@@ -159,5 +160,6 @@ def _steps(event: "Event", handles: dict) -> list[Step]:
             raise ReplayError(f"{event!r}: the recording lacks that event.")
         return [(*handles[event.rank, event.of], event)]
     code, number = handles[event.rank, event.index]
-    begin = {SENT: [(SEND, number, event)], TAKEN: [], DONE: [(START, number, event)]}[code]
-    return begin + [(code, number, event)] * event.blocking
+    begin, what = {SENT: (SEND, number), TAKEN: (COMPUTE, 0.0), DONE: (START, number)}[code]
+    first = begin, what, event  # asking for a message takes no time
+    return [first, (code, number, event)] if event.blocking else [first]

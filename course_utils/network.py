@@ -8,8 +8,10 @@ whether or not anybody waits for it. Between the ports nothing is shared. Source
 communication challenge for MPP, Parallel Computing 20, 1994.
 """
 
+import contextlib
+import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -115,8 +117,8 @@ class Network:
             ValueError: This network or this compute does not fit the recording.
         """
         self._refuse_misfit(trace.world_size)
-        schedule = match(trace, self.algorithm)
-        return simulate(trace, schedule, self, compute)
+        with _no_garbage_collection():
+            return simulate(trace, match(trace, self.algorithm), self, compute)
 
     def _refuse_misfit(self, world_size: int) -> None:
         if world_size % self.nodes:
@@ -125,6 +127,18 @@ class Network:
         for rank in named:
             if rank not in range(world_size):
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A replay makes many objects and no garbage: looking for it would take half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _refuse(name: str, value: float, least: float | None = None) -> None:

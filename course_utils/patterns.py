@@ -18,7 +18,7 @@ def message(steps: Steps, source: int, target: int, size: float) -> None:
 
 
 def rotate(steps: Steps, size: Callable[[int, int], float]) -> None:
-    """n - 1 turns, in each of which every rank sends to the next one of the ring."""
+    """Let every rank send to the next one of the ring, in n - 1 turns."""
     n = len(steps)
     for turn in range(n - 1):
         for rank in range(n):
@@ -62,7 +62,7 @@ def up(steps: Steps, root: int, size: Callable[[int, int], float]) -> None:
 
 
 def pipeline(steps: Steps, first: int, size: float) -> None:
-    """n pieces from `first` once around the ring, one behind the other."""
+    """Pass n pieces from `first` once around the ring, one behind the other."""
     n = len(steps)
     for _ in range(n):
         for hop in range(n - 1):

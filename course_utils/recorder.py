@@ -99,7 +99,7 @@ class Recorder:
             row = self.unwaited.pop(id(work), (None, None))[1]
             if row is None:
                 return wait(work, *args, **options)
-            start, cpu = self.now(), self.used_cpu()
+            start, cpu = (0.0, 0.0) if row["blocking"] else (self.now(), self.used_cpu())
             try:
                 return wait(work, *args, **options)
             finally:
@@ -154,7 +154,7 @@ class Recorder:
         self.waited_for.add(row["index"])
         if row["kind"] == "recv" and row["peer"] is None:  # now it is known who sent
             row["peer"] = row["group"][work._source_rank()]
-        if not row.get("blocking"):
+        if not row["blocking"]:
             place, code = where(frame)
             times = {"start_s": start, "end_s": end, "cpu_s": cpu}
             what = {name: row[name] for name in ("group", "group_name", "peer", "bytes")}

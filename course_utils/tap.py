@@ -87,16 +87,17 @@ class Tap:
 
     def after(self, call: Any) -> None:
         """An operation was issued; its work object tells when it is complete."""
-        recorder, row = self.recorder, self.open.pop(call.op_id, None)
-        recorder.cpu = time.thread_time()
-        if row is None or call.work is None:
+        recorder, row, work = self.recorder, self.open.pop(call.op_id, None), call.work
+        if row is None or work is None:
             return
         caller = sys._getframe().f_back
         python = caller is not None and caller.f_code.co_filename == c10d.__file__
         if python:
-            recorder.hold(call.work, row)
+            recorder.hold(work, row)
+        if not (python and row["blocking"]):  # else the clock of the CPU is read after the wait
+            recorder.cpu = time.thread_time()
         if call.async_op and row["kind"] not in ("send", "recv"):
-            future = call.work.get_future()
+            future = work.get_future()
             future.add_done_callback(lambda _: recorder.finish(row, recorder.now()))
             if not row["blocking"] and torch._C._current_graph_task_id() != -1:
                 recorder.in_backward(row)
