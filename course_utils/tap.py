@@ -144,7 +144,8 @@ def asked(kind: str, caller: FrameType | None) -> dict[str, Any]:
     for _ in range(8):
         if frame is None or is_learners(frame.f_code.co_filename):
             break
-        if op := frame.f_locals.get("op") or frame.f_locals.get("reduceOp"):
+        of_torch = "op" if frame.f_code.co_filename == c10d.__file__ else "reduceOp"  # functional
+        if op := frame.f_locals.get(of_torch):
             return {"tag": None, "op": str(op).rpartition(".")[2].lower()}
         frame = frame.f_back
     return {"tag": None, "op": None}

@@ -166,9 +166,8 @@ def test_a_launch_has_no_trace_unless_asked():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_twelve_collectives_have_the_bytes_counted_by_hand(n):
-    plain, recorded = launch(every_collective, world_size=n), launch(
-        every_collective, world_size=n, trace=True
-    )
+    plain = launch(every_collective, world_size=n)
+    recorded = launch(every_collective, world_size=n, trace=True)
     assert list(recorded) == list(plain)
     counted = [
         ("broadcast", 24), ("reduce", 24), ("all_reduce", 24), ("gather", 8), ("scatter", 8),
@@ -218,7 +217,7 @@ def test_an_event_stands_at_the_learners_line():
 def test_the_recording_follows_into_new_groups_with_global_ranks():
     trace = launch(in_groups, world_size=4, trace=True).trace
     assert [event.group for event in trace if event.kind == "all_reduce"] == [
-        (0, 1), (0, 1), (3, 2), (3, 2),
+        (0, 1), (0, 1), (2, 3), (2, 3),
     ]  # fmt: skip
     assert [event.root for event in trace if event.kind == "broadcast"] == [1, 1, 3, 3]
     assert trace.traffic().bytes[0][2:] == (0, 0)
