@@ -64,8 +64,9 @@ class Tap:
         if kind is None:
             return
         recorder, caller = self.recorder, sys._getframe().f_back
-        cpu, tensors = recorder.used_cpu(), call.input_tensors or call.output_tensors
-        other = self.ranks[call.root] if call.root >= 0 else None
+        cpu, tensors, root = recorder.used_cpu(), call.input_tensors, call.root
+        tensors = tensors or call.output_tensors
+        other = self.ranks[root] if root >= 0 else None
         place, code = where(caller)
         self.open[call.op_id] = recorder.add(
             kind=kind,
@@ -73,7 +74,7 @@ class Tap:
             bytes=sum(map(size, tensors)),
             peer=other if kind in ("send", "recv") else None,
             root=None if kind in ("send", "recv") else other,
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else None,
+            dtype=_name(tensors[0].dtype) if tensors else None,
             shape=tuple(tensors[0].shape) if tensors else (),
             blocking=is_blocking(call, kind, caller),
             parts=self.parts(kind, call, caller),
@@ -114,6 +115,11 @@ class Tap:
         if splits and sum(splits):
             return tuple(total // sum(splits) * split for split in splits)
         return (total // n,) * n
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def size(tensor: torch.Tensor) -> int:

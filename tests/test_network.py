@@ -158,30 +158,30 @@ def test_a_message_without_partner_is_named_with_its_line():
 
 def test_messages_with_other_tags_do_not_meet():
     pair = event(0, 0, "send", 16, peer=1, tag=1), event(1, 0, "recv", 16, peer=0, tag=2)
-    with pytest.raises(ReplayError, match="tag 1.*rank 1 never receives it"):
+    with pytest.raises(ReplayError, match=r"tag 1.*rank 1 never receives it"):
         trace_of(*pair).replay(NETWORK)
 
 
 def test_ranks_that_disagree_about_a_collective_are_named():
     calls = event(0, 0, "all_reduce", 16, op="sum"), event(1, 0, "all_reduce", 8, op="sum")
-    with pytest.raises(ReplayError, match="rank 0: all_reduce of 16 .* it met rank 1: all_reduce"):
+    with pytest.raises(ReplayError, match=r"rank 0: all_reduce of 16 .* it met rank 1: all_reduce"):
         trace_of(*calls).replay(NETWORK)
 
 
 def test_a_collective_that_one_rank_never_called_is_named():
-    with pytest.raises(ReplayError, match="rank 0: all_reduce.*rank 1 made no such call"):
+    with pytest.raises(ReplayError, match=r"rank 0: all_reduce.*rank 1 made no such call"):
         trace_of(event(0, 0, "all_reduce", 16)).replay(NETWORK)
 
 
 def test_a_wait_for_something_that_was_not_recorded_is_named():
-    with pytest.raises(ReplayError, match="rank 0: wait for event 7.*lacks that event"):
+    with pytest.raises(ReplayError, match=r"rank 0: wait for event 7.*lacks that event"):
         trace_of(event(0, 0, "wait", 16, of=7)).replay(NETWORK)
 
 
 def test_ranks_that_wait_for_each_other_are_found():
     crossed = [event(r, 0, "recv", 8, peer=1 - r) for r in range(2)]
     crossed += [event(r, 1, "send", 8, peer=1 - r) for r in range(2)]
-    with pytest.raises(ReplayError, match="rank 0: recv of 8 bytes from rank 1.*waits for ever"):
+    with pytest.raises(ReplayError, match=r"rank 0: recv of 8 bytes from rank 1.*waits for ever"):
         trace_of(*crossed).replay(NETWORK)
 
 

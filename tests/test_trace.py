@@ -54,7 +54,7 @@ def uneven_all_to_all() -> None:
 
 def messages() -> float:
     """Blocking, non-blocking, batched, tagged, and from any source."""
-    rank, n = rank_and_size()
+    rank, _ = rank_and_size()
     mine, other = torch.full((3,), float(rank)), torch.zeros(3)
     if rank == 0:
         dist.send(mine, 1)
