@@ -8,7 +8,17 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 from course_utils.data import digits
 from course_utils.errors import WorkerError, WorkerTimeout
 from course_utils.hardware import hardware
+from course_utils.plots import rank_style, show
 from course_utils.rank import report
 from course_utils.workers import launch
 
-__all__ = ["WorkerError", "WorkerTimeout", "digits", "hardware", "launch", "report"]
+__all__ = [
+    "WorkerError",
+    "WorkerTimeout",
+    "digits",
+    "hardware",
+    "launch",
+    "rank_style",
+    "report",
+    "show",
+]

@@ -38,11 +38,26 @@ READY = """async () => {
     await widget.sessionContext.session.kernel.info;
     return widget.sessionContext.session.kernel.status === 'idle';
 }"""
-RUN = """async () => {
-    await window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs');
+# Both commands are dropped in silence while the page is still settling: ask until they are heard.
+CLEARED = """async () => {
+    const {commands, shell} = window.jupyterapp;
+    if (!commands.hasCommand('notebook:run-all-cells')) return false;
+    const cells = [...shell.currentWidget.content.model.sharedModel.cells];
+    if (cells.every(cell => !cell.execution_count)) return true;
+    await commands.execute('notebook:clear-all-cell-outputs');
+    return false;
+}"""
+STARTED = """async () => {
+    const widget = window.jupyterapp.shell.currentWidget;
+    const cells = [...widget.content.model.sharedModel.cells];
+    if (cells.some(cell => cell.execution_count || cell.executionState === 'running')) return true;
     window.jupyterapp.commands.execute('notebook:run-all-cells')
         .then(() => { window.done = true; });
+    await new Promise(resolve => setTimeout(resolve, 3000));
+    return false;
 }"""
+ENDED = """() => window.done
+    && window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"""
 CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
     .filter(cell => cell.cell_type === 'code' && cell.source.trim())
     .map(cell => ({source: cell.source, count: cell.execution_count,
@@ -79,7 +94,10 @@ def lab(tmp_path_factory):
         yield _address(log, server), token
     finally:
         server.terminate()
-        server.wait(30)
+        try:
+            server.wait(30)
+        finally:
+            server.kill()
 
 
 def _address(log: Path, server: subprocess.Popen) -> str:
@@ -118,9 +136,10 @@ def _run_all(page, lab, name: str) -> list[dict]:
     address, token = lab
     page.goto(f"{address}lab/tree/{name}?token={token}")
     _until(page, READY, 60)
-    page.evaluate(RUN)
+    _until(page, CLEARED, 30)
+    _until(page, STARTED, 30)
     _shoot(page, f"{name}-running", after_s=9)
-    _until(page, "() => window.done === true", RUN_ALL_S)
+    _until(page, ENDED, RUN_ALL_S)
     _shoot(page, name)
     return page.evaluate(CELLS)
 
