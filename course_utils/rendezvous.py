@@ -7,6 +7,8 @@ it, the kernel never serves it: a store thread in a process that forks hangs its
 """
 
 import os
+import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -28,17 +30,30 @@ class Rendezvous:
     def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
         self.world_size, self.nodes = world_size, nodes
         self.timeout = timedelta(seconds=timeout) + SLACK
+        self.port: socket.socket | None = None
+        self._folder = Path()
+        self._file: int | None = None
+        self._server: dist.TCPStore | None = None
+
+    def open(self) -> None:
+        """In the kernel: take a port and a file; `close` undoes it, also when half is done."""
         self.port = socket.socket()
         self.port.bind((LOOPBACK, 0))
-        self._folder: Path | None = None
-        self._file: int | None = None
+        self._folder = Path(tempfile.gettempdir(), f"launch-{secrets.token_hex(8)}")
         if os.path.exists("/proc/self/fd"):
             self._file = anonymous_file("rendezvous")
             self._path = f"/proc/self/fd/{self._file}"
         else:
-            self._folder = Path(tempfile.mkdtemp(prefix="launch-"))  # mkdtemp makes it 0700
-            self._path = str(self._folder / "store")
-        self._server: dist.TCPStore | None = None
+            self._path = f"{self.folder()}/store"
+
+    def folder(self) -> str:
+        """A private folder, made when somebody needs it, which ends with the launch.
+
+        In a rank, the sockets of `multiprocessing` go there: a DataLoader worker that is stopped
+        cannot remove its own.
+        """
+        self._folder.mkdir(0o700, exist_ok=True)
+        return str(self._folder)
 
     def environment(self, rank: int) -> dict[str, str]:
         """What `torchrun --nnodes=nodes` sets for this rank, and sockets kept on loopback."""
@@ -91,9 +106,9 @@ class Rendezvous:
 
     def close(self) -> None:
         """In the kernel: give everything back."""
-        self.port.close()
+        if self.port is not None:
+            self.port.close()
         if self._file is not None:
             os.close(self._file)
-        if self._folder is not None:
-            for path in (*self._folder.iterdir(), self._folder):
-                path.rmdir() if path.is_dir() else path.unlink()
+        if self._folder.name:
+            shutil.rmtree(self._folder, ignore_errors=True)
