@@ -51,13 +51,16 @@ STARTED = """async () => {
     const widget = window.jupyterapp.shell.currentWidget;
     const cells = [...widget.content.model.sharedModel.cells];
     if (cells.some(cell => cell.execution_count || cell.executionState === 'running')) return true;
-    window.jupyterapp.commands.execute('notebook:run-all-cells')
-        .then(() => { window.done = true; });
+    window.jupyterapp.commands.execute('notebook:run-all-cells');
     await new Promise(resolve => setTimeout(resolve, 3000));
     return false;
 }"""
-ENDED = """() => window.done
-    && window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"""
+ENDED = """() => {
+    const widget = window.jupyterapp.shell.currentWidget;
+    const cells = [...widget.content.model.sharedModel.cells];
+    return cells.every(cell => cell.executionState !== 'running')
+        && widget.sessionContext.session.kernel.status === 'idle';
+}"""
 CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
     .filter(cell => cell.cell_type === 'code' && cell.source.trim())
     .map(cell => ({source: cell.source, count: cell.execution_count,
