@@ -137,7 +137,8 @@ def _api(address: str, token: str, path: str, method: str = "GET") -> list:
 def _run_all(page, lab, name: str) -> list[dict]:
     """Open a notebook, run all of it, and return its code cells."""
     address, token = lab
-    page.goto(f"{address}lab/tree/{name}?token={token}")
+    # A workspace of its own, else Lab opens the notebooks of earlier tests beside this one.
+    page.goto(f"{address}lab/workspaces/{Path(name).stem}/tree/{name}?token={token}")
     _until(page, READY, 60)
     _until(page, CLEARED, 30)
     _until(page, STARTED, 30)
