@@ -9,6 +9,7 @@ from course_utils.data import digits
 from course_utils.errors import WorkerError, WorkerTimeout
 from course_utils.hardware import hardware
 from course_utils.network import Network
+from course_utils.plots import rank_style, show
 from course_utils.rank import report
 from course_utils.trace import Trace
 from course_utils.workers import launch
@@ -21,5 +22,7 @@ __all__ = [
     "digits",
     "hardware",
     "launch",
+    "rank_style",
     "report",
+    "show",
 ]

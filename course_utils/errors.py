@@ -15,13 +15,19 @@ from course_utils.stacks import Frame
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
 _ECHO = re.compile(
     r"(RuntimeError|Dist\w*Error|Connection\w*Error): .*("
-    r"Connection (closed|reset|refused)|Read error|Write error|Broken pipe|Timed out waiting|"
-    r"Connect timeout|Socket closed|remote process exited)",
+    r"Connection (was likely )?(closed|reset|refused)|Read error|Write error|Broken pipe|"
+    r"Timed out waiting|Connect timeout|Socket closed|remote process exited)",
     re.DOTALL,
 )
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# What differs from run to run in others' messages: addresses, ports, process ids, source paths.
+_UNSTABLE = re.compile(r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] ")
+_LOST = re.compile(r"(?<=RuntimeError: ).*(by peer|Broken pipe).*", re.DOTALL)  # gloo has many
 _LIMIT = 4000  # characters of an exception's own words that are kept
 
+_LEFT = (
+    "another rank left the group, such as by destroy_process_group(), before this one was done "
+    "with it, or a timeout of the group itself ran out"
+)
 _LIKELY = {
     "SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
@@ -91,7 +97,7 @@ def from_exception(rank: int, when: float, error: BaseException, note: str = "")
     headline = note or f"{type(error).__name__}: {words}".removesuffix(": ")
     if isinstance(error, SystemExit):
         headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
-    headline = _ADDRESS.sub("", headline)[:_LIMIT]
+    headline = _LOST.sub("Connection closed by peer", _UNSTABLE.sub("", headline))[:_LIMIT]
     full = "".join(traceback.format_exception(error))[-4 * _LIMIT :]
     return Failure(rank, when, headline, frames[-40:], traceback=full)
 
@@ -119,8 +125,8 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
     root = next(f for f in failures if f.rank == same[0])
     rest = [rank for rank in range(world_size) if rank not in same]
     parts = [f"{ranks(same)} failed: {root.headline}", root.story()]
-    if root.advice:
-        parts.append(f"Likely reason: {root.advice}.")
+    if advice := root.advice or (_LEFT if root.is_echo else ""):
+        parts.append(f"Likely reason: {advice}.")
     if rest:
         parts.append(f"{ranks(rest).capitalize()} {'was' if len(rest) == 1 else 'were'} stopped.")
     ordered = [root, *(failure for failure in failures if failure is not root)]
@@ -142,6 +148,8 @@ def worker_timeout(
 
 def _where(frames: list[Frame]) -> str:
     """One line: what a rank does, and at which line of the learner."""
+    if not frames:
+        return "gives no answer: it is stopped by a signal, or held up inside the system"
     own, waits = stacks.learners_line(frames), stacks.waits_in(frames)
     doing = f"waiting in {waits}" if waits else "running"
     return f"{doing} at {own.place}: {own.code}" if own else f"{doing}, outside of your code"

@@ -1,21 +1,28 @@
 """The panel that a notebook shows while workers run."""
 
 import html
+import math
 import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from course_utils.plots import OKABE_ITO
+
 if TYPE_CHECKING:
     from course_utils.member import Member
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-_EVERY_S = 0.12
-_POINTS = 60  # of a loss curve as wide as a thumbnail
+_EVERY_S, _POINTS = 0.12, 80  # between two drawings; of a loss curve
+_GREY = "rgba(128,128,128,.3)"  # seen on white and on black
+_CARD = (
+    f"display:inline-block;padding:6px 4px 4px;border:1px solid {_GREY};border-radius:6px;"
+    "font:13px/1.5 var(--jp-ui-font-family,sans-serif);font-variant-numeric:tabular-nums;"
+    "color:var(--jp-ui-font-color1,inherit)"
+)
 
 
 class Panel:
-    """One line per rank: progress, numbers, the loss so far, and what it printed last."""
+    """One line per rank: progress, the loss so far, numbers, and what it printed last."""
 
     def __init__(self, world_size: int) -> None:
         self.started, self.shown = time.monotonic(), 0.0
@@ -24,10 +31,8 @@ class Panel:
     def show(self, members: "Iterable[Member]", final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
-        if self.view is None or (now - self.shown < _EVERY_S and not final):
-            return
-        self.shown = now
-        self.view.value = render(members, now - self.started)
+        if self.view is not None and (final or now - self.shown >= _EVERY_S):
+            self.shown, self.view.value = now, render(members, now - self.started)
 
 
 def _view(world_size: int) -> Any:
@@ -38,9 +43,8 @@ def _view(world_size: int) -> Any:
     from IPython.display import display
     from ipywidgets import HTML
 
-    class LivePanel(HTML):
+    class LivePanel(HTML):  # its text form is what shows in a notebook saved without widgets
         def __repr__(self) -> str:
-            """What a notebook shows that was saved without its widgets."""
             return f"Live panel of {world_size} ranks: run this cell to see it move."
 
     if get_ipython() is None:
@@ -51,60 +55,65 @@ def _view(world_size: int) -> Any:
 
 
 def render(members: "Iterable[Member]", seconds: float) -> str:
-    """The panel as HTML."""
-    rows = "".join(_row(member) for member in members)
+    """The panel as HTML, in colours that hold in light and in dark themes."""
+    members = list(members)
+    top = max((v for m in members for v in _finite(m, "loss")), default=0.0)
+    rows = "".join(_row(member, top) for member in members)
+    head = f"{len(members)} rank{'s' * (len(members) > 1)}"
     return (
-        '<table style="border-spacing:12px 2px;font-family:monospace;font-size:13px;'
-        f'line-height:1.5">{rows}<tr><td colspan="5" style="opacity:.7">{seconds:.1f} s</td>'
-        "</tr></table>"
+        f'<div style="{_CARD}"><div style="padding:0 10px">{head} · {seconds:.1f} s</div>'
+        f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table></div>'
     )
 
 
-def _row(member: "Member") -> str:
-    colour = COLOURS[member.rank % len(COLOURS)]
-    state = "failed" if member.failure else "done" if member.settled else "running"
+def _row(member: "Member", top: float) -> str:
+    colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
+    state = "✗ failed" if member.failure else "✓ done" if member.settled else "running"
     last = member.text().rstrip().rpartition("\n")[2][-60:]
     cells = [
-        f'<b style="color:{colour}">rank {member.rank}</b>',
+        f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>',
         _bar(member, colour),
-        _curve([v for v in member.metrics.get("loss", []) if v == v], colour),
-        _numbers(member.metrics),
-        f"<b>{state}</b> {html.escape(last)}",
+        _curve(_finite(member, "loss"), top, colour),
+        *(_number(name, member.metrics) for name in member.metrics if name != "steps"),
+        state,
+        f'<code style="font-size:12px">{html.escape(last)}</code>' if last else "",
     ]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return "<tr>" + "".join(f'<td style="white-space:pre">{c}</td>' for c in cells if c) + "</tr>"
 
 
-def _numbers(metrics: dict[str, list[Any]]) -> str:
-    shown = {name: values[-1] for name, values in metrics.items() if name != "steps"}
-    return html.escape("  ".join(f"{name} {_short(value)}" for name, value in shown.items()))
+def _finite(member: "Member", name: str) -> list[float]:
+    """What a rank reported under a name, without what cannot be drawn."""
+    values = member.metrics.get(name, [])
+    return [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _number(name: str, metrics: dict[str, list[Any]]) -> str:
+    value = metrics[name][-1]
+    if isinstance(value, float):
+        value = f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+    if name == "step" and "steps" in metrics:
+        total = str(metrics["steps"][-1])
+        value = f"{str(value).rjust(len(total), chr(0x2007))} / {total}"  # spaces as wide as digits
+    return html.escape(f"{name} {value}"[:60])
 
 
 def _bar(member: "Member", colour: str) -> str:
-    steps, done = member.metrics.get("steps", [0])[-1], member.metrics.get("step", [0])[-1]
-    if not steps:
-        return ""
-    share = 100 * min(1.0, done / steps)
+    steps, done = _finite(member, "steps")[-1:], _finite(member, "step")[-1:]
+    share = 100 * min(1.0, max(0.0, done[0] / steps[0])) if done and steps and steps[0] else 0
     return (
-        '<div style="width:140px;height:12px;border:1px solid #888;border-radius:3px">'
-        f'<div style="width:{share:.0f}%;height:100%;background:{colour}"></div></div>'
+        f'<div style="width:150px;height:10px;border-radius:5px;background:{_GREY};'
+        f'overflow:hidden" role="progressbar" aria-valuenow="{share:.0f}">'
+        f'<div style="width:{share:.1f}%;height:100%;background:{colour}"></div></div>'
     )
 
 
-def _curve(values: list[float], colour: str) -> str:
-    """A curve from 0 to the largest value, 120 x 26 pixels."""
-    if len(values) < 2:
+def _curve(values: list[float], top: float, colour: str) -> str:
+    """A curve from 0 to the largest value of all ranks, 120 x 26 pixels."""
+    if len(values) < 2 or top <= 0:
         return ""
-    values = values[:: max(1, len(values) // _POINTS)]
-    top = max(values) or 1.0
-    points = " ".join(
-        f"{120 * i / (len(values) - 1):.0f},{25 - 24 * value / top:.1f}"
-        for i, value in enumerate(values)
-    )
+    values = [values[i * (len(values) - 1) // (_POINTS - 1)] for i in range(_POINTS)]
+    points = " ".join(f"{1.5 * i:.1f},{25 - 24 * v / top:.1f}" for i, v in enumerate(values))
     return (
-        f'<svg width="120" height="26" role="img" aria-label="loss so far">'
+        '<svg width="120" height="26" role="img" aria-label="loss so far">'
         f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/></svg>'
     )

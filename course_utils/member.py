@@ -96,11 +96,13 @@ class Member:
 
     def _wait(self, flags: int) -> bool:
         """Reap the process if it has ended, and end what it has left behind in its group."""
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
-        if ended is None:
-            return False
-        self._signal_group()  # the unreaped process still owns the number of its group
-        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        try:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags) is None:
+                return False
+            self._signal_group()  # the unreaped process still owns the number of its group
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # a kernel that ignores SIGCHLD has its children reaped for it
+            self.status = 0
         return True
 
     def _signal_group(self) -> None:

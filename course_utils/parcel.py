@@ -5,6 +5,7 @@ large buffer is written to an anonymous file and only the file's descriptor is s
 of any size crosses without a copy in the kernel and without `/dev/shm`, however small that is.
 """
 
+import mmap
 import os
 import pickle
 import socket
@@ -86,6 +87,7 @@ def _send_file(channel: socket.socket, kind: bytes, data: memoryview) -> None:
 def receive_buffer(file: int) -> Any:
     """A writable numpy array of bytes over an anonymous file; the descriptor is not kept."""
     size = os.fstat(file).st_size
+    mmap.mmap(-1, size).close()  # fails cleanly when there is no room; torch leaks a descriptor
     if os.path.exists("/proc/self/fd"):
         path = f"/proc/self/fd/{file}"
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()

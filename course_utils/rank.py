@@ -1,10 +1,12 @@
 """What happens inside one worker, from the fork to its end."""
 
 import builtins
+import contextlib
 import ctypes
 import faulthandler
 import gc
 import logging
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -22,6 +24,7 @@ from course_utils import errors, parcel
 from course_utils.placement import Placement
 from course_utils.rendezvous import Rendezvous
 
+LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _REPORT_EVERY_S = 0.05
 _me: "Worker | None" = None  # the worker that this process is; None in the kernel
@@ -60,14 +63,14 @@ class Worker:
 
     def _work(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> None:
         os.environ.update(meet.environment(self.rank))
+        multiprocessing.util.get_temp_dir = meet.folder
         self._take_device(placement.devices[self.rank % len(placement.devices)])
         if placement.backend is None:
             meet.serve(self.rank)
         else:
             meet.join(placement.backend, self.rank)
         result = fn(*args)
-        if self.unsent:
-            self.send("report", self.unsent)
+        self._send_last_report()
         try:
             parcel.send(self.channel, result)
         except Exception as error:
@@ -127,7 +130,14 @@ class Worker:
             self.reported_at, self.unsent = time.monotonic(), None
 
     def _tell_failure(self, failure: errors.Failure) -> None:
+        with contextlib.suppress(Exception):  # it may be what failed
+            self._send_last_report()
         self.send("failed", failure)
+
+    def _send_last_report(self) -> None:
+        if self.unsent:
+            last, self.unsent = self.unsent, None
+            self.send("report", last)
 
     def _leave(self) -> NoReturn:
         """Hold connections until all ranks are done, then end without destructors.
@@ -135,12 +145,11 @@ class Worker:
         A rank that ended earlier would break its peers' connections, and destructors of process
         groups can wait for each other.
         """
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                continue  # the learner closed it
         try:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the learner closed it, or put in another
+                    stream.flush()
+            LIBC.fflush(None)  # what compiled code printed
             self.channel.recv(1)
         finally:
             os._exit(0)
@@ -177,7 +186,7 @@ def _stream(descriptor: int) -> Any:
 def _die_with_parent() -> None:
     """Have this process killed when the one that forked it is gone."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
 

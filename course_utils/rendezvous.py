@@ -7,6 +7,8 @@ it, the kernel never serves it: a store thread in a process that forks hangs its
 """
 
 import os
+import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -29,7 +31,7 @@ class Rendezvous:
         self.world_size, self.nodes = world_size, nodes
         self.timeout = timedelta(seconds=timeout) + SLACK
         self.port: socket.socket | None = None
-        self._folder: Path | None = None
+        self._folder = Path()
         self._file: int | None = None
         self._server: dist.TCPStore | None = None
 
@@ -37,12 +39,21 @@ class Rendezvous:
         """In the kernel: take a port and a file; `close` undoes it, also when half is done."""
         self.port = socket.socket()
         self.port.bind((LOOPBACK, 0))
+        self._folder = Path(tempfile.gettempdir(), f"launch-{secrets.token_hex(8)}")
         if os.path.exists("/proc/self/fd"):
             self._file = anonymous_file("rendezvous")
             self._path = f"/proc/self/fd/{self._file}"
         else:
-            self._folder = Path(tempfile.mkdtemp(prefix="launch-"))  # mkdtemp makes it 0700
-            self._path = str(self._folder / "store")
+            self._path = f"{self.folder()}/store"
+
+    def folder(self) -> str:
+        """A private folder, made when somebody needs it, which ends with the launch.
+
+        In a rank, the sockets of `multiprocessing` go there: a DataLoader worker that is stopped
+        cannot remove its own.
+        """
+        self._folder.mkdir(0o700, exist_ok=True)
+        return str(self._folder)
 
     def environment(self, rank: int) -> dict[str, str]:
         """What `torchrun --nnodes=nodes` sets for this rank, and sockets kept on loopback."""
@@ -99,6 +110,5 @@ class Rendezvous:
             self.port.close()
         if self._file is not None:
             os.close(self._file)
-        if self._folder is not None:
-            for path in (*self._folder.iterdir(), self._folder):
-                path.rmdir() if path.is_dir() else path.unlink()
+        if self._folder.name:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -74,12 +74,14 @@ def from_traceback(traceback: TracebackType | None) -> list[Frame]:
 
 
 def from_dump(text: str) -> list[Frame]:
-    """The frames of the last stack that `faulthandler` wrote, outermost first.
+    """The frames of the stack that `faulthandler` wrote, outermost first.
 
+    Where it wrote several, that of the thread that crashed, else the last, the main thread's.
     A forked worker stands on the stack of the cell that launched it; that part is left out.
     """
     frames = []
-    for row in text.split("(most recent call first)")[-1].splitlines():
+    stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
+    for row in stack.partition("\n\n")[0].splitlines():
         if found := _DUMPED.match(row):
             frame = Frame(found["file"], int(found["line"]), found["name"])
             if frame.file == _RECORDER:

@@ -1,5 +1,6 @@
 """The kernel's side of a launch: one member per rank, all watched together, none left behind."""
 
+import contextlib
 import os
 import select
 import signal
@@ -9,11 +10,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from course_utils import errors, stacks
+from course_utils import errors, remains, stacks
 from course_utils.live import Panel
 from course_utils.member import Member
 from course_utils.placement import Placement
-from course_utils.rank import Worker
+from course_utils.rank import LIBC, Worker
 from course_utils.rendezvous import Rendezvous
 
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
@@ -55,15 +56,18 @@ class Team:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop whoever still runs and give everything back."""
-        for member in self.members:
-            member.kill()
-        for member in self.members:
-            member.reap()
-        self._show(final=True)
-        for member in self.members:
-            member.close()
-        self.meet.close()
+        """Stop whoever still runs and give everything back, whatever else goes wrong."""
+        stopped = remains.family({m.pid for m in self.members if m.pid and m.status is None})
+        with contextlib.ExitStack() as steps:  # taken from the last to the first
+            steps.callback(remains.remove_segments, stopped)
+            steps.callback(self.meet.close)
+            for member in self.members:
+                steps.callback(member.close)
+            steps.callback(self._show, final=True)
+            for member in self.members:
+                steps.callback(member.reap)
+            for member in self.members:
+                steps.callback(member.kill)
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -75,6 +79,7 @@ class Team:
         Raises:
             WorkerError: the system has no process or descriptor left.
         """
+        LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
         try:
             self.meet.open()
             if placement.backend is None:

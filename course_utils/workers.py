@@ -139,7 +139,9 @@ def _print_in_rank_order(output: list[str]) -> None:
     lines = [
         f"[rank {number}] {line}\n"
         for number, text in enumerate(output)
-        for line in text.splitlines()
+        for line in text.removesuffix("\n").split("\n")
+        if text
     ]
-    sys.stdout.write("".join(lines))
-    sys.stdout.flush()
+    if lines:  # ipykernel keeps a socket for every thread that writes, were it nothing
+        sys.stdout.write("".join(lines))
+        sys.stdout.flush()

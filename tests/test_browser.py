@@ -38,10 +38,28 @@ READY = """async () => {
     await widget.sessionContext.session.kernel.info;
     return widget.sessionContext.session.kernel.status === 'idle';
 }"""
-RUN = """async () => {
-    await window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs');
-    window.jupyterapp.commands.execute('notebook:run-all-cells')
-        .then(() => { window.done = true; });
+# Both commands are dropped in silence while the page is still settling: ask until they are heard.
+CLEARED = """async () => {
+    const {commands, shell} = window.jupyterapp;
+    if (!commands.hasCommand('notebook:run-all-cells')) return false;
+    const cells = [...shell.currentWidget.content.model.sharedModel.cells];
+    if (cells.every(cell => !cell.execution_count)) return true;
+    await commands.execute('notebook:clear-all-cell-outputs');
+    return false;
+}"""
+STARTED = """async () => {
+    const widget = window.jupyterapp.shell.currentWidget;
+    const cells = [...widget.content.model.sharedModel.cells];
+    if (cells.some(cell => cell.execution_count || cell.executionState === 'running')) return true;
+    window.jupyterapp.commands.execute('notebook:run-all-cells');
+    await new Promise(resolve => setTimeout(resolve, 3000));
+    return false;
+}"""
+ENDED = """() => {
+    const widget = window.jupyterapp.shell.currentWidget;
+    const cells = [...widget.content.model.sharedModel.cells];
+    return cells.every(cell => cell.executionState !== 'running')
+        && widget.sessionContext.session.kernel.status === 'idle';
 }"""
 CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
     .filter(cell => cell.cell_type === 'code' && cell.source.trim())
@@ -79,7 +97,10 @@ def lab(tmp_path_factory):
         yield _address(log, server), token
     finally:
         server.terminate()
-        server.wait(30)
+        try:
+            server.wait(30)
+        finally:
+            server.kill()
 
 
 def _address(log: Path, server: subprocess.Popen) -> str:
@@ -116,11 +137,13 @@ def _api(address: str, token: str, path: str, method: str = "GET") -> list:
 def _run_all(page, lab, name: str) -> list[dict]:
     """Open a notebook, run all of it, and return its code cells."""
     address, token = lab
-    page.goto(f"{address}lab/tree/{name}?token={token}")
+    # A workspace of its own, else Lab opens the notebooks of earlier tests beside this one.
+    page.goto(f"{address}lab/workspaces/{Path(name).stem}/tree/{name}?token={token}")
     _until(page, READY, 60)
-    page.evaluate(RUN)
+    _until(page, CLEARED, 30)
+    _until(page, STARTED, 30)
     _shoot(page, f"{name}-running", after_s=9)
-    _until(page, "() => window.done === true", RUN_ALL_S)
+    _until(page, ENDED, RUN_ALL_S)
     _shoot(page, name)
     return page.evaluate(CELLS)
 

@@ -146,6 +146,10 @@ def test_the_line_that_names_the_hardware_vanishes_and_no_other_does():
     assert sanitized("launch: gloo on the CPU") == ""
 
 
+def test_the_number_of_a_cell_is_not_compared_and_its_line_is():
+    assert sanitized("at cell [15], line 3, in f") == "at cell [N], line 3, in f"
+
+
 def test_every_make_command_that_a_document_names_exists():
     makefile = (ROOT / "Makefile").read_text()
     known = set(re.findall(r"^([a-z]+):", makefile, re.M))

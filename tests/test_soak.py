@@ -1,0 +1,77 @@
+"""Many launches: the thousandth costs what the first did, and kernels do not meet each other."""
+
+import ast
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+import psutil
+import pytest
+from kernels import Kernel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the census reads /proc")
+
+MANY = """
+seconds = []
+for _ in range({}):
+    started = time.perf_counter()
+    assert launch(total) == [3.0, 3.0]
+    seconds.append(time.perf_counter() - started)
+[round(second, 4) for second in seconds]
+"""
+CROWD = """
+def joins_itself():
+    dist.init_process_group("gloo")
+    return total()
+
+for _ in range(5):
+    assert launch(total, world_size=3) == [6.0, 6.0, 6.0]
+    assert launch(joins_itself, backend=None) == [3.0, 3.0]
+"fine"
+"""
+MB = 2**20
+
+
+def launch_many(times: int, ratio: float) -> None:
+    """Launch so often in one kernel; the last launches may cost `ratio` times the first."""
+    kernel = Kernel()
+    kernel.run(MANY.format(10), within=60)
+    before, memory = kernel.census(), psutil.Process(kernel.pid).memory_info().rss
+    outcome = kernel.run(MANY.format(times), within=380)
+    left, grown = kernel.left_since(before), psutil.Process(kernel.pid).memory_info().rss - memory
+    kernel.close()
+    assert not outcome.errors
+    seconds = ast.literal_eval(outcome.value)
+    some = min(100, times // 3)
+    first, last = median(seconds[:some]), median(seconds[-some:])
+    print(f"{times} launches: {first * 1000:.1f} -> {last * 1000:.1f} ms, {grown / MB:+.1f} MB")
+    assert not left, "left behind"
+    assert grown < 4 * MB
+    assert last < ratio * first
+
+
+def test_a_hundred_launches_leave_nothing_behind() -> None:
+    launch_many(100, ratio=2.0)  # of thirty launches each: a busy machine moves such medians
+
+
+@pytest.mark.soak
+def test_a_thousand_launches_leave_nothing_behind() -> None:
+    launch_many(1000, ratio=1.3)
+
+
+@pytest.mark.slow
+def test_eight_kernels_that_launch_at_once_do_not_collide() -> None:
+    ready = threading.Barrier(8, timeout=120)
+
+    def crowd(_: int) -> tuple[str, list]:
+        kernel = Kernel()
+        try:
+            ready.wait()
+            outcome = kernel.run(CROWD, within=120)
+        finally:
+            kernel.close()
+        return outcome.value, outcome.errors
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(crowd, range(8))) == [("'fine'", [])] * 8
