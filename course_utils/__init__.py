@@ -5,12 +5,17 @@ import os
 # torch.cuda.is_available() shall ask NVML: opening CUDA would spoil every later fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+from course_utils.animation import animate
 from course_utils.data import digits
 from course_utils.errors import WorkerError, WorkerTimeout
+from course_utils.explorer import explore
 from course_utils.hardware import hardware
+from course_utils.matrix import plot_traffic
 from course_utils.network import Network
 from course_utils.plots import rank_style, show
 from course_utils.rank import report
+from course_utils.squares import plot_ranks
+from course_utils.timeline import plot_timeline
 from course_utils.trace import Trace
 from course_utils.workers import launch
 
@@ -19,9 +24,14 @@ __all__ = [
     "Trace",
     "WorkerError",
     "WorkerTimeout",
+    "animate",
     "digits",
+    "explore",
     "hardware",
     "launch",
+    "plot_ranks",
+    "plot_timeline",
+    "plot_traffic",
     "rank_style",
     "report",
     "show",

@@ -35,6 +35,14 @@ def show(figure: "Figure", text: str) -> None:
         figure: Drawn by the notebook, on an opaque background.
         text: One sentence, without numbers that depend on the clock.
     """
+    png, metadata = picture(figure)
+    display({"image/png": png, "text/plain": f"Figure: {text}"}, metadata=metadata, raw=True)
+    caption = f'<p style="max-width:60em;margin:0 6px 1em">{html.escape(text)}</p>'
+    display({"text/html": caption, "text/plain": text}, raw=True)
+
+
+def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
+    """Close a figure; return it as PNG, with the metadata that shows it at half its size."""
     import matplotlib.pyplot as plt  # a third of a second, so only for those who draw
 
     buffer = io.BytesIO()
@@ -42,10 +50,4 @@ def show(figure: "Figure", text: str) -> None:
     plt.close(figure)
     png = buffer.getvalue()
     width = int.from_bytes(png[16:20], "big") // 2
-    display(
-        {"image/png": png, "text/plain": f"Figure: {text}"},
-        metadata={"image/png": {"width": width}},
-        raw=True,
-    )
-    caption = f'<p style="max-width:60em;margin:0 6px 1em">{html.escape(text)}</p>'
-    display({"text/html": caption, "text/plain": text}, raw=True)
+    return png, {"image/png": {"width": width}}
