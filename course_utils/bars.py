@@ -21,7 +21,7 @@ class Style(NamedTuple):
 KINDS = {
     "compute": Style("#009E73", "#009E73", "", 0.42, "own code"),
     "wait": Style("#FDEFD0", "#E69F00", "/", 0.42, "waiting in a call"),
-    "collective": Style("#F2D9E7", "#CC79A7", "-", 0.18, "collective"),
+    "collective": Style("#E6B8D2", "#9C3F76", "-", 0.18, "collective"),
     "send": Style("#0072B2", "#FFFFFF", "\\", 0.16, "sending"),
     "receive": Style("#56B4E9", "#003B5C", "|", 0.16, "receiving"),
 }

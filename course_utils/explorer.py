@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from course_utils.trace import Event
 
+_ROUND = (1, 1.5, 2, 3, 4, 5, 6, 8)
 _AXES = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)  # an axis that jumps seldom lets bars be compared
 
 
@@ -59,28 +60,29 @@ def explore(
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     """Latency, bandwidth, which rank is slow, and by how much: it begins late, or is slower."""
-    from ipywidgets import Dropdown, FloatLogSlider, FloatSlider, Layout
+    from ipywidgets import Dropdown, FloatSlider, Layout, SelectionSlider
 
     shape = {"layout": Layout(width="340px"), "style": {"description_width": "100px"}}
-    log = {"readout_format": ".3g", "step": 0.05, **shape}
-    whole = start.end or 1.0
     names = [("none", None), *((f"rank {rank}", rank) for rank in range(start.world_size))]
+    whole = start.end or 1.0
     how = {"min": 0, "max": 2 * whole, "value": whole / 2, "step": whole / 100}
     if not late:
         how = {"min": 1, "max": 10, "value": 2, "step": 0.1}
     named = "late by (us)" if late else "times slower"
     return [
-        FloatLogSlider(**_around(network.latency_us or 0.1), description="latency (us)", **log),
-        FloatLogSlider(**_around(network.gbit_s), description="Gbit/s", **log),
+        SelectionSlider(**_around(network.latency_us), description="latency (us)", **shape),
+        SelectionSlider(**_around(network.gbit_s), description="Gbit/s", **shape),
         Dropdown(options=names, description="slow rank", **shape),
         FloatSlider(**how, readout_format=".1f", description=named, **shape),
     ]
 
 
-def _around(value: float) -> dict[str, float]:
-    """A hundred times less to a hundred times more, in powers of ten."""
-    power = round(math.log10(value))
-    return {"value": value, "min": power - 2, "max": power + 2}
+def _around(value: float) -> dict[str, Any]:
+    """The value, and round ones from a hundred times less to a hundred times more."""
+    power = round(math.log10(value or 1.0))
+    others = {by * 10.0**tens for tens in range(power - 2, power + 2) for by in _ROUND}
+    options = sorted({float(f"{other:.3g}") for other in others} | {value})
+    return {"options": [(f"{other:g}", other) for other in options], "value": value}
 
 
 def _moved(

@@ -44,7 +44,8 @@ def traffic_text(traffic: Traffic) -> str:
     sent, received = traffic.sent_bytes, traffic.received_bytes
     for rank, (out, into) in enumerate(zip(sent, received, strict=True)):
         groups[f"{out:,.10g} bytes out and {into:,.10g} in"].append(rank)
-    total = f"{sum(sent):,.10g} bytes in {sum(traffic.sent_messages):,} messages"
+    count = sum(traffic.sent_messages)
+    total = f"{sum(sent):,.10g} bytes in {count:,} message{'s' * (count != 1)}"
     if len(groups) > _SPOKEN:
         most, least = sent.index(max(sent)), sent.index(min(sent))
         return (

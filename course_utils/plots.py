@@ -44,10 +44,13 @@ def show(figure: "Figure", text: str) -> None:
 def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
     """Close a figure; return it as PNG, with the metadata that shows it at half its size."""
     import matplotlib.pyplot as plt  # a third of a second, so only for those who draw
+    from PIL import Image
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=_DPI, bbox_inches="tight", facecolor="white")
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=_DPI, bbox_inches="tight", facecolor="white")
     plt.close(figure)
-    png = buffer.getvalue()
+    few = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(small, format="png", optimize=True)  # a third of the size, the same to the eye
+    png = small.getvalue()
     width = int.from_bytes(png[16:20], "big") // 2
     return png, {"image/png": {"width": width}}
