@@ -24,20 +24,17 @@ _AXES = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)  # an axis that jumps seldom le
 
 
 def explore(
-    trace: Trace,
-    network: Network = NETWORK,
-    compute: "str | Callable[[Event], float]" = "zero",
+    trace: Trace, network: Network = NETWORK, compute: "str | Callable[[Event], float]" = "zero"
 ) -> "VBox":
     """Show a recording's timeline on a network whose latency, bandwidth and slow rank one drags.
 
     Args:
         trace: `results.trace`.
         network: Where the sliders begin; all else of it stays as it is.
-        compute: What the ranks compute, as in `Network.replay`. If they compute, the slow rank does
-            so more slowly; if they compute nothing ("zero"), it begins later instead.
+        compute: As for `Network.replay`; a slow rank computes longer or, if "zero", begins late.
 
     Raises:
-        TypeError: This is no trace.
+        TypeError: This is not a trace.
         ReplayError: A message or a collective has no partner.
     """
     if not isinstance(trace, Trace):
@@ -54,8 +51,7 @@ def explore(
     for slider in sliders:
         slider.observe(redraw, "value")
     rows = [HBox(sliders[:2]), HBox(sliders[2:]), picture]
-    said = "what they measured" if compute == "measured" else virtual_text(start)
-    return panel(rows, f"Explore {trace.world_size} ranks: {said}", start)
+    return panel(rows, f"Explore {trace.world_size} ranks: {_spoken(start, compute)}", start)
 
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
@@ -97,6 +93,11 @@ def _moved(
         factor = how * network.slow_ranks.get(slow, 1.0)
         moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
     return activity(trace.replay(moved, compute), moved)
+
+
+def _spoken(start: Activity, compute: Any) -> str:
+    """What is the same in every run."""
+    return "computing what was measured." if compute == "measured" else virtual_text(start)
 
 
 def explored(what: Activity) -> str:

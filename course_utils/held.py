@@ -1,13 +1,25 @@
 """What ranks hold before and after a collective, as plain numbers and in words."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from course_utils.words import ranks
 
 PRINTED = 16  # values of a rank, at most, that are named one by one
 Parts = list[list[float]]  # a rank's tensors, flattened; one for a single tensor
+
+
+def refuse_misfit(before: Sequence[Any], after: Sequence[Any], undefined: Collection[int]) -> None:
+    """Raise ValueError unless both sides have the same ranks, and `undefined` is among them."""
+    if not before or len(before) != len(after):
+        raise ValueError(
+            "plot_ranks needs one entry per rank, before and after: "
+            f"got {len(before)} and {len(after)}"
+        )
+    for rank in undefined:
+        if rank not in range(len(before)):
+            raise ValueError(f"undefined={rank!r}: there are ranks 0 to {len(before) - 1}")
 
 
 def parts(own: Any) -> Parts:

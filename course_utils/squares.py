@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from course_utils.bars import INK
-from course_utils.held import PRINTED, Parts, origins, parts, spoken
+from course_utils.held import PRINTED, Parts, origins, parts, refuse_misfit, spoken
 from course_utils.plots import rank_style, show
 
 if TYPE_CHECKING:
@@ -35,14 +35,7 @@ def plot_ranks(
         ValueError: The two lists differ in length, are empty, or lack a rank of `undefined`.
         TypeError: Something in them is neither numbers nor None.
     """
-    if not before or len(before) != len(after):
-        raise ValueError(
-            "plot_ranks needs one entry per rank, before and after: "
-            f"got {len(before)} and {len(after)}"
-        )
-    for rank in undefined:
-        if rank not in range(len(before)):
-            raise ValueError(f"undefined={rank!r}: there are ranks 0 to {len(before) - 1}")
+    refuse_misfit(before, after, undefined)
     old, new = [parts(own) for own in before], [parts(own) for own in after]
     if text is None:
         text = f"Before: {spoken(old)}. After: {spoken(new, undefined)}."
@@ -93,22 +86,19 @@ def _printed(
     undefined: Collection[int] = (),
 ) -> None:
     """Squares with their values, in the colours of the ranks that they come from."""
-    from matplotlib.colors import to_rgb
     from matplotlib.patches import FancyBboxPatch
 
     for x, rank, value in _places(held):
         garbage = rank in undefined
         owner = None if garbage else origin(value, rank)
         style = {"color": "#999999" if garbage else INK} if owner is None else rank_style(owner)
-        tint = [1 - 0.3 * (1 - c) for c in to_rgb(style["color"])] if owner is not None else "white"
-        place = (x + 0.11, rank + 0.11)
-        axes.add_patch(
-            FancyBboxPatch(
-                place, _EDGE - 0.08, _EDGE - 0.08, boxstyle="round,pad=0.04,rounding_size=0.1",
-                facecolor=tint, edgecolor=style["color"], hatch="xx" if garbage else None,
-                linewidth=1.2, linestyle="--" if garbage else "-",
-            )
+        edge = _EDGE - 0.08
+        square = FancyBboxPatch(
+            (x + 0.11, rank + 0.11), edge, edge, boxstyle="round,pad=0.04,rounding_size=0.1",
+            facecolor=_tint(style["color"], owner), edgecolor=style["color"], linewidth=1.2,
+            hatch="xx" if garbage else None, linestyle="--" if garbage else "-",
         )  # fmt: skip
+        axes.add_patch(square)
         if owner is not None:
             axes.plot(x + 0.22, rank + 0.23, style["marker"], color=style["color"], markersize=3.5)
         axes.text(
@@ -117,6 +107,13 @@ def _printed(
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1} if garbage else None,
         )  # fmt: skip
     _empty(axes, held)
+
+
+def _tint(color: str, owner: int | None) -> tuple[float, ...]:
+    """A light tone of a rank's colour; white for what nobody had."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(1 - 0.3 * (1 - part) * (owner is not None) for part in to_rgb(color))
 
 
 def _empty(axes: "Axes", held: list[Parts]) -> None:

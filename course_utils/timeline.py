@@ -47,7 +47,7 @@ def draw(what: Activity) -> "Figure":
     """Draw the picture, on white, with its legend above."""
     import matplotlib.pyplot as plt
 
-    height = min(12.0, max(1.0, 0.62 * what.world_size)) + 1.1
+    height = min(7.5, max(1.0, 0.62 * what.world_size)) + 1.1
     figure, axes = plt.subplots(figsize=(9, height), layout="constrained")
     rows = lanes(what.bars)
     _bars(axes, what, rows)
