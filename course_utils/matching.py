@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_utils.collectives import lower, refuse_unknown
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # What a rank does: send a message; wait until one has left, or has arrived; start a collective, or
 # wait for its end; compute.
 SEND, SENT, TAKEN, START, DONE, COMPUTE = range(6)
-Step = tuple[int, float, "Event | None"]  # one of these, its message, task or microseconds, and why
+Step = tuple[int, Any, "Event | None"]  # one of these; a message's or task's number; and why
 
 
 class ReplayError(ValueError):
@@ -63,6 +63,8 @@ def match(trace: "Trace", algorithm: str) -> Schedule:
         _match_collective(calls, algorithm, schedule)
     for event in trace.events:
         schedule.programs[event.rank] += _steps(event, schedule.ends)
+    for program in schedule.programs:
+        program.append((COMPUTE, None, None))
     return schedule
 
 
@@ -147,12 +149,14 @@ def _match_collective(calls: list["Event"], algorithm: str, schedule: Schedule) 
 
 
 def _steps(event: "Event", ends: dict[tuple[int, int], tuple[int, int]]) -> list[Step]:
-    """What an event makes its rank do."""
-    if event.kind == "wait":
-        if (event.rank, event.of) not in ends:
-            raise ReplayError(f"{event!r}: the recording lacks that event.")
-        return [(*ends[event.rank, event.of], event)]
-    code, number = ends[event.rank, event.index]
-    begin, what = {SENT: (SEND, number), TAKEN: (COMPUTE, 0.0), DONE: (START, number)}[code]
-    first = begin, what, event  # asking for a message takes no time
-    return [first, (code, number, event)] if event.blocking else [first]
+    """What an event makes its rank do, after what it computes first."""
+    steps: list[Step] = [(COMPUTE, event, event)]
+    number = event.of if event.kind == "wait" else event.index
+    if (event.rank, number) not in ends:
+        raise ReplayError(f"{event!r}: the recording lacks that event.")
+    code, what = ends[event.rank, number]
+    if event.kind not in ("recv", "wait"):  # asking for a message takes no time
+        steps.append((SEND if code == SENT else START, what, event))
+    if event.blocking or event.kind == "wait":
+        steps.append((code, what, event))
+    return steps

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.collectives import refuse_unknown
 from course_utils.matching import match
-from course_utils.replay import Replay, Think, simulate
+from course_utils.replay import Replay
+from course_utils.simulation import Think, simulate
 
 if TYPE_CHECKING:
     from course_utils.trace import Event, Trace

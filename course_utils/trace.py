@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_utils.matching import match
+from course_utils.replay import Traffic
 
 if TYPE_CHECKING:
     from course_utils.network import Network
@@ -83,39 +84,6 @@ class Event:
 
     def __repr__(self) -> str:
         return f"rank {self.rank}: {self.what} at {self.where}"
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """How much went from whom to whom.
-
-    Attributes:
-        bytes: `bytes[source][target]`.
-        messages: `messages[source][target]`.
-    """
-
-    bytes: tuple[tuple[float, ...], ...]
-    messages: tuple[tuple[int, ...], ...]
-
-    @property
-    def sent_bytes(self) -> tuple[float, ...]:
-        """Per rank."""
-        return tuple(map(sum, self.bytes))
-
-    @property
-    def received_bytes(self) -> tuple[float, ...]:
-        """Per rank."""
-        return tuple(map(sum, zip(*self.bytes, strict=True)))
-
-    @property
-    def sent_messages(self) -> tuple[int, ...]:
-        """Per rank."""
-        return tuple(map(sum, self.messages))
-
-    @property
-    def received_messages(self) -> tuple[int, ...]:
-        """Per rank."""
-        return tuple(map(sum, zip(*self.messages, strict=True)))
 
 
 @dataclass(frozen=True, repr=False)
