@@ -25,17 +25,24 @@ MPICH, Int. J. High Perform. Comput. Appl. 19, 2005, where also the pairwise all
 direct: everything straight to the rank that needs it; an all_reduce goes to one rank and back.
 """
 
-from collections.abc import Sequence
-
-from course_utils import patterns
-from course_utils.patterns import Steps
+from collections.abc import Callable, Sequence
 
 ALGORITHMS = ("ring", "tree", "direct")
 
+# One rank's part: (other, bytes) sends to the other and does not wait, (other, None) waits for what
+# the other sends. A rank takes its steps in order.
+Step = tuple[int, float | None]
+Steps = list[list[Step]]
+Parts = Sequence[Sequence[int]]
 
-def lower(
-    kind: str, algorithm: str, n: int, root: int, size: int, parts: Sequence[Sequence[int]]
-) -> Steps:
+
+def refuse_unknown(algorithm: str) -> None:
+    """Raise ValueError for an algorithm that has no formula here."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm={algorithm!r}: choose 'ring', 'tree' or 'direct'")
+
+
+def lower(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts) -> Steps:
     """Spell a collective out.
 
     Args:
@@ -52,93 +59,98 @@ def lower(
     steps: Steps = [[] for _ in range(n)]
     if kind == "barrier":
         kind, size = "all_reduce", 0
-    if kind == "all_reduce" and algorithm != "ring":
-        size_of = {"size": size, "parts": parts}
-        first = lower("reduce", algorithm, n, 0, **size_of)
-        return _after(first, lower("broadcast", algorithm, n, 0, **size_of))
-    if kind == "all_reduce":
-        patterns.rotate(steps, lambda rank, turn: size / n)
-        patterns.rotate(steps, lambda rank, turn: size / n)
-        return steps
-    _BY_NAME[kind](steps, algorithm, root, size, parts)
+    {"ring": _by_ring, "tree": _by_tree, "direct": _directly}[algorithm](
+        steps, kind, root, size, parts
+    )
     return steps
 
 
-def _after(first: Steps, second: Steps) -> Steps:
-    return [before + behind for before, behind in zip(first, second, strict=True)]
-
-
-def _broadcast(steps: Steps, algorithm: str, root: int, size: int, parts: object) -> None:
-    if algorithm == "ring":
-        patterns.pipeline(steps, root, size)
-    elif algorithm == "tree":
-        patterns.down(steps, root, lambda v, count: size)
-    else:
-        patterns.fan_out(steps, root, [size] * len(steps))
-
-
-def _reduce(steps: Steps, algorithm: str, root: int, size: int, parts: object) -> None:
-    if algorithm == "ring":
-        patterns.pipeline(steps, root + 1, size)
-    elif algorithm == "tree":
-        patterns.up(steps, root, lambda v, count: size)
-    else:
-        patterns.fan_in(steps, root, size)
-
-
-def _gather(steps: Steps, algorithm: str, root: int, size: int, parts: object) -> None:
-    if algorithm == "tree":
-        patterns.up(steps, root, lambda v, count: count * size)
-    else:
-        patterns.fan_in(steps, root, size)
-
-
-def _scatter(
-    steps: Steps, algorithm: str, root: int, size: int, parts: Sequence[Sequence[int]]
-) -> None:
-    own, n = parts[root], len(steps)
-    if algorithm == "tree":
-        turned = [own[(i + root) % n] for i in range(n)]
-        patterns.down(steps, root, lambda v, count: sum(turned[v : v + count]))
-    else:
-        patterns.fan_out(steps, root, own)
-
-
-def _all_gather(steps: Steps, algorithm: str, root: int, size: int, parts: object) -> None:
+def _by_ring(steps: Steps, kind: str, root: int, size: int, parts: Parts) -> None:
     n = len(steps)
-    if algorithm == "ring":
-        patterns.rotate(steps, lambda rank, turn: size)
-    elif algorithm == "direct":
-        patterns.exchange(steps, False, lambda source, target: size)
+    if kind == "all_reduce":
+        _rotate(steps, 2 * (n - 1), lambda rank, turn: size / n)
+    elif kind == "all_gather":
+        _rotate(steps, n - 1, lambda rank, turn: size)
+    elif kind == "reduce_scatter":
+        _rotate(steps, n - 1, lambda rank, turn: parts[rank][(rank - 1 - turn) % n])
+    elif kind in ("broadcast", "reduce"):  # n pieces once around the ring, one behind the other
+        first = root if kind == "broadcast" else root + 1
+        for hop in list(range(n - 1)) * n:
+            _message(steps, first + hop, first + hop + 1, size / n)
+    elif kind == "all_to_all":
+        for rank in range(n):
+            for k in range(1, n):  # in turns with one partner each
+                to = (rank + k) % n
+                steps[rank] += [(to, parts[rank][to]), ((rank - k) % n, None)]
     else:
-        step = 1
-        while step < n:
+        _directly(steps, kind, root, size, parts)
+
+
+def _by_tree(steps: Steps, kind: str, root: int, size: int, parts: Parts) -> None:
+    n = len(steps)
+    if kind in ("all_reduce", "reduce", "reduce_scatter"):
+        _up(steps, root, lambda v, count: size)
+    if kind in ("all_reduce", "broadcast"):
+        _down(steps, root, lambda v, count: size)
+    if kind in ("scatter", "reduce_scatter"):
+        own = [*parts[root][root:], *parts[root][:root]]
+        _down(steps, root, lambda v, count: sum(own[v : v + count]))
+    if kind == "gather":
+        _up(steps, root, lambda v, count: count * size)
+    if kind == "all_gather":
+        for step in (2**k for k in range((n - 1).bit_length())):
             for rank in range(n):
-                steps[rank].append(((rank - step) % n, size * min(step, n - step)))
-                steps[rank].append(((rank + step) % n, None))
-            step *= 2
+                to = (rank - step) % n
+                steps[rank] += [(to, size * min(step, n - step)), ((rank + step) % n, None)]
+    if kind == "all_to_all":
+        _by_ring(steps, kind, root, size, parts)
 
 
-def _reduce_scatter(
-    steps: Steps, algorithm: str, root: int, size: int, parts: Sequence[Sequence[int]]
-) -> None:
+def _directly(steps: Steps, kind: str, root: int, size: int, parts: Parts) -> None:
     n = len(steps)
-    if algorithm == "ring":
-        patterns.rotate(steps, lambda rank, turn: parts[rank][(rank - 1 - turn) % n])
-    elif algorithm == "direct":
-        patterns.exchange(steps, False, lambda source, target: parts[source][target])
-    else:
-        _reduce(steps, algorithm, 0, size, parts)
-        _scatter(steps, algorithm, 0, size, parts)
+    others = [(root + k) % n for k in range(1, n)]
+    if kind in ("all_reduce", "reduce", "gather"):
+        for other in others:
+            _message(steps, other, root, size)
+    if kind in ("all_reduce", "broadcast", "scatter"):
+        for other in others:
+            _message(steps, root, other, parts[root][other] if kind == "scatter" else size)
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        for rank in range(n):
+            to = [(rank + k) % n for k in range(1, n)]
+            own = [size] * n if kind == "all_gather" else parts[rank]
+            steps[rank] += [(other, own[other]) for other in to]
+            steps[rank] += [((rank - k) % n, None) for k in range(1, n)]
 
 
-def _all_to_all(
-    steps: Steps, algorithm: str, root: int, size: int, parts: Sequence[Sequence[int]]
-) -> None:
-    patterns.exchange(steps, algorithm != "direct", lambda source, target: parts[source][target])
+def _message(steps: Steps, source: int, target: int, size: float) -> None:
+    """One rank sends, another one takes; places count around the group."""
+    source, target = source % len(steps), target % len(steps)
+    steps[source].append((target, size))
+    steps[target].append((source, None))
 
 
-_BY_NAME = {
-    "broadcast": _broadcast, "reduce": _reduce, "gather": _gather, "scatter": _scatter,
-    "all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_to_all": _all_to_all,
-}  # fmt: skip
+def _rotate(steps: Steps, turns: int, size: Callable[[int, int], float]) -> None:
+    """Let every rank send to the next one of the ring, turn after turn."""
+    n = len(steps)
+    for turn in range(turns):
+        for rank in range(n):
+            steps[rank] += [((rank + 1) % n, size(rank, turn)), ((rank - 1) % n, None)]
+
+
+def _edges(n: int) -> list[tuple[int, int, int]]:
+    """A binomial tree from its leaves to place 0: (child, parent, places below the child)."""
+    masks = [2**k for k in range((n - 1).bit_length())]
+    return [(v + m, v, min(m, n - v - m)) for m in masks for v in range(0, n - m, 2 * m)]
+
+
+def _up(steps: Steps, root: int, size: Callable[[int, int], float]) -> None:
+    """Along the tree to the root; `size(v, m)` for the m ranks from v on, counted from the root."""
+    for child, parent, below in _edges(len(steps)):
+        _message(steps, child + root, parent + root, size(child, below))
+
+
+def _down(steps: Steps, root: int, size: Callable[[int, int], float]) -> None:
+    """Along the same tree from the root."""
+    for child, parent, below in reversed(_edges(len(steps))):
+        _message(steps, parent + root, child + root, size(child, below))

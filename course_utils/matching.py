@@ -1,9 +1,11 @@
 """Who meets whom in a trace: each message its two ends, each collective all its members."""
 
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from course_utils.collectives import lower
+from course_utils.collectives import lower, refuse_unknown
 
 if TYPE_CHECKING:
     from course_utils.trace import Event, Trace
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 # What a rank does: send a message; wait until one has left, or has arrived; start a collective, or
 # wait for its end; compute.
 SEND, SENT, TAKEN, START, DONE, COMPUTE = range(6)
-Step = tuple[int, float, "Event | None"]  # one of these, its message, task or microseconds, and why
+Step = tuple[int, Any, "Event | None"]  # one of these; a message's or task's number; and why
 
 
 class ReplayError(ValueError):
@@ -36,32 +38,37 @@ class Task(NamedTuple):
     steps: list[Step]
 
 
-class Schedule(NamedTuple):
+@dataclass
+class Schedule:
     """What all ranks do; steps refer to messages and tasks by their places in these lists."""
 
-    messages: list[Message]
-    tasks: list[Task]
-    programs: list[list[Step]]
+    messages: list[Message] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    programs: list[list[Step]] = field(default_factory=list)
+    ends: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """By rank and index of an event: the step that waits for its end."""
 
 
 def match(trace: "Trace", algorithm: str) -> Schedule:
-    """Find every partner, and spell collectives out as messages.
+    """Find every partner, and spell collectives out as messages of `algorithm`.
 
     Raises:
+        ValueError: The algorithm is unknown.
         ReplayError: A message or a collective has no partner; says which, of which rank and line.
     """
-    schedule = Schedule([], [], [])
-    handles: dict[tuple[int, int], tuple[int, int]] = {}  # by rank and index: what a wait means
-    _match_messages(trace, schedule, handles)
+    refuse_unknown(algorithm)
+    schedule = Schedule(programs=[[] for _ in range(trace.world_size)])
+    _match_messages(trace, schedule)
     for calls in _calls_by_group(trace):
-        _match_collective(calls, algorithm, schedule, handles)
-    programs = [[] for _ in range(trace.world_size)]
+        _match_collective(calls, algorithm, schedule)
     for event in trace.events:
-        programs[event.rank] += _steps(event, handles)
-    return schedule._replace(programs=programs)
+        schedule.programs[event.rank] += _steps(event, schedule.ends)
+    for program in schedule.programs:
+        program.append((COMPUTE, None, None))
+    return schedule
 
 
-def _match_messages(trace: "Trace", schedule: Schedule, handles: dict) -> None:
+def _match_messages(trace: "Trace", schedule: Schedule) -> None:
     """The k-th send of a pair, tag and group meets the k-th receive of the same."""
     ends: dict[tuple, tuple[list[Event], list[Event]]] = {}
     for event in trace.events:
@@ -79,11 +86,10 @@ def _match_messages(trace: "Trace", schedule: Schedule, handles: dict) -> None:
         raise ReplayError(f"{first!r}: it has no partner, {who} {verb} it.")
     for sends, takes in ends.values():
         for sent, taken in zip(sends, takes, strict=True):
-            handles[sent.rank, sent.index] = SENT, len(schedule.messages)
-            handles[taken.rank, taken.index] = TAKEN, len(schedule.messages)
-            order = taken.index, 0
-            message = Message(sent.rank, taken.rank, sent.bytes, order, sent, taken)
-            schedule.messages.append(message)
+            schedule.ends[sent.rank, sent.index] = SENT, len(schedule.messages)
+            schedule.ends[taken.rank, taken.index] = TAKEN, len(schedule.messages)
+            ranks, order = (sent.rank, taken.rank), (taken.index, 0)
+            schedule.messages.append(Message(*ranks, sent.bytes, order, sent, taken))
 
 
 def _calls_by_group(trace: "Trace") -> list[list["Event"]]:
@@ -118,48 +124,39 @@ def _signature(event: "Event") -> tuple:
     return event.kind, event.op, event.root, size, event.group
 
 
-def _match_collective(
-    calls: list["Event"], algorithm: str, schedule: Schedule, handles: dict
-) -> None:
+def _match_collective(calls: list["Event"], algorithm: str, schedule: Schedule) -> None:
     """Add a collective's messages, and for each member its task."""
-    first, n = calls[0], len(calls)
+    first, messages = calls[0], schedule.messages
     root = 0 if first.root is None else first.group.index(first.root)
     parts = [call.parts for call in calls]
-    lowered = lower(first.kind, algorithm, n, root, first.bytes, parts)
-    pending: dict[tuple[int, int], list[int]] = {}  # by places of sender and receiver
-    steps: list[list[Step]] = [[] for _ in calls]
-    for place, own in enumerate(lowered):
-        for other, size in own:
-            if size is not None:
-                pending.setdefault((place, other), []).append(len(schedule.messages))
-                steps[place].append((SEND, len(schedule.messages), calls[place]))
-                ends = calls[place].rank, calls[other].rank
-                message = Message(*ends, size, (0, 0), calls[place], calls[other])
-                schedule.messages.append(message)
-            else:
-                steps[place].append((TAKEN, other, calls[place]))
-    for place, call in enumerate(calls):
-        handles[call.rank, call.index] = DONE, len(schedule.tasks)
-        _number(steps[place], place, pending, schedule.messages)
-        schedule.tasks.append(Task(call, steps[place]))
+    steps: list[list] = lower(first.kind, algorithm, len(calls), root, first.bytes, parts)
+    takes: dict[tuple[int, int], deque[int]] = {}  # by places of sender and receiver: steps' places
+    for place, own in enumerate(steps):
+        for position, (other, size) in enumerate(own):
+            if size is None:
+                takes.setdefault((other, place), deque()).append(position)
+    for place, own in enumerate(steps):
+        for position, (other, size, *_) in enumerate(own):
+            if len(own[position]) == 2 and size is not None:
+                taken, call, target = takes[place, other].popleft(), calls[place], calls[other]
+                own[position] = SEND, len(messages), call
+                steps[other][taken] = TAKEN, len(messages), target
+                order = target.index, taken
+                messages.append(Message(call.rank, target.rank, size, order, call, target))
+    for call, own in zip(calls, steps, strict=True):
+        schedule.ends[call.rank, call.index] = DONE, len(schedule.tasks)
+        schedule.tasks.append(Task(call, own))
 
 
-def _number(steps: list[Step], place: int, pending: dict, messages: list[Message]) -> None:
-    """Let each step that takes know its message, and each message when it is asked for."""
-    for position, (code, other, event) in enumerate(steps):
-        if code == TAKEN:
-            number = pending[other, place].pop(0)
-            messages[number] = messages[number]._replace(order=(event.index, position))
-            steps[position] = TAKEN, number, event
-
-
-def _steps(event: "Event", handles: dict) -> list[Step]:
-    """What an event makes its rank do."""
-    if event.kind == "wait":
-        if (event.rank, event.of) not in handles:
-            raise ReplayError(f"{event!r}: the recording lacks that event.")
-        return [(*handles[event.rank, event.of], event)]
-    code, number = handles[event.rank, event.index]
-    begin, what = {SENT: (SEND, number), TAKEN: (COMPUTE, 0.0), DONE: (START, number)}[code]
-    first = begin, what, event  # asking for a message takes no time
-    return [first, (code, number, event)] if event.blocking else [first]
+def _steps(event: "Event", ends: dict[tuple[int, int], tuple[int, int]]) -> list[Step]:
+    """What an event makes its rank do, after what it computes first."""
+    steps: list[Step] = [(COMPUTE, event, event)]
+    number = event.of if event.kind == "wait" else event.index
+    if (event.rank, number) not in ends:
+        raise ReplayError(f"{event!r}: the recording lacks that event.")
+    code, what = ends[event.rank, number]
+    if event.kind not in ("recv", "wait"):  # asking for a message takes no time
+        steps.append((SEND if code == SENT else START, what, event))
+    if event.blocking or event.kind == "wait":
+        steps.append((code, what, event))
+    return steps

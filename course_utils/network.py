@@ -8,20 +8,21 @@ whether or not anybody waits for it. Between the ports nothing is shared. Source
 communication challenge for MPP, Parallel Computing 20, 1994.
 """
 
-import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from course_utils.collectives import refuse_unknown
 from course_utils.matching import match
 from course_utils.replay import Replay
-from course_utils.simulation import simulate
-from course_utils.traffic import refuse_unknown
+from course_utils.simulation import Think, simulate
 
 if TYPE_CHECKING:
     from course_utils.trace import Event, Trace
+
+Compute = str | Callable[["Event"], float] | Sequence[float]
 
 
 class Link(NamedTuple):
@@ -97,7 +98,7 @@ class Network:
     def replay(
         self,
         trace: "Trace",
-        compute: "str | Callable[[Event], float] | Sequence[float]" = "zero",
+        compute: Compute = "zero",
     ) -> Replay:
         """Run a recording again on this network, on a virtual clock.
 
@@ -117,8 +118,17 @@ class Network:
             ValueError: This network or this compute does not fit the recording.
         """
         self._refuse_misfit(trace.world_size)
-        with _no_garbage_collection():
-            return simulate(trace, match(trace, self.algorithm), self, compute)
+        think, slow = _compute_us(trace, compute), self.slow_ranks
+        was = gc.isenabled()
+        gc.disable()  # many objects and no garbage: looking for it would take half of the time
+        try:
+            schedule = match(trace, self.algorithm)
+            return simulate(
+                schedule, self, lambda rank, event: think(rank, event) * slow.get(rank, 1.0)
+            )
+        finally:
+            if was:
+                gc.enable()
 
     def _refuse_misfit(self, world_size: int) -> None:
         if world_size % self.nodes:
@@ -129,16 +139,30 @@ class Network:
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A replay makes many objects and no garbage: looking for it would take half of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+def _compute_us(trace: "Trace", compute: Compute) -> Think:
+    """What a rank computes before an event, or, where that is None, at its end: microseconds."""
+    if callable(compute):
+        return lambda rank, event: _checked(compute(event)) if event else 0.0
+    if compute == "zero":
+        return lambda rank, event: 0.0
+    if compute == "measured":
+        return lambda rank, event: 1e6 * (event.cpu_s if event else trace.ended[rank][1])
+    if isinstance(compute, str) or len(compute) != trace.world_size:
+        raise ValueError(
+            f"compute={compute!r}: choose 'zero', 'measured', one number of microseconds for each "
+            f"of the {trace.world_size} ranks, or a function of an event"
+        )
+    begins = [_checked(us) for us in compute]
+    quiet = set(range(trace.world_size)) - {event.rank for event in trace.events}
+    return lambda rank, event: (
+        begins[rank] if (event.index == 0 if event else rank in quiet) else 0.0
+    )
+
+
+def _checked(us: float) -> float:
+    if not math.isfinite(us) or us < 0:
+        raise ValueError(f"compute gave {us!r}: microseconds must be finite and at least 0")
+    return us
 
 
 def _refuse(name: str, value: float, least: float | None = None) -> None:

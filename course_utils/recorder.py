@@ -9,18 +9,19 @@ All of this happens in a forked worker and ends with it; the kernel's torch stay
 """
 
 import functools
+import operator
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic, thread_time
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from course_utils.tap import Tap, where
+from course_utils.tap import Row, Tap, where
 from course_utils.trace import Event, Trace
 
 _MANY = 64  # works that are held until somebody waits for them, before looking who still can
@@ -41,14 +42,17 @@ class Recorded:
     """What a recorded rank hands over: its function's result, its events, and its end."""
 
     value: Any
-    events: list[Event]
+    rows: list[tuple]  # the events' fields, in order
     ended: tuple[float, float]  # seconds since the launch, CPU seconds since the last event
 
 
 def collect(recorded: list[Recorded]) -> tuple[list[Any], Trace]:
     """In the kernel: what the ranks returned, and what they recorded."""
-    events = tuple(event for one in recorded for event in one.events)
-    trace = Trace(events, tuple(one.ended for one in recorded))
+    events = []
+    for values in (row for one in recorded for row in one.rows):
+        events.append(object.__new__(Event))  # Event(**fields) takes four times as long
+        events[-1].__dict__.update(zip(Row.__slots__, values, strict=True))
+    trace = Trace(tuple(events), tuple(one.ended for one in recorded))
     return [one.value for one in recorded], trace
 
 
@@ -57,25 +61,33 @@ class Recorder:
 
     def __init__(self, fn: Callable, start: float) -> None:
         self.fn, self.start = fn, start
-        self.rows: list[dict[str, Any]] = []
-        self.unwaited: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the id of the work object
-        self.backward: dict[int, list[dict[str, Any]]] = {}  # what each backward pass has started
-        self.waited_for: set[int] = set()  # the indices of operations
-        self.cpu = 0.0
+        self.rows: list[Row] = []
+        self.unwaited: dict[int, tuple[Any, Row]] = {}  # by the id of the work object
+        self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
+        self.waited_for: set[Row] = set()
+        self.cpu = 0.0  # the thread's CPU seconds when its last event was over
 
     def __call__(self, *args: Any) -> Recorded:
         """In the rank: run the function and return what it returned, with its events."""
         self._listen()
-        self.cpu = time.thread_time()
+        self.cpu = thread_time()
         value = self.fn(*args)
-        ended = self.now(), time.thread_time() - self.cpu
-        rank = int(os.environ["RANK"])
-        events = [Event(rank=rank, **{"end_s": row["start_s"], **row}) for row in self.rows]
-        return Recorded(value, events, ended)
+        ended = monotonic() - self.start, thread_time() - self.cpu
+        return Recorded(value, self._finished(), ended)
 
-    def now(self) -> float:
-        """Seconds since the launch."""
-        return time.monotonic() - self.start
+    def _finished(self) -> list[tuple]:
+        """All rows as plain values that travel."""
+        rank, values = int(os.environ["RANK"]), operator.attrgetter(*Row.__slots__)
+        numbers = {row: index for index, row in enumerate(self.rows)}
+        for row, index in numbers.items():
+            row.rank, row.index, row.of = rank, index, numbers.get(row.of)
+            row.end_s = (row.end_s or row.start_s) - self.start
+            row.start_s -= self.start
+            row.cpu_s = max(0.0, row.cpu_s)  # another thread has another clock
+            row.shape = tuple(row.shape)
+            row.dtype = name(row.dtype)
+            row.op = row.op and str(row.op).rpartition(".")[2].lower()
+        return list(map(values, self.rows))
 
     def _listen(self) -> None:
         """Have every group of this process recorded, those that are yet to be made as well."""
@@ -92,22 +104,27 @@ class Recorder:
         self._listen_to_waits()
 
     def _listen_to_waits(self) -> None:
-        wait = c10d.Work.wait
+        wait, unwaited = c10d.Work.wait, self.unwaited
 
         @functools.wraps(wait)
         def wait_and_record(work: c10d.Work, *args: Any, **options: Any) -> bool:
-            row = self.unwaited.pop(id(work), (None, None))[1]
+            _, row = unwaited.pop(id(work), (None, None))
             if row is None:
                 return wait(work, *args, **options)
-            start, cpu = (0.0, 0.0) if row["blocking"] else (self.now(), self.used_cpu())
-            try:
-                return wait(work, *args, **options)
-            finally:
-                self.waited(row, start, cpu, sys._getframe(1), work)
+            start, cpu = (0.0, 0.0) if row.blocking else (monotonic(), thread_time() - self.cpu)
+            done = wait(work, *args, **options)
+            if row.kind == "recv" and row.peer is None:  # now it is known who sent
+                row.peer = row.group[work._source_rank()]
+            if not row.blocking:
+                self.waited(row, start, cpu, sys._getframe(1))
+            elif row.end_s is None:
+                row.end_s = monotonic()
+            self.cpu = thread_time()
+            return done
 
         c10d.Work.wait = wait_and_record
 
-    def hold(self, work: Any, row: dict[str, Any]) -> None:
+    def hold(self, work: Any, row: Row) -> None:
         """Know a work object again when somebody waits for it."""
         self.unwaited[id(work)] = work, row
         if len(self.unwaited) > _MANY:
@@ -115,13 +132,13 @@ class Recorder:
                 if sys.getrefcount(held[0]) == 2:  # nobody else has it, so nobody can wait for it
                     del self.unwaited[key]
 
-    def in_backward(self, row: dict[str, Any]) -> None:
+    def in_backward(self, row: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what started in it is complete then."""
         task = torch._C._current_graph_task_id()
         engine = torch.autograd.Variable._execution_engine
 
-        def ends() -> None:  # behind it in the queue is DDP's own end, and behind that `is_over`
-            start, cpu = self.now(), self.used_cpu()
+        def ends() -> None:  # behind it in the queue is DDP's own end, and behind that `_is_over`
+            start, cpu = monotonic(), thread_time() - self.cpu
             engine.queue_callback(functools.partial(self._is_over, task, start, cpu))
 
         if task not in self.backward:
@@ -131,36 +148,31 @@ class Recorder:
 
     def _is_over(self, task: int, start: float, cpu: float) -> None:
         for row in self.backward.pop(task):
-            if row["index"] not in self.waited_for:
-                self.waited(row, start, cpu, sys._getframe().f_back, None)
-                start, cpu = self.now(), 0.0
+            if row not in self.waited_for:
+                self.waited(row, start, cpu, sys._getframe().f_back)
+                start, cpu = monotonic(), 0.0
+        self.cpu = thread_time()
 
-    def used_cpu(self) -> float:
-        """CPU seconds that this thread has computed since its last call."""
-        return max(0.0, time.thread_time() - self.cpu)
+    def waited(self, row: Row, start: float, cpu: float, frame: FrameType | None) -> None:
+        """Take note that a rank has waited for an operation that it did not block on."""
+        self.finish(row)
+        self.waited_for.add(row)
+        wait = Row()
+        wait.kind, wait.of, wait.blocking = "wait", row, False
+        wait.start_s, wait.end_s, wait.cpu_s = start, monotonic(), cpu
+        wait.group, wait.group_name = row.group, row.group_name
+        wait.peer, wait.bytes, wait.shape, wait.parts = row.peer, row.bytes, (), ()
+        wait.tag = wait.dtype = wait.op = wait.root = None
+        wait.place, wait.code = where(frame)
+        self.rows.append(wait)
 
-    def add(self, **fields: Any) -> dict[str, Any]:
-        """Append an event; the rest of its fields follow when they are known."""
-        row = {"index": len(self.rows), **fields}
-        self.rows.append(row)
-        return row
-
-    def waited(
-        self, row: dict[str, Any], start: float, cpu: float, frame: FrameType | None, work: Any
-    ) -> None:
-        """Take note that a rank has waited for an operation."""
-        end = self.now()
-        self.finish(row, end)
-        self.waited_for.add(row["index"])
-        if row["kind"] == "recv" and row["peer"] is None:  # now it is known who sent
-            row["peer"] = row["group"][work._source_rank()]
-        if not row["blocking"]:
-            place, code = where(frame)
-            times = {"start_s": start, "end_s": end, "cpu_s": cpu}
-            what = {name: row[name] for name in ("group", "group_name", "peer", "bytes")}
-            self.add(kind="wait", of=row["index"], place=place, code=code, **times, **what)
-        self.cpu = time.thread_time()
-
-    def finish(self, row: dict[str, Any], end: float) -> None:
+    def finish(self, row: Row) -> None:
         """The operation is complete, as seen by this rank; what says so first counts."""
-        row.setdefault("end_s", end)
+        if row.end_s is None:
+            row.end_s = monotonic()
+
+
+@functools.cache
+def name(dtype: torch.dtype | None) -> str | None:
+    """Such as "float32"."""
+    return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What a replay tells: when every rank is done, and what it does until then."""
+"""What a recording tells, counted or run again: traffic, finishing times, intervals."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,3 +61,36 @@ class Replay:
 
     def __repr__(self) -> str:
         return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} us)"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How much went from whom to whom.
+
+    Attributes:
+        bytes: `bytes[source][target]`.
+        messages: `messages[source][target]`.
+    """
+
+    bytes: tuple[tuple[float, ...], ...]
+    messages: tuple[tuple[int, ...], ...]
+
+    @property
+    def sent_bytes(self) -> tuple[float, ...]:
+        """Per rank."""
+        return tuple(map(sum, self.bytes))
+
+    @property
+    def received_bytes(self) -> tuple[float, ...]:
+        """Per rank."""
+        return tuple(map(sum, zip(*self.bytes, strict=True)))
+
+    @property
+    def sent_messages(self) -> tuple[int, ...]:
+        """Per rank."""
+        return tuple(map(sum, self.messages))
+
+    @property
+    def received_messages(self) -> tuple[int, ...]:
+        """Per rank."""
+        return tuple(map(sum, zip(*self.messages, strict=True)))

@@ -1,11 +1,10 @@
 """A recording run again on a virtual clock: discrete events, in a fixed order, in plain floats."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from course_utils.compute import Compute, compute_us, with_compute
 from course_utils.matching import (
     COMPUTE,
     DONE,
@@ -21,26 +20,22 @@ from course_utils.replay import Interval, Replay
 
 if TYPE_CHECKING:
     from course_utils.network import Network
-    from course_utils.trace import Event, Trace
+    from course_utils.trace import Event
+
+
+# Microseconds that a rank computes before an event; where that is None, before its end.
+Think = Callable[[int, "Event | None"], float]
 
 _ARRIVE, _RESUME = range(2)  # at one moment, arrivals come first
 
 
-def simulate(
-    trace: "Trace", schedule: Schedule, network: "Network", compute: Compute = "zero"
-) -> Replay:
-    """Run a schedule on a network; see `Network.replay`.
+def simulate(schedule: Schedule, network: "Network", think: Think) -> Replay:
+    """Run a schedule on a network; `think(rank, event)` is what a rank computes before an event.
 
     Raises:
         ReplayError: A rank waits for ever.
-        ValueError: `compute` is none of the things that it can be.
     """
-    think = compute_us(trace, compute)
-    programs = []
-    for rank, steps in enumerate(schedule.programs):
-        slow = network.slow_ranks.get(rank, 1.0)
-        programs.append(with_compute(steps, lambda event, r=rank, s=slow: think(r, event) * s))
-    return _Simulation(schedule, programs, network).run()
+    return _Simulation(schedule, network, think).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -61,9 +56,9 @@ class _Runner:
 
 
 class _Simulation:
-    def __init__(self, schedule: Schedule, programs: list[list[Step]], network: "Network") -> None:
-        self.schedule, size = schedule, len(programs)
-        self.programs = [_Runner(rank, -1, steps) for rank, steps in enumerate(programs)]
+    def __init__(self, schedule: Schedule, network: "Network", think: Think) -> None:
+        self.schedule, size = schedule, len(schedule.programs)
+        self.programs = [_Runner(rank, -1, steps) for rank, steps in enumerate(schedule.programs)]
         self.tasks = [
             _Runner(task.event.rank, number, task.steps, task.event)
             for number, task in enumerate(schedule.tasks)
@@ -77,7 +72,7 @@ class _Simulation:
         self.moments: list[tuple] = []
         self.intervals: list[Interval] = []
         self.do = {
-            COMPUTE: lambda runner, us: runner.now + us,
+            COMPUTE: lambda runner, event: runner.now + think(runner.rank, event),
             SEND: self._send,
             SENT: lambda runner, message: self.left[message],
             TAKEN: self._take,

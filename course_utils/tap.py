@@ -1,9 +1,14 @@
-"""Inside a rank: one process group, and what its hooks tell about each of its operations."""
+"""Inside a rank: one process group, and what its hooks tell about each of its operations.
+
+The hooks run a thousand times where a learner measures, so they only copy what will be gone later;
+`Recorder` makes events of it when the learner's function has returned.
+"""
 
 import functools
 import sys
-import time
 import weakref
+from dataclasses import fields
+from time import monotonic, thread_time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -11,80 +16,84 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.stacks import Frame
+from course_utils.trace import Event
 
 if TYPE_CHECKING:
     from course_utils.recorder import Recorder
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
+_C10D = c10d.__file__
 _BACKWARD = "_engine_run_backward"
 _KINDS = {
-    "SEND": "send",
-    "RECV": "recv",
-    "BROADCAST": "broadcast",
-    "ALLREDUCE": "all_reduce",
-    "ALLREDUCE_COALESCED": "all_reduce",
-    "REDUCE": "reduce",
-    "ALLGATHER": "all_gather",
-    "ALLGATHER_BASE": "all_gather",
-    "ALLGATHER_COALESCED": "all_gather",
-    "ALLGATHER_INTO_TENSOR_COALESCED": "all_gather",
-    "REDUCE_SCATTER": "reduce_scatter",
-    "REDUCE_SCATTER_BASE": "reduce_scatter",
-    "REDUCE_SCATTER_TENSOR_COALESCED": "reduce_scatter",
-    "ALLTOALL": "all_to_all",
-    "ALLTOALL_BASE": "all_to_all",
-    "BARRIER": "barrier",
-    "SCATTER": "scatter",
-    "GATHER": "gather",
+    "send": "SEND",
+    "recv": "RECV",
+    "broadcast": "BROADCAST",
+    "all_reduce": "ALLREDUCE ALLREDUCE_COALESCED",
+    "reduce": "REDUCE",
+    "all_gather": "ALLGATHER ALLGATHER_BASE ALLGATHER_COALESCED ALLGATHER_INTO_TENSOR_COALESCED",
+    "reduce_scatter": "REDUCE_SCATTER REDUCE_SCATTER_BASE REDUCE_SCATTER_TENSOR_COALESCED",
+    "all_to_all": "ALLTOALL ALLTOALL_BASE",
+    "barrier": "BARRIER",
+    "scatter": "SCATTER",
+    "gather": "GATHER",
 }
+_LISTS = ("SCATTER", "REDUCE_SCATTER", "ALLTOALL")  # these hand in a list with a tensor per rank
+_REDUCES = {"all_reduce", "reduce", "reduce_scatter"}
+_PARTED = {"scatter", "reduce_scatter", "all_to_all"}
+
+
+@functools.cache
+def kinds() -> dict[Any, str]:
+    """What torch calls an operation, and what it is called here."""
+    names = torch._C._distributed_c10d.HookOpName
+    return {getattr(names, name): kind for kind, all_ in _KINDS.items() for name in all_.split()}
+
+
+class Row:
+    """An event in the making: its fields as torch has them, set one by one as they are known."""
+
+    __slots__ = tuple(field.name for field in fields(Event))
 
 
 class Tap:
     """The hooks of one process group."""
 
     def __init__(self, recorder: "Recorder", group: c10d.ProcessGroup) -> None:
-        self.recorder, self.group = recorder, weakref.ref(group)
-        self.open: dict[int, dict[str, Any]] = {}  # operations that are being issued
+        self.recorder, self.group, self.kinds = recorder, weakref.ref(group), kinds()
+        self.open: dict[int, Row] = {}  # operations that are being issued
         group.register_pre_hook(_HOOK, self.before)
         group.register_post_hook(_HOOK, self.after)
 
     @functools.cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """Global ranks, in the group's order; the group knows them only once it is used."""
-        return tuple(c10d.get_process_group_ranks(self.group()))
-
-    @functools.cached_property
-    def name(self) -> str:
-        """What all members call the group."""
-        return self.group().group_name
+    def members(self) -> tuple[tuple[int, ...], str]:
+        """Global ranks in the group's order, and its name; known only once the group is used."""
+        return tuple(c10d.get_process_group_ranks(self.group())), self.group().group_name
 
     def before(self, call: Any) -> None:
         """An operation is about to be issued."""
-        kind = _KINDS.get(call.name.name)
+        kind = self.kinds.get(call.name)
         if kind is None:
             return
-        recorder, caller = self.recorder, sys._getframe().f_back
-        cpu, tensors, root = recorder.used_cpu(), call.input_tensors, call.root
-        tensors = tensors or call.output_tensors
-        other = self.ranks[root] if root >= 0 else None
-        place, code = where(caller)
-        self.open[call.op_id] = recorder.add(
-            kind=kind,
-            start_s=recorder.now(),
-            bytes=sum(map(size, tensors)),
-            peer=other if kind in ("send", "recv") else None,
-            root=None if kind in ("send", "recv") else other,
-            dtype=_name(tensors[0].dtype) if tensors else None,
-            shape=tuple(tensors[0].shape) if tensors else (),
-            blocking=is_blocking(call, kind, caller),
-            parts=self.parts(kind, call, caller),
-            group=self.ranks,
-            group_name=self.name,
-            place=place,
-            code=code,
-            cpu_s=cpu,
-            **asked(kind, caller),
-        )
+        row = Row()
+        row.cpu_s = thread_time() - self.recorder.cpu
+        row.kind, caller = kind, sys._getframe().f_back
+        row.place, row.code = where(caller)
+        row.group, row.group_name = self.members
+        tensors = call.input_tensors or call.output_tensors
+        row.dtype, row.shape = (tensors[0].dtype, tensors[0].shape) if tensors else (None, ())
+        row.bytes = tensors[0].nbytes if len(tensors) == 1 else sum(t.nbytes for t in tensors)
+        row.blocking = not call.async_op or is_blocking(caller)
+        row.op = operator(caller) if kind in _REDUCES else None
+        row.parts = parts(call, len(row.group), caller) if kind in _PARTED else ()
+        row.peer = row.tag = row.root = row.of = row.end_s = None
+        if kind == "send" or kind == "recv":
+            row.peer = row.group[call.root] if call.root >= 0 else None
+            row.tag = tag(caller)
+        elif call.root >= 0:
+            row.root = row.group[call.root]
+        self.recorder.rows.append(row)
+        self.open[call.op_id] = row
+        row.start_s = monotonic()
 
     def after(self, call: Any) -> None:
         """An operation was issued; its work object tells when it is complete."""
@@ -92,69 +101,54 @@ class Tap:
         if row is None or work is None:
             return
         caller = sys._getframe().f_back
-        python = caller is not None and caller.f_code.co_filename == c10d.__file__
-        if python:
+        if caller is not None and caller.f_code.co_filename == _C10D:  # which waits in Python
             recorder.hold(work, row)
-        if not (python and row["blocking"]):  # else the clock of the CPU is read after the wait
-            recorder.cpu = time.thread_time()
-        if call.async_op and row["kind"] not in ("send", "recv"):
-            future = work.get_future()
-            future.add_done_callback(lambda _: recorder.finish(row, recorder.now()))
-            if not row["blocking"] and torch._C._current_graph_task_id() != -1:
+            if row.blocking:
+                return
+        recorder.cpu = thread_time()
+        if call.async_op and row.kind not in ("send", "recv"):
+            work.get_future().add_done_callback(lambda _: recorder.finish(row))
+            if not row.blocking and torch._C._current_graph_task_id() != -1:
                 recorder.in_backward(row)
 
-    def parts(self, kind: str, call: Any, caller: FrameType | None) -> tuple[int, ...]:
-        """Bytes for each rank of the group, where a rank hands in one part per rank."""
-        tensors, n = call.input_tensors, len(self.ranks)
-        if kind not in ("scatter", "reduce_scatter", "all_to_all") or not tensors:
-            return ()
-        if call.name.name in ("SCATTER", "REDUCE_SCATTER", "ALLTOALL"):  # a list, one per rank
-            return tuple(map(size, tensors))
-        total = sum(map(size, tensors))
-        splits = caller and caller.f_locals.get("input_split_sizes")
-        if splits and sum(splits):
-            return tuple(total // sum(splits) * split for split in splits)
-        return (total // n,) * n
+
+def parts(call: Any, n: int, caller: FrameType | None) -> tuple[int, ...]:
+    """Bytes for each of a group's n ranks, where a rank hands in one part per rank."""
+    sizes = tuple(tensor.nbytes for tensor in call.input_tensors)
+    if not sizes or call.name.name in _LISTS:
+        return sizes
+    splits = caller and caller.f_locals.get("input_split_sizes")
+    if splits and sum(splits):
+        return tuple(sum(sizes) // sum(splits) * split for split in splits)
+    return (sum(sizes) // n,) * n
 
 
-@functools.cache
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def size(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
-
-
-def is_blocking(call: Any, kind: str, caller: FrameType | None) -> bool:
-    """Whether whoever asked for the operation waits for it at once."""
-    if not call.async_op or caller is None:
-        return not call.async_op
-    if caller.f_code.co_filename != c10d.__file__:  # torch's own C++, which waits before it returns
+def is_blocking(caller: FrameType | None) -> bool:
+    """Whether whoever asked for an asynchronous operation waits for it at once."""
+    if caller is None:
+        return False
+    if caller.f_code.co_filename != _C10D:  # torch's own C++, which waits before it returns
         return caller.f_code.co_name != _BACKWARD
     above = caller.f_back  # dist.send calls dist.isend, and waits
-    return above.f_code.co_filename == c10d.__file__ and above.f_code.co_name in ("send", "recv")
+    return above.f_code.co_filename == _C10D and above.f_code.co_name in ("send", "recv")
 
 
-def asked(kind: str, caller: FrameType | None) -> dict[str, Any]:
-    """The reduction operator and the tag, which the hooks leave out: arguments of the caller."""
-    frame = caller
-    if kind in ("send", "recv"):
-        tag = frame.f_locals.get("tag") if frame else None
-        return {"tag": tag if isinstance(tag, int) else 0, "op": None}
-    if kind not in ("all_reduce", "reduce", "reduce_scatter"):
-        return {"tag": None, "op": None}
+def tag(caller: FrameType | None) -> int:
+    """The tag of a send or recv, which the hooks leave out: an argument of the caller."""
+    found = caller.f_locals.get("tag") if caller else None
+    return found if isinstance(found, int) else 0
+
+
+def operator(frame: FrameType | None) -> Any:
+    """The reduction operator, which the hooks leave out: an argument of a caller in torch."""
     if frame and frame.f_code.co_name == _BACKWARD:
-        return {"tag": None, "op": "sum"}  # DDP's reducer divides by the world size, then sums
-    for _ in range(8):
-        if frame is None or is_learners(frame.f_code.co_filename):
-            break
-        of_torch = "op" if frame.f_code.co_filename == c10d.__file__ else "reduceOp"  # functional
-        if op := frame.f_locals.get(of_torch):
-            return {"tag": None, "op": str(op).rpartition(".")[2].lower()}
+        return "sum"  # DDP's reducer divides by the world size, then sums
+    while frame and not is_learners(file := frame.f_code.co_filename):
+        found = frame.f_locals.get("op" if file == _C10D else "reduceOp")  # functional
+        if found:
+            return found
         frame = frame.f_back
-    return {"tag": None, "op": None}
+    return None
 
 
 @functools.cache

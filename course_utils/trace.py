@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from course_utils.traffic import Traffic, count
+from course_utils.matching import match
+from course_utils.replay import Traffic
 
 if TYPE_CHECKING:
     from course_utils.network import Network
@@ -123,9 +124,16 @@ class Trace:
         "tree" or "direct", see `collectives.py`) would send.
 
         Raises:
+            ValueError: The algorithm is unknown.
             ReplayError: The ranks disagree about a collective, or a message has no partner.
         """
-        return count(self, algorithm)
+        size = range(self.world_size)
+        amounts, counts = [[0.0 for _ in size] for _ in size], [[0 for _ in size] for _ in size]
+        for message in match(self, algorithm).messages:
+            amounts[message.source][message.target] += message.bytes
+            counts[message.source][message.target] += 1
+        whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
+        return Traffic(whole, tuple(map(tuple, counts)))
 
     def replay(
         self,
@@ -151,8 +159,10 @@ class Trace:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
                 raise ValueError(data["format"])
-            events = tuple(Event(**_with_tuples(row)) for row in data["events"])
-            return cls(events, tuple((end, cpu) for end, cpu in data["ended"]))
+            events = tuple(
+                Event(**{k: _frozen(v) for k, v in row.items()}) for row in data["events"]
+            )
+            return cls(events, tuple(map(tuple, data["ended"])))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
 
@@ -171,11 +181,9 @@ class Trace:
         Path(path).write_text(text, encoding="utf-8")
 
 
-def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(row) - {field.name for field in fields(Event)}
-    if unknown:
-        raise ValueError(f"unknown fields {sorted(unknown)}")
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+def _frozen(value: Any) -> Any:
+    """JSON has lists where an event has tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _chrome(event: Event) -> list[dict[str, Any]]:

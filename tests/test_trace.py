@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import Trace, WorkerError, WorkerTimeout, launch, recorder
+from course_utils import Network, Trace, WorkerError, WorkerTimeout, launch, recorder
 from course_utils.trace import Event
 
 
@@ -335,3 +336,18 @@ def test_the_kernels_torch_is_as_it_was():
 def test_an_event_without_a_line_says_so():
     event = Event(rank=0, index=0, kind="barrier", bytes=0, start_s=0, end_s=0)
     assert repr(event) == "rank 0: barrier at outside of your code"
+
+
+@pytest.mark.slow
+def test_sixty_four_ranks_add_up_and_are_recorded():
+    def sums() -> float:
+        x = torch.full((64,), float(dist.get_rank()))
+        dist.all_reduce(x)
+        return x.sum().item()
+
+    start = time.monotonic()
+    results = launch(sums, world_size=64, trace=True)
+    assert time.monotonic() - start < 20
+    assert results == [64 * 63 * 32.0] * 64
+    assert [event.bytes for event in results.trace] == [256] * 64
+    assert results.trace.replay(Network(latency_us=1, gbit_s=8)).finish_us[0] > 126
