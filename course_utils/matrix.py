@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from course_utils.bars import INK
 from course_utils.plots import show
+from course_utils.replay import Traffic
 from course_utils.trace import Trace
-from course_utils.traffic import Traffic
 from course_utils.words import ranks, size
 
 if TYPE_CHECKING:
