@@ -113,15 +113,16 @@ class Recorder:
             if row is None:
                 return wait(work, *args, **options)
             start, cpu = (0.0, 0.0) if row.blocking else (monotonic(), thread_time() - self.cpu)
-            done = wait(work, *args, **options) if args or options else wait(work)
-            if row.kind == "recv" and row.peer is None:  # now it is known who sent
-                row.peer = row.group[work._source_rank()]
-            if not row.blocking:
-                self.waited(row, start, cpu, sys._getframe(1))
-            elif row.end_s is None:
-                row.end_s = monotonic()
-            self.cpu = thread_time()
-            return done
+            try:
+                return wait(work, *args, **options) if args or options else wait(work)
+            finally:
+                if row.kind == "recv" and row.peer is None:  # now it is known who sent
+                    row.peer = row.group[work._source_rank()]
+                if row.blocking:
+                    self.finish(row)
+                else:
+                    self.waited(row, start, cpu, sys._getframe(1))
+                self.cpu = thread_time()
 
         c10d.Work.wait = wait_and_record
 
