@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from course_utils.tap import Row, Tap, where
+from course_utils.tap import Row, Tap, describe, where
 from course_utils.trace import Event, Trace
 
 _MANY = 64  # works that are held until somebody waits for them, before looking who still can
@@ -85,6 +85,7 @@ class Recorder:
             row.start_s -= self.start
             row.cpu_s = max(0.0, row.cpu_s)  # another thread has another clock
             row.shape = tuple(row.shape)
+            row.place, row.code = describe(row.place, row.code)
             row.dtype = name(row.dtype)
             row.op = row.op and str(row.op).rpartition(".")[2].lower()
         return list(map(values, self.rows))
@@ -112,15 +113,16 @@ class Recorder:
             if row is None:
                 return wait(work, *args, **options)
             start, cpu = (0.0, 0.0) if row.blocking else (monotonic(), thread_time() - self.cpu)
-            done = wait(work, *args, **options)
-            if row.kind == "recv" and row.peer is None:  # now it is known who sent
-                row.peer = row.group[work._source_rank()]
-            if not row.blocking:
-                self.waited(row, start, cpu, sys._getframe(1))
-            elif row.end_s is None:
-                row.end_s = monotonic()
-            self.cpu = thread_time()
-            return done
+            try:
+                return wait(work, *args, **options) if args or options else wait(work)
+            finally:
+                if row.kind == "recv" and row.peer is None:  # now it is known who sent
+                    row.peer = row.group[work._source_rank()]
+                if row.blocking:
+                    self.finish(row)
+                else:
+                    self.waited(row, start, cpu, sys._getframe(1))
+                self.cpu = thread_time()
 
         c10d.Work.wait = wait_and_record
 

@@ -9,7 +9,7 @@ import sys
 import weakref
 from dataclasses import fields
 from time import monotonic, thread_time
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,7 +104,7 @@ class Tap:
         if caller is not None and caller.f_code.co_filename == _C10D:  # which waits in Python
             recorder.hold(work, row)
             if row.blocking:
-                return
+                return  # its wait follows at once
         recorder.cpu = thread_time()
         if call.async_op and row.kind not in ("send", "recv"):
             work.get_future().add_done_callback(lambda _: recorder.finish(row))
@@ -157,16 +157,18 @@ def is_learners(file: str) -> bool:
     return Frame(file, 0, "").is_learners
 
 
-@functools.cache
-def _describe(file: str, line: int, name: str) -> tuple[str, str]:
-    frame = Frame(file, line, name)
-    return frame.place, frame.code
-
-
-def where(frame: FrameType | None) -> tuple[str, str]:
-    """Place and text of the innermost line of the learner, empty when there is none."""
+def where(frame: FrameType | None) -> tuple[CodeType | None, int]:
+    """The learner's innermost function and how far it is, which is cheaper to ask than its line."""
     while frame and not is_learners(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:
+    return (frame.f_code, frame.f_lasti) if frame else (None, 0)
+
+
+@functools.cache
+def describe(code: CodeType | None, at: int) -> tuple[str, str]:
+    """Place and text of that line, empty when there is none."""
+    if code is None:
         return "", ""
-    return _describe(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    line = next(line for start, end, line in code.co_lines() if start <= at < end)
+    frame = Frame(code.co_filename, line or code.co_firstlineno, code.co_name)
+    return frame.place, frame.code
