@@ -83,9 +83,9 @@ def from_dump(text: str) -> list[Frame]:
     for row in stack.partition("\n\n")[0].splitlines():
         if found := _DUMPED.match(row):
             frame = Frame(found["file"], int(found["line"]), found["name"])
-            if frame.file.startswith(_HERE):
-                break
             frames.append(frame)
+            if frame.file.startswith(_HERE) and frame.name == "_work":
+                break
     return frames[::-1]
 
 
