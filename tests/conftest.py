@@ -79,7 +79,7 @@ def family(process: psutil.Process) -> set[psutil.Process]:
     found, line = set(process.children(recursive=True)), process.cmdline()
     for other in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if other.pid > process.pid and other.cmdline() == line:
+            if other.cmdline() == line and other.create_time() > process.create_time():
                 found.add(other)
     return found
 
