@@ -13,15 +13,16 @@ from course_utils import stacks
 from course_utils.stacks import Frame
 
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
-_ECHO = re.compile(
+_LOST = re.compile(
     r"(RuntimeError|Dist\w*Error|Connection\w*Error): .*("
     r"Connection (was likely )?(closed|reset|refused)|Read error|Write error|Broken pipe|"
-    r"Timed out waiting|Connect timeout|Socket closed|remote process exited)",
+    r"by peer|Connect timeout|Socket closed|remote process exited)",
     re.DOTALL,
 )
+_LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # they have many
+_WAITED = re.compile(r"\w+Error: .*Timed out waiting", re.DOTALL)
 # What differs from run to run in others' messages: addresses, ports, process ids, source paths.
 _UNSTABLE = re.compile(r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] ")
-_LOST = re.compile(r"(?<=RuntimeError: ).*(by peer|Broken pipe).*", re.DOTALL)  # gloo has many
 _LIMIT = 4000  # characters of an exception's own words that are kept
 
 _LEFT = (
@@ -54,7 +55,7 @@ class Failure:
     @property
     def is_echo(self) -> bool:
         """Whether this rank only noticed that a peer was gone."""
-        return _ECHO.match(self.headline) is not None
+        return bool(_LOST.match(self.headline) or _WAITED.match(self.headline))
 
     def story(self) -> str:
         """The learner's lines that led to the failure, the innermost with its neighbours."""
@@ -97,7 +98,9 @@ def from_exception(rank: int, when: float, error: BaseException, note: str = "")
     headline = note or f"{type(error).__name__}: {words}".removesuffix(": ")
     if isinstance(error, SystemExit):
         headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
-    headline = _LOST.sub("Connection closed by peer", _UNSTABLE.sub("", headline))[:_LIMIT]
+    headline = _UNSTABLE.sub("", headline)[:_LIMIT]
+    if _LOST.match(headline):
+        headline = _LOST_IN_ONE_WORDING
     full = "".join(traceback.format_exception(error))[-4 * _LIMIT :]
     return Failure(rank, when, headline, frames[-40:], traceback=full)
 

@@ -39,7 +39,8 @@ class Rendezvous:
         """In the kernel: take a port and a file; `close` undoes it, also when half is done."""
         self.port = socket.socket()
         self.port.bind((LOOPBACK, 0))
-        self._folder = Path(tempfile.gettempdir(), f"launch-{secrets.token_hex(8)}")
+        # Short, since the path of a socket may have 107 bytes; not to be guessed.
+        self._folder = Path(tempfile.gettempdir(), f"ddp-{secrets.token_urlsafe(6)}")
         if os.path.exists("/proc/self/fd"):
             self._file = anonymous_file("rendezvous")
             self._path = f"/proc/self/fd/{self._file}"

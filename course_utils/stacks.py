@@ -14,7 +14,6 @@ from types import TracebackType
 
 _DUMPED = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 _HERE = str(Path(__file__).parent)
-_RECORDER = str(Path(__file__).with_name("recorder.py"))  # it stands between a wait and the learner
 _LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
 POINT_TO_POINT = {"send", "recv", "batch_isend_irecv"}
@@ -84,11 +83,9 @@ def from_dump(text: str) -> list[Frame]:
     for row in stack.partition("\n\n")[0].splitlines():
         if found := _DUMPED.match(row):
             frame = Frame(found["file"], int(found["line"]), found["name"])
-            if frame.file == _RECORDER:
-                continue
-            if frame.file.startswith(_HERE):
-                break
             frames.append(frame)
+            if frame.file.startswith(_HERE) and frame.name == "_work":
+                break
     return frames[::-1]
 
 

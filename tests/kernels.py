@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 import textwrap
 import threading
@@ -88,6 +89,7 @@ class Kernel:
             Path(folder).mkdir()
         # No GPU: NCCL and CUDA have tests of their own, and the matrix is the same everywhere.
         own = {MARK: SESSION, "CUDA_VISIBLE_DEVICES": "", "FOLDER": str(self.folder), **folders}
+        own |= {"PREFIX": sys.prefix, "PROJECT": str(Path(__file__).parents[1])}
         self.book = nbformat.v4.new_notebook()
         self.client = NotebookClient(
             self.book, allow_errors=True, kernel_name="python3", shutdown_kernel="immediate"

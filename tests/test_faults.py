@@ -39,7 +39,10 @@ WITH_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-c")
 ROOMS = {
     "full": """
         mount --bind "$FOLDER" /mnt  # out of the way, then back
-        for folder in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o size=1m small "$folder"; done
+        for folder in /tmp /var/tmp /dev/shm; do
+            case "$PREFIX/$PROJECT" in *"$folder"/*) continue; esac  # it holds what we run
+            mount -t tmpfs -o size=1m small "$folder"
+        done
         mkdir -p "$FOLDER" && mount --bind /mnt "$FOLDER" &&
         mount -t tmpfs -o size=1m small "$TMPDIR" && exec "$0" "$@"
     """,

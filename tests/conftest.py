@@ -1,0 +1,131 @@
+"""A census around a test: whatever it started, opened or changed is gone when it is over."""
+
+import contextlib
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def threads_of_torch() -> int:
+    """Starts them all, so that the census finds them there; and ranks are forked beside them."""
+    return int((torch.ones(1500, 1500) @ torch.ones(1500, 1500))[0, 0])
+
+
+@pytest.fixture
+def nothing_left(
+    threads_of_torch: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
+    """Fails a test after which more is held than before; yields its folder for temporary files."""
+    folder = tmp_path_factory.mktemp("t")  # short, for the sockets in it
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = census(folder)
+    yield folder
+    end = time.monotonic() + 2  # threads and segments take a moment to vanish
+    while (left := beyond(before, census(folder))) and time.monotonic() < end:
+        gc.collect()  # results that nobody holds any more still have their memory
+        time.sleep(0.02)
+    assert left == {}
+
+
+def census(folder: Path) -> dict[str, Counter[str]]:
+    """What this process holds; on macOS what can be seen there."""
+    process = psutil.Process()
+    found = {
+        "processes": Counter(map(str, family(process))),
+        "threads": Counter([t.name for t in threading.enumerate()]),
+        "temporary files": Counter(os.listdir(folder)),
+        "environment": Counter(f"{k}={v}" for k, v in os.environ.items() if k[:7] != "PYTEST_"),
+        "signal handlers": Counter(f"{s} {signal.getsignal(s)}" for s in signal.valid_signals()),
+    }
+    if (maps := Path("/proc/self/maps")).exists():
+        found |= {
+            "native threads": Counter({"all": process.num_threads()}),
+            "descriptors": Counter(filter(None, map(link, Path("/proc/self/fd").iterdir()))),
+            "shared memory": Counter(os.listdir("/dev/shm")),
+            "mapped files": Counter(re.findall(r" (/memfd:.*|/dev/shm/.*)", maps.read_text())),
+        }
+    return found
+
+
+def beyond(
+    before: dict[str, Counter[str]], after: dict[str, Counter[str]]
+) -> dict[str, dict[str, int]]:
+    """What is there now and was not before, or the other way round for the environment."""
+    more = {name: dict(after[name] - before[name]) for name in after}
+    more["no longer in the environment"] = dict(before["environment"] - after["environment"])
+    return {name: what for name, what in more.items() if what}
+
+
+def family(process: psutil.Process) -> set[psutil.Process]:
+    """All descendants, the orphans included: what was forked keeps its ancestor's command line."""
+    found, line = set(process.children(recursive=True)), process.cmdline()
+    for other in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if other.cmdline() == line and other.create_time() > process.create_time():
+                found.add(other)
+    return found
+
+
+def link(entry: Path) -> str:
+    """The kind of an open descriptor, without its number: `socket`, `pipe`, a path."""
+    try:
+        return os.readlink(entry).split(":[")[0]
+    except OSError:  # the one with which this folder is read
+        return ""
+
+
+def alive(numbers: set[int]) -> set[int]:
+    """Those that run; the dead wait for whoever adopted them."""
+    dead = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    running = {p.pid for p in psutil.process_iter(["status"]) if p.info["status"] not in dead}
+    return numbers & running
+
+
+def gone_within(numbers: set[int], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while alive(numbers) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not alive(numbers)
+
+
+@pytest.fixture
+def script() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts Python on a text, as a process group of its own that does not outlive the test."""
+    started = []
+
+    def start(source: str, *command: str, **options: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*command, sys.executable, "-u", "-c", textwrap.dedent(source)],
+            cwd=Path(__file__).parents[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

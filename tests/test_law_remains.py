@@ -1,0 +1,115 @@
+"""The law of launch, line 9: after a launch there is nothing more than before."""
+
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import gone_within
+from torch.utils.data import DataLoader
+
+from course_utils import WorkerError, WorkerTimeout, launch
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, WorkerTimeout, WorkerError, None])
+def test_law_9_however_a_rank_with_a_data_loader_ends_nothing_is_left(how):
+    def work() -> None:
+        for batch, _ in enumerate(DataLoader(range(10**4), num_workers=2)):
+            if batch == 10 and how is WorkerError:
+                raise ValueError
+            if batch == 10 and how is KeyboardInterrupt and dist.get_rank() == 0:
+                os.kill(os.getppid(), signal.SIGINT)
+            if batch == 10 and how is None:
+                return
+
+    with pytest.raises(how) if how else contextlib.nullcontext():
+        launch(work, timeout=0.7 if how is WorkerTimeout else 20)
+
+
+def test_law_9_a_rank_that_starts_processes_takes_them_along():
+    def work() -> list[int]:
+        batches = iter(DataLoader(range(1000), num_workers=2))
+        program = subprocess.Popen(["sleep", "100"])
+        return [worker.pid for worker in batches._workers] + [program.pid]
+
+    for children in launch(work):
+        assert len(children) == 3
+        assert gone_within(set(children), 1)
+
+
+@linux
+def test_law_9_a_segment_whose_maker_was_stopped_too_early_is_removed():
+    def work() -> None:
+        if os.fork() == 0:
+            Path(f"/dev/shm/torch_{os.getpid()}_1_1").touch()  # as torch does, just before a signal
+            time.sleep(100)
+        time.sleep(0.1)
+        raise ValueError
+
+    with pytest.raises(WorkerError):
+        launch(work)
+
+
+def test_law_9_a_rank_may_use_segments_files_and_sockets():
+    def work() -> int:
+        kept = [torch.ones(10).share_memory_(), socket.socket(), dist.new_group([0, 1])]
+        return len(kept)
+
+    assert list(launch(work)) == [3, 3]
+
+
+def test_law_9_a_success_a_failure_and_a_timeout_leave_nothing():
+    """What they leave is counted by the fixture after this test."""
+    large = launch(lambda: [torch.ones(100_000), torch.ones(5), "x" * 100_000])
+    assert large[0][0][-1] == 1
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        launch(lambda: 1 / 0)
+    with pytest.raises(WorkerTimeout):
+        launch(time.sleep, 100, timeout=0.2)
+
+
+def test_law_9_a_rank_cannot_change_the_kernel():
+    here = os.getcwd()
+
+    def work() -> None:
+        os.environ["CHANGED"] = "1"
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.chdir("/")
+        torch.manual_seed(5)
+        torch.set_default_dtype(torch.float64)
+
+    state = torch.get_rng_state()
+    launch(work)
+    assert os.getcwd() == here
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_law_9_an_error_that_is_kept_holds_nothing():
+    """As `sys.last_value` does in a notebook."""
+    descriptors = psutil.Process().num_fds()
+    with pytest.raises(WorkerError) as kept:
+        launch(lambda: 1 / 0)
+    assert psutil.Process().num_fds() == descriptors
+    assert kept.value.rank == 0
+
+
+def test_law_9_later_launches_cost_what_earlier_ones_cost():
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        launch(dist.get_rank)
+        times.append(time.perf_counter() - started)
+    assert statistics.median(times[-10:]) < 2 * statistics.median(times[:10])

@@ -1,0 +1,200 @@
+"""The law of launch, line 6: too long, and the error says who waits, where, and for whom."""
+
+import ctypes
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils import WorkerTimeout, launch
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+HERE = os.path.basename(__file__)
+
+
+def hanging(fn, n: int = 2, backend: str | None = "gloo") -> str:
+    """What the error says, which comes soon after the deadline."""
+    started = time.monotonic()
+    with pytest.raises(WorkerTimeout) as caught:
+        launch(fn, world_size=n, timeout=0.8, backend=backend)
+    assert time.monotonic() - started < 0.8 + 2
+    assert str(caught.value).startswith("rank")
+    assert "done after 0.8 s." in str(caught.value)
+    return str(caught.value)
+
+
+def line_of(fn, text: str) -> str:
+    """Such as `test_x.py, line 5, in fn: dist.barrier()`."""
+    import inspect
+
+    rows, first = inspect.getsourcelines(fn)
+    number = next(i for i, row in enumerate(rows) if text in row)
+    return f"{HERE}, line {first + number}, in {fn.__name__}: {rows[number].strip()}"
+
+
+def test_law_6_a_hang_names_the_rank_that_never_arrived():
+    def work() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(100)
+        dist.barrier()
+
+    told = hanging(work, 3)
+    barrier, sleep = line_of(work, "barrier"), line_of(work, "sleep")
+    assert f"  rank 0: waiting in barrier at {barrier}\n" in told
+    assert f"  rank 1: running at {sleep}\n" in told
+    assert f"  rank 2: waiting in barrier at {barrier}\n" in told
+    assert "Ranks 0 and 2 waited for rank 1, which never arrived" in told
+
+
+def test_law_6_a_rank_that_has_returned_never_arrives():
+    def work() -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+
+    told = hanging(work)
+    assert told.startswith("rank 0 was not done")
+    assert "  rank 1: its function has returned" in told
+    assert "Rank 0 waited for rank 1, which never arrived" in told
+
+
+def test_law_6_two_ranks_that_send_to_each_other_are_told_so():
+    def work() -> None:
+        dist.send(torch.ones(1), 1 - dist.get_rank())
+
+    told = hanging(work)
+    assert told.count(f"waiting in send at {line_of(work, 'dist.send')}") == 2
+    assert "Let one side receive first, or use isend and irecv" in told
+
+
+def test_law_6_two_ranks_that_receive_from_each_other_are_told_so():
+    told = hanging(lambda: dist.recv(torch.ones(1), 1 - dist.get_rank()))
+    assert told.count("waiting in recv at") == 2
+    assert "Every rank waits in a point-to-point call" in told
+
+
+def test_law_6_an_endless_loop_in_python_is_shown():
+    def work() -> None:
+        while True:
+            pass
+
+    told = hanging(work)
+    assert re.search(rf"rank 0: running at {HERE}, line \d+, in work: (while True:|pass)", told)
+    assert "No rank waits for another: ranks 0 and 1 only needed longer" in told
+
+
+def test_law_6_an_endless_loop_in_c_is_shown():
+    def work() -> None:
+        if dist.get_rank() == 0:
+            ctypes.PyDLL(None).sleep(100)  # holds the interpreter's lock; a signal wakes it
+            ctypes.PyDLL(None).pause()
+        dist.barrier()
+
+    told = hanging(work)
+    assert re.search(rf"rank 0: running at {HERE}, line \d+, in work: ctypes", told)
+    assert "Rank 1 waited for rank 0" in told
+
+
+def test_law_6_different_collectives_are_told_apart():
+    def work() -> None:
+        if dist.get_rank() == 0:
+            dist.barrier()
+        else:
+            dist.broadcast(torch.ones(10), 0)
+            dist.broadcast(torch.ones(10), 0)
+
+    told = hanging(work)
+    assert "waiting in barrier" in told
+    assert "waiting in broadcast" in told
+    assert "The ranks wait in different calls (barrier, broadcast)" in told
+
+
+def test_law_6_different_groups_are_hinted_at():
+    def work() -> None:
+        one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
+        dist.barrier(group=(one, two)[dist.get_rank()])
+
+    assert "for different groups" in hanging(work)
+
+
+def test_law_6_a_missing_backward_is_seen_inside_ddp():
+    def work() -> None:
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        loss = model(torch.ones(1, 2)).sum()
+        if dist.get_rank() == 0:
+            loss.backward()
+        time.sleep(100)
+
+    told = hanging(work)
+    assert "rank 0: waiting in backward at " in told
+    assert "Rank 0 waited for rank 1" in told
+
+
+def test_law_6_a_model_wrapped_by_one_rank_only_is_seen():
+    def work() -> None:
+        if dist.get_rank() == 0:
+            DistributedDataParallel(nn.Linear(2, 2))
+
+    assert "rank 0: waiting in DDP(model) at " in hanging(work)
+
+
+def test_law_6_a_wait_for_an_asynchronous_call_is_seen():
+    def work() -> None:
+        if dist.get_rank() == 0:
+            handle = dist.all_reduce(torch.ones(1), async_op=True)
+            handle.wait()
+
+    assert "rank 0: waiting in wait at " in hanging(work)
+
+
+def test_law_6_a_rank_that_never_joins_is_seen():
+    def work() -> None:
+        if os.environ["RANK"] == "0":
+            dist.init_process_group("gloo")
+        time.sleep(100)
+
+    told = hanging(work, backend=None)
+    assert "rank 0: waiting in init_process_group at " in told
+    assert "Rank 0 waited for rank 1" in told
+
+
+def test_law_6_a_rank_that_is_stopped_by_a_signal_is_told_of():
+    def work() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    told = hanging(work)
+    assert "rank 1: gives no answer" in told
+    assert "Rank 0 waited for rank 1" in told
+
+
+def test_law_6_a_rank_that_ignores_every_signal_is_stopped():
+    def work() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(100)
+
+    assert "ranks 0 and 1 were not done" in hanging(work)
+
+
+def test_law_6_the_words_are_the_same_in_every_run():
+    def work() -> None:
+        print("about to wait")
+        dist.recv(torch.ones(1), 1 - dist.get_rank())
+
+    assert len({hanging(work) for _ in range(2)}) == 1
+
+
+def test_law_6_a_run_that_is_just_in_time_is_no_timeout():
+    assert list(launch(time.sleep, 0.5, timeout=1.5)) == [None, None]
+
+
+def test_law_6_a_function_of_a_library_is_said_to_be_outside_of_your_code():
+    with pytest.raises(WorkerTimeout, match="rank 0: running, outside of your code"):
+        launch(time.sleep, 100, timeout=0.3, world_size=1)
