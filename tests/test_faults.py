@@ -15,7 +15,10 @@ from faults import Fault
 from faults_kernel import FAULTS, LOADER
 from kernels import Kernel, Outcome, alive
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the census reads /proc")
+pytestmark = [
+    pytest.mark.slow,  # two minutes of real kernels
+    pytest.mark.skipif(sys.platform != "linux", reason="the census reads /proc"),
+]
 
 SLACK_S = 2.0  # what a launch may take beyond its deadline
 HUNG_S = 60.0
