@@ -203,3 +203,18 @@ def test_a_result_without_room_in_memory_is_an_error():
 
     with pytest.raises(WorkerError, match="rank 0 failed: "):
         sent(work)
+
+
+class HasAValue:
+    """Cannot travel, and has an attribute that a recorded rank's parcel has as well."""
+
+    value = 3
+
+    def __reduce__(self) -> str:
+        raise TypeError("stays here")
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_what_cannot_travel_is_named_by_its_own_type(trace: bool) -> None:
+    with pytest.raises(WorkerError, match="its result, a HasAValue, cannot be sent back"):
+        launch(HasAValue, world_size=1, trace=trace)
