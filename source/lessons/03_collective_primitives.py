@@ -80,8 +80,8 @@ launch(both_send_first, world_size=2, backend="gloo", timeout=4)
 
 # %% [markdown]
 # Read it aloud. *Not done after 4 s*: nothing failed, nothing moved. *Waiting in send*, on **both** ranks, at the same line: each
-# waits for the other to receive, and neither gets to its `recv`. 32 bytes suffice. That is a **deadlock**. Other libraries
-# may take a small message into a buffer and go on, so the mistake can sleep until the tensors grow.
+# waits for the other to receive, and neither gets to its `recv`. 32 bytes suffice. That is a **deadlock**. Other libraries,
+# such as MPI, may keep a small message in a buffer and go on; there, the mistake sleeps until the tensors grow.
 #
 # Two cures: agree on an **order**, or start with `isend`, which returns **at once** with a `work` to wait for.
 #
@@ -173,7 +173,7 @@ def who_to_whom(trace, *algorithms):
     for rank in range(4):
         pairs = [zip(model.bytes[rank], model.messages[rank]) for model in models]
         rows = ["".join(f"{b if count else '·':>6}" for b, count in row) for row in pairs]
-        print(f"of rank {rank}", *rows)
+        print(f"from {rank}   ", *rows)
 
 
 # %%
@@ -227,9 +227,7 @@ def broadcast_by_hand():
 
 by_hand = launch(broadcast_by_hand, world_size=4, backend="gloo", trace=True)
 print("same result:", all(a.equal(b) for a, (_, b) in zip(by_hand, results)))
-print(
-    "sends observed = sends modelled:", by_hand.trace.traffic() == results.trace.traffic("direct")
-)
+print("observed = modelled:", by_hand.trace.traffic() == results.trace.traffic("direct"))
 
 # %% [markdown]
 # The model keeps its word. In chapter [06](06_what_communication_costs.ipynb) you write the ring, too, and learn which
@@ -400,7 +398,7 @@ assert all(event.end_s >= last_arrival for event in results.trace)
 plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last, has come.")
 
 # %% [markdown]
-# The messages are empty, 0 bytes, and still they must arrive. Rank 3 hardly waits; rank 0 waits longest. Keep that for part 8.
+# The messages are empty, 0 bytes, and still they must arrive. The earlier a rank comes, the longer it waits: keep that for part 8.
 #
 # | you want | call |
 # | --- | --- |
@@ -562,9 +560,10 @@ def read_too_early():
 
 results = launch(read_too_early, world_size=2, backend="gloo", trace=True)
 print(results[0])
-plot_timeline(
-    results.trace, "On rank 0 the all_reduce runs beside its own code, until wait() holds it."
+text = (
+    "Rank 0 goes on with its own code after it has started the all_reduce, until wait() holds it."
 )
+plot_timeline(results.trace, text)
 
 # %% [markdown]
 # 1 instead of 3: its own number, and no error. In general what one reads there may be anything, old, new or half-done.
@@ -599,7 +598,7 @@ for way in (one_by_one, overlapped):
 
 # %% [markdown]
 # An `all_reduce` takes 120 µs here. One by one: 3 × (300 + 120) = 1,260. Overlapped: 3 × 300 + 120 = 1,020; only the last one
-# is still waited for, as nothing is left to compute beside it. DDP does this in every backward pass.
+# is still waited for, as nothing is left to compute beside it. In chapter [04](04_ddp_training.ipynb) you see DDP do the same.
 #
 # **Check yourself.** A friend calls `work = dist.all_reduce(x, async_op=True); work.wait()`. What is gained?
 #
@@ -661,15 +660,16 @@ def compare():
 
 for world_size, (first_s, second_s) in ARTICLE_S.items():
     ratios = launch(compare, world_size=world_size, backend="gloo")[0]
-    print(f"{world_size} rank(s), reduce + broadcast : all_reduce")
+    print(f"{world_size} rank{'s' * (world_size > 1)}, reduce + broadcast : all_reduce")
     print(f"  the article: {second_s:.3f} s : {first_s:.3f} s = {second_s / first_s:.3f}, once")
     print(f"  this machine: {statistics.median(ratios):.3f}, between {ratios[0]:.3f}", end=" ")
     print(f"and {ratios[-1]:.3f} in {repeats} turns")
 assert 0.5 < statistics.median(ratios) < 2, "this machine is too busy to tell"
 
 # %% [markdown]
-# The article's 1.4 % with two ranks look like the price of the two calls. But its one rank, which sends nothing to nobody, shows 3.4 %: its
-# control moves more than its result. Your own spread says the same: measured once, a difference of a few per cent means nothing.
+# The article's 1.4 % with two ranks look like the price of the two calls. But with one rank, which has nobody to send to, it measured 3.4 %. Whatever
+# made *that* difference, it was not sending: the control moves more than the result. Look at your own spread, too. A few per cent,
+# measured once, mean nothing.
 #
 # Ask the replay, which has no noise. **Predict:** by which factor is reduce + broadcast slower with 2, 4 and 8 ranks?
 
@@ -694,10 +694,9 @@ for world_size in (1, 2, 4, 8):
     print(predicted_ratio.get(world_size, ""))
 
 # %% [markdown]
-# One rank sends nothing, so the truth behind the article's 3.4 % is 0 µs. With more ranks the answer depends on the algorithm. By tree or
-# directly, an `all_reduce` *is* a reduce and a broadcast: the same messages, 1.00. Only the ring gains: it does not collect
-# the sum in one place before it spreads it, so that no port ever idles. The gain is 1.83 at two ranks, and less at eight, where
-# latency counts more.
+# One rank sends nothing: 0 µs either way. With more, the answer depends on the algorithm. By tree or directly, an `all_reduce` *is* a reduce and
+# a broadcast: the same messages, 1.00. Only a ring gains, since it never collects the whole sum in one place. The factor is 1.83 with two
+# ranks and 1.56 with eight, where latency, which no algorithm saves, counts more.
 #
 # **Check yourself.** What would you need to know before you believe "X is 1.4 % faster"?
 #
@@ -747,7 +746,7 @@ def train_with_straggler(where, scale, steps=4):
 # Four ranks, five trainings, each recorded. **Predict:** in the picture of the last one, which rank spends the most time in `all_reduce`?
 
 # %%
-scale = 0.25
+scale = 0.5
 traces = {}
 for where in WHERE:
     results = launch(train_with_straggler, where, scale, world_size=4, backend="gloo", trace=True)
@@ -764,22 +763,25 @@ plot_timeline(traces["at every aggregation"], text)
 
 
 # %% tags=["nbval-ignore-output"]
-def print_row(where, waits_ms, end="\n"):
+heading = "ms in all_reduce        rank 0   rank 1   rank 2   rank 3   waits least"
+
+
+def row(where, waits_ms):
     first, second = sorted(waits_ms)[:2]
     least = f"rank {waits_ms.index(first)}" if first < second * 2 / 3 else "nobody stands out"
-    print(f"{where:21}", "".join(f"{ms:9.2f}" for ms in waits_ms), f"  {least:17}", end=end)
+    return f"{where:21}" + "".join(f"{ms:9.2f}" for ms in waits_ms) + f"   {least:17}"
 
 
-print(f"ms in all_reduce, naps x {scale:4}  0        1        2        3   waits least")
+print(heading, f"   (real time, naps x {scale})")
 for where, trace in traces.items():
     waits_ms = [0.0] * 4
     for event in trace:
         waits_ms[event.rank] += 1e3 * (event.end_s - event.start_s)
-    print_row(where, waits_ms)
+    print(row(where, waits_ms))
 assert waits_ms.index(min(waits_ms)) == 1  # the long nap after backward
 
 # %% [markdown]
-# The long naps give rank 1 away; a quarter of a millisecond at the start drowns in the noise of the machine. On the virtual clock there is
+# The long naps give rank 1 away; half a millisecond at the start drowns in the noise of the machine. On the virtual clock there is
 # no noise, and nobody has to sleep: we give rank 1 the article's **full** naps, and every rank 2 ms for each backward pass.
 
 
@@ -789,18 +791,14 @@ def computing_us(event):
     return 2000 * (event.index % 4 == 0) + nap_us
 
 
-print(
-    "ms in all_reduce, full naps       0        1        2        3   waits least         done at"
-)
+print(heading, "     all are done at")
 for where, trace in traces.items():
     replay, waits_ms = trace.replay(network, computing_us), [0.0] * 4
     for interval in replay.intervals:
-        waits_ms[interval.rank] += (
-            (interval.what == "wait") * (interval.end_us - interval.start_us) / 1000
-        )
-    print_row(where, waits_ms, end="")
-    print(f"{max(replay.finish_us) / 1000:9.2f}")
-    assert max(replay.finish_us) - min(replay.finish_us) < 100  # us: all are done together
+        if interval.what == "wait":
+            waits_ms[interval.rank] += (interval.end_us - interval.start_us) / 1000
+    print(row(where, waits_ms), f"{max(replay.finish_us) / 1000:12.2f} ms")
+    assert max(replay.finish_us) - min(replay.finish_us) < 100  # all together, within 0.1 ms
 
 # %% [markdown]
 # In all four experiments **the straggler is the rank that waits least**: 1.08 ms, where the others wait up to six seconds. The control, without a
@@ -823,7 +821,8 @@ explore(traces["nowhere"], network, lambda event: 2000.0 * (event.index % 4 == 0
 #
 # ## What you know now
 #
-# Nine collectives are patterns of one move, send and receive, and each is a bargain about who holds what. All ranks call them, in the same order; a
-# `work` must be waited for; gaps and what lies off root are not yours to read. What one rank loses, all lose, in the next aggregation.
+# Nine collectives, all patterns of one move: somebody sends, somebody receives. Every rank calls them, in the same order. What you asked for without
+# waiting, what has gaps, and what lies off root is not yours to read yet, or ever. And time that one rank loses, all lose, in the
+# next aggregation.
 #
 # **Next:** [04 · DDP training](04_ddp_training.ipynb) makes one of these calls for you, at the right moment.
