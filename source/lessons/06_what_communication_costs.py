@@ -103,15 +103,12 @@ predicted_longer = "?"
 queued, paired = record(all_to_rank_0, world_size=4), record(swap_in_pairs, world_size=4)
 print("predicted:", predicted_longer)
 print(f"to rank 0: {finish_us(queued):.0f} us, in pairs: {finish_us(paired):.0f} us")
-plot_timeline(
-    queued.trace.replay(network),
-    "Three ranks are ready to send at once, but rank 0's incoming port takes one message at a time.",
-    network,
-)
+text = "Three ranks send at once, but rank 0's incoming port takes one message at a time."
+plot_timeline(queued.trace.replay(network), text, network)
 
 # %% [markdown]
 # The three messages queue at one port: 10 + 3 · 100 = 310 µs. The four messages in pairs share no port and take 110, as one does.
-# **What counts is not how much is sent, but how much passes the busiest port.** All that follows is this sentence.
+# **What counts is not how much is sent, but how much passes the busiest port.** Much of what follows is this sentence.
 #
 # **Check yourself.** A switch ten times faster than the ranks' network cards is put between them. What does the first run gain?
 #
@@ -422,7 +419,7 @@ for latency_us in (10, 5, 4.5, 4, 1):
 # Why all this, when one could simply time the real processes? Let us do it: the same functions, 8 ranks on your machine, every round in turn, the
 # slowest rank counted. The ratio ring / direct of each round, with its spread, stands beside the virtual one.
 #
-# **Predict.** At a million bytes the ring takes a fifth of the direct way's time on the network. And on your machine?
+# **Predict.** At a million bytes the ring takes less than a quarter of the direct way's time on the network. Which share does it take on your machine?
 
 # %%
 predicted_ratio = "?"
@@ -488,7 +485,7 @@ def fit(sizes, times_us):
     """Alpha and beta with the least sum of squared relative errors; and these errors."""
     sizes, times_us = np.array(sizes), np.array(times_us)
     line = np.stack([np.ones(len(sizes)), sizes], axis=1) / times_us[:, None]
-    alpha, beta = np.linalg.lstsq(line, np.ones(len(sizes)))[0]
+    alpha, beta = np.linalg.lstsq(line, np.ones(len(sizes)), rcond=None)[0]
     return alpha, beta, (alpha + beta * sizes) / times_us - 1
 
 
@@ -528,9 +525,8 @@ left.legend()
 show(figure, "The virtual clock's points lie on their line; the stopwatch's miss theirs.")
 
 # %% [markdown]
-# The virtual clock obeys the model because it *is* the model. A real machine has caches, buffers and a scheduler, so its line misses by what the cell printed.
-# Look whether neighbouring sizes miss to the same side: then it is not only noise, but a machine that is not quite a straight line. Two numbers are still a good summary, if you
-# show the residuals.
+# The virtual clock obeys the model because it *is* the model. A real machine has caches, buffers and a scheduler, so its line misses, by the percentage that the cell printed.
+# Where neighbouring sizes miss to the same side, it is not only noise. Two numbers are still a good summary, if you show the residuals.
 #
 # **Check yourself.** You fit to sizes up to 64 KB only. Which of the two numbers would you not trust?
 #
@@ -586,7 +582,7 @@ for (algorithm, size), run in runs.items():
 
 # %% [markdown]
 # One bad link of 56 makes the whole ring 9.2 times slower, for in each of the 14 turns a chunk must pass it. Small messages suffer less, 2.3: the 90 µs of
-# extra latency are paid twice, once in each half. The direct way never uses that link and does not notice. A ring has no slack: it
+# extra latency are paid twice, once in each round of the ring. The direct way never uses that link and does not notice. A ring has no slack: it
 # finds your worst cable.
 #
 # And a slow **rank**? In the recording of four ranks, let each compute for 100 µs before it starts, but rank 2 five times slower.
@@ -617,7 +613,7 @@ plot_timeline(held_up, text, slow_rank_2)
 # GPUs of one node talk faster than nodes do. Let 16 ranks stand in four nodes: 2 µs and 800 Gbit/s inside, 10 µs and 80 Gbit/s
 # between. A **flat** ring through all 16, even in the best order, crosses from node to node in four places, and everybody waits for them.
 #
-# **Hierarchical**: each node first adds up so that each of its ranks owns a quarter of the sum (reduce-scatter). Ranks with equal local rank then add up their
+# **Hierarchical**: each node first adds up so that each of its ranks owns a quarter of the node's sum (reduce-scatter). Ranks with equal local rank then add up their
 # quarters across the nodes. At last each node shares its quarters (all-gather).
 
 
@@ -651,11 +647,9 @@ for size in (1_600, 160_000, 16_000_000):
 
 # %%
 two_nodes = replace(two_level, nodes=2)
-plot_timeline(
-    recorded(hierarchical, 8, 1_600_000).trace.replay(two_nodes),
-    "Eight ranks in two nodes: add up inside a node, swap between the nodes, share inside again.",
-    two_nodes,
-)
+replayed = recorded(hierarchical, 8, 1_600_000).trace.replay(two_nodes)
+text = "Eight ranks in two nodes: add up inside a node, swap between the nodes, share inside again."
+plot_timeline(replayed, text, two_nodes)
 
 # %% [markdown]
 # Fewer turns, 12 instead of 30, matter for small tensors. For large ones it is what passes a port between nodes: 6 sixteenths of the tensor instead of 30. That needs a port
@@ -761,5 +755,6 @@ show(figure, text)
 #
 # Next: [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
 #
-# *Sources.* R. Hockney, Parallel Computing 20, 1994. R. Thakur, R. Rabenseifner, W. Gropp, Int. J. High Performance Computing
-# Applications 19, 2005. P. Patarasuk, X. Yuan, J. Parallel and Distributed Computing 69, 2009.
+# *Sources.* R. Hockney, The communication challenge for MPP, Parallel Computing 20, 1994. R. Thakur, R. Rabenseifner and W. Gropp, Optimization of
+# collective communication operations in MPICH, International Journal of High Performance Computing Applications 19, 2005. P. Patarasuk and X. Yuan, Bandwidth
+# optimal all-reduce algorithms for clusters of workstations, Journal of Parallel and Distributed Computing 69, 2009, pages 117 to 124.
