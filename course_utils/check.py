@@ -12,7 +12,7 @@ from typing import Any
 
 from course_utils.attempt import Attempt, Run, attempt
 from course_utils.cases import CASES, Inputs
-from course_utils.errors import Failure, WorkerError, ranks
+from course_utils.errors import WorkerError, ranks
 from course_utils.ledger import note
 from course_utils.network import Network
 from course_utils.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome
@@ -152,12 +152,14 @@ def _refuse_misuse(error: WorkerError) -> None:
 
 
 def _is_stub(error: WorkerError) -> bool:
-    """Whether the answer's own code says that there is none yet, and not some operation of torch."""
-    failure: Failure | None = error.failures[0] if error.failures else None
-    if not failure or not failure.frames or not failure.headline.startswith("NotImplementedError"):
+    """Whether the answer itself says that there is none yet, not some operation of torch."""
+    failure = error.failures[0] if error.failures else None
+    if not failure or not failure.headline.startswith("NotImplementedError"):
         return False
-    last = failure.frames[-1]
-    return last.is_learners and (not last.code or "NotImplementedError" in last.code)
+    last = failure.frames[-1] if failure.frames else None
+    return bool(
+        last and last.is_learners and "NotImplementedError" in (last.code or failure.headline)
+    )
 
 
 def _wrong(name: str, attempts: list[Attempt], found: Finding) -> Outcome:

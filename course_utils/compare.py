@@ -15,7 +15,9 @@ _TOLERANCES = {
     torch.complex64: (1.3e-6, 1e-5),
 }
 _MOST, _WIDEST = 8, 72  # values of a tensor that are shown; characters of anything
-_UNSTABLE = re.compile(rf" at 0x[0-9a-f]+|{re.escape(tempfile.gettempdir())}/(?:[\w.-]+/)*")
+_UNSTABLE = re.compile(
+    rf" at 0x[0-9a-f]+|{re.escape(tempfile.gettempdir())}/(?:[\w.-]+/)*|(?<='127.0.0.1', )\d+"
+)  # addresses of objects, temporary folders, ports
 
 Tolerance = tuple[float | None, float | None]  # relative, absolute; None for the dtype's own
 
@@ -87,7 +89,7 @@ def _plain(what: Any) -> str:
 
 def brief(value: Any) -> str:
     """A value in one short line, the same in every run."""
-    text = _UNSTABLE.sub("", _text(value)).replace("\n", " ")
+    text = _UNSTABLE.sub("...", _text(value)).replace("\n", " ")
     return text if len(text) <= _WIDEST else text[: _WIDEST - 4] + " ..."
 
 

@@ -8,6 +8,7 @@ from course_utils.compare import Tolerance
 from course_utils.matching import ReplayError, match
 from course_utils.network import Network
 from course_utils.trace import Event, Trace
+from course_utils.words import ranks
 
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
@@ -60,7 +61,12 @@ def make_rules(
 
 def broken(trace: Trace, case: Any, rules: Rules) -> str | None:
     """Say which rule a run breaks whose results are right, or None."""
-    return _unmatched(trace) or _forbidden(trace, rules.forbid) or _over_budget(trace, case, rules)
+    return (
+        _at_odds(trace)
+        or _unmatched(trace)
+        or _forbidden(trace, rules.forbid)
+        or _over_budget(trace, case, rules)
+    )
 
 
 def unwaited(trace: Trace) -> str | None:
@@ -72,6 +78,20 @@ def unwaited(trace: Trace) -> str | None:
             return (
                 f"{_of(event)} was never waited for: until you call wait() on what it returned, "
                 "its tensor may be neither filled nor sent."
+            )
+    return None
+
+
+def _at_odds(trace: Trace) -> str | None:
+    """Groups are numbered in the order of calls, so two may meet that were meant to be others."""
+    meant: dict[str, Event] = {}
+    for event in trace:
+        first = meant.setdefault(event.group_name, event)
+        if first.group != event.group:
+            return (
+                f"Rank {first.rank} uses a group of {ranks(first.group)} where rank {event.rank} "
+                f"uses one of {ranks(event.group)}: every rank has to call new_group for every "
+                "group, member or not, in the same order."
             )
     return None
 
