@@ -4,14 +4,14 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab test quick notebooks check bench soak clean help
+.PHONY: lab test quick notebooks progress check bench soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg
-BUILT := $(wildcard notebooks/*.ipynb solutions/*.ipynb)
+BUILT := $(wildcard notebooks/*.ipynb exercises/*.ipynb solutions/*.ipynb)
 # A folder of its own for the line that the library's tests end in, shown again at the very end.
 LOGS := .pytest_cache
 
@@ -37,6 +37,9 @@ check: .venv/.ready ## lint, and are the notebooks what their sources say?
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
 	@$(RUN) tools/build.py $(only)
+
+progress: .venv/.ready ## which exercises pass? runs your notebooks in exercises/: make progress only=02
+	@$(RUN) tools/progress.py $(only)
 
 bench: .venv/.bench ## what a launch costs, beside a bare fork and beside other launchers
 	@$(RUN) tools/bench.py

@@ -6,10 +6,13 @@ import os
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 from course_utils.animation import animate
+from course_utils.cases import CASES
+from course_utils.check import check
 from course_utils.data import digits
 from course_utils.errors import WorkerError, WorkerTimeout
 from course_utils.explorer import explore
 from course_utils.hardware import hardware
+from course_utils.ledger import progress
 from course_utils.matrix import plot_traffic
 from course_utils.network import Network
 from course_utils.plots import rank_style, show
@@ -20,11 +23,13 @@ from course_utils.trace import Trace
 from course_utils.workers import launch
 
 __all__ = [
+    "CASES",
     "Network",
     "Trace",
     "WorkerError",
     "WorkerTimeout",
     "animate",
+    "check",
     "digits",
     "explore",
     "hardware",
@@ -32,6 +37,7 @@ __all__ = [
     "plot_ranks",
     "plot_timeline",
     "plot_traffic",
+    "progress",
     "rank_style",
     "report",
     "show",

@@ -10,6 +10,7 @@ import os
 import pickle
 import socket
 import tempfile
+from collections.abc import Iterable
 from io import BytesIO
 from typing import Any
 
@@ -98,6 +99,13 @@ def receive_buffer(file: int) -> Any:
     return data
 
 
-def unpack(stream: Any, buffers: list[Any]) -> Any:
+def pack(value: Any) -> bytes:
+    """A picklable object as it is now, buffers and all, in one piece for `unpack`."""
+    stream = BytesIO()
+    _Pickler(stream, protocol=5).dump(value)
+    return stream.getvalue()
+
+
+def unpack(stream: Any, buffers: Iterable[Any] = ()) -> Any:
     """The object again, from its stream and its large buffers in the order in which they came."""
     return pickle.loads(stream, buffers=buffers)

@@ -1,0 +1,81 @@
+"""Inputs that an exercise is tried on, and the seeds that they are drawn from."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+Inputs = Callable[[int, int, Any], Any]
+
+
+class Misuse(Exception):
+    """The exercise itself is wrong, not the answer to it."""
+
+
+class Case(NamedTuple):
+    """A kind of tensor that an answer has to cope with.
+
+    Attributes:
+        name: What a learner reads.
+        number: Its place among the cases, such as to choose another root in each.
+        shape: Of a tensor.
+        dtype: Likewise.
+        every: Only each so many-th element of a longer tensor, which is then not contiguous.
+    """
+
+    name: str
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    every: int = 1
+
+    def __str__(self) -> str:
+        return self.name
+
+    def tensor(self) -> torch.Tensor:
+        """A new tensor of whole numbers from -9 to 9: sums are exact, whatever their order."""
+        longer = (*self.shape[:-1], self.shape[-1] * self.every)
+        return torch.randint(-9, 10, longer).to(self.dtype)[..., :: self.every]
+
+
+CASES = (
+    Case("1 number", 0, (1,)),
+    Case("5 numbers", 1, (5,)),
+    Case("4 whole numbers (int64)", 2, (4,), torch.int64),
+    Case("2 x 3 numbers", 3, (2, 3)),
+    Case("3 numbers in double precision", 4, (3,), torch.float64),
+    Case("no numbers at all", 5, (0,)),
+    Case("every other one of 6 numbers", 6, (3,), every=2),
+)
+
+
+def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tuple:
+    """One rank's arguments: what `inputs` makes of its arguments and of torch's random numbers.
+
+    Raises:
+        Misuse: `inputs` failed.
+    """
+    torch.manual_seed(seed)
+    try:
+        made = inputs(rank, world_size, case)
+    except Exception as error:
+        message = f"inputs({rank}, {world_size}, {case}) failed: {type(error).__name__}: {error}"
+        raise Misuse(message) from error
+    return made if isinstance(made, tuple) else (made,)
+
+
+def public_seed(rank: int, world_size: int, number: int) -> int:
+    """The seed of a case that a learner may see: the same in every run."""
+    return 1_000_003 * rank + 1_009 * number + world_size
+
+
+def columns(arguments: Sequence[tuple]) -> list[list[Any]]:
+    """For each parameter the list of what the ranks get for it.
+
+    Raises:
+        Misuse: The ranks get different numbers of arguments.
+    """
+    if len({len(own) for own in arguments}) != 1:
+        counts = ", ".join(str(len(own)) for own in arguments)
+        raise Misuse(f"inputs must give every rank as many arguments; it gave {counts}")
+    return [list(column) for column in zip(*arguments, strict=True)]

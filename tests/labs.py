@@ -1,0 +1,56 @@
+"""The labs as their sources say them: each check that a lab makes, and answers to try it on."""
+
+import linecache
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import build
+import course_utils
+
+ROOT = Path(__file__).resolve().parents[1]
+SLUGS = [path.stem for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py"))]
+
+
+class Exercise(NamedTuple):
+    """What a lab hands to check: the answer, and everything else."""
+
+    fn: Callable
+    options: dict[str, Any]
+
+
+def exercises(slug: str, monkeypatch: Any, cut: bool = False) -> dict[str, Exercise]:
+    """Run a lab's cells, as a solution or as an exercise, and catch its checks by their names."""
+    caught: dict[str, Exercise] = {}
+
+    def catch(fn: Callable, **options: Any) -> None:
+        caught[fn.__name__] = Exercise(fn, options)
+
+    monkeypatch.setattr(course_utils, "check", catch)
+    plan = build.plan(build.Target(ROOT / f"source/labs/{slug}.py", ROOT, cut))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cell for cell in plan.cells if cell.cell_type == "code"):
+        _run(cell.source, f"<{slug} {number}>", names)
+    monkeypatch.undo()
+    return caught
+
+
+def answers(slug: str) -> dict[str, Any]:
+    """What tests/wrong/SLUG.py says: by exercise, WRONG has many functions, RIGHT has one."""
+    path = ROOT / f"tests/wrong/{slug}.py"
+    names: dict[str, Any] = {"__name__": path.stem}
+    _run(path.read_text(encoding="utf-8"), str(path), names)
+    return names
+
+
+def _run(source: str, name: str, names: dict[str, Any]) -> None:
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), names)
+
+
+def wrong_answers() -> Iterator[tuple[str, str, Callable]]:
+    """Lab, exercise and answer, of all that must be rejected."""
+    for slug in SLUGS:
+        for exercise, functions in answers(slug)["WRONG"].items():
+            for fn in functions:
+                yield slug, exercise, fn
