@@ -359,7 +359,7 @@ def watch(steps=2):
 results = launch(watch, backend="gloo")
 assert results[0] == results[1]
 for line in " ".join(results[0]).replace(" bucket", "\n  -> bucket").split("backward ")[1:]:
-    print("backward:", line)
+    print("backward:", line.strip())
 
 # %% [markdown]
 # The first backward is DDP's rehearsal: one bucket with everything, sent at the end, while it notes in which order the gradients come,
@@ -501,13 +501,12 @@ def away(run):
 
 
 runs = {each: launch(mistaken, each, backend="gloo") for each in ["no mistake", *mistakes]}
+print("after 5 steps:     ranks differ  another model  wrong loss")
 for mistake, run in runs.items():
-    between, to_one = (distance[5].item() for distance in away(run))
-    true_loss = sum(result["own"][4] for result in run) / 2
-    lie = abs(run[0]["printed"][4] - true_loss)
-    seen = [between > 1e-6, to_one > 1e-6, lie > 0.01]
-    print(f"{mistake:16} after 5 steps: ranks differ {seen[0]}, ", end="")
-    print(f"not one process's model {seen[1]}, wrong loss printed {seen[2]}")
+    between, to_one = (distance[5] for distance in away(run))
+    wrong = run[0]["printed"][4] - sum(result["own"][4] for result in run) / 2
+    seen = [between > 1e-6, to_one > 1e-6, abs(wrong) > 0.01]
+    print(f"{mistake:16}", *(f"{'YES' if each else 'no':>13}" for each in seen))
     assert any(seen) is (mistake != "no mistake")
 
 # %%
