@@ -147,7 +147,7 @@ print("\n".join(difference))
 # | `set_epoch(epoch)` | shuffles anew; without it every epoch has one and the same order (chapter 07 draws it) |
 # | `model.module` | the network itself, out of its wrapper |
 #
-# The loop's heart is untouched: forward, `zero_grad`, `backward`, `step`.
+# The loop's heart is untouched: forward, `zero_grad`, `backward`, `step`. **Predict.** Will the two ranks still print the same losses?
 
 # %%
 launched = launch(seeded, train, 1, world_size=2, backend="gloo")
@@ -167,11 +167,12 @@ def my_share():
     return {"local batch": 32 // dist.get_world_size(), "digits": list(sampler)}
 
 
+print("missing, predicted:", predicted_missing)
 for world_size in (1, 2, 4):
     shares = launch(my_share, world_size=world_size, backend="gloo")
     dealt = Counter(digit for share in shares for digit in share["digits"])
     assert set(dealt) == set(range(len(training)))  # a cover: every digit is dealt
-    print(f"{world_size} rank(s): local batch {shares[0]['local batch']}", end=", ")
+    print(f"measured, {world_size} rank(s): local batch {shares[0]['local batch']}", end=", ")
     print(f"{len(shares[0]['digits'])} digits each", end=", ")
     print(f"{len(training) - len(dealt)} missing, {dealt.total() - len(dealt)} dealt twice")
 
@@ -301,7 +302,7 @@ show(figure, "The ranks stay exactly equal, and equal to one process up to round
 #
 # ## 3 · When do the ranks talk?
 #
-# "DDP synchronises the weights after every batch", one reads. With `trace=True`, `launch` notes everything that a rank sends, and in which
+# "Weights are synchronised after every batch", says the guide. With `trace=True`, `launch` notes everything that a rank sends, and in which
 # line.
 #
 # **Predict.** In which lines of `follow` will rank 0 talk to rank 1, in three steps?
@@ -310,6 +311,7 @@ show(figure, "The ranks stay exactly equal, and equal to one process up to round
 predicted_lines = "?"
 
 trace = launch(follow, DistributedDataParallel, 3, trace=True, backend="gloo").trace
+print("predicted:", predicted_lines)
 told = Counter((e.code, e.kind, e.bytes) for e in trace.of_rank(0) if e.kind != "wait")
 for (code, kind, size), times in told.items():
     print(f"{times} x {kind:10} of {size:7,} bytes in  {code}")
@@ -423,6 +425,7 @@ def by_hand(make_optimizer, what):
 # %%
 predicted = {"SGD": "?", "Adam": "?"}
 
+print("predicted:", predicted)
 for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
     ddp = launch(by_hand, make_optimizer, "DDP", backend="gloo")[0]
     for what in ("gradients", "weights"):
@@ -501,6 +504,7 @@ def away(run):
 
 
 runs = {each: launch(mistaken, each, backend="gloo") for each in ["no mistake", *mistakes]}
+print("equal ranks, predicted:", predicted_equal_ranks)
 print("after 5 steps:     ranks differ  another model  wrong loss")
 for mistake, run in runs.items():
     between, to_one = (distance[5] for distance in away(run))
@@ -669,6 +673,7 @@ def resume(forget):
     return launch(train_on, halves, 4, forget, backend="gloo")[0]["weights"]
 
 
+print("needless, predicted:", predicted_needless)
 reference = resume("nothing")
 for part in ("model", "optimizer", "position", "generators"):
     print(f"without {part:10}: the same model:", torch.equal(resume(part), reference))
@@ -768,6 +773,7 @@ def mixed(compressed, steps=40):
 predicted_half = "?"
 
 both = {}
+print("half the bytes, predicted:", predicted_half)
 for name in ("bfloat16", "compressed"):
     both[name] = launch(mixed, name == "compressed", trace=True, backend="gloo")
     cost[name] = megabytes(both[name], 40)
