@@ -449,7 +449,7 @@ for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
 #
 # ## 4 · Four mistakes that raise no error
 #
-# By hand, or with a wrong line around DDP, all of these train, and the loss goes down:
+# By hand, or with a wrong line around DDP, all of these run to the end without a word:
 #
 # - **no sampler**: every rank takes the same digits;
 # - **no broadcast**: every rank starts from its own weights (`DDP(..., init_sync=False)`);
@@ -864,8 +864,8 @@ axes.spines[["top", "right"]].set_visible(False)
 show(figure, "Speed-up over one rank, median and range of five turns, with messages and without.")
 
 # %% [markdown]
-# **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's bar against its control, not against the ideal: what the control lacks, the machine lacks (busy
-# cores, shared memory); only the rest is communication. On one machine that is little. On a cluster it is the whole question, and chapter 06 computes it.
+# **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's line against its control, not against the ideal: what the control lacks, the machine lacks (busy
+# cores, shared memory); only the rest is communication. On a cluster that rest is the whole question, and chapter 06 computes it.
 #
 # ### The same function under `torchrun`
 #
