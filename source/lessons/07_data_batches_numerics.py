@@ -8,7 +8,7 @@
 # 1. say which sample goes to which rank at which step, and shuffle, pad and count them rightly;
 # 2. train and measure on shards of unequal length, and get what one process gets;
 # 3. say when more ranks need another learning rate, and when they do not;
-# 4. tell bit-for-bit equality from rounding, and give each rank its own statistics, seeds and files on purpose.
+# 4. tell rounding from a bug, and decide which statistics, seeds and files each rank has to itself.
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU, so that you can compare every digit.
 # **Before:** [04 · DDP training](04_ddp_training.ipynb).
@@ -87,23 +87,25 @@ for results in dealt.values():
 
 # %% jupyter={"source_hidden": true}
 def draw_deal(axes, ranks, title, again=()):
-    """Draw ranks as rows and steps from left to right, a coloured square per sample."""
+    """Draw ranks as rows and steps from left to right, a square per sample, coloured by number."""
     for rank, steps in enumerate(ranks):
-        dealt = [(step, sample) for step, batch in enumerate(steps) for sample in batch]
-        for i, (step, sample) in enumerate(dealt):
-            x, shade = i + 0.3 * step, plt.colormaps["cividis"](0.25 + 0.75 * sample / 12)
-            twice = (rank, step) in again
+        for i, (step, sample) in enumerate((s, n) for s, batch in enumerate(steps) for n in batch):
+            x, shade, twice = i + 0.4 * step, 0.15 + 0.85 * sample / 12, (rank, step) in again
             edge = {"ec": "#D55E00", "hatch": "///"} if twice else {"ec": "white"}
-            axes.add_patch(plt.Rectangle((x, rank), 0.95, 0.9, fc=shade, lw=2, **edge))
-            axes.text(x + 0.47, rank + 0.47, sample, ha="center", va="center")
+            color, ink = plt.colormaps["cividis"](shade), "white" if shade < 0.5 else "black"
+            axes.add_patch(plt.Rectangle((x, rank), 0.95, 0.9, fc=color, lw=2, **edge))
+            axes.text(x + 0.47, rank + 0.47, sample, ha="center", va="center", color=ink)
+    width = len(ranks[0][0])
+    middles = [step * (width + 0.4) + width / 2 for step in range(len(ranks[0]))]
+    axes.set_xticks(middles, [f"step {step}" for step in range(len(ranks[0]))])
     axes.set_yticks([r + 0.45 for r in range(len(ranks))], [f"rank {r}" for r in range(len(ranks))])
-    axes.set(xlim=(-0.2, x + 1.2), ylim=(len(ranks), -0.1), xticks=[], aspect="equal", title=title)
+    axes.set(xlim=(-0.2, x + 1.2), ylim=(len(ranks), -0.1), aspect="equal", title=title)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
 
 # %%
-figure, axes = plt.subplots(2, 3, figsize=(10, 3.6), layout="constrained")
+figure, axes = plt.subplots(2, 3, figsize=(10.5, 3.2), layout="constrained")
 for row, (when, name) in enumerate({"never": "without", "before the loop": "with"}.items()):
     for epoch, ranks in enumerate(zip(*dealt[when])):
         draw_deal(axes[row, epoch], ranks, f"epoch {epoch}, {name} set_epoch")
@@ -114,13 +116,13 @@ show(
 
 # %% [markdown]
 # Without `set_epoch`: one order, three times. The sampler shuffles with a generator of its own, seeded by `seed + epoch`, so that all
-# ranks shuffle alike without a message. It is a stack of cards that all ranks can see; who does not call `set_epoch` never reshuffles it.
-# Many tutorials leave the call out.
+# ranks shuffle alike without a message, and then takes every second card. Unless somebody tells it the epoch, it shuffles as before.
+# Leaving the call out is a popular error; an article behind this course makes it too.
 #
 # ### Three ways not to shuffle
 #
-# **Predict.** `set_epoch` is called, but *inside* the loop over batches. How many orders in three epochs? And with
-# `shuffle=False` in the sampler, as one of the articles behind this course has it?
+# **Predict.** `set_epoch` is called, but *inside* the loop over batches. How many orders in three epochs? And how many with
+# `shuffle=False` in the sampler, as in another of our articles?
 
 # %%
 predicted = {"inside the loop": "?", "shuffle=False": "?"}
@@ -133,11 +135,11 @@ for epoch, steps in enumerate(inside[0]):
     print(f"inside the loop, epoch {epoch}, rank 0 sees {steps}")
 
 # %% [markdown]
-# The order is fixed when the loop begins. A `set_epoch` that comes after it does nothing for this epoch and arrives one epoch late: epoch 1
+# The order is fixed when the loop begins. A `set_epoch` after that does nothing for this epoch and comes one epoch late: epoch 1
 # repeats epoch 0.
 #
-# `DistributedSampler(shuffle=False)` is dealt in order for ever, whatever `set_epoch` says. The article adds `shuffle=False` in the loader, which is right:
-# there the sampler decides. Who wants to mend it there, with `shuffle=True` in the loader, meets this:
+# With `DistributedSampler(shuffle=False)` the samples are dealt in the same order for ever, whatever `set_epoch` says. That article has
+# `shuffle=False` in the loader as well, where it is harmless. What if you mend it there, and not in the sampler?
 
 
 # %%
@@ -151,13 +153,13 @@ except WorkerError as error:
     print(str(error).split("\n")[0])
 
 # %% [markdown]
-# Beside a sampler, the loader's `shuffle` must be left out: the sampler has it, and there `True` is the default.
+# A loader either shuffles by itself or has a sampler that does. So leave `shuffle` out of the loader; in the sampler `True` is the default.
 #
 # **Check yourself.** Somebody leaves out the sampler and sets `shuffle=True` in the loader. What do the ranks see?
 #
 # <details><summary>Answer</summary>
-# Every rank goes through all samples: with two ranks an epoch costs as much as alone. And since forked ranks start with the same random
-# numbers (part 7), they may even see the same batches at the same time.
+# Every rank goes through all samples: with two ranks an epoch takes each of them as many steps as one alone. And since forked ranks start
+# with the same random numbers (part 7), they even see the same batches at the same time.
 # </details>
 #
 # ## 2 · Ten samples for four ranks
@@ -182,7 +184,7 @@ print("dealt twice:", [n for n in range(10) if counts[0][n] == 2], end=", ")
 print("never dealt:", [n for n in range(10) if counts[1][n] == 0])
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(7, 3.2), layout="constrained")
 batches_of_one = [[[[n] for n in hand] for hand in hands] for hands in (padded, dropped)]
 draw_deal(axes[0], batches_of_one[0], "default: padded", again={(2, 2), (3, 2)})
 draw_deal(axes[1], batches_of_one[1], "drop_last=True")
@@ -193,7 +195,7 @@ show(
 
 # %% [markdown]
 # Twelve or eight, never ten. In training neither matters much: with `set_epoch`, others are doubled or left out in every epoch. In
-# **validation** it does: two of ten samples count twice.
+# **validation** it does matter: two of ten samples count twice.
 #
 # ### A metric that one process would have found
 #
@@ -268,22 +270,24 @@ assert torch.equal(uneven[0]["sums"][1:], alone["sums"][1:])  # whole numbers: e
 assert torch.allclose(uneven[0]["sums"], alone["sums"], rtol=1e-12, atol=0)
 
 # %% [markdown]
-# The article's formula is right, but for **one rank**: the mean over its own hand of 45 digits. Rank 0 prints 0.66 and rank 1 0.59, where one process finds
-# 0.57. Adding over the padded hands counts five digits twice: 336 of 360. The mean of means treats a file of 5 digits like one of 120.
+# Only line 6. The article's formula is right, but for **one rank**: it is the mean over its own 45 digits. Rank 0 prints 0.66 and rank 1
+# 0.59, where one process finds 0.57. Padding counts five digits twice: 336 of 360. The mean of means treats a file of 5 digits like one of 120.
 #
-# Only **sums and counts** are right on any shards, padded ones excepted: 331 of 355, exactly; the loss agrees to twelve digits. One `all_reduce` of three
-# numbers does it, at the end of the epoch. So: no padding in validation, reduce sums and counts, divide last.
+# **Sums and counts** without padding give 331 of 355, exactly, and a loss that agrees to twelve digits. One `all_reduce` of three numbers does it, at
+# the end of the epoch. So: no padding in validation, reduce sums and counts, divide last.
 #
 # **Check yourself.** Is the sampler's `drop_last=True` a cure in validation?
 #
 # <details><summary>Answer</summary>
-# No. It leaves out up to world size − 1 samples, another number of them for each world size. Deal with
-# <code>range(rank, len(data), world_size)</code> instead: hands may differ by one, since evaluation needs no collective in every step.
+# No. It leaves out up to world size − 1 samples, so the figure depends on the world size again. Take
+# <code>range(rank, len(data), world_size)</code>: hands may differ by one, since evaluation needs no collective in each step, if you call
+# <code>model.module</code> and not the DDP wrapper.
 # </details>
 #
 # ## 3 · When a rank runs out of data
 #
-# In training the hands may be uneven too: files of unequal length, streams, filters. Below, rank 0 has three batches of eight digits, rank 1 has two.
+# In training the hands may be uneven too: files of unequal length, streams, filters. Below, rank 0 has three batches of eight digits, rank 1
+# has two.
 
 
 # %%
@@ -323,13 +327,13 @@ def without_join():
 launch(without_join, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Read it aloud. *Rank 0 waits in backward*: that is where DDP averages gradients, and its third batch has nobody to be averaged with. *Rank 1's function has
-# returned*: it did nothing wrong, its data were used up. No error, no message: without the timeout, rank 0 waits for minutes or for ever.
+# Read it aloud. *Rank 0, waiting in backward*: that is where DDP averages gradients, and its third gradient has nobody to be averaged with.
+# *Rank 1, its function has returned*: it did nothing wrong, its data were used up. Left alone, rank 0 would wait many minutes for torch's own timeout.
 #
-# `Join` is torch's cure. A rank that has run out stays, and answers the others' collectives with zeros until all are done. But what is the average then divided by? There are two
-# ranks and one gradient.
+# `Join` is torch's cure. A rank that has run out stays, and answers the others' collectives with zeros until all are done. But an average of two
+# ranks with one gradient: what is it divided by?
 #
-# **Predict.** In step 3, does the one gradient count fully or by half, by default?
+# **Predict.** In step 3, does the one gradient count in full or by half, by default? `one_process` does both, for comparison.
 
 # %%
 predicted_last_step = "?"
@@ -363,9 +367,9 @@ for initial in (True, False):
         print(f"divide_by_initial_world_size={initial!s:5}  last sum / {divisor:2}: equal {equal}")
 
 # %% [markdown]
-# By half. With the default, `True`, the gradient is divided by the two ranks there were, as if the last batch had 16 digits: **every digit weighs
-# 1/16, whenever it comes**. With `False` it is divided by the ranks still active: the last step is that of one process on 8 digits, and those weigh
-# 1/8 each. Both are right answers, to different questions, and in both the two ranks end with equal weights.
+# By half. With the default, `True`, the gradient is divided by the two ranks there were at first: **each digit weighs 1/16**, whenever it comes.
+# With `False` it is divided by the ranks still active, here one: the last 8 digits weigh 1/8 each, as in a script that takes the mean of its last, small
+# batch. Each is a right answer to another question. In both, the two ranks end with equal weights.
 #
 # **Check yourself.** In one step rank 0 has 8 digits and rank 1 only 3. Both take the mean. What does DDP do, and what would one process do?
 #
@@ -376,7 +380,7 @@ for initial in (True, False):
 #
 # ## 4 · More ranks, another learning rate?
 #
-# "Multiply the learning rate by the number of GPUs" is advice that nearly every tutorial gives. Is it right? It depends on what stays the same. We train on
+# "Multiply the learning rate by the number of GPUs" is common advice. Is it right? That depends on what stays the same. We train on
 # 1,280 digits, and the sampler deals so that each global batch is the same set of digits on 1, 2 and 4 ranks.
 
 
@@ -402,7 +406,8 @@ def train(global_batch, learning_rate, criterion=cross_entropy, dtype=torch.floa
 
 
 # %% [markdown]
-# First the **global batch** stays 64, so the local batch shrinks from 64 to 32 to 16. The reference is one rank with a rate of 0.05. We compare all weights after six epochs.
+# First the **global batch** stays 64, so the local batch shrinks from 64 to 32 to 16. The reference is one rank with a rate of 0.05. We compare
+# all weights after six epochs.
 #
 # **Predict.** Which of these six runs end with the same weights as the reference?
 
@@ -440,13 +445,12 @@ for name, (world_size, *settings) in runs.items():
     print(f"{name:38} {same}")
 
 # %% [markdown]
-# With the same global batch and a **mean** loss nothing needs changing: DDP averages, and the average of four means over 16 digits is the mean over 64. Who multiplies the rate
-# by 4 all the same trains at another rate, and gets another model.
+# With the same global batch and a **mean** loss nothing needs changing: DDP averages, and the average of four means over 16 digits is the mean
+# over 64. If you multiply the rate all the same, you train at another rate and get another model. With a **sum** loss, DDP's division by four is
+# one too many: multiply the loss by the world size.
 #
-# With a **sum** loss, DDP's division by four is one too many: gradients are a quarter of what one process has. Multiplying the loss by the world size mends it.
-#
-# Now the **local batch** stays 64, so that four ranks take 256 digits per step, and a quarter of the steps. That is another training. For such a larger batch,
-# Goyal and others (2017) multiply the rate by the same factor. We try it from two starting points.
+# Now the **local batch** stays 64, so that four ranks take 256 digits per step, in a quarter of the steps. That is another training. For it Goyal
+# and others (Accurate, Large Minibatch SGD, 2017) multiply the rate by the same factor as the batch. We try that from two starting points.
 
 # %%
 curves = {}
@@ -460,19 +464,17 @@ for rate in (0.05, 0.2):
         results = launch(train, batch, rate * factor, world_size=world_size, backend="gloo")
         curves[rate, label] = results[0]["losses"]
 
-alone, same, larger, scaled = (
-    [round(c[-1], 3) for c in list(curves.values())[i::4]] for i in range(4)
-)
-assert same == alone
-assert larger[0] > 3 * alone[0]  # at the old rate, far behind
-assert scaled[0] < 1.5 * alone[0]
-assert scaled[1] > 10 * alone[1]
+ends = [losses[-1] for losses in curves.values()]
+assert abs(ends[1] - ends[0]) < 1e-4  # the same global batch
+assert ends[2] > 3 * ends[0]  # a larger one at the old rate
+assert ends[3] < 1.5 * ends[0]  # at rate × 4
+assert ends[7] > 10 * ends[4]
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
 for i, ((rate, label), losses) in enumerate(curves.items()):
     axis, style = axes[i // 4], rank_style(i % 4)
-    axis.plot(range(1, 7), losses, label=label, markersize=9 - 2 * (i % 4), **style)
+    axis.plot(range(1, 7), losses, label=label, markersize=11 - 2 * (i % 4), **style)
     axis.set(title=f"rate {rate} for one rank", xlabel="epoch", yscale="log", xticks=range(1, 7))
 axes[0].set_ylabel("loss over the 1,280 digits (nats)")
 axes[0].legend(fontsize=9)
@@ -480,17 +482,17 @@ text = "Equal global batches, equal curves. The larger batch needs rate × 4 on 
 show(figure, f"{text}; on the right, rate × 4 ruins it.")
 
 # %% [markdown]
-# On the left the rule works: at the old rate, four ranks are far behind after six epochs, since they took a quarter of the steps; with rate × 4 they nearly catch up, if with a bumpier start. On
-# the right it fails: the rate was already as high as this network bears, and four times that learns next to nothing.
+# On the left the rule works: at the old rate the larger batch is far behind after six epochs; with rate × 4 it catches up in the end.
+# On the right the same rule fails: at 0.8 the network learns next to nothing.
 #
-# So: the **global batch** is what counts, not the number of ranks. Unchanged, it needs no other rate. If it grows, scaling the rate is a heuristic, to be tried with a
-# warm-up, not a law.
+# So the **global batch** is what counts, not the number of ranks. While it stays, so does the rate. When it grows, scaling the rate is a
+# heuristic, something to try, with a slow start (warm-up), and not a law.
 #
 # **Check yourself.** Your script has `batch_size=64` in the loader and you go from 1 to 8 GPUs. Which of the two cases is it?
 #
 # <details><summary>Answer</summary>
-# The second: the loader's number is the local batch, so the global one is now 512, with an eighth of the steps per epoch. For the first case write
-# <code>batch_size=64 // world_size</code>.
+# The second: the loader's number is the local batch, so the global one is now 512, with an eighth of the steps per epoch. For the first
+# write <code>batch_size=64 // world_size</code>.
 # </details>
 #
 # ## 5 · Equal, or equal to rounding?
@@ -504,8 +506,8 @@ print("predicted:", predicted)
 print("order:", (0.1 + 0.2) + 0.3 == 0.1 + (0.2 + 0.3), " first:", 0.1 + 0.2 == 0.2 + 0.1)
 
 # %% [markdown]
-# Every addition rounds. So three numbers may give two sums; but *a + b* and *b + a* are the same, always. Now on ranks: each brings 4,000 random numbers. We compare
-# `all_reduce` with a plain loop over the ranks 0, 1, 2, 3, bit for bit.
+# Every addition rounds. So three numbers may have two sums, but *a + b* and *b + a* are always the same. Now on ranks: each brings 4,000 random
+# numbers. We compare `all_reduce` with a plain loop that adds rank 0, 1, 2 and 3, bit for bit.
 
 
 # %%
@@ -527,13 +529,14 @@ for dtype in (torch.int64, torch.float32, torch.float64):
         print(f"{dtype!s:14} {world_size} ranks: {same} of 4000 as in the loop  {size}")
 
 # %% [markdown]
-# Whole numbers: always equal. Two ranks: always equal, for *a + b = b + a*. Four ranks in floating point: about a quarter of the sums differ, in the last digit. Between the **ranks**, however, all bits agree
-# in every line: the sum is made once and then handed on.
+# Whole numbers: all equal. Two ranks: all equal, for *a + b = b + a*. Four ranks in floating point: more than a quarter of the sums differ, by the
+# last digit, and float64 moves that digit further back. Between the **ranks**, however, the cell found equal bits in all six cases: each sum is made once,
+# and then handed on.
 #
 # ### Which order did it take?
 #
-# We can find out, for rounding leaves a trace. Take four quarters of the tensor, and try on each of them some orders of adding. Only the right one
-# gives all bits.
+# Rounding leaves a trace, so we can find out. Cut the tensor into four quarters, and try five orders of adding on each. A right order must give all
+# 1,000 sums, bit for bit.
 
 # %%
 brought, totals = zip(*launch(add, torch.float32, world_size=4, backend="gloo"))
@@ -565,13 +568,13 @@ show(
 )
 
 # %% [markdown]
-# That is a **ring**, caught by its rounding: each quarter sets out at another rank and is added to as it goes round. Another algorithm, another number of ranks or
-# another library adds in another order, and the last bits change. Nothing is wrong then.
+# That is a **ring**, betrayed by its rounding: each quarter sets out from another rank and grows as it goes round. Another algorithm or another
+# number of ranks adds in another order, and last bits change. Nothing is wrong then.
 #
 # ### Rounding, or a bug?
 #
-# Back to part 4: weights after each epoch, compared with one process. **Predict.** If you train in float64 instead of float32, which differences
-# shrink: those of the right runs, or those of the run with the forgotten factor?
+# Back to part 4: the weights after each epoch, compared with one process. **Predict.** In float64 instead of float32, which differences
+# shrink: those of the right runs, or that of the sum loss with its forgotten factor?
 
 # %%
 predicted_shrinks = "?"
@@ -599,9 +602,9 @@ assert min(float64[2]) > 0.01
 
 figure, axis = plt.subplots(figsize=(8, 4))
 for i, name in enumerate(list(wide)[1:]):
-    axis.plot(range(1, 7), float32[i], label=f"{name}, float32", **rank_style(i))
-    hollow = {"fillstyle": "none", "markersize": 10}
-    axis.plot(range(1, 7), float64[i], label=f"{name}, float64", **rank_style(i), **hollow)
+    for dtype, values, fill in [("float32", float32[i], "full"), ("float64", float64[i], "none")]:
+        style = {**rank_style(i), "fillstyle": fill, "markersize": 8}
+        axis.plot(range(1, 7), values, label=f"{name}, {dtype}", **style)
 axis.set(xlabel="epoch", ylabel="largest difference of a weight", yscale="log", ylim=(1e-18, 10))
 axis.legend(ncols=3, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1))
 show(
@@ -609,24 +612,25 @@ show(
 )
 
 # %% [markdown]
-# This is the test to keep: **rounding shrinks by nine orders of magnitude in float64, a bug does not**. And the table to keep:
+# This is the test to keep: **in float64 rounding shrinks, by nearly nine orders of magnitude; a bug does not**. And the table to keep:
 #
 # | compared | equal | check with |
 # | --- | --- | --- |
 # | ranks of one run | bit for bit | `torch.equal` |
-# | the same run twice, same machine, CPU and gloo | bit for bit | `torch.equal` |
+# | the same run twice (here: CPU and gloo) | bit for bit | `torch.equal` |
 # | 2 or 4 ranks with one process | to rounding | `torch.allclose` |
 #
 # **Check yourself.** Two ranks: `all_reduce` gives exactly *a + b*. Why do their weights still differ from one process?
 #
 # <details><summary>Answer</summary>
-# The order inside each rank. One process adds up 64 digits in its matrix product, two ranks 32 each and then the halves: other partial sums, other rounding.
+# The order inside each rank. One process adds over 64 digits in its matrix product, two ranks over 32 each and then the halves: other partial
+# sums, other rounding.
 # </details>
 #
 # ## 6 · BatchNorm looks at the local batch
 #
-# `BatchNorm` subtracts the mean of the batch and divides by its deviation. Under DDP that is each rank's *local* batch. `SyncBatchNorm` uses the global one. On
-# your CPU it says:
+# `BatchNorm` subtracts the mean of the batch and divides by its deviation. Under DDP that is each rank's *local* batch. `SyncBatchNorm` takes
+# the global one. On a CPU it says:
 
 
 # %%
@@ -640,8 +644,9 @@ except WorkerError as error:
     print(str(error).split("\n")[0])
 
 # %% [markdown]
-# It needs GPUs, one process per GPU, and a group; `nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts it in place of each BatchNorm *before* DDP wraps the model. The idea, however, fits in a few
-# lines that run anywhere: add up sums and squares over ranks. The gradient flows back through that sum, and so needs an `all_reduce` as well.
+# So it needs GPUs (or XPUs, or another maker's device, which torch calls `privateuseone`). There, `nn.SyncBatchNorm.convert_sync_batchnorm(model)`
+# puts it in place of every BatchNorm, before DDP wraps the model. But the idea fits in a few lines that run anywhere: add up sums and squares
+# over the ranks. The gradient flows back through these sums, so it needs an `all_reduce` as well.
 
 
 # %%
@@ -664,7 +669,8 @@ class SyncedNorm(nn.BatchNorm1d):
 
 
 # %% [markdown]
-# The test: gradients of four ranks after `backward`, against one process with BatchNorm on the same digits. As the control `LayerNorm`, which looks at one sample at a time.
+# The test: gradients of four ranks after `backward`, against one process on the same digits. The control is `LayerNorm`, which looks at one
+# sample at a time.
 #
 # **Predict.** By how many per cent is the gradient with BatchNorm off when each rank has 32 digits? And when it has 2?
 
@@ -695,7 +701,7 @@ one = launch(gradients, *on_one, world_size=1, backend="gloo")[0]
 off = [(ours - true).norm(dim=1) / true.norm(dim=1) for ours, true in zip(four, one)]
 batch_norm = {size: round(100 * error.item()) for size, error in zip(sizes, off[0])}
 print("predicted per cent:", predicted_per_cent)
-print("measured per cent: ", {size: batch_norm[size] for size in predicted_per_cent})
+print("measured per cent: ", batch_norm)
 assert max(off[1].max(), off[2].max()) < 1e-5
 
 # %% [markdown]
@@ -716,9 +722,10 @@ show(
 )
 
 # %% [markdown]
-# At 2 digits per rank the gradient has nothing to do with that of the full batch; at 32 it is off by 17 %, at 256 by 4 %. With the sum over ranks only rounding is left.
+# At 2 digits per rank the gradient is off by more than twice its own size, at 32 by 17 %, at 256 by 4 %. With the sum over ranks, `SyncedNorm` *is*
+# the BatchNorm of the global batch.
 #
-# So always SyncBatchNorm? 17 % sounds bad, but is it? Let us train, at 2 and at 32 digits per rank, and count what a step sends.
+# So always SyncBatchNorm? 17 % sounds bad, but is it? Let us train with 2 and with 32 digits per rank, and count what a step sends.
 
 
 # %%
@@ -752,14 +759,15 @@ for norm in (nn.BatchNorm1d, SyncedNorm):
     print(f"{norm.__name__:11} all_reduce calls per step: {calls}")
 
 # %% [markdown]
-# "Always use SyncBatchNorm" is wrong as a rule. With 2 digits per rank the statistics are noise, and the sum over ranks saves the training. With 32 both
-# end at the same loss: another gradient, but as good a one, like that of any smaller batch. And it costs two more `all_reduce` calls per step and layer, where every rank waits for the slowest. So: when
-# the local batch is small, as in detection or segmentation; or take a norm that never looks across samples.
+# "Always use SyncBatchNorm" is wrong as a rule. With 2 digits per rank the statistics are noise, and the sum over ranks saves the training. With 32
+# both reach the same loss: another gradient, but as good a one. And it costs two more `all_reduce` calls per layer and step. So use it where the local batch is
+# small, a few large images for instance, or take a norm that never looks across samples.
 #
 # ### The statistics that you save
 #
-# For testing, BatchNorm keeps a running mean and variance. These are **buffers**, not parameters: they get no gradient, so nothing averages them. By default DDP copies rank 0's buffers to all
-# before each forward pass.
+# For testing, BatchNorm keeps a running mean and variance. These are **buffers**, not parameters: they get no gradient, so nothing averages them.
+# By default DDP copies rank 0's buffers to all ranks before each forward pass; `forward_sync_buffers=False` turns that off (older torch calls it
+# `broadcast_buffers`).
 #
 # **Predict.** After ten steps of four ranks, are the running means of all ranks equal? Is their average that of one process?
 
@@ -788,13 +796,11 @@ for copied in (True, False):
         print(f"{copied!s:6} | {equal!s:11} | {who:16} {mean:.2f}, {variance:.2f}")
 
 # %% [markdown]
-# Not equal, even with copying: each rank has added its own last batch since. And copying averages nothing: rank 0's statistics are the same with and without it, and have seen
-# a quarter of the digits. Without copying, the *average* of the running means is that of one process; the variances lack the part between ranks. So,
-# before you test or save: `all_reduce` the buffers with `AVG`, or use a synchronised norm.
+# Not equal, even with copying: each rank has added its own last batch since. And copying averages nothing: rank 0 is equally far off with and without
+# it, for it has seen a quarter of the digits. Without copying, the *average* of the running means is that of one process; that of the variances lacks
+# the spread between ranks. So if you save rank 0's model, you save rank 0's statistics. Average the buffers first, or synchronise the norm.
 #
-# `forward_sync_buffers` was called `broadcast_buffers` before torch 2.15.
-#
-# ## 7 · Four ranks, one dice
+# ## 7 · Four ranks, the same random numbers
 #
 # Dropout, noise and augmentation draw random numbers. A forked rank is a copy of the notebook, and so is its generator. **Predict.** Of these three
 # sources, which gives four ranks four different numbers?
@@ -802,8 +808,6 @@ for copied in (True, False):
 # %%
 predicted = {"torch": "?", "numpy": "?", "random": "?"}
 torch.manual_seed(0)
-np.random.seed(0)
-random.seed(0)
 
 
 def draw(own_seed):
@@ -814,7 +818,6 @@ def draw(own_seed):
     return mask, [torch.rand(1).item(), np.random.rand(), random.random()]
 
 
-# %%
 masks = {}
 print("predicted:      ", predicted)
 for name, own_seed in {"as forked": False, "seeded per rank": True}.items():
@@ -838,13 +841,11 @@ show(
 )
 
 # %% [markdown]
-# Python's `random` reseeds itself at a fork; torch and numpy do not. Under `torchrun`, where ranks are no copies, the same happens to everybody who writes
-# `torch.manual_seed(0)` at the top. The samples differ, but the noise added to them is the same on all ranks: less of it than you think.
+# Python's `random` reseeds itself at a fork; torch and numpy do not. Without a fork, under `torchrun`, `torch.manual_seed(0)` at the top of the script has the
+# same effect. The samples differ, but the noise on them is the same on all ranks: there is less of it than you think. The cure is a line per
+# generator: a seed plus the rank. DDP makes the weights equal anyhow.
 #
-# The cure is one line per generator: a seed plus the rank, **after** the model was made (DDP copies rank 0's weights anyhow). The
-# sampler is not disturbed: it has its own generator, whose `seed` must be the *same* on all ranks.
-#
-# And the loader's workers? They are forked from the ranks in their turn. Each of two ranks has two of them, and each gives one number.
+# And the loader's workers? Each of two ranks has two of them, and each of the four draws one number.
 
 
 # %%
@@ -864,8 +865,8 @@ for name, own_seed in {"as forked": False, "seeded per rank": True}.items():
     print(f"{name:15}: {len(set(chain(*numbers)))} different numbers from four workers")
 
 # %% [markdown]
-# A worker's seed is a number drawn by its rank plus the worker's own. Workers of *one* rank therefore differ; those of equal ranks are twins. Seeding the rank cures
-# both.
+# A worker's seed is a number that its rank draws, plus the worker's own number. So the workers of *one* rank differ, and those of equal ranks are
+# twins. Seeding the ranks cures the workers too.
 #
 # **Check yourself.** Why does seeding per rank not break the shuffling, though `DistributedSampler` is used after it?
 #
@@ -876,8 +877,8 @@ for name, own_seed in {"as forked": False, "seeded per rank": True}.items():
 #
 # ## 8 · One rank downloads
 #
-# The first line of many scripts fetches the data, and every rank runs it. We need no network to see what happens: `download` stands in for a slow server, a line
-# every 10 ms. Each node has its own disk, a folder here.
+# Many scripts begin by fetching their data, and every rank runs that line. We need no network to see what happens: `download` stands in for a
+# slow server, with a line every 10 ms. Each node has its own disk, here a folder.
 
 
 # %%
@@ -921,9 +922,9 @@ print("predicted:", predicted_complete)
 print("measured: ", complete)
 
 # %% [markdown]
-# The file was there, and half of it was not. No error: rank 1 would train on what it got. If it had come earlier still, both would have written to one file.
+# The file was there, and most of what belongs in it was not. No error: rank 1 would train on what it found.
 #
-# So one rank fetches and the others wait in a barrier. We try it on one node, on two, and with a server that is down. **Predict:** which of the
+# So one rank fetches, and the others wait in a barrier. We try that on one node, on two, and with a server that is down. **Predict:** which of the
 # three goes well?
 
 
@@ -954,10 +955,11 @@ with tempfile.TemporaryDirectory() as disks:
         print("server down:", error)
 
 # %% [markdown]
-# Only the first. On two nodes, rank 0's disk is not the other node's. And when rank 0 gives up, it never reaches the barrier: the others wait for it, and nobody tells them
-# why. A barrier says "I am here"; it cannot say "it went wrong".
+# Only the first. On two nodes, ranks 2 and 3 have another disk than rank 0. And when rank 0 gives up, it never reaches the barrier: rank 1 waits
+# for it, and nobody says why. A barrier says "I am here"; it cannot say "it went wrong".
 #
-# The right pattern has three parts: **local rank 0** of each node fetches; under another name, so that a file is either complete or not there; and the barrier **carries the news**.
+# The right pattern has three parts. **Local rank 0** of each node fetches. It fetches under **another name**, so that the file is either complete or not
+# there. And the barrier **carries the news**.
 
 
 # %%
@@ -983,7 +985,8 @@ with tempfile.TemporaryDirectory() as disks:
         print(*results, sep="\n")
 
 # %% [markdown]
-# Four ranks on two nodes: with the server down, all four know which ranks failed and why, and stop together; with the server up, all four have complete data.
+# Four ranks on two nodes. With the server down, all four know who failed and why, and stop together; with the server up, all four have complete
+# data.
 #
 # **Check yourself.** All nodes mount one shared disk. What changes?
 #
@@ -993,8 +996,9 @@ with tempfile.TemporaryDirectory() as disks:
 #
 # ## What you know now
 #
-# Before the loop, `set_epoch`. In validation, sums and counts. For hands of unequal length, `Join`, knowing what it divides by. The **global batch** decides about the learning rate. Ranks agree bit for
-# bit, world sizes to rounding, and float64 tells rounding from a bug. Statistics, random numbers and files are each rank's own, unless you make them common.
+# `set_epoch` comes before the loop; validation reduces sums and counts; `Join` keeps uneven ranks together, and you know what it divides by. The
+# **global batch** decides about the learning rate. Ranks agree bit for bit, world sizes to rounding, and float64 tells rounding from a bug. Batch
+# statistics are each rank's own unless you sum them; random numbers are common unless you seed them.
 #
-# Back to [00 · Start here](00_start_here.ipynb), whose last question you can now answer with numbers; or on to the chapter on
-# runs that hang, lie or die, when it is there.
+# Next comes 08, on trainings that hang, lie or die. [00 · Start here](00_start_here.ipynb) ended with a question about four ranks
+# and 1,442 digits: you can now answer it with a picture.
