@@ -760,7 +760,7 @@ for norm in (nn.BatchNorm1d, SyncedNorm):
 
 # %% [markdown]
 # "Always use SyncBatchNorm" is wrong as a rule. With 2 digits per rank the statistics are noise, and the sum over ranks saves the training. With 32
-# both reach the same loss: another gradient, but as good a one. And it costs two more `all_reduce` calls per layer and step. So use it where the local batch is
+# both stand at nearly the same loss after one epoch: another gradient, but here as good a one. And it costs two more `all_reduce` calls per layer and step. So use it where the local batch is
 # small, a few large images for instance, or take a norm that never looks across samples.
 #
 # ### The statistics that you save
