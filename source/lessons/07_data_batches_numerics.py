@@ -718,14 +718,14 @@ axis.set(xlabel="local batch (digits per rank)", ylabel="relative error of the g
 axis.legend()
 show(
     figure,
-    "BatchNorm's error falls with the local batch; summing over ranks, or LayerNorm, leaves rounding only.",
+    "BatchNorm's error falls with the local batch; SyncedNorm and LayerNorm leave rounding only.",
 )
 
 # %% [markdown]
 # At 2 digits per rank the gradient is off by more than twice its own size, at 32 by 17 %, at 256 by 4 %. With the sum over ranks, `SyncedNorm` *is*
 # the BatchNorm of the global batch.
 #
-# So always SyncBatchNorm? 17 % sounds bad, but is it? Let us train with 2 and with 32 digits per rank, and count what a step sends.
+# So always SyncBatchNorm? 17 % sounds bad, but is it? Let us train with 2 and with 32 digits per rank, print the loss, and count what a step sends.
 
 
 # %%
@@ -750,9 +750,7 @@ def train_with(norm, local_batch, steps):
 for local_batch, steps in ((2, 150), (32, 11)):
     for norm in (nn.BatchNorm1d, SyncedNorm):
         loss = launch(train_with, norm, local_batch, steps, world_size=4, backend="gloo")[0]
-        print(
-            f"local batch {local_batch:2}, {norm.__name__:11} loss after {steps:3} steps: {loss:.1f}"
-        )
+        print(f"local batch {local_batch:2}, {norm.__name__:11} after {steps:3} steps: {loss:.1f}")
 for norm in (nn.BatchNorm1d, SyncedNorm):
     trace = launch(gradient, norm, 32, world_size=4, backend="gloo", trace=True).trace
     calls = [event.kind for event in trace.of_rank(0)].count("all_reduce")
