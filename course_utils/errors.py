@@ -72,7 +72,10 @@ class WorkerError(RuntimeError):
         rank: the rank that is the root cause.
         failures: every failure that was seen, the root cause first.
         output: what each rank printed, by rank.
+        trace: with `launch(trace=True)`, what was recorded until then; else None.
     """
+
+    trace = None
 
     def __init__(self, message: str, failures: list[Failure], output: list[str]) -> None:
         super().__init__(message)

@@ -44,6 +44,19 @@ def test_a_message_without_partner_is_drawn_in_real_time_and_refused_on_a_networ
         plot_timeline(alone, network=NETWORK)
 
 
+def test_a_hang_is_drawn_as_waiting_until_the_end(shown):
+    left = {"finished": False, "end_s": 2.0}
+    hang = Trace(
+        (event(0, 0, "all_reduce", 8, **left), event(1, 0, "recv", 8, peer=0, tag=0, **left)),
+        ((2.0, 0.0),) * 2,
+        failed=True,
+    )
+    plot_timeline(hang)
+    assert shown.text == "Real time, calls of rank 0: 1 all_reduce; rank 1: 1 recv."
+    assert of(hang, 0, "wait") == of(hang, 1, "wait") == [(0.0, 2000.0)]
+    assert {bar.what for bar in activity(hang).bars} == {"wait"}
+
+
 def test_a_replay_says_who_is_done_when_and_who_waits(shown):
     plot_timeline(one_message().replay(NETWORK))
     assert shown.text == (
