@@ -19,7 +19,7 @@ def activity(source: "Trace | Replay", network: Network | None = None) -> Activi
     if isinstance(source, Trace):
         return _virtual(source.replay(network), network) if network else in_real_time(source)
     if isinstance(source, Replay):
-        return _virtual(source, network)
+        return _virtual(source, network or source.network)
     raise TypeError(
         f"a timeline is drawn of results.trace or of trace.replay(network), not of {source!r:.80}"
     )

@@ -41,7 +41,7 @@ def explore(
         raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
     from ipywidgets import HTML, HBox
 
-    start = activity(trace.replay(network, compute), network)
+    start = activity(trace.replay(network, compute))
     sliders = _sliders(start, network, late=compute == "zero")
     picture = HTML(explored(start))
 
@@ -92,7 +92,7 @@ def _moved(
     elif slow is not None:
         factor = how * network.slow_ranks.get(slow, 1.0)
         moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
-    return activity(trace.replay(moved, compute), moved)
+    return activity(trace.replay(moved, compute))
 
 
 def _spoken(start: Activity, compute: Any) -> str:

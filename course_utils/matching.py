@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from course_utils.collectives import lower, refuse_unknown
 
 if TYPE_CHECKING:
-    from course_utils.trace import Event, Trace
+    from course_utils.event import Event
+    from course_utils.trace import Trace
 
 # What a rank does: send a message; wait until one has left, or has arrived; start a collective, or
 # wait for its end; compute.

@@ -8,19 +8,20 @@ whether or not anybody waits for it. Between the ports nothing is shared. Source
 communication challenge for MPP, Parallel Computing 20, 1994.
 """
 
+import contextlib
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.collectives import refuse_unknown
-from course_utils.matching import match
 from course_utils.replay import Replay
 from course_utils.simulation import Think, simulate
 
 if TYPE_CHECKING:
-    from course_utils.trace import Event, Trace
+    from course_utils.event import Event
+    from course_utils.trace import Trace
 
 Compute = str | Callable[["Event"], float] | Sequence[float]
 
@@ -95,11 +96,7 @@ class Network:
             return Link(*self.between, slow)
         return Link(self.latency_us, self.gbit_s, slow)
 
-    def replay(
-        self,
-        trace: "Trace",
-        compute: Compute = "zero",
-    ) -> Replay:
+    def replay(self, trace: "Trace", compute: Compute = "zero") -> Replay:
         """Run a recording again on this network, on a virtual clock.
 
         Args:
@@ -114,21 +111,14 @@ class Network:
             and compute give the same numbers, to the last digit, in every run.
 
         Raises:
-            ReplayError: A message or a collective has no partner; says which, and its line.
+            ReplayError: The launch failed; or a message or a collective has no partner: says which.
             ValueError: This network or this compute does not fit the recording.
         """
         self._refuse_misfit(trace.world_size)
         think, slow = _compute_us(trace, compute), self.slow_ranks
-        was = gc.isenabled()
-        gc.disable()  # many objects and no garbage: looking for it would take half of the time
-        try:
-            schedule = match(trace, self.algorithm)
-            return simulate(
-                schedule, self, lambda rank, event: think(rank, event) * slow.get(rank, 1.0)
-            )
-        finally:
-            if was:
-                gc.enable()
+        with without_gc():
+            schedule = trace.schedule(self.algorithm)
+            return simulate(schedule, self, lambda rank, e: think(rank, e) * slow.get(rank, 1.0))
 
     def _refuse_misfit(self, world_size: int) -> None:
         if world_size % self.nodes:
@@ -137,6 +127,18 @@ class Network:
         for rank in named:
             if rank not in range(world_size):
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Where many objects are made and no garbage, looking for it would take half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _compute_us(trace: "Trace", compute: Compute) -> Think:

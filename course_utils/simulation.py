@@ -19,8 +19,8 @@ from course_utils.matching import (
 from course_utils.replay import Interval, Replay
 
 if TYPE_CHECKING:
+    from course_utils.event import Event
     from course_utils.network import Network
-    from course_utils.trace import Event
 
 
 # Microseconds that a rank computes before an event; where that is None, before its end.
@@ -57,7 +57,7 @@ class _Runner:
 
 class _Simulation:
     def __init__(self, schedule: Schedule, network: "Network", think: Think) -> None:
-        self.schedule, size = schedule, len(schedule.programs)
+        self.schedule, self.network, size = schedule, network, len(schedule.programs)
         self.programs = [_Runner(rank, -1, steps) for rank, steps in enumerate(schedule.programs)]
         self.tasks = [
             _Runner(task.event.rank, number, task.steps, task.event)
@@ -94,7 +94,7 @@ class _Simulation:
                 raise ReplayError(f"{program.steps[program.at - 1][2]!r}: it waits for ever.")
         ends = [(runner.rank, runner.done) for runner in (*self.programs, *self.tasks)]
         finish = [max(end for rank, end in ends if rank == own.rank) for own in self.programs]
-        return Replay(tuple(finish), tuple(self.intervals))
+        return Replay(tuple(finish), tuple(self.intervals), self.network)
 
     def _advance(self, runner: _Runner) -> None:
         """Take steps until one ends at a later moment, or nobody knows when."""

@@ -1,5 +1,6 @@
 """What the ranks of one launch sent, received and waited for."""
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_utils.event import Event
-from course_utils.matching import match
+from course_utils.matching import Schedule, match
 from course_utils.replay import Traffic
 
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ class Trace:
         """One rank's events, in the order in which it issued them."""
         return [event for event in self.events if event.rank == rank]
 
+    @functools.cached_property
+    def _schedules(self) -> dict[str, Schedule]:
+        return {}
+
+    def schedule(self, algorithm: str) -> Schedule:
+        """Who meets whom, found once for all networks: see `match`."""
+        if algorithm not in self._schedules:
+            self._schedules[algorithm] = match(self, algorithm)
+        return self._schedules[algorithm]
+
     def traffic(self, algorithm: str = "ring") -> Traffic:
         """Count bytes and messages per rank and per pair of ranks.
 
@@ -75,7 +86,7 @@ class Trace:
         """
         size = range(self.world_size)
         amounts, counts = [[0.0 for _ in size] for _ in size], [[0 for _ in size] for _ in size]
-        for message in match(self, algorithm).messages:
+        for message in self.schedule(algorithm).messages:
             amounts[message.source][message.target] += message.bytes
             counts[message.source][message.target] += 1
         whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
