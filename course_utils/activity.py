@@ -37,7 +37,7 @@ def named(network: Network) -> str:
 
 
 def _virtual(replay: Replay, network: Network | None) -> Activity:
-    bars = [Bar(i.rank, i.start_us, i.end_us, i.what, i.label) for i in replay.intervals]
+    bars = [Bar(i.rank, i.start_us, i.end_us, i.what, i) for i in replay.intervals]
     sent = defaultdict(list)  # between two ports, messages arrive in the order they were sent in
     for i in replay.intervals:
         if i.what == "send":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from course_utils.activity import activity
 from course_utils.bars import Activity
-from course_utils.network import Network
+from course_utils.network import Network, without_gc
 from course_utils.panel import NETWORK, panel
 from course_utils.svg import timeline_svg
 from course_utils.trace import Trace
@@ -46,7 +46,10 @@ def explore(
     picture = HTML(explored(start))
 
     def redraw(_: Any) -> None:
-        picture.value = explored(_moved(trace, network, compute, *(s.value for s in sliders)))
+        with without_gc():
+            what = _moved(trace, network, compute, *(slider.value for slider in sliders))
+            drawn = explored(what)
+        picture.value = drawn
 
     for slider in sliders:
         slider.observe(redraw, "value")

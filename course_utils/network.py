@@ -116,9 +116,9 @@ class Network:
         """
         self._refuse_misfit(trace.world_size)
         think, slow = _compute_us(trace, compute), self.slow_ranks
+        slowed = slow and think and (lambda rank, event: think(rank, event) * slow.get(rank, 1.0))
         with without_gc():
-            schedule = trace.schedule(self.algorithm)
-            return simulate(schedule, self, lambda rank, e: think(rank, e) * slow.get(rank, 1.0))
+            return simulate(trace.schedule(self.algorithm), self, slowed or think)
 
     def _refuse_misfit(self, world_size: int) -> None:
         if world_size % self.nodes:
@@ -141,12 +141,12 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _compute_us(trace: "Trace", compute: Compute) -> Think:
-    """What a rank computes before an event, or, where that is None, at its end: microseconds."""
+def _compute_us(trace: "Trace", compute: Compute) -> Think | None:
+    """Microseconds that a rank computes before an event, or, where that is None, at its end."""
     if callable(compute):
         return lambda rank, event: _checked(compute(event)) if event else 0.0
     if compute == "zero":
-        return lambda rank, event: 0.0
+        return None
     if compute == "measured":
         return lambda rank, event: 1e6 * (event.cpu_s if event else trace.ended[rank][1])
     if isinstance(compute, str) or len(compute) != trace.world_size:

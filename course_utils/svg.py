@@ -6,6 +6,7 @@ would share it.
 
 import html
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 from course_utils.bars import ARROWS, INK, KINDS, Activity, Bar, coarse, lanes
@@ -14,6 +15,7 @@ FAINT = "#DDDDDD"
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 62, 22, 34, 44
 _PIXEL, _GAP = 1.5, 8
 _MANY = 4000  # bars that are drawn one by one in well under 100 ms
+_THIN = 4  # what is not as high as this has no hatch: one would not see it
 
 
 def timeline_svg(what: Activity, end: float | None = None) -> str:
@@ -32,9 +34,11 @@ def timeline_svg(what: Activity, end: float | None = None) -> str:
     scale = (_WIDTH - _LEFT - _RIGHT) / end
     rows = lanes(what.bars)
     parts = [*_axis(what, end, scale, row, high), *_legend(rows)]
-    pixel = _PIXEL * max(1.0, len(what.bars) / _MANY)
-    for bar in coarse(what.bars, pixel / scale):
-        parts += _bar(bar, scale, row, rows)
+    if len(what.bars) > _MANY:
+        parts += _in_strokes(what, scale, row, rows)
+    else:
+        for bar in coarse(what.bars, _PIXEL / scale):
+            parts += _bar(bar, scale, row, rows)
     if len(what.arrows) <= ARROWS:
         parts += _arrows(what, scale, row, rows)
     return svg(_WIDTH, high, parts, what.clock)
@@ -103,6 +107,32 @@ def _bar(bar: Bar, scale: float, row: int, rows: dict[str, tuple[float, float]])
     wide = max(1.2, (bar.end - bar.start) * scale)
     y = _TOP + row * (bar.rank + 0.9 * top)
     yield _box(_LEFT + bar.start * scale, y, wide, 0.9 * row * height, bar.what, bar.label)
+
+
+def _in_strokes(
+    what: Activity, scale: float, row: int, rows: dict[str, tuple[float, float]]
+) -> Iterator[str]:
+    """All bars of a kind in one stroke: where there are many, nobody hovers over a single one."""
+    fills, hatches, spans = defaultdict(list), defaultdict(list), defaultdict(list)
+    pixel = _PIXEL * len(what.bars) / _MANY / scale
+    for rank, start, end, kind, _ in what.bars:
+        own = spans[rank, kind]
+        if own and start - own[-1][1] < pixel and own[-1][1] - own[-1][0] < pixel:
+            own[-1][1] = max(own[-1][1], end)
+        else:
+            own.append([start, end])
+    for (rank, kind), own in spans.items():
+        top, height = rows[kind]
+        y, high, mark = _TOP + row * (rank + 0.9 * top), 0.9 * row * height, KINDS[kind].hatch
+        for start, end in own:
+            x, wide = _LEFT + start * scale, max(1.2, (end - start) * scale)
+            fills[kind].append(f"M{x:.1f} {y:.1f}h{wide:.1f}v{high:.1f}h-{wide:.1f}z")
+            if high > _THIN and wide > 2.5:
+                hatches[kind] += _hatch(x, y, wide, high, mark)
+    for kind, style in KINDS.items():
+        yield f'<path d="{"".join(fills[kind])}" fill="{style.fill}"/>' if kind in fills else ""
+        if hatches[kind]:
+            yield f'<path d="{"".join(hatches[kind])}" stroke="{style.ink}" stroke-width="1.2"/>'
 
 
 def _box(x: float, y: float, wide: float, high: float, kind: str, title: str = "") -> str:
