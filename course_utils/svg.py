@@ -7,7 +7,7 @@ would share it.
 import html
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from course_utils.bars import ARROWS, INK, KINDS, Activity, Bar, coarse, lanes
 
@@ -113,26 +113,34 @@ def _in_strokes(
     what: Activity, scale: float, row: int, rows: dict[str, tuple[float, float]]
 ) -> Iterator[str]:
     """All bars of a kind in one stroke: where there are many, nobody hovers over a single one."""
-    fills, hatches, spans = defaultdict(list), defaultdict(list), defaultdict(list)
-    pixel = _PIXEL * len(what.bars) / _MANY / scale
-    for rank, start, end, kind, _ in what.bars:
-        own = spans[rank, kind]
-        if own and start - own[-1][1] < pixel and own[-1][1] - own[-1][0] < pixel:
-            own[-1][1] = max(own[-1][1], end)
-        else:
-            own.append([start, end])
-    for (rank, kind), own in spans.items():
+    fills, hatches = defaultdict(list), defaultdict(list)
+    for (rank, kind), spans in _spans(what.bars, _PIXEL / scale).items():
         top, height = rows[kind]
         y, high, mark = _TOP + row * (rank + 0.9 * top), 0.9 * row * height, KINDS[kind].hatch
-        for start, end in own:
+        middle = f"{y + high / 2:.1f}"
+        for start, end in spans:
             x, wide = _LEFT + start * scale, max(1.2, (end - start) * scale)
-            fills[kind].append(f"M{x:.1f} {y:.1f}h{wide:.1f}v{high:.1f}h-{wide:.1f}z")
+            fills[kind].append(f"M{x:.1f} {middle}h{wide:.1f}")
             if high > _THIN and wide > 2.5:
                 hatches[kind] += _hatch(x, y, wide, high, mark)
-    for kind, style in KINDS.items():
-        yield f'<path d="{"".join(fills[kind])}" fill="{style.fill}"/>' if kind in fills else ""
-        if hatches[kind]:
-            yield f'<path d="{"".join(hatches[kind])}" stroke="{style.ink}" stroke-width="1.2"/>'
+    for kind, (_, height) in rows.items():
+        fill, ink = KINDS[kind][:2]
+        for stroke, colour, wide in (fills, fill, 0.9 * row * height), (hatches, ink, 1.2):
+            path = "".join(stroke[kind])
+            yield f'<path d="{path}" stroke="{colour}" stroke-width="{wide:.1f}"/>'
+
+
+def _spans(bars: Iterable[Bar], pixel: float) -> dict[tuple[int, str], list[list[float]]]:
+    """From when to when, by rank and kind; what touches or is too near to tell apart is one."""
+    found = defaultdict(list)
+    for rank, start, end, kind, _ in bars:
+        own = found[rank, kind]
+        last = own[-1] if own else (-math.inf, -math.inf)
+        if start <= last[1] or (start - last[1] < pixel and last[1] - last[0] < pixel):
+            last[1] = max(last[1], end)
+        else:
+            own.append([start, end])
+    return found
 
 
 def _box(x: float, y: float, wide: float, high: float, kind: str, title: str = "") -> str:
