@@ -75,7 +75,7 @@ class Tap:
 
     def __init__(self, recorder: "Recorder", group: c10d.ProcessGroup) -> None:
         self.recorder, self.group, self.kinds = recorder, weakref.ref(group), kinds()
-        self.open: dict[int, Row] = {}  # operations that are being issued
+        self.open: dict[int, tuple] = {}  # what is being issued
         group.register_pre_hook(_HOOK, self.before)
         group.register_post_hook(_HOOK, self.after)
 
@@ -85,26 +85,36 @@ class Tap:
         return tuple(c10d.get_process_group_ranks(self.group())), self.group().group_name
 
     def before(self, call: Any) -> None:
-        """An operation is about to be issued."""
-        kind = self.kinds.get(call.name.value)
-        if kind is None:
+        """An operation is about to be issued: keep what will be gone.
+
+        All else is left to `after`: while the operation is on its way, it costs a rank less.
+        """
+        inputs = call.input_tensors
+        tensors = inputs or call.output_tensors
+        cpu_s = thread_time() - self.recorder.cpu
+        self.open[call.op_id] = inputs, tensors, call.root, cpu_s, monotonic()
+
+    def after(self, call: Any) -> None:
+        """An operation was issued; its work object tells when it is complete."""
+        kept, kind = self.open.pop(call.op_id, None), self.kinds.get(call.name.value)
+        if kept is None or kind is None:
             return
-        recorder, caller = self.recorder, sys._getframe().f_back
-        cpu_s = thread_time() - recorder.cpu
-        frame, (members, name) = learners(caller), self.members
+        inputs, tensors, root, cpu_s, start_s = kept
+        caller, members = sys._getframe().f_back, self.members[0]
+        frame = learners(caller)
         code, at = (frame.f_code, frame.f_lasti) if frame else (None, 0)
-        tensors = call.input_tensors or call.output_tensors
         first = tensors[0] if tensors else _NOTHING
         size = first.nbytes if len(tensors) < 2 else sum(tensor.nbytes for tensor in tensors)
         blocking = not call.async_op or is_blocking(caller)
         op = operator(caller) if kind in _REDUCES else None
         label = tag(caller) if kind in _MESSAGES else None
-        split = parts(call, len(members), caller) if kind in _PARTED else ()
-        key = (kind, name, first.dtype, first.shape, size, blocking, call.root, label, split,
+        split = parts(call.name.name, inputs, len(members), caller) if kind in _PARTED else ()
+        key = (kind, self.members[1], first.dtype, first.shape, size, blocking, root, label, split,
                id(op), id(code), at)  # fmt: skip
-        known = recorder.calls.get(key) or self._describe(key, frame, op)
-        number = recorder.ledger.add(known.number, -1, cpu_s, monotonic(), 0.0)
-        self.open[call.op_id] = known, number
+        known = self.recorder.calls.get(key) or self._describe(key, frame, op)
+        number = self.recorder.ledger.add(known.number, -1, cpu_s, start_s, 0.0)
+        if call.work is not None:
+            self._follow(call, known, number, caller)
 
     def _describe(self, key: tuple, frame: FrameType | None, op: Any) -> Call:
         """Say what is called by a key that was not seen before."""
@@ -119,30 +129,27 @@ class Tap:
             **({"peer": other} if kind in _MESSAGES else {"root": other}),
         )  # fmt: skip
 
-    def after(self, call: Any) -> None:
-        """An operation was issued; its work object tells when it is complete."""
-        recorder, row, work = self.recorder, self.open.pop(call.op_id, None), call.work
-        if row is None or work is None:
-            return
-        known, number = row
-        caller = sys._getframe().f_back
+    def _follow(self, call: Any, known: Call, number: int, caller: FrameType | None) -> None:
+        """See to it that the end of an operation is noticed."""
+        recorder, work = self.recorder, call.work
         if caller is not None and caller.f_code.co_filename == _C10D:  # which waits in Python
-            recorder.hold(work, row)
+            recorder.hold(work, (known, number))
             if known.blocking:
                 return  # its wait follows at once
         recorder.cpu = thread_time()
         if call.async_op and known.fields["kind"] not in _MESSAGES:
-            work.get_future().add_done_callback(
-                lambda _: recorder.ledger.finish(number, monotonic())
-            )
+            finish = recorder.ledger.finish
+            work.get_future().add_done_callback(lambda _: finish(number, monotonic()))
             if not known.blocking and torch._C._current_graph_task_id() != -1:
-                recorder.in_backward(row)
+                recorder.in_backward((known, number))
 
 
-def parts(call: Any, n: int, caller: FrameType | None) -> tuple[int, ...]:
+def parts(
+    name: str, inputs: list[torch.Tensor], n: int, caller: FrameType | None
+) -> tuple[int, ...]:
     """Bytes for each of a group's n ranks, where a rank hands in one part per rank."""
-    sizes = tuple(tensor.nbytes for tensor in call.input_tensors)
-    if not sizes or call.name.name in _LISTS:
+    sizes = tuple(tensor.nbytes for tensor in inputs)
+    if not sizes or name in _LISTS:
         return sizes
     splits = caller and caller.f_locals.get("input_split_sizes")
     if splits and sum(splits):
