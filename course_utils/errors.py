@@ -72,7 +72,10 @@ class WorkerError(RuntimeError):
         rank: the rank that is the root cause.
         failures: every failure that was seen, the root cause first.
         output: what each rank printed, by rank.
+        trace: with `launch(trace=True)`, what was recorded until then; else None.
     """
+
+    trace = None
 
     def __init__(self, message: str, failures: list[Failure], output: list[str]) -> None:
         super().__init__(message)
@@ -162,15 +165,13 @@ def _diagnosis(running: dict[int, list[Frame]], done: set[int]) -> str:
     """What to look at: who never arrived, or what the ranks disagree about."""
     waits = {rank: stacks.waits_in(frames) for rank, frames in running.items()}
     waiting = [rank for rank in running if waits[rank]]
-    busy = [rank for rank in running if not waits[rank]]
     kinds = {waits[rank] for rank in waiting}
     if not waiting:
         return (
-            f"No rank waits for another: {ranks(busy)} only needed longer. Raise timeout= if the "
-            "work is long; look for an endless loop if it is not."
+            f"No rank waits for another: {ranks(running)} only needed longer. Raise timeout= if "
+            "the work is long; look for an endless loop if it is not."
         )
-    absent = sorted({*busy, *done})
-    if absent:
+    if absent := {*running, *done} - {*waiting}:
         return (
             f"{ranks(waiting).capitalize()} waited for {ranks(absent)}, which never arrived: every "
             "rank of a group must make the same calls in the same order, as often as the others."

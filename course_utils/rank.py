@@ -22,7 +22,6 @@ import torch
 
 from course_utils import errors, parcel
 from course_utils.placement import Placement
-from course_utils.recorder import Recorded
 from course_utils.rendezvous import Rendezvous
 
 LIBC = ctypes.CDLL(None)
@@ -75,7 +74,7 @@ class Worker:
         try:
             parcel.send(self.channel, result)
         except Exception as error:
-            kind = type(result.value if isinstance(result, Recorded) else result).__name__
+            kind = type(result).__name__
             note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
             note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
             failure = errors.from_exception(self.rank, time.monotonic(), error, note)
