@@ -28,3 +28,10 @@ def remove_segments(owners: set[int]) -> None:
         for segment in _SEGMENTS.glob(f"torch_{owner}_*"):
             with contextlib.suppress(OSError):
                 segment.unlink()
+
+
+def computes(process: int) -> bool:
+    """Whether a process runs now, or would with a free processor; no where that is not known."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] == "R"
+    return False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from course_utils import errors, remains, stacks
+from course_utils import errors, hangs, remains, stacks
 from course_utils.live import Panel
 from course_utils.member import Member
 from course_utils.placement import Placement
@@ -62,6 +62,7 @@ class Team:
             steps.callback(remains.remove_segments, stopped)
             steps.callback(self.meet.close)
             for member in self.members:
+                steps.callback(member.notes.close)
                 steps.callback(member.close)
             steps.callback(self._show, final=True)
             for member in self.members:
@@ -151,14 +152,18 @@ class Team:
             self._listen(_TICK_S)
 
     def _too_late(self, running: list[Member]) -> errors.WorkerTimeout:
+        busy = {member.rank for member in running if remains.computes(member.pid)}
         for member in running:
             member.ask_for_stack()
         end = time.monotonic() + _STACK_S
         while time.monotonic() < end and not all(_is_written(member) for member in running):
             time.sleep(0.02)
         frames = {member.rank: stacks.from_dump(member.dump()) for member in running}
+        for rank in busy:
+            frames[rank] = stacks.settled(frames[rank])
         done = {member.rank for member in self.members} - set(frames)
-        return errors.worker_timeout(self.timeout, frames, done, self.output())
+        logs = {member.rank: member.notes.read() for member in self.members}
+        return hangs.worker_timeout(self.timeout, frames, done, self.output(), logs)
 
     def _show(self, final: bool = False) -> None:
         if self.panel:
