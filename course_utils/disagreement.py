@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from course_utils.absence import SAME, uneven
 from course_utils.deadlock import Deadlock, Difference
-from course_utils.notes import EVALUATES, Call
+from course_utils.notes import BACKWARD, EVALUATES, Call
 from course_utils.stacks import loop_of
 from course_utils.whereabouts import content, of_group
 from course_utils.words import ranks_named as ranks
@@ -33,11 +33,15 @@ def _told(dead: Deadlock, difference: Difference) -> tuple[str, str]:
             f"{alone} only: the others train. Evaluate on every rank, or call model.module on one."
         )
     if what == "order":
-        return what, f"{name.capitalize()} is {_by(calls, _named)}: {SAME}"
+        text = f"{name.capitalize()} is {_by(calls, _named)}: {SAME}"
+        if len({call.flags & BACKWARD for call in calls.values()}) > 1:
+            text += " In DDP's backward one is lost where a parameter takes no part in the loss."
+        return what, text
+    head = f"{name.capitalize()} ({first.kind})"
     if what == "root":
-        text = f"{first.kind.capitalize()}, {name}, has {_by(calls, lambda c: f'root {c.root}')}: "
+        text = f"{head} has {_by(calls, lambda call: f'root {call.root}')}: "
         return what, text + "name the same root on every rank."
-    text = f"{first.kind.capitalize()}, {name}, has {_by(calls, content)}: "
+    text = f"{head} has {_by(calls, content)}: "
     return what, text + "every rank must hand in the same shape and dtype."
 
 

@@ -1,6 +1,5 @@
 """The report of a hang: where every rank is, in which call, who never arrived, and what to try."""
 
-import time
 from collections.abc import Mapping
 
 from course_utils import whereabouts
@@ -20,6 +19,7 @@ def worker_timeout(
     done: set[int],
     output: list[str],
     logs: Mapping[int, Log | None] | None = None,
+    now: float = 0.0,
 ) -> WorkerTimeout:
     """The error for ranks that are not done.
 
@@ -29,10 +29,11 @@ def worker_timeout(
         done: The ranks whose function has returned.
         output: What each rank printed.
         logs: What each rank has noted of its calls, where that is to be relied on.
+        now: When that was read, on the system's monotonic clock.
     """
     logs, frames = logs or {}, {**running, **dict.fromkeys(done)}
     stands = [whereabouts.of(rank, frames[rank], logs.get(rank)) for rank in sorted(frames)]
-    dead = Deadlock(stands, time.monotonic())
+    dead = Deadlock(stands, now)
     pattern, why = diagnose(dead)
     were = "was" if len(running) == 1 else "were"
     head = f"{ranks(running)} {were} not done after {seconds:g} s."

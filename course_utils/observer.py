@@ -6,6 +6,7 @@ it: the learner, DDP's reducer in C++, a functional collective. An older torch h
 
 import functools
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -82,6 +83,8 @@ class Observer:
 
     def _unfinished(self) -> int:
         """UNFINISHED if a backward pass ended before DDP had averaged every gradient."""
+        if threading.active_count() > 1:
+            return 0  # a backward pass in another thread may hold what we would ask for
         for model in self.models:
             try:
                 model._check_reducer_finalized()
@@ -98,8 +101,6 @@ class Observer:
             if frame.f_code.co_filename == _DDP and frame.f_code.co_name in ("forward", "__init__"):
                 flags |= self._ddp(frame)
             frame = frame.f_back
-        if not flags & notes.BACKWARD and self.models:
-            flags |= self._unfinished()
         if frame is None:
             return notes._NONE, flags
         return self.notes.id(*_line(frame.f_code, frame.f_lasti)), flags

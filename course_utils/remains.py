@@ -30,8 +30,8 @@ def remove_segments(owners: set[int]) -> None:
                 segment.unlink()
 
 
-def computes(process: int) -> bool:
-    """Whether a process runs now, or would with a free processor; no where that is not known."""
+def state(process: int) -> str:
+    """Such as "R" for a process that runs, or "T" for one that is stopped; empty if not known."""
     with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] == "R"
-    return False
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
+    return ""
