@@ -74,8 +74,8 @@ def _of_call(
         )
     if call.flags & notes.BACKWARD:
         return "backward", (
-            "its function has returned without backward, in which DDP averages gradients on "
-            "every rank. Call it on every rank, as often."
+            "its function has returned without this backward pass, in which DDP averages "
+            "gradients. Call it on every rank, as often."
         )
     if not other.complete:
         return None
@@ -90,8 +90,8 @@ def uneven(rank: int, often: int, other: int, rarer: int, call: Call, then: str)
     by = " in DDP" if call.flags & (notes.FORWARD | notes.BACKWARD) else ""
     return "uneven", (
         f"in line {call.line.line} rank {rank} has called {call.kind}{by} {times(often)}, "
-        f"rank {other}, which {then}, {times(rarer)}. Give every rank as many rounds: as many "
-        "batches (drop_last=True), or DDP's join()."
+        f"rank {other}, which {then}, {times(rarer)}. Give every rank as many rounds, with this "
+        f"call in each{': as many batches, each with a backward pass' if by else ''}."
     )
 
 

@@ -27,10 +27,12 @@ def _told(dead: Deadlock, difference: Difference) -> tuple[str, str]:
         text = f"New group #{number} is {_by(calls, lambda call: f'of {ranks(call.group)}')}: "
         return what, text + "every rank must call new_group for every group, member or not."
     if what == "evaluation":
-        alone = ranks(rank for rank, call in calls.items() if call.flags & EVALUATES)
+        alone = {rank: call for rank, call in calls.items() if call.flags & EVALUATES}
+        line = _line(next(iter(alone.values())))
         return what, (
-            f"DDP's forward shares the model's buffers, which {name} does for an evaluation on "
-            f"{alone} only: the others train. Evaluate on every rank, or call model.module on one."
+            f"DDP's forward shares the model's buffers, which {name} does for an evaluation{line} "
+            f"on {ranks(alone)} only: the others train. Evaluate on every rank, or call "
+            "model.module on one."
         )
     if what == "order":
         text = f"{name.capitalize()} is {_by(calls, _named)}: {SAME}"
@@ -47,7 +49,12 @@ def _told(dead: Deadlock, difference: Difference) -> tuple[str, str]:
 
 def _named(call: Call) -> str:
     """Such as `all_reduce (cell [3], line 5)`."""
-    return f"{call.kind} ({call.line.place.split(', in ')[0]})" if call.line else call.kind
+    return f"{call.kind}{_line(call)}"
+
+
+def _line(call: Call) -> str:
+    """Such as ` (cell [3], line 5)`."""
+    return f" ({call.line.place.split(', in ')[0]})" if call.line else ""
 
 
 def _by(calls: dict[int, Call], say: Callable[[Call], str]) -> str:

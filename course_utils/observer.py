@@ -31,7 +31,8 @@ class Observer:
 
     def __init__(self, into: Notes) -> None:
         self.notes, self.messages, self.made = into, Counter(), 0
-        self.models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self.wrapping, self.models = weakref.WeakSet(), weakref.WeakSet()  # those of DDP
+        self.unfinished = False
         self._carefully(self._start)
 
     def run(self, fn: Callable, args: tuple) -> Any:
@@ -79,22 +80,31 @@ class Observer:
         self.notes.add("new_group", self.made, monotonic(), group=group, line=line)
 
     def _returned(self) -> None:
-        self.notes.add("return", 1, monotonic(), flags=self._unfinished())
+        for model in [*self.wrapping, *self.models]:
+            self._ask(model.reducer)
+        flags = notes.UNFINISHED if self.unfinished else 0
+        self.notes.add("return", 1, monotonic(), flags=flags)
 
-    def _unfinished(self) -> int:
-        """UNFINISHED if a backward pass ended before DDP had averaged every gradient."""
-        if threading.active_count() > 1:
-            return 0  # a backward pass in another thread may hold what we would ask for
-        for model in self.models:
+    def _ask(self, reducer: Any) -> None:
+        """Take note if a backward pass ended before DDP had averaged every gradient."""
+        if threading.active_count() == 1:  # else another one's backward may hold what we ask for
             try:
-                model._check_reducer_finalized()
+                reducer._check_reducer_finalized()
             except RuntimeError:
-                return notes.UNFINISHED
-        return 0
+                self.unfinished = True
+
+    def _follow_models(self) -> None:
+        """See to it that a model's reducer is asked when the model ends."""
+        for model in [model for model in self.wrapping if hasattr(model, "reducer")]:
+            weakref.finalize(model, self._carefully, self._ask, model.reducer)
+            self.models.add(model)
+            self.wrapping.discard(model)
 
     def seen_from(self, caller: FrameType | None) -> tuple[int, int]:
         """The learner's line, as an id, and what DDP has to do with a call."""
         flags, frame = 0, caller
+        if self.wrapping:
+            self._follow_models()
         if caller and caller.f_code.co_name == _BACKWARD:
             flags = notes.BACKWARD
         while frame and not tap.is_learners(frame.f_code.co_filename):
@@ -108,7 +118,7 @@ class Observer:
     def _ddp(self, frame: FrameType) -> int:
         model = frame.f_locals["self"]
         if frame.f_code.co_name == "__init__":
-            self.models.add(model)
+            self.wrapping.add(model)
             return notes.WRAPS
         return notes.FORWARD | (0 if model.training else notes.EVALUATES)
 
