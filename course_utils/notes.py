@@ -8,7 +8,9 @@ and never fails a call: whatever goes wrong, the notes end, and the report says 
 
 import mmap
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ _KINDS = [*_COLLECTIVES.split(), "scatter", "send", "recv", "new_group", "return
 _DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 _KIND = {kind: number for number, kind in enumerate(_KINDS)}
 _DTYPE = {dtype: number for number, dtype in enumerate(_DTYPES)}
-_NONE = 0xFFFF
+NONE = 0xFFFF
 # What more is known about a call.
 ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED = (1 << bit for bit in range(6))
 
@@ -87,23 +89,36 @@ class Notes:
         """Give the memory back."""
         self._memory.close()
 
-    def add(self, kind: str, number: int, when: float, **more: Any) -> None:
-        """In the rank: note a call; `more` are fields of a `Call`, lines and groups as ids."""
-        shape = tuple(more.get("shape", ()))
+    def add(
+        self,
+        kind: str,
+        number: int,
+        line: int,
+        flags: int = 0,
+        group: int = NONE,
+        other: int = -1,
+        tag: int = 0,
+        tensors: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """In the rank: note a call; see `Call`. Lines and groups as ids, `other` as global rank."""
+        shape, dtype, size = (), None, 0
+        if tensors:
+            shape, dtype = tuple(tensors[0].shape), tensors[0].dtype
+            size = sum([tensor.nbytes for tensor in tensors])
         _CALL.pack_into(
             self._memory,
             _RING + self._made % KEPT * _CALL.size,
-            when,
+            monotonic(),
             number,
             _KIND[kind],
-            _DTYPE.get(more.get("dtype"), 0xFF),
-            more.get("flags", 0),
+            _DTYPE.get(dtype, 0xFF),
+            flags,
             min(len(shape), 0xFF),
-            more.get("line", _NONE),
-            more.get("group", _NONE),
-            more.get("other", -1),
-            more.get("tag", 0),
-            more.get("bytes", 0),
+            line,
+            group,
+            other,
+            tag,
+            size,
             *(*shape, 0, 0, 0, 0)[:4],
         )
         self._made += 1
@@ -142,7 +157,7 @@ class Notes:
     def _call(self, place: int, table: list[list[str]]) -> Call:
         fields = _CALL.unpack_from(self._memory, _RING + place * _CALL.size)
         when, number, kind, dtype, flags, dims, line, group, other, tag, size, *shape = fields
-        name, *members = table[group] if group != _NONE else ("",)
+        name, *members = table[group] if group != NONE else ("",)
         kind, other = _KINDS[kind], None if other < 0 else other
         message = kind in ("send", "recv")
         return Call(
@@ -150,7 +165,7 @@ class Notes:
             number=number,
             group=tuple(map(int, members)),
             group_name=name,
-            line=_frame(*table[line]) if line != _NONE else None,
+            line=_frame(*table[line]) if line != NONE else None,
             when=when,
             dtype=None if dtype == 0xFF else str(_DTYPES[dtype]).removeprefix("torch."),
             shape=tuple(shape[:dims]),

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 
@@ -33,6 +32,7 @@ class Observer:
         self.notes, self.messages, self.made = into, Counter(), 0
         self.wrapping, self.models = weakref.WeakSet(), weakref.WeakSet()  # those of DDP
         self.unfinished = False
+        self.lines: dict[tuple[CodeType, int], int] = {}  # ids of the learner's lines
         self._carefully(self._start)
 
     def run(self, fn: Callable, args: tuple) -> Any:
@@ -77,13 +77,13 @@ class Observer:
         self.made += 1
         group = self.notes.id("", *ranks)
         line, _ = self.seen_from(caller)
-        self.notes.add("new_group", self.made, monotonic(), group=group, line=line)
+        self.notes.add("new_group", self.made, line, group=group)
 
     def _returned(self) -> None:
         for model in [*self.wrapping, *self.models]:
             self._ask(model.reducer)
         flags = notes.UNFINISHED if self.unfinished else 0
-        self.notes.add("return", 1, monotonic(), flags=flags)
+        self.notes.add("return", 1, notes.NONE, flags)
 
     def _ask(self, reducer: Any) -> None:
         """Take note if a backward pass ended before DDP had averaged every gradient."""
@@ -112,8 +112,11 @@ class Observer:
                 flags |= self._ddp(frame)
             frame = frame.f_back
         if frame is None:
-            return notes._NONE, flags
-        return self.notes.id(*_line(frame.f_code, frame.f_lasti)), flags
+            return notes.NONE, flags
+        place = frame.f_code, frame.f_lasti
+        if place not in self.lines:
+            self.lines[place] = self.notes.id(*_line(*place))
+        return self.lines[place], flags
 
     def _ddp(self, frame: FrameType) -> int:
         model = frame.f_locals["self"]
@@ -141,30 +144,24 @@ class _Group:
         kind = self.kinds.get(call.name)
         if kind is None:
             return
-        now, caller, into = monotonic(), sys._getframe(1).f_back, self.observer.notes
+        caller, observer = sys._getframe(1).f_back, self.observer
         ranks, group = self.members
-        line, flags = self.observer.seen_from(caller)
+        line, flags = observer.seen_from(caller)
         if call.async_op and not tap.is_blocking(caller):
             flags |= notes.ASYNC
-        more = {"flags": flags, "line": line, "group": group}
-        if tensors := call.input_tensors or call.output_tensors:
-            first = tensors[0]
-            more |= {"dtype": first.dtype, "shape": first.shape}
-            more["bytes"] = sum(tensor.nbytes for tensor in tensors)
-        if call.root >= 0:
-            more["other"] = ranks[call.root]
-        if kind in ("send", "recv"):
-            more["tag"] = tap.tag(caller)
-            key = kind, call.root, more["tag"], group
-            self.observer.messages[key] += 1
-            number = self.observer.messages[key]
+        root, tag = call.root, 0
+        if kind == "send" or kind == "recv":
+            tag = tap.tag(caller)
+            observer.messages[kind, root, tag, group] += 1
+            number = observer.messages[kind, root, tag, group]
         else:
             self.calls += 1
             number = self.calls
-        into.add(kind, number, now, **more)
+        other = ranks[root] if root >= 0 else -1
+        tensors = call.input_tensors or call.output_tensors
+        observer.notes.add(kind, number, line, flags, group, other, tag, tensors)
 
 
-@functools.cache
 def _line(code: CodeType, at: int) -> tuple[str, int, str]:
     """File, line and function of a place in a learner's code."""
     line = next(line for start, end, line in code.co_lines() if start <= at < end)

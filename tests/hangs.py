@@ -226,6 +226,7 @@ PATTERNS = [
         """
         if r > 1:
             dist.new_group([2, 3])
+        dist.barrier()
         dist.new_group([0, 1, 2, 3])  # <-
         """,
         "new_group", 0, ("New group #1 is of ranks 0, 1, 2 and 3 on ranks 0 and 1, of",),
