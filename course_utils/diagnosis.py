@@ -15,7 +15,7 @@ from course_utils.stacks import POINT_TO_POINT
 from course_utils.whereabouts import Whereabouts
 from course_utils.words import ranks_named as ranks
 
-_MANY_PAUSES = 8
+_MANY_PAUSES, _LAST_PAUSES = 8, 32  # a start is slow, which says nothing
 
 
 class Diagnosis(NamedTuple):
@@ -46,7 +46,7 @@ def _still_at_work(dead: Deadlock) -> tuple[str, str] | None:
     """The silence at the end is shorter than one before it: perhaps nothing hangs."""
     times = sorted(call.when for one in dead.ranks.values() for call in one.calls)
     pauses = [later - earlier for earlier, later in pairwise(times)]
-    if len(pauses) < _MANY_PAUSES or dead.now - times[-1] > max(pauses):
+    if len(pauses) < _MANY_PAUSES or dead.now - times[-1] > max(pauses[-_LAST_PAUSES:]):
         return None
     return "slow", (
         "The ranks made calls until shortly before that: perhaps nothing hangs. Raise timeout= if "
