@@ -25,7 +25,10 @@ def _why(dead: Deadlock, waiting: list[int], absent: list[int]) -> tuple[str, st
     for rank in waiting:
         for call, missing in dead.open[rank]:
             if missing & set(absent):
-                found = _of_call(dead, rank, call, min(missing & set(absent)), states)
+                one = min(missing & set(absent))
+                found = _of_call(dead, call, one, states)
+                if states == {"returned"} and not found:
+                    found = _of_returned(dead, rank, call, one, len(absent) == 1)
                 return found or _plain(dead, absent, states)
     return _plain(dead, absent, states)
 
@@ -33,39 +36,44 @@ def _why(dead: Deadlock, waiting: list[int], absent: list[int]) -> tuple[str, st
 def _plain(dead: Deadlock, absent: list[int], states: set[str]) -> tuple[str, str]:
     if states == {"held"}:
         what = str(dead.ranks[absent[0]].what)
-        return "held", f"it waits for {what} of its own process. {held(what)}"
+        it = "it waits" if len(absent) == 1 else f"rank {absent[0]} waits"
+        return "held", f"{it} for {what} of its own process. {held(what)}"
     return "missing", SAME
 
 
-def _of_call(
-    dead: Deadlock, rank: int, call: Call, absent: int, states: set[str]
-) -> tuple[str, str] | None:
-    """What the call tells about the reason, where it does."""
-    other, often = dead.ranks[absent], dead.made(absent, call)
+def _of_call(dead: Deadlock, call: Call, absent: int, states: set[str]) -> tuple[str, str] | None:
+    """What the call alone tells about the reason, where it does."""
     if call.flags & notes.WRAPS:
         return "missing", "DDP(model) ends only when every rank has wrapped its model."
-    if call.flags & notes.BACKWARD and other.last_flags & notes.UNFINISHED:
+    if call.flags & notes.BACKWARD and dead.ranks[absent].last_flags & notes.UNFINISHED:
         return "unused", (
-            "its backward pass ended without a gradient for some parameter, so DDP has not "
+            "a backward pass ended there without a gradient for some parameter, so DDP has not "
             "averaged it. Let every parameter take part in the loss, or say "
             "DDP(model, find_unused_parameters=True)."
         )
-    if states != {"returned"}:
-        if call.flags & notes.BACKWARD:
-            return "backward", (
-                "DDP averages gradients inside backward, on every rank. Is backward skipped "
-                "there, or does a parameter take no part in its loss?"
-            )
-        return None
+    if call.flags & notes.BACKWARD and states != {"returned"}:
+        return "backward", (
+            "DDP averages gradients inside backward, on every rank. Is backward skipped there, or "
+            "does a parameter take no part in its loss?"
+        )
+    return None
+
+
+def _of_returned(
+    dead: Deadlock, rank: int, call: Call, absent: int, alone: bool
+) -> tuple[str, str] | None:
+    """What a call that one rank waits in tells about another one, whose function has returned."""
+    other, often = dead.ranks[absent], dead.made(absent, call)
+    gone = "its function has returned" if alone else "their functions have returned"
     if call.is_message:
         did, way = ("sent", "to") if call.kind == "recv" else ("received", "from")
         return "returned", (
-            f"its function has returned and never {did} message #{call.number} {way} rank {rank}. "
+            f"{gone}, and rank {absent} never {did} message #{call.number} {way} rank {rank}. "
             f"A {'send' if did == 'sent' else 'receive'} is left out, or a peer or a tag is wrong."
         )
-    if not call.line:
+    if not call.line or not other.complete:
         return None
-    if often and other.complete:
+    if often:
         return uneven(rank, dead.made(rank, call), absent, often, call, "has returned")
     if call.flags & notes.EVALUATES:
         return "evaluation", (
@@ -74,14 +82,12 @@ def _of_call(
         )
     if call.flags & notes.BACKWARD:
         return "backward", (
-            "its function has returned without this backward pass, in which DDP averages "
-            "gradients. Call it on every rank, as often."
+            f"{gone} without this backward pass, in which DDP averages gradients. Call it on "
+            "every rank, as often."
         )
-    if not other.complete:
-        return None
     return "returned", (
-        f"its function has returned and never called {call.kind} in that line. Is the call in an "
-        "`if` that only some ranks enter, or does one return early?"
+        f"{gone}, and rank {absent} never called {call.kind} in that line. Is the call in an `if` "
+        "that only some ranks enter, or does one return early?"
     )
 
 

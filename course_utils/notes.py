@@ -101,24 +101,21 @@ class Notes:
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
         """In the rank: note a call; see `Call`. Lines and groups as ids, `other` as global rank."""
-        shape, dtype, size = (), None, 0
-        if tensors:
-            shape, dtype = tuple(tensors[0].shape), tensors[0].dtype
-            size = sum([tensor.nbytes for tensor in tensors])
+        shape = tuple(tensors[0].shape) if tensors else ()
         _CALL.pack_into(
             self._memory,
             _RING + self._made % KEPT * _CALL.size,
             monotonic(),
             number,
             _KIND[kind],
-            _DTYPE.get(dtype, 0xFF),
+            _DTYPE[tensors[0].dtype] if tensors else 0xFF,
             flags,
             min(len(shape), 0xFF),
             line,
             group,
             other,
             tag,
-            size,
+            sum([tensor.nbytes for tensor in tensors]),
             *(*shape, 0, 0, 0, 0)[:4],
         )
         self._made += 1

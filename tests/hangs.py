@@ -267,7 +267,7 @@ PATTERNS = [
         if r == 0:
             dist.recv(x, src=1)  # <-
         """,
-        "returned", 0, ("never sent message #1 to rank 0",),
+        "returned", 0, ("rank 1 never sent message #1 to rank 0",),
     ),
     Hang(
         "a loop without an end on one rank",
