@@ -29,7 +29,7 @@ def worker_timeout(
         done: The ranks whose function has returned.
         output: What each rank printed.
         logs: What each rank has noted of its calls, where that is to be relied on.
-        now: When that was read, on the system's monotonic clock.
+        now: When time was up, on the system's monotonic clock; calls after that show life.
     """
     logs, frames = logs or {}, {**running, **dict.fromkeys(done)}
     stands = [whereabouts.of(rank, frames[rank], logs.get(rank)) for rank in sorted(frames)]

@@ -152,6 +152,7 @@ class Team:
             self._listen(_TICK_S)
 
     def _too_late(self, running: list[Member]) -> errors.WorkerTimeout:
+        now = time.monotonic()
         states = {member.rank: remains.state(member.pid) for member in running}
         for member in running:
             member.ask_for_stack()
@@ -165,7 +166,6 @@ class Team:
             found = stacks.from_dump(member.dump())
             frames[member.rank] = stacks.settled(found) if states[member.rank] == "R" else found
         done = {member.rank for member in self.members} - set(frames)
-        now = time.monotonic()
         logs = {member.rank: member.notes.read() for member in self.members}
         return hangs.worker_timeout(self.timeout, frames, done, self.output(), logs, now)
 
