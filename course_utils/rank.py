@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from course_utils import errors, parcel
+from course_utils.observer import Notes, Observer
 from course_utils.placement import Placement
 from course_utils.rendezvous import Rendezvous
 
@@ -38,6 +39,7 @@ class Worker:
     channel: socket.socket  # datagrams to and from the kernel
     output: int  # where descriptors 1 and 2 go
     stack: int  # where faulthandler writes
+    notes: Notes  # where its calls are noted
     kernel: int  # process id of the parent
     reported_at: float = 0.0
     unsent: dict[str, Any] | None = None
@@ -65,11 +67,12 @@ class Worker:
         os.environ.update(meet.environment(self.rank))
         multiprocessing.util.get_temp_dir = meet.folder
         self._take_device(placement.devices[self.rank % len(placement.devices)])
+        observer = Observer(self.notes)
         if placement.backend is None:
             meet.serve(self.rank)
         else:
             meet.join(placement.backend, self.rank)
-        result = fn(*args)
+        result = observer.run(fn, args)
         self._send_last_report()
         try:
             parcel.send(self.channel, result)
@@ -162,8 +165,7 @@ def report(**metrics: Any) -> None:
     runs unchanged there.
 
     Args:
-        **metrics: names and numbers. `step` with `steps` (how many there will be) draws a
-            progress bar; `loss` is drawn as a curve.
+        **metrics: names and numbers. `step` with `steps` draws a progress bar, `loss` a curve.
     """
     if _me is not None:
         _me.report({name: getattr(v, "item", lambda v=v: v)() for name, v in metrics.items()})
