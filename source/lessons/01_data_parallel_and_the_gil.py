@@ -138,7 +138,7 @@ def race(make_works, turns=7):
 
 
 # %% [markdown]
-# `speed_up` compares the best times, and says between which speed-ups five of the seven turns lay. The processes must be nearly twice as fast, and
+# `speed_up` compares the best times, and says between which speed-ups the middle three of the seven turns lay. The processes must be nearly twice as fast, and
 # steadily so. If not, the control has failed, and we conclude nothing about threads.
 
 
@@ -147,7 +147,7 @@ def speed_up(results):
     times_s = torch.stack(list(results)).amax(dim=0)  # the slower rank counts
     best_s = times_s.amin(dim=0)
     turns = (times_s[:, :1] / times_s[:, 1:]).sort(dim=0).values
-    rows = torch.stack([best_s[0] / best_s[1:], turns[1], turns[-2]]).T.tolist()
+    rows = torch.stack([best_s[0] / best_s[1:], turns[2], turns[-3]]).T.tolist()
     return dict(zip(["threads", "processes"], rows))
 
 
@@ -232,12 +232,12 @@ def draw_races(races, text, xlabel=None):
 
 
 # %%
-text = "A bar at the dashed line gained nothing; the thin line spans five of the seven turns."
+text = "A bar at the dashed line gained nothing; the thin line spans the middle turns."
 draw_races(races, text)
 
 # %% [markdown]
-# On two idle cores two threads of pure Python came to x1.0: they share one interpreter. Inside C and C++ the same
-# threads came to x1.9 and x1.8, nearly as fast as processes. So "Python threads never run in parallel" is half the truth: they do, **while they are
+# On two idle cores two threads of pure Python came to x1.0: they share one interpreter. Inside C the same threads came
+# to x1.9, nearly as fast as processes, and inside C++, with short returns to Python, to x1.6. So "Python threads never run in parallel" is half the truth: they do, **while they are
 # out of Python**.
 #
 # **Check yourself.** Does the GIL not protect the counter of part 1?
@@ -463,7 +463,7 @@ text = "Processes show what was possible; threads reach it only in wide layers."
 draw_races(by_width, text, "layer width")
 
 # %% [markdown]
-# On two idle cores threads gained nothing up to width 32, and x1.8 to x1.9 from width 128 on; processes x1.9 to x2.0 throughout. A narrow layer computes for a few
+# On two idle cores threads gained nothing up to width 64, where they even lost, and x1.9 at 256 and 512; processes x1.9 to x2.0 throughout. A narrow layer computes for a few
 # µs, and the rest of its time is Python that finds the next layer. A wide one spends its time in C++, where nobody needs the GIL.
 #
 # **Check yourself.** `on_one_core` gives each thread one core for its own computing. Why?
@@ -535,8 +535,8 @@ assert asked[3, 0] > asked[3, 1] or not quiet or not all(map(control_held, at_16
 show(figure, "Forward asks for the GIL in every layer; backward is one call, however many layers.")
 
 # %% [markdown]
-# The control came to ten. Forward asked again in every layer, about 20 times in eight of them. Backward asked **once**, however deep the network. So its two
-# threads gained x1.7 to x1.9 on idle cores, where those of forward gained nothing.
+# The control came to ten. Forward asked again in every layer, about 20 times in eight of them. Backward asked **once or twice**, however deep the network. So its two
+# threads gained x1.7 on idle cores, where those of forward gained nothing.
 #
 # "DataParallel is slow because of the GIL" is thus too short: the GIL costs the forward pass of small operations. The rest of
 # its slowness has other causes, next.
