@@ -237,7 +237,7 @@ draw_races(races, text)
 
 # %% [markdown]
 # On two idle cores two threads of pure Python came to x1.0: they share one interpreter. Inside C the same threads came
-# to x1.9, nearly as fast as processes, and inside C++, with short returns to Python, to x1.6. So "Python threads never run in parallel" is half the truth: they do, **while they are
+# to x1.9, nearly as fast as processes, and inside C++ to x1.6. So "Python threads never run in parallel" is half the truth: they do, **while they are
 # out of Python**.
 #
 # **Check yourself.** Does the GIL not protect the counter of part 1?
@@ -323,7 +323,7 @@ draw_notes(panels, "Threads take turns and leave gaps; on two free cores process
 # One row is coloured where the other is blank: one interpreter, dealt out in slices. With 5 ms there were about 11 switches in 60 ms, with
 # 1 ms several times as many. The two processes ran all the time.
 #
-# The notes count the work done: a shorter interval made no more of them, a second interpreter twice as many. But the interval matters to a thread that leaves Python **often**: each time it comes back it
+# The notes count the work done: a shorter interval changed their number little, a second interpreter nearly doubled it. But the interval matters to a thread that leaves Python **often**: each time it comes back it
 # must wait until the busy one gives way.
 #
 # **Predict.** Ten checksums beside a busy thread: how long do they wait in all, at 5 ms and at 1 ms?
@@ -463,7 +463,7 @@ text = "Processes show what was possible; threads reach it only in wide layers."
 draw_races(by_width, text, "layer width")
 
 # %% [markdown]
-# On two idle cores threads gained nothing up to width 64, where they even lost, and x1.9 at 256 and 512; processes x1.9 to x2.0 throughout. A narrow layer computes for a few
+# On two idle cores threads gained nothing up to width 32, and x1.9 at 256 and 512; processes x1.9 to x2.0 throughout. The widths in between differ from run to run. A narrow layer computes for a few
 # µs, and the rest of its time is Python that finds the next layer. A wide one spends its time in C++, where nobody needs the GIL.
 #
 # **Check yourself.** `on_one_core` gives each thread one core for its own computing. Why?
