@@ -7,6 +7,7 @@ import labs
 import nbformat
 import pytest
 
+import progress
 from course_utils import check
 
 TIMES: list[float] = []
@@ -83,3 +84,10 @@ def test_a_check_of_a_lab_takes_less_than_three_seconds_on_the_median(capsys):
     with capsys.disabled():
         print(f"\n{len(TIMES)} checks, {median(TIMES):.1f} s on the median", end="")
     assert median(TIMES) < 3
+
+
+@pytest.mark.slow
+def test_the_overview_of_all_labs_counts_what_passes_in_a_learners_notebooks(capsys):
+    assert progress.main([labs.SLUGS[0][:2]]) == 0
+    assert "0 of " in capsys.readouterr().out
+    assert progress.main(["no such lab"]) == 1

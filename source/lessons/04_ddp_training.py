@@ -1,0 +1,968 @@
+# %% [markdown]
+# # 04 · DDP training
+#
+# **What do you add to a training loop so that several processes train one model, and how do you know that it is the right model?**
+#
+# In 75 minutes you will be able to
+#
+# 1. make a training loop distributed by changing six lines, and say what each is for;
+# 2. prove that the model is the one that a single process would get, and say when exactly the ranks talk;
+# 3. recognise four mistakes that raise no error;
+# 4. resume a run bit for bit, accumulate gradients, compute in bfloat16, and start it all with `torchrun`.
+#
+# **Hardware:** two cores. All ranks use gloo on the CPU, so that your numbers are the ones in the text; part 1 says what GPUs change.
+# **Before:** [03 · Collective primitives](03_collective_primitives.ipynb).
+# **Next:** 05 builds DDP from scratch; [06 · What communication costs](06_what_communication_costs.ipynb).
+
+# %%
+import difflib
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from course_utils import digits, hardware, launch, rank_style, show
+
+# %% [markdown]
+# ## 1 · Six lines
+#
+# Work can be divided in two ways, and the parts can be put together in two ways:
+#
+# | | |
+# | --- | --- |
+# | **data parallel** | every process holds the whole model and takes a part of each batch |
+# | **model parallel** | every process holds a part of the model and sees the whole batch |
+# | **synchronous** | all wait for each other in every step: one model at any time |
+# | **loosely coupled** | each goes on with what it has, and the copies drift apart between meetings |
+#
+# DDP, `DistributedDataParallel`, is data parallel and synchronous. That it is, you will see in numbers.
+#
+# The data are the small set of real digits that comes with the course. If you have MNIST's files, set `COURSE_DATA` to the folder
+# that holds `MNIST/raw` before you start Jupyter, and write `"mnist"`: the same cells then use its 60,000 digits.
+
+# %%
+source = "embedded"
+training, testing = digits(True, source), digits(False, source)
+mean, std = {"embedded": (0.30514, 0.32485), "mnist": (0.1307, 0.3081)}[source]
+
+pixels = torch.stack([training[i][0] for i in range(500)]) * std + mean
+assert torch.allclose(
+    torch.stack([pixels.min(), pixels.max()]), torch.tensor([0.0, 1.0]), atol=1e-3
+)
+print(len(training), "digits to train with,", len(testing), "to test with; pixels from 0 to 1")
+
+# %% [markdown]
+# `digits` has normalised the images: minus the mean, divided by the standard deviation, of *its* pixels (0.1307 and 0.3081 are MNIST's). The cell
+# undid it, as a check.
+#
+# Here is an ordinary loop from a well-known guide: a network of 784, 256 and 10 units, cross-entropy, SGD with a
+# learning rate of 0.001, batches of 32, the loss printed every ten batches.
+
+
+# %%
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def train_alone(epochs):
+    model = mlp()
+    loader = DataLoader(training, batch_size=32, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for epoch in range(epochs):
+        for batch, (images, labels) in enumerate(loader, 1):
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if batch % 10 == 0:
+                print(f"epoch {epoch}, batch {batch}: loss {loss.item():.3f}")
+    return model
+
+
+# %% [markdown]
+# It knows nothing of ranks. **Predict.** Started in two processes with the same seed, what will it print on rank 1?
+
+
+# %%
+def seeded(train, epochs):
+    torch.manual_seed(0)
+    return train(epochs)
+
+
+results = launch(seeded, train_alone, 1, world_size=2, backend="gloo")
+
+# %% [markdown]
+# The same digits in the same order to the same model: two processes did one process's work twice. Nothing is shared unless somebody shares it.
+#
+# Now the distributed form. Read it, and look for what is new before the next cell tells.
+
+
+# %%
+def train(epochs):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(mlp())
+    sampler = DistributedSampler(training, num_replicas=world_size, rank=rank)
+    loader = DataLoader(training, batch_size=32 // world_size, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for batch, (images, labels) in enumerate(loader, 1):
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if batch % 10 == 0:
+                print(f"epoch {epoch}, batch {batch}: loss {loss.item():.3f}")
+    return model.module
+
+
+# %%
+before, after = (inspect.getsource(function).splitlines() for function in (train_alone, train))
+difference = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+print("\n".join(difference))
+
+# %% [markdown]
+# | new | what it does |
+# | --- | --- |
+# | `rank, world_size` | who am I, and how many are we: asked of the group that is already there |
+# | `DistributedDataParallel(...)` | gives all ranks rank 0's weights once, and averages the gradients in every `backward()` |
+# | `DistributedSampler(...)` | deals the digits out, so that each rank has its own |
+# | `32 // world_size` | **local batch = global batch / world size**: together they still take 32 digits |
+# | `set_epoch(epoch)` | shuffles anew; without it every epoch has one and the same order (chapter 07 draws it) |
+# | `model.module` | the network itself, out of its wrapper |
+#
+# The loop's heart is untouched: forward, `zero_grad`, `backward`, `step`. **Predict.** Will the two ranks still print the same losses?
+
+# %%
+launched = launch(seeded, train, 1, world_size=2, backend="gloo")
+
+# %% [markdown]
+# Two different losses at each batch: every rank now prints the mean over *its* 16 digits. Neither is the loss of the batch of 32; part 4 comes
+# back to that. Do the shares really cover the data, without overlap?
+#
+# **Predict.** How many of the digits does nobody get with two ranks, and with four?
+
+# %%
+predicted_missing = {"2 ranks": "?", "4 ranks": "?"}
+
+
+def my_share():
+    sampler = DistributedSampler(training)
+    return {"local batch": 32 // dist.get_world_size(), "digits": list(sampler)}
+
+
+print("missing, predicted:", predicted_missing)
+for world_size in (1, 2, 4):
+    shares = launch(my_share, world_size=world_size, backend="gloo")
+    dealt = Counter(digit for share in shares for digit in share["digits"])
+    assert set(dealt) == set(range(len(training)))  # a cover: every digit is dealt
+    print(f"measured, {world_size} rank(s): local batch {shares[0]['local batch']}", end=", ")
+    print(f"{len(shares[0]['digits'])} digits each", end=", ")
+    print(f"{len(training) - len(dealt)} missing, {dealt.total() - len(dealt)} dealt twice")
+
+# %% [markdown]
+# Nobody is left out, and with two ranks no digit is dealt twice: 721 + 721 = 1,442, a disjoint cover. Four ranks would get 360.5
+# digits each, so the sampler deals two digits twice, to give all the same number. Why it insists, you will see in part 8.
+#
+# ### `device_ids`
+#
+# The guide writes `DDP(model, device_ids=[rank])` and runs on CPUs. **Predict.** What will torch say?
+
+
+# %%
+def as_in_the_guide():
+    try:
+        DistributedDataParallel(mlp(), device_ids=[dist.get_rank()])
+    except ValueError as error:
+        print(error)
+
+
+results = launch(as_in_the_guide, world_size=1, device="cpu", backend="gloo")
+
+
+# %% tags=["nbval-ignore-output"]
+def on_a_gpu():
+    card = int(os.environ["LOCAL_RANK"])
+    model = DistributedDataParallel(mlp().to(card), device_ids=[card])
+    images = torch.zeros(4, 1, 28, 28)  # on the CPU: who moves them?
+    print("images on", images.device, "outputs on", model(images).device)
+
+
+if gpus := len(hardware().gpus):
+    launch(on_a_gpu, world_size=gpus)
+else:
+    print("no GPU here: the table below says what you would see")
+
+# %% [markdown]
+# | the model is | write | and then |
+# | --- | --- | --- |
+# | on the CPU | `DDP(model)` | `device_ids` is an error, as you saw |
+# | on one GPU per process | `DDP(model.to(card), device_ids=[card])` | DDP moves each input to that card |
+# | spread over several GPUs by one process | `DDP(model)` | you move the tensors yourself |
+#
+# `card` is the **local** rank. With `rank`, as published, the second machine asks for cards that it does not have: the crash of chapter 02.
+#
+# **Check yourself.** Your script has `batch_size=32` and grows from one to eight ranks. You change nothing else. What is the global batch?
+#
+# <details><summary>Answer</summary>
+# 256. The loader's <code>batch_size</code> is local. There are an eighth as many steps per epoch, and it is another training.
+# </details>
+
+# %% [markdown]
+# ## 2 · One model, or two that look alike?
+#
+# Let us follow all 203,530 weights, step by step. To make it hard, each rank seeds its weights **differently**. `follow` does the same with
+# DDP in two ranks, and without it in a lone process that takes the full batch of 32.
+
+
+# %%
+def weights(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def my_batches(global_batch=32):
+    sampler = DistributedSampler(training)
+    return DataLoader(training, global_batch // dist.get_world_size(), sampler=sampler)
+
+
+def follow(wrap, steps=20):
+    torch.manual_seed(dist.get_rank())
+    model = wrap(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    history = [weights(model)]
+    for images, labels in islice(my_batches(), steps):
+        loss = cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(weights(model))
+    return torch.stack(history)
+
+
+# %% [markdown]
+# **Predict.** After 20 steps, what is the largest difference between the two ranks, and between them and the lone process?
+
+# %%
+predicted_difference = {"between the ranks": "?", "to one process": "?"}
+
+first, second = launch(follow, DistributedDataParallel, backend="gloo")
+alone = launch(follow, lambda network: network, world_size=1, backend="gloo")[0]
+
+moved = (alone - alone[0]).abs().amax(dim=1)
+to_one = (first - alone).abs().amax(dim=1)
+between = (first - second).abs().amax(dim=1)
+assert torch.equal(first, second)
+assert to_one.max() < 1e-6 < 1e-3 < moved[-1]
+print("predicted:", predicted_difference)
+print("between the ranks, after each of 20 steps:", between.max().item())
+print("to one process: less than 1e-6:", (to_one < 1e-6).all().item())
+print("how far training moved the weights: more than 1e-3:", moved[-1].item() > 1e-3)
+
+# %%
+figure, axes = plt.subplots(figsize=(8, 3.8))
+axes.plot(moved, label="how far the weights moved", **rank_style(2), markevery=2)
+axes.plot(to_one, label="two ranks to one process", **rank_style(1), markevery=2)
+axes.plot(between, label="rank 0 to rank 1", **rank_style(0), markevery=2)
+axes.axhline(1e-6, color="#777777", linewidth=0.8)
+axes.text(20.2, 1.2e-6, "1e-6", color="#555555", ha="right", va="bottom")
+axes.set_yscale("symlog", linthresh=1e-9)
+axes.set(ylim=(-3e-10, 1e-2), xticks=range(0, 21, 5))
+axes.set(xlabel="step", ylabel="largest difference of a weight")
+axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+show(figure, "The ranks stay exactly equal, and equal to one process up to rounding.")
+
+# %% [markdown]
+# Between the ranks the difference is **exactly 0 after every step**. To the lone process it is rounding, and no more: the mean of two
+# means over 16 digits *is* the mean over 32, but the additions come in another order.
+#
+# This is what "synchronous data parallel" promises: one model, whose batch several workers shared.
+#
+# **Check yourself.** Would the proof also hold if one rank took 20 of the 32 digits and the other 12?
+#
+# <details><summary>Answer</summary>
+# No. DDP averages the ranks' gradients with equal weight, so each of the 12 digits would count more than each of the 20.
+# The ranks would still agree with each other, on another model.
+# </details>
+#
+# ## 3 · When do the ranks talk?
+#
+# "Weights are synchronised after every batch", says the guide. With `trace=True`, `launch` notes everything that a rank sends, and in which
+# line.
+#
+# **Predict.** In which lines of `follow` will rank 0 talk to rank 1, in three steps?
+
+# %%
+predicted_lines = "?"
+
+trace = launch(follow, DistributedDataParallel, 3, trace=True, backend="gloo").trace
+print("predicted:", predicted_lines)
+told = Counter((e.code, e.kind, e.bytes) for e in trace.of_rank(0) if e.kind != "wait")
+for (code, kind, size), times in told.items():
+    print(f"{times} x {kind:10} of {size:7,} bytes in  {code}")
+assert not any("optimizer.step" in event.code for event in trace)
+
+# %% [markdown]
+# Nothing in `optimizer.step()`: **weights are never synchronised after a batch.** They *start* equal, because the constructor
+# broadcasts rank 0's: 4 bytes × 203,530 = 814,120. They *stay* equal, because every `backward()` replaces each rank's gradient by the
+# average (`all_reduce`), and equal weights minus equal gradients are equal.
+#
+# The small ones: before the broadcast the ranks compare how many parameters they have (8 bytes) and of which shapes (96). At the
+# second forward, rank 0 tells in which order the gradients came in (20 and 4), for a reason that comes now.
+#
+# ### Buckets
+#
+# DDP does not wait for the last gradient. It collects gradients in **buckets**, and sends a bucket as soon as it is full. Two kinds of hooks can watch:
+# a hook on each parameter, called when its gradient is computed, and a *communication hook*, called when a bucket goes out. The network is
+# deeper here, and buckets are limited to 1 MB (25 by default), so that there are several.
+
+
+# %%
+def deeper():
+    layers = [nn.Flatten()]
+    for size in (784, 512, 512):
+        layers += [nn.Linear(size, 512), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(512, 10))
+
+
+def watch(steps=2):
+    network, seen = deeper(), []
+    model = DistributedDataParallel(network, bucket_cap_mb=1)
+
+    def bucket_goes_out(state, bucket):
+        seen.append(f"bucket {bucket.index()}: {bucket.buffer().nbytes:,} bytes")
+        return default_hooks.allreduce_hook(state, bucket)  # what DDP does by itself
+
+    model.register_comm_hook(None, bucket_goes_out)
+    for name, parameter in network.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: seen.append(name))
+    for images, labels in islice(my_batches(), steps):
+        seen.append("backward")
+        cross_entropy(model(images), labels).backward()
+    return seen
+
+
+# %%
+results = launch(watch, backend="gloo")
+assert results[0] == results[1]
+for line in " ".join(results[0]).replace(" bucket", "\n  -> bucket").split("backward ")[1:]:
+    print("backward:", line.strip())
+
+# %% [markdown]
+# The first backward is DDP's rehearsal: one bucket with everything, sent at the end, while it notes in which order the gradients come,
+# from the last layer to the first. From the second on, the bucket of the last layers leaves while the
+# gradients of the first are still being computed.
+
+# %%
+figure, axes = plt.subplots(figsize=(8.6, 2.6))
+moment, bucket = 0, 0
+for name in results[0][results[0].index("backward", 1) + 1 :]:
+    color = rank_style(bucket)["color"]
+    if name.startswith("bucket"):
+        bucket += 1
+        axes.barh(bucket, 3, 0.7, moment, color="white", edgecolor=color, hatch="///")
+        axes.text(moment + 0.15, bucket, name, va="center", backgroundcolor="white", fontsize=9)
+    else:
+        axes.barh(0, 0.94, 0.7, moment, color=color)
+        label = {"ha": "center", "va": "center", "color": "white", "fontsize": 9}
+        axes.text(moment + 0.47, 0, name.replace(".", "\n"), **label)
+        moment += 1
+axes.set(yticks=[0, 1, 2, 3], yticklabels=["gradient of", "all_reduce of", "", ""])
+axes.set(ylim=(3.6, -0.6), xticks=[], xlabel="order of events in one backward (not to scale)")
+axes.spines[["top", "right", "left"]].set_visible(False)
+show(figure, "Two of the three buckets leave before the last gradient is computed.")
+
+# %% [markdown]
+# ### By hand
+#
+# If that is all, you can do it yourself: broadcast rank 0's weights, and average the gradients with `all_reduce`, whose
+# default is the **sum**, and a division. And those who believe in synchronised weights may do that instead: `by_hand` can average either.
+
+
+# %%
+def average(tensors):
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+        tensor /= dist.get_world_size()
+
+
+def by_hand(make_optimizer, what):
+    torch.manual_seed(dist.get_rank())
+    model = DistributedDataParallel(mlp()) if what == "DDP" else mlp()
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer = make_optimizer(model.parameters(), lr=0.001)
+    for images, labels in islice(my_batches(), 20):
+        loss = cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        if what == "gradients":
+            average(parameter.grad for parameter in model.parameters())
+        optimizer.step()
+        if what == "weights":
+            average(parameter.data for parameter in model.parameters())
+    return weights(model)
+
+
+# %% [markdown]
+# **Predict.** Averaged gradients, averaged weights: which of them gives DDP's model with SGD, and which with Adam?
+
+# %%
+predicted = {"SGD": "?", "Adam": "?"}
+
+print("predicted:", predicted)
+for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
+    ddp = launch(by_hand, make_optimizer, "DDP", backend="gloo")[0]
+    for what in ("gradients", "weights"):
+        mine = launch(by_hand, make_optimizer, what, backend="gloo")[0]
+        away = (mine - ddp).abs().max().item()
+        verdict = "exactly 0" if away == 0 else "under 1e-6" if away < 1e-6 else "over 0.001"
+        assert away < 1e-6 or away > 1e-3
+        print(f"{make_optimizer.__name__:4}: averaged {what:9}, difference to DDP {verdict}")
+
+# %% [markdown]
+# Averaged gradients are DDP, bit for bit, whatever the optimiser. Averaged weights are right for SGD only, because its step is
+# proportional to the gradient; Adam's is not, and its running means would stay different on each rank. So the belief
+# is not a matter of words: it gives another model.
+#
+# **Check yourself.** Why does DDP send buckets, where `average` sends one parameter after the other?
+#
+# <details><summary>Answer</summary>
+# Each message has a cost of its own, however small it is, and <code>average</code> begins only when backward is over. Chapter 06 puts numbers
+# to both.
+# </details>
+#
+# ## 4 · Four mistakes that raise no error
+#
+# By hand, or with a wrong line around DDP, all of these run to the end without a word:
+#
+# - **no sampler**: every rank takes the same digits;
+# - **no broadcast**: every rank starts from its own weights (`DDP(..., init_sync=False)`);
+# - **summed gradients**: the division is missing;
+# - **one rank's loss**: printed as if it were everybody's.
+#
+# `mistaken` makes one of them and returns, per step, the weights, the loss it would print and the loss of its own digits.
+
+
+# %%
+def mistaken(mistake, steps=8):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    model = mlp()
+    if mistake != "no broadcast":
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+    place = (1, 0) if mistake == "no sampler" else (world_size, rank)
+    loader = DataLoader(training, 32 // world_size, sampler=DistributedSampler(training, *place))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    history, printed, own = [weights(model)], [], []
+    for images, labels in islice(loader, steps):
+        loss = cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            if mistake != "summed gradients":
+                parameter.grad /= world_size
+        optimizer.step()
+        history.append(weights(model))
+        shown = loss.detach().clone()
+        if mistake != "one rank's loss":
+            average([shown])
+        printed.append(shown.item())
+        own.append(loss.item())
+    return {"weights": torch.stack(history), "printed": printed, "own": own}
+
+
+# %% [markdown]
+# **Predict.** Two distances can be watched: from rank to rank, and to the lone process of part 2. Which mistakes leave the *first* at zero?
+
+# %%
+predicted_equal_ranks = "?"
+mistakes = ["no sampler", "no broadcast", "summed gradients", "one rank's loss"]
+
+
+def away(run):
+    """Largest difference of a weight after each step: rank to rank, and rank 1 to one process."""
+    w = [result["weights"] for result in run]
+    return (w[0] - w[1]).abs().amax(dim=1), (w[1] - alone[: len(w[1])]).abs().amax(dim=1)
+
+
+runs = {each: launch(mistaken, each, backend="gloo") for each in ["no mistake", *mistakes]}
+print("equal ranks, predicted:", predicted_equal_ranks)
+print("after 5 steps:     ranks differ  another model  wrong loss")
+for mistake, run in runs.items():
+    between, to_one = (distance[5] for distance in away(run))
+    wrong = run[0]["printed"][4] - sum(result["own"][4] for result in run) / 2
+    seen = [between > 1e-6, to_one > 1e-6, abs(wrong) > 0.01]
+    print(f"{mistake:16}", *(f"{'YES' if each else 'no':>13}" for each in seen))
+    assert any(seen) is (mistake != "no mistake")
+
+# %%
+figure, axes = plt.subplots(2, 2, figsize=(9, 5.4), sharex=True, layout="constrained")
+for axis, mistake in zip(axes.flat[:3], mistakes):
+    distances = [*away(runs[mistake]), away(runs["no mistake"])[1]]
+    for i, label in enumerate(["rank to rank", "to one process", "the same, without the mistake"]):
+        axis.plot(distances[i], label=label, **rank_style(i), markersize=(9, 5, 5)[i])
+    axis.set_yscale("symlog", linthresh=1e-9)
+    axis.set(title=mistake, ylim=(-3e-10, 1), ylabel="difference of weights")
+true_losses = [sum(pair) / 2 for pair in zip(*(result["own"] for result in runs[mistakes[3]]))]
+axes[1, 1].plot(range(1, 9), runs[mistakes[3]][0]["printed"], label="printed", **rank_style(0))
+axes[1, 1].plot(range(1, 9), true_losses, label="of all 32 digits", **rank_style(2))
+axes[1, 1].set(title=mistakes[3], ylabel="cross-entropy (nats)")
+axes[1, 1].legend(frameon=False, fontsize=9)
+axes[1, 0].legend(frameon=False, fontsize=9, loc="center right")
+for axis in axes[1]:
+    axis.set_xlabel("step")
+show(figure, "All four show within five steps, but only one of them between the ranks.")
+
+# %% [markdown]
+# Only the missing broadcast makes the ranks differ. Without a sampler, or with summed gradients, they agree perfectly on a wrong model: half the batch
+# twice, or twice the learning rate. So compare with **one process**, not only between ranks. The last mistake harms no
+# weight, only you: the curve you judge by is one rank's.
+#
+# **Check yourself.** Summed gradients trained your model better than averaged ones. What have you found?
+#
+# <details><summary>Answer</summary>
+# That your learning rate was too small. With plain SGD, a sum over two ranks is an average with twice the learning rate.
+# </details>
+#
+# ## 5 · Stop, and go on as if nothing had happened
+#
+# Longer runs get interrupted. To be worth it, we take a better network, a small convnet with batch normalisation and dropout, and SGD with
+# momentum. What belongs in a checkpoint? Everything that the next step depends on.
+
+
+# %%
+def convnet():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.5), nn.Linear(7 * 7 * 32, 10),
+    )  # fmt: skip
+
+
+def save(path, network, optimizer, step):
+    generators = [None] * dist.get_world_size()
+    dist.all_gather_object(generators, torch.get_rng_state())  # rank 0 has only its own
+    if dist.get_rank() == 0:
+        parts = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(parts | {"position": step, "generators": generators}, path)
+    dist.barrier()  # nobody reads a file that is half written
+
+
+# %% [markdown]
+# **One** rank writes, since all have the same model. But each rank has a random generator of its own, for its dropout, so rank 0 first gathers
+# their states. **All** ranks read. `train_on` goes on where the file says, or begins if there is none, for so many steps, and saves.
+
+
+# %%
+def train_on(path, steps, forget=None):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)  # each rank its own dropout
+    saved = torch.load(path) if path.exists() else {}
+    saved.pop(forget, None)
+    network = convnet()
+    if "model" in saved:
+        network.load_state_dict(saved["model"])
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    if "optimizer" in saved:
+        optimizer.load_state_dict(saved["optimizer"])
+    sampler = DistributedSampler(training)
+    loader = DataLoader(training, 64 // world_size, sampler=sampler)
+    step, losses = saved.get("position", 0), []
+    while len(losses) < steps:
+        epoch, done = divmod(step, len(loader))
+        sampler.set_epoch(epoch)
+        batches = islice(iter(loader), done, None)  # skips what this epoch has seen already
+        if "generators" in saved:  # after iter(), which draws a random number itself
+            torch.set_rng_state(saved.pop("generators")[rank])
+        for images, labels in islice(batches, steps - len(losses)):
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            step += 1
+    save(path, network, optimizer, step)
+    return {"losses": losses, "weights": weights(network)}
+
+
+# %% [markdown]
+# One run of 138 steps (six epochs of the small set) goes undisturbed. Another stops after 100, in the middle of an epoch, and all its processes end; new ones do the
+# rest. **Predict.** How far apart will the two models be?
+
+# %%
+predicted_difference = "?"
+
+folder = tempfile.TemporaryDirectory()
+whole, halves = Path(folder.name, "undisturbed.pt"), Path(folder.name, "stopped.pt")
+undisturbed = launch(train_on, whole, 138, backend="gloo")
+stopped = launch(train_on, halves, 100, backend="gloo")
+checkpoint = halves.read_bytes()
+resumed = launch(train_on, halves, 38, backend="gloo")
+
+print("predicted:", predicted_difference)
+for rank in range(2):
+    same = torch.equal(undisturbed[rank]["weights"], resumed[rank]["weights"])
+    print(f"rank {rank}: bit for bit the same weights: {same}", end=", ")
+    print("the same losses:", undisturbed[rank]["losses"][100:] == resumed[rank]["losses"])
+
+# %%
+figure, axes = plt.subplots(figsize=(8, 3.6))
+wide, thin, dashed = {"linewidth": 5}, {"linewidth": 1.2}, {"linestyle": "--"}
+for run, label, first_step, color, style in [
+    (undisturbed, "undisturbed", 0, "#BBBBBB", wide),
+    (stopped, "until it was stopped", 0, rank_style(0)["color"], thin),
+    (resumed, "resumed", 100, rank_style(1)["color"], dashed),
+]:
+    losses = torch.tensor([result["losses"] for result in run]).mean(dim=0)
+    axes.plot(
+        range(first_step, first_step + len(losses)), losses, label=label, color=color, **style
+    )
+axes.axvline(99.5, color="#555555", linewidth=0.8)
+axes.set(xlabel="step", ylabel="cross-entropy (nats), mean of both ranks", yscale="log")
+axes.legend(frameon=False)
+show(figure, "The stopped and resumed run lies exactly on the undisturbed one.")
+
+# %% [markdown]
+# The same, to the last bit, on both ranks. Now the file itself: a plain network reads it, in this notebook, without DDP, because `save` took the state
+# of the network and not of its wrapper. How good is it on digits that it never saw?
+
+
+# %%
+def accuracy(network):
+    network.eval()
+    with torch.no_grad():
+        right = [
+            network(images).argmax(dim=1) == labels for images, labels in DataLoader(testing, 500)
+        ]
+    return torch.cat(right).float().mean().item()
+
+
+network = convnet()
+network.load_state_dict(torch.load(halves)["model"])
+assert accuracy(network) >= 0.95
+print("at least 95 % of the test digits are right:", accuracy(network) >= 0.95)
+
+# %% [markdown]
+# Is every part of the checkpoint needed? Each run below resumes from step 100 for four steps, and forgets one part. **Predict:** which one may be forgotten?
+
+# %%
+predicted_needless = "?"
+
+
+def resume(forget):
+    halves.write_bytes(checkpoint)
+    return launch(train_on, halves, 4, forget, backend="gloo")[0]["weights"]
+
+
+print("needless, predicted:", predicted_needless)
+reference = resume("nothing")
+for part in ("model", "optimizer", "position", "generators"):
+    print(f"without {part:10}: the same model:", torch.equal(resume(part), reference))
+
+# %% [markdown]
+# None. *Position* means epoch and batch: without it, the run sees the same digits again. And mind the comment in `train_on`: iterating over
+# a loader draws from the random generator, so its state is restored after that.
+#
+# **Check yourself.** Every rank calls `torch.save(..., "model.pt")`. What can go wrong?
+#
+# <details><summary>Answer</summary>
+# Two processes write one file at the same time, and it may hold a mixture. If each writes a file of its own, it is only waste: the weights are equal.
+# </details>
+
+# %% [markdown]
+# ## 6 · Fewer messages, and smaller ones
+#
+# If a batch does not fit into memory, take it in parts and add up their gradients (**gradient accumulation**). Only the last part needs to talk; for the
+# others there is `no_sync()`. Where does it belong? `accumulate` takes a global batch of 128 in parts, with the forward inside of `no_sync`, or outside.
+
+
+# %%
+def accumulate(forward, parts, steps=5):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for images, labels in islice(my_batches(128), steps):
+        optimizer.zero_grad()
+        for part, (few, answers) in enumerate(zip(images.chunk(parts), labels.chunk(parts)), 1):
+            if part == parts:  # the last one, with everything that was added up
+                loss = cross_entropy(model(few), answers) / parts
+                loss.backward()
+            elif forward == "inside":
+                with model.no_sync():
+                    loss = cross_entropy(model(few), answers) / parts
+                    loss.backward()
+            else:
+                loss = cross_entropy(model(few), answers) / parts
+                with model.no_sync():
+                    loss.backward()
+        optimizer.step()
+    return weights(model)
+
+
+# %% [markdown]
+# **Predict.** How many times per step does DDP call `all_reduce`, with four parts?
+
+# %%
+predicted = {"inside": "?", "outside": "?"}
+
+
+def megabytes(run, steps):
+    sent = [event.bytes for event in run.trace.of_rank(0) if event.kind == "all_reduce"]
+    return len(sent) / steps, sum(sent) / steps / 1e6
+
+
+whole_batch = launch(accumulate, "inside", 1, trace=True, backend="gloo")
+cost = {"one batch of 128": megabytes(whole_batch, 5)}
+for forward in ("inside", "outside"):
+    run = launch(accumulate, forward, 4, trace=True, backend="gloo")
+    assert (run[0] - whole_batch[0]).abs().max() < 1e-6
+    cost[f"4 parts, forward {forward}"] = megabytes(run, 5)
+print("predicted:", predicted)
+for form, (times, size) in cost.items():
+    print(f"{form:24} {times:.0f} all_reduce per step, {size:.2f} MB")
+
+# %% [markdown]
+# With the forward **outside**, `no_sync` does nothing at all: DDP decides during the forward whether the coming backward will talk. The model is right
+# in both cases (within 1e-6 of the big batch), so nothing but the trace betrays it. The other thing to remember is the division by `parts`.
+#
+# ### bfloat16
+#
+# In **mixed precision**, `autocast` computes in bfloat16 where that is safe. Forward and loss go inside it, backward outside.
+# **Predict.** The numbers are half as long: does `all_reduce` send half the bytes?
+
+
+# %%
+def mixed(compressed, steps=40):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(mlp())
+    if compressed:
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for images, labels in islice(my_batches(), steps):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = model(images)
+            loss = cross_entropy(outputs, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    kinds = {"outputs": outputs, "loss": loss, "weights": model.module[1].weight}
+    kinds["gradients"] = model.module[1].weight.grad
+    return {"dtypes": {name: each.dtype for name, each in kinds.items()}, "weights": weights(model)}
+
+
+# %%
+predicted_half = "?"
+
+both = {}
+print("half the bytes, predicted:", predicted_half)
+for name in ("bfloat16", "compressed"):
+    both[name] = launch(mixed, name == "compressed", trace=True, backend="gloo")
+    cost[name] = megabytes(both[name], 40)
+    same = torch.equal(both[name][0]["weights"], both[name][1]["weights"])
+    print(f"{name}: {cost[name][1]:.2f} MB per step; ranks equal: {same}")
+for name, dtype in both["bfloat16"][0]["dtypes"].items():
+    print(f"{name:9} {dtype}")
+
+# %% [markdown]
+# The weights, and so their gradients, stay float32: autocast alone sends as much as before. To halve the messages, the gradients themselves
+# must be sent as bfloat16, by a communication hook that comes with torch. That rounds what is added up; the ranks stay equal all the same, since all receive
+# the same rounded sum. All five ways side by side:
+
+# %%
+figure, axes = plt.subplots(figsize=(8, 2.8))
+for row, (times, size) in enumerate(cost.values()):
+    axes.barh(row, size, 0.65, color=rank_style(row)["color"])
+    axes.text(size + 0.03, row, f"{times:.0f} × {size / times:.2f} MB", va="center")
+axes.set(yticks=range(5), yticklabels=cost, ylim=(4.6, -0.6), xlim=(0, 4))
+axes.set_xlabel("sent to all_reduce by each rank, per optimiser step (MB)")
+axes.spines[["top", "right"]].set_visible(False)
+show(figure, "A misplaced no_sync sends four times as much; bfloat16 gradients half as much.")
+
+# %% [markdown]
+# **Check yourself.** Published recipes put a `GradScaler` beside autocast. Why is there none here?
+#
+# <details><summary>Answer</summary>
+# It belongs to float16, whose smallest numbers small gradients fall below. bfloat16 has float32's range, with fewer digits.
+# </details>
+#
+# ## 7 · How much faster?
+#
+# All this was about being right. Does it pay? We train the convnet with a global batch of 128 on 1 and 2 ranks, and 4 where there are cores for them, and count
+# images per second. Beside it stands a control: the same work under `no_sync`, without messages. It says what the *hardware* allows.
+
+
+# %%
+def measure(global_batch=128, steps=4):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(convnet())
+    mine = [training[i] for i in range(rank, global_batch, world_size)]
+    images, labels = torch.stack([image for image, _ in mine]), torch.tensor([n for _, n in mine])
+
+    def images_per_second(talk):
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            with talk():
+                cross_entropy(model(images), labels).backward()
+        dist.barrier()
+        return steps * global_batch / (time.perf_counter() - begun)
+
+    images_per_second(nullcontext)  # warm up: the first steps arrange the buckets
+    return {"no messages": images_per_second(model.no_sync), "DDP": images_per_second(nullcontext)}
+
+
+# %% tags=["nbval-ignore-output"]
+sizes = [n for n in (1, 2, 4) if n <= max(2, hardware().cores)]
+turns = [{n: launch(measure, world_size=n, backend="gloo")[0] for n in sizes} for _ in range(5)]
+speedup = {
+    (n, kind): sorted(turn[n][kind] / turn[1][kind] for turn in turns)
+    for n in sizes[1:]
+    for kind in ("no messages", "DDP")
+}
+for (n, kind), ratios in speedup.items():
+    low, _, middle, _, high = ratios
+    print(f"{n} ranks, {kind:11}: x{middle:.2f} (five turns, x{low:.2f} to x{high:.2f})")
+    if kind == "DDP":
+        print(f"         scaling efficiency: {middle / n:.0%}")
+    elif middle < 0.85 * n:
+        print("         even without messages far from ideal: this machine is too busy to tell")
+
+# %% [markdown]
+# The same as a picture: the ideal is a straight line, n times as fast with n ranks.
+
+# %%
+figure, axes = plt.subplots(figsize=(7, 3.6))
+axes.plot(sizes, sizes, ":", color="#777777", label="ideal")
+for i, kind in enumerate(("no messages", "DDP")):
+    ratios = [[1.0] * 5, *(speedup[n, kind] for n in sizes[1:])]
+    middle = [each[2] for each in ratios]
+    spread = [[each[2] - each[0] for each in ratios], [each[4] - each[2] for each in ratios]]
+    places = [n + 0.03 * i for n in sizes]
+    axes.errorbar(places, middle, yerr=spread, capsize=4, label=kind, **rank_style(i))
+axes.set(xticks=sizes, xlabel="ranks", ylabel="images per second, to one rank's", ylim=(0, None))
+axes.legend(frameon=False, loc="upper left")
+axes.spines[["top", "right"]].set_visible(False)
+show(figure, "Speed-up over one rank, median and range of five turns, with messages and without.")
+
+# %% [markdown]
+# **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's line against its control, not against the ideal: what the control lacks, the machine lacks (busy
+# cores, shared memory); only the rest is communication. On a cluster that rest is the whole question, and chapter 06 computes it.
+#
+# ### The same function under `torchrun`
+#
+# Real trainings are scripts. `train` of part 1 needs no change: a script of its source, with imports above it, and joining and saving below.
+
+# %%
+imports = """import sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+from course_utils import digits
+"""
+main = """
+training = digits(True, sys.argv[1])
+dist.init_process_group("gloo")
+network = seeded(train, 1)
+if dist.get_rank() == 0:
+    torch.save(network.state_dict(), "model.pt")
+dist.destroy_process_group()
+"""
+script = "\n\n".join([imports, *map(inspect.getsource, (mlp, train, seeded)), main])
+
+# %% [markdown]
+# `torchrun`, folded away below, writes it to a folder of its own, starts `torchrun --standalone --nproc-per-node=2 script.py` there, and brings back
+# what each rank printed, and the model.
+
+
+# %% jupyter={"source_hidden": true}
+def torchrun(script, *arguments, timeout_s=100):
+    """Run the script in two ranks; return what each of them printed, and the model it saved."""
+    options = ["--standalone", "--nproc-per-node=2", "--redirects=1", "--log-dir=logs"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "script.py", *arguments]
+    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "script.py").write_text(script)
+        environment = {**os.environ, **loopback, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, start_new_session=True, **streams
+        )
+        try:
+            said = process.communicate(timeout=timeout_s)[0]
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        assert process.returncode == 0, said
+        told = [log.read_text() for log in sorted(Path(folder).glob("logs/**/stdout.log"))]
+        return told, torch.load(Path(folder, "model.pt"))
+
+
+# %%
+told, scripted = torchrun(script, source)
+print("every rank prints the same lines:", told == launched.output)
+mine = launched[0].state_dict()
+print("bit for bit the same model:", all(torch.equal(mine[name], scripted[name]) for name in mine))
+
+# %% [markdown]
+# Only who starts the ranks has changed. (As chapter 02 said: `torchrun` serves its store on all addresses of the machine, so use it where you trust the network.)
+#
+# ## 8 · One batch fewer
+#
+# Why did the sampler insist on equal shares? Somebody deals out 65 digits without it: 33 for rank 0, 32 for rank 1, in batches of 16. This cell is
+# meant to fail. **Predict:** in which line, and which rank will it be?
+
+
+# %% tags=["raises-exception"]
+def one_batch_fewer():
+    mine = Subset(training, range(dist.get_rank(), 65, dist.get_world_size()))
+    model = DistributedDataParallel(mlp())
+    for images, labels in DataLoader(mine, batch_size=16):
+        loss = cross_entropy(model(images), labels)
+        loss.backward()
+    print("done, after", len(mine), "digits")
+
+
+launch(one_batch_fewer, timeout=5, backend="gloo")
+
+# %% [markdown]
+# Read it aloud. *Rank 0: waiting in backward*: for an average with a rank that has no third batch. *Rank 1: its function has returned*: it did
+# everything right, and is done. The report blames no line, because none is wrong; the number of calls is.
+#
+# One digit too many, and a job on a cluster stands still overnight. The cures: a `DistributedSampler` (it deals some digits twice), `drop_last=True` (it
+# leaves some out), or DDP's `Join`, in chapter 07.
+#
+# **Check yourself.** Ranks with equal numbers of batches, but rank 0 skips a batch whose loss is `nan`. What happens?
+#
+# <details><summary>Answer</summary>
+# The same: rank 0 makes one backward fewer, and the others wait at the end. Worse, from there on it averages different batches' gradients. Decide together, with an
+# <code>all_reduce</code> of the flag.
+# </details>
+#
+# ## What you know now
+#
+# DDP broadcasts the weights once and averages gradients in `backward`, nothing more. The rest is yours: deal the data out, divide the batch, reduce the
+# loss, save once, and have all ranks make the same calls. And you know the proof to ask for: **exactly 0 between ranks, rounding to one process.**
+#
+# Next, chapter 05 builds DDP from scratch. Or go on to what its messages cost: [06 · What communication costs](06_what_communication_costs.ipynb), and to
+# the data: [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
