@@ -3,7 +3,9 @@
 import linecache
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import build
 import course_utils
@@ -27,12 +29,23 @@ def exercises(slug: str, monkeypatch: Any, cut: bool = False) -> dict[str, Exerc
         caught[fn.__name__] = Exercise(fn, options)
 
     monkeypatch.setattr(course_utils, "check", catch)
+    _run_cells(slug, cut)
+    monkeypatch.undo()
+    return caught
+
+
+def cells(slug: str) -> SimpleNamespace:
+    """What a lab's cells define, for wrong answers that need it; nothing is checked."""
+    with mock.patch.object(course_utils, "check"):
+        return SimpleNamespace(**_run_cells(slug, cut=False))
+
+
+def _run_cells(slug: str, cut: bool) -> dict[str, Any]:
     plan = build.plan(build.Target(ROOT / f"source/labs/{slug}.py", ROOT, cut))
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, cell in enumerate(cell for cell in plan.cells if cell.cell_type == "code"):
-        _run(cell.source, f"<{slug} {number}>", names)
-    monkeypatch.undo()
-    return caught
+        _run(cell.source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
+    return names
 
 
 def answers(slug: str) -> dict[str, Any]:

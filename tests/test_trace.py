@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import Network, Trace, WorkerError, WorkerTimeout, explore, launch, recorder
+from course_utils.rules import unwaited
 from course_utils.trace import Event
 
 
@@ -100,6 +102,13 @@ def fsdp(model: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def unevenly_joined() -> None:
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    with Join([model]):
+        for _ in range(2 + dist.get_rank()):
+            model(torch.ones(2, 4)).sum().backward()
 
 
 def accumulating() -> None:
@@ -380,6 +389,14 @@ def test_fsdp2_gathers_parameters_and_scatters_gradients():
     assert kinds.count("reduce_scatter") == 2
     assert kinds.count("all_gather") >= 2
     assert {e.op for e in events if e.kind == "reduce_scatter"} == {"avg"}
+
+
+def test_a_rank_that_has_joined_early_still_meets_the_others():
+    trace = launch(unevenly_joined, trace=True).trace
+    assert unwaited(trace) is None
+    assert trace.traffic("ring").sent_messages[0] > 0
+    reduced = [[e for e in trace.of_rank(rank) if e.kind == "all_reduce"] for rank in range(2)]
+    assert [e.op for e in reduced[0]] == [e.op for e in reduced[1]]
 
 
 def test_functional_collectives_are_recorded():
