@@ -947,7 +947,8 @@ launch(one_batch_fewer, timeout=5, backend="gloo")
 
 # %% [markdown]
 # Read it aloud. *Rank 0: waiting in backward*: for an average with a rank that has no third batch. *Rank 1: its function has returned*: it did
-# everything right, and is done. The report blames no line, because none is wrong; the number of calls is.
+# everything right, and is done. The last sentence counts:
+# *3 times* here, *twice* there. No line is wrong; the number of calls is.
 #
 # One digit too many, and a job on a cluster stands still overnight. The cures: a `DistributedSampler` (it deals some digits twice), `drop_last=True` (it
 # leaves some out), or DDP's `Join`, in chapter 07.

@@ -181,7 +181,7 @@ def everybody_sends_first():
 launch(everybody_sends_first, world_size=4, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Read it aloud: *every rank waits in a point-to-point call*, all in `send`, at the same line. Nobody is to blame, and all are: a blocking send
+# Read it aloud: ranks 0 to 3 *all send, and none receives*, at the same line. Nobody is to blame, and all are: a blocking send
 # ends when the other side receives, and the other side is sending. Four bytes were enough.
 #
 # `isend` starts to send and returns at once, so the rank is free to receive. In the first half of the turns a rank **adds** what
