@@ -12,6 +12,7 @@
 #
 # **Hardware:** any computer; all groups here use gloo on the CPU. GPUs only change the table in part 3.
 # **Before:** [00 · Start here](00_start_here.ipynb).
+# **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
 
 # %%
 import argparse
