@@ -11,7 +11,8 @@
 # 4. build groups within the group, and read the report of a crash and of a hang.
 #
 # **Hardware:** any computer; all groups here use gloo on the CPU. GPUs only change the table in part 3.
-# **Before:** [00 · Start here](00_start_here.ipynb).
+# **Before:** [01 · DataParallel and the GIL](01_data_parallel_and_the_gil.ipynb). **Next:** [03 · Collective primitives](03_collective_primitives.ipynb).
+# **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
 
 # %%
 import argparse

@@ -13,6 +13,7 @@
 # **Hardware:** two cores. All ranks use gloo on the CPU, so that your numbers are the ones in the text; part 1 says what GPUs change.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Next:** 05 builds DDP from scratch; [06 · What communication costs](06_what_communication_costs.ipynb).
+# **Lab:** [04 · DDP training](../exercises/04_ddp_training.ipynb).
 
 # %%
 import difflib

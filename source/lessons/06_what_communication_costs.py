@@ -12,7 +12,8 @@
 #
 # **Hardware:** any computer with two cores; all ranks here use gloo on the CPU.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb) and [04 · DDP training](04_ddp_training.ipynb).
-# **Lab:** [Lab 06](../exercises/06_what_communication_costs.ipynb), four exercises that check themselves.
+# **Next:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
+# **Lab:** [06 · What communication costs](../exercises/06_what_communication_costs.ipynb).
 
 # %%
 import math
