@@ -558,4 +558,4 @@ launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 # No process is in charge. Ranks meet at a notice board, which is forgotten once they know each other; then they are equals. **Rank**
 # names a process in the world, **local rank** its GPU on a node. And joining, like every collective, needs all.
 #
-# Back to [00 · Start here](00_start_here.ipynb), where you can now say what each line of `train` does before the first step.
+# They have met; what do they say to each other? [03 · Collective primitives](03_collective_primitives.ipynb).
