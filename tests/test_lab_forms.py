@@ -1,0 +1,42 @@
+"""Every lab's notebooks: how many exercises and wrong answers, hints, and what is cut out."""
+
+import labs
+import nbformat
+import pytest
+
+import progress
+
+
+@pytest.mark.parametrize("slug", labs.SLUGS)
+def test_each_exercise_has_five_wrong_answers_at_least_and_three_hints(slug, monkeypatch, capsys):
+    wrong, text = labs.answers(slug)["WRONG"], nbformat.read(
+        labs.ROOT / f"exercises/{slug}.ipynb", as_version=4
+    )  # fmt: skip
+    names = labs.exercises(slug, monkeypatch)
+    assert wrong.keys() == names.keys()
+    assert min(map(len, wrong.values())) >= 5
+    prose = "\n".join(cell.source for cell in text.cells if cell.cell_type == "markdown")
+    for hint in ("Hint 1: a nudge", "Hint 2: the approach", "Hint 3: the code"):
+        assert prose.count(f"<details><summary>{hint}</summary>") == len(names)
+    with capsys.disabled():
+        print(f"\n{slug}: {len(names)} exercises, {sum(map(len, wrong.values()))} wrong answers")
+
+
+@pytest.mark.parametrize("slug", labs.SLUGS)
+def test_exercises_and_solutions_differ_in_marked_cells_only(slug):
+    one, other = (
+        nbformat.read(labs.ROOT / folder / f"{slug}.ipynb", as_version=4).cells
+        for folder in ("exercises", "solutions")
+    )
+    assert len(one) == len(other)
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.source == theirs.source or "### BEGIN SOLUTION" in theirs.source
+        assert "SOLUTION" not in mine.source
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_the_overview_of_all_labs_counts_what_passes_in_a_learners_notebooks(capsys):
+    assert progress.main([labs.SLUGS[0][:2]]) == 0
+    assert "0 of " in capsys.readouterr().out
+    assert progress.main(["no such lab"]) == 1
