@@ -23,7 +23,10 @@ Tolerance = tuple[float | None, float | None]  # relative, absolute; None for th
 
 
 def difference(wanted: Any, got: Any, tolerance: Tolerance = (None, None)) -> str | None:
-    """Say in what `got` is not `wanted`, or None; lists and tuples of equal items are equal."""
+    """Say in what `got` is not `wanted`, or None.
+
+    Lists and tuples of equal items are equal, and so is a Counter or defaultdict to a dict.
+    """
     if isinstance(wanted, torch.Tensor):
         return _tensors(wanted, got, tolerance)
     if isinstance(wanted, list | tuple) and isinstance(got, list | tuple):
@@ -31,12 +34,12 @@ def difference(wanted: Any, got: Any, tolerance: Tolerance = (None, None)) -> st
             return f"wanted {len(wanted)} items, got {len(got)}"
         pairs = zip(wanted, got, strict=True)
         return _items(dict(enumerate(pairs)), tolerance)
-    if type(wanted) is not type(got):
-        return f"wanted {_kind(wanted)}, got {_kind(got)}"
-    if isinstance(wanted, dict):
+    if isinstance(wanted, dict) and isinstance(got, dict):
         if wanted.keys() != got.keys():
             return f"wanted the keys {list(wanted)}, got {list(got)}"
         return _items({key: (wanted[key], got[key]) for key in wanted}, tolerance)
+    if type(wanted) is not type(got):
+        return f"wanted {_kind(wanted)}, got {_kind(got)}"
     if isinstance(wanted, float):
         relative, absolute = (1e-9 if t is None else t for t in tolerance)
         same = math.isclose(wanted, got, rel_tol=relative, abs_tol=absolute)

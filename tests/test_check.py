@@ -1,6 +1,7 @@
 """An answer against its specification: what is rejected and how, what is accepted, what is said."""
 
 import time
+from collections import Counter
 
 import answers
 import pytest
@@ -56,6 +57,12 @@ def test_a_wrong_answer_is_told_and_raises_nothing(fn, said):
     assert outcome.state == "wrong"
     assert said in str(outcome)
     assert not outcome
+
+
+def test_a_counter_is_as_good_as_a_dict_with_its_counts():
+    wanted = {"spec": lambda words: [{"a": 2, "b": 1} for _ in words], "world_sizes": (1,)}
+    assert check(Counter, inputs=lambda *_: "aba", **wanted)
+    assert "item 'a': wanted 2, got 3" in str(check(Counter, inputs=lambda *_: "abaa", **wanted))
 
 
 def test_a_wrong_answer_is_an_error_where_it_is_required_to_be_right():

@@ -54,6 +54,7 @@ def judge(hang: Hang, text: str, pattern: str) -> None:
         assert named & {line, line - 1}, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", PATTERNS + CONTROLS, ids=lambda hang: hang.name.replace(" ", "_"))
 def test_a_hang_is_explained(kernel: Kernel, hang: Hang) -> None:
     seconds, pattern, text = report(kernel, hang)

@@ -15,13 +15,13 @@ WRONG = list(labs.wrong_answers())
 NAMES = [f"{slug[:2]}-{name}-{fn.__name__}" for slug, name, fn in WRONG]
 
 
-@pytest.fixture
-def exercise(monkeypatch):
-    known = {}
+@pytest.fixture(scope="module")
+def exercise():
+    known = {}  # a lab's cells run once for all of its answers
 
     def find(slug, name):
         if slug not in known:
-            known[slug] = labs.exercises(slug, monkeypatch)
+            known[slug] = labs.exercises(slug, pytest.MonkeyPatch())
         return known[slug][name]
 
     return find

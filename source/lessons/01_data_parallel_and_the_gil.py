@@ -11,7 +11,8 @@
 # 4. count what it piles up on one device, and say what changes on two GPUs.
 #
 # **Hardware:** two CPU cores. Two or more GPUs bring one cell to life, in part 7.
-# **Before:** [00 · Start here](00_start_here.ipynb).
+# **Before:** [00 · Start here](00_start_here.ipynb). **Next:** [02 · Process groups and ranks](02_process_groups.ipynb).
+# **Lab:** [01 · DataParallel and the GIL](../exercises/01_data_parallel_and_the_gil.ipynb).
 
 # %%
 import copy

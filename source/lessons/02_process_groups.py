@@ -11,7 +11,8 @@
 # 4. build groups within the group, and read the report of a crash and of a hang.
 #
 # **Hardware:** any computer; all groups here use gloo on the CPU. GPUs only change the table in part 3.
-# **Before:** [00 · Start here](00_start_here.ipynb).
+# **Before:** [01 · DataParallel and the GIL](01_data_parallel_and_the_gil.ipynb). **Next:** [03 · Collective primitives](03_collective_primitives.ipynb).
+# **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
 
 # %%
 import argparse
@@ -557,4 +558,4 @@ launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 # No process is in charge. Ranks meet at a notice board, which is forgotten once they know each other; then they are equals. **Rank**
 # names a process in the world, **local rank** its GPU on a node. And joining, like every collective, needs all.
 #
-# Back to [00 · Start here](00_start_here.ipynb), where you can now say what each line of `train` does before the first step.
+# They have met; what do they say to each other? [03 · Collective primitives](03_collective_primitives.ipynb).

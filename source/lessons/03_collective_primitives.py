@@ -12,6 +12,7 @@
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [02 · Process groups](02_process_groups.ipynb).
 # **Next:** [04 · DDP training](04_ddp_training.ipynb).
+# **Lab:** [03 · Collective primitives](../exercises/03_collective_primitives.ipynb).
 
 # %%
 import statistics

@@ -13,6 +13,7 @@
 # **Hardware:** two cores. All ranks use gloo on the CPU, so that your numbers are the ones in the text; part 1 says what GPUs change.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Next:** 05 builds DDP from scratch; [06 · What communication costs](06_what_communication_costs.ipynb).
+# **Lab:** [04 · DDP training](../exercises/04_ddp_training.ipynb).
 
 # %%
 import difflib
@@ -947,7 +948,8 @@ launch(one_batch_fewer, timeout=5, backend="gloo")
 
 # %% [markdown]
 # Read it aloud. *Rank 0: waiting in backward*: for an average with a rank that has no third batch. *Rank 1: its function has returned*: it did
-# everything right, and is done. The report blames no line, because none is wrong; the number of calls is.
+# everything right, and is done. The last sentence counts:
+# *3 times* here, *twice* there. No line is wrong; the number of calls is.
 #
 # One digit too many, and a job on a cluster stands still overnight. The cures: a `DistributedSampler` (it deals some digits twice), `drop_last=True` (it
 # leaves some out), or DDP's `Join`, in chapter 07.

@@ -12,7 +12,8 @@
 #
 # **Hardware:** any computer with two cores; all ranks here use gloo on the CPU.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb) and [04 · DDP training](04_ddp_training.ipynb).
-# **Lab:** [Lab 06](../exercises/06_what_communication_costs.ipynb), four exercises that check themselves.
+# **Next:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
+# **Lab:** [06 · What communication costs](../exercises/06_what_communication_costs.ipynb).
 
 # %%
 import math
@@ -181,7 +182,7 @@ def everybody_sends_first():
 launch(everybody_sends_first, world_size=4, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Read it aloud: *every rank waits in a point-to-point call*, all in `send`, at the same line. Nobody is to blame, and all are: a blocking send
+# Read it aloud: ranks 0 to 3 *all send, and none receives*, at the same line. Nobody is to blame, and all are: a blocking send
 # ends when the other side receives, and the other side is sending. Four bytes were enough.
 #
 # `isend` starts to send and returns at once, so the rank is free to receive. In the first half of the turns a rank **adds** what

@@ -11,7 +11,8 @@
 # 4. tell rounding from a bug, and decide which statistics, seeds and files each rank has to itself.
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU, so that you can compare every digit.
-# **Before:** [04 · DDP training](04_ddp_training.ipynb).
+# **Before:** [06 · What communication costs](06_what_communication_costs.ipynb).
+# **Lab:** [07 · Data, batches and numerics](../exercises/07_data_batches_numerics.ipynb).
 
 # %%
 import os
