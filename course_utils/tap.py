@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
 _C10D = c10d.__file__
 _BACKWARD = "_engine_run_backward"
-_SHADOW = "_match_all_reduce_for_bwd_pass"  # of a rank that has joined: its peers' backward
-_NOTICES = ("nn/parallel/distributed.py", "algorithms/join.py")  # DDP and Join say: I go on
+_DDP = ("nn/parallel/distributed.py", "algorithms/join.py")  # whose notices nobody waits for
 _KINDS = {
     "send": "SEND",
     "recv": "RECV",
@@ -165,12 +164,9 @@ def is_blocking(caller: FrameType | None) -> bool:
         return False
     if caller.f_code.co_filename != _C10D:  # torch's own C++, which waits before it returns
         return caller.f_code.co_name != _BACKWARD
-    above = caller.f_back  # dist.send calls dist.isend, and waits
-    while above and above.f_code.co_filename.endswith("c10d_logger.py"):
-        above = above.f_back
-    if above is None or above.f_code.co_filename.endswith(_NOTICES):
-        return True  # nobody will ever wait
-    return above.f_code.co_filename == _C10D and above.f_code.co_name in ("send", "recv")
+    by = caller.f_back  # dist.send calls dist.isend, and waits
+    by = (by.f_back if by.f_code.co_filename.endswith("c10d_logger.py") else by).f_code
+    return by.co_filename.endswith(_DDP) or (by.co_name in _MESSAGES and by.co_filename == _C10D)
 
 
 def tag(caller: FrameType | None) -> int:
@@ -181,7 +177,7 @@ def tag(caller: FrameType | None) -> int:
 
 def operator(frame: FrameType | None) -> Any:
     """The reduction operator, which the hooks leave out: an argument of a caller in torch."""
-    if frame and frame.f_code.co_name in (_BACKWARD, _SHADOW):
+    if frame and (frame.f_code.co_name == _BACKWARD or frame.f_code.co_filename.endswith(_DDP)):
         return "sum"  # DDP's reducer divides by the world size, then sums
     while frame and not is_learners(file := frame.f_code.co_filename):
         found = frame.f_locals.get("op" if file == _C10D else "reduceOp")  # functional
