@@ -12,9 +12,9 @@ from course_utils.data import digits
 from course_utils.errors import WorkerError, WorkerTimeout
 from course_utils.explorer import explore
 from course_utils.hardware import hardware
-from course_utils.ledger import progress
 from course_utils.matrix import plot_traffic
 from course_utils.network import Network
+from course_utils.overview import progress
 from course_utils.plots import rank_style, show
 from course_utils.rank import report
 from course_utils.squares import plot_ranks

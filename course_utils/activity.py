@@ -19,7 +19,7 @@ def activity(source: "Trace | Replay", network: Network | None = None) -> Activi
     if isinstance(source, Trace):
         return _virtual(source.replay(network), network) if network else in_real_time(source)
     if isinstance(source, Replay):
-        return _virtual(source, network)
+        return _virtual(source, network or source.network)
     raise TypeError(
         f"a timeline is drawn of results.trace or of trace.replay(network), not of {source!r:.80}"
     )
@@ -37,7 +37,7 @@ def named(network: Network) -> str:
 
 
 def _virtual(replay: Replay, network: Network | None) -> Activity:
-    bars = [Bar(i.rank, i.start_us, i.end_us, i.what, i.label) for i in replay.intervals]
+    bars = [Bar(i.rank, i.start_us, i.end_us, i.what, i) for i in replay.intervals]
     sent = defaultdict(list)  # between two ports, messages arrive in the order they were sent in
     for i in replay.intervals:
         if i.what == "send":

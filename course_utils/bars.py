@@ -1,7 +1,10 @@
 """What every rank does when, as bars and arrows on one clock: what a timeline is drawn from."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from course_utils.replay import Interval
 
 INK = "#222222"
 ARROWS = 150  # more than so many messages are not drawn
@@ -34,7 +37,12 @@ class Bar(NamedTuple):
     start: float
     end: float
     what: str
-    label: str
+    source: "str | Interval"  # what it is, or what can tell
+
+    @property
+    def label(self) -> str:
+        """What it is, in words."""
+        return self.source if isinstance(self.source, str) else self.source.label
 
 
 class Arrow(NamedTuple):
@@ -99,8 +107,8 @@ def coarse(bars: Iterable[Bar], pixel: float) -> list[Bar]:
         key = bar.rank, bar.what
         before = last.get(key)
         if before and bar.start - before.end < pixel and before.end - before.start < pixel:
-            label = before.label if before.label == bar.label else "several"
-            last[key] = before._replace(end=max(before.end, bar.end), label=label)
+            source = before.source if before.label == bar.label else "several"
+            last[key] = before._replace(end=max(before.end, bar.end), source=source)
         else:
             if before:
                 done.append(before)

@@ -8,9 +8,14 @@ import re
 import signal
 import traceback
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from course_utils import stacks
 from course_utils.stacks import Frame
+from course_utils.words import ranks_named as ranks
+
+if TYPE_CHECKING:
+    from course_utils.whereabouts import Whereabouts
 
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
 _LOST = re.compile(
@@ -72,7 +77,10 @@ class WorkerError(RuntimeError):
         rank: the rank that is the root cause.
         failures: every failure that was seen, the root cause first.
         output: what each rank printed, by rank.
+        trace: with `launch(trace=True)`, what was recorded until then; else None.
     """
+
+    trace = None
 
     def __init__(self, message: str, failures: list[Failure], output: list[str]) -> None:
         super().__init__(message)
@@ -85,7 +93,17 @@ class WorkerError(RuntimeError):
 
 
 class WorkerTimeout(WorkerError):
-    """The ranks were not done in time; the message says where each of them was."""
+    """The ranks were not done in time; the message says where each of them was.
+
+    Attributes:
+        waiting: by rank, where it was: its state, its line, its calls, and that which it waited in.
+        absent: the ranks that others waited for, and that waited for none.
+        pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
+    """
+
+    waiting: "dict[int, Whereabouts]"
+    absent: list[int]
+    pattern: str | None
 
 
 def from_exception(rank: int, when: float, error: BaseException, note: str = "") -> Failure:
@@ -134,66 +152,3 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
         parts.append(f"{ranks(rest).capitalize()} {'was' if len(rest) == 1 else 'were'} stopped.")
     ordered = [root, *(failure for failure in failures if failure is not root)]
     return WorkerError("\n\n".join(filter(None, parts)), ordered, output)
-
-
-def worker_timeout(
-    seconds: float, running: dict[int, list[Frame]], done: set[int], output: list[str]
-) -> WorkerTimeout:
-    """The error for ranks that are not done: `running` maps each to its frames, outermost first."""
-    were = "was" if len(running) == 1 else "were"
-    rows = [f"{ranks(running)} {were} not done after {seconds:g} s.\n"]
-    for rank in sorted({*running, *done}):
-        where = "its function has returned" if rank in done else _where(running[rank])
-        rows.append(f"  rank {rank}: {where}")
-    message = "\n".join(rows) + f"\n\n{_diagnosis(running, done)}"
-    return WorkerTimeout(message, [], output)
-
-
-def _where(frames: list[Frame]) -> str:
-    """One line: what a rank does, and at which line of the learner."""
-    if not frames:
-        return "gives no answer: it is stopped by a signal, or held up inside the system"
-    own, waits = stacks.learners_line(frames), stacks.waits_in(frames)
-    doing = f"waiting in {waits}" if waits else "running"
-    return f"{doing} at {own.place}: {own.code}" if own else f"{doing}, outside of your code"
-
-
-def _diagnosis(running: dict[int, list[Frame]], done: set[int]) -> str:
-    """What to look at: who never arrived, or what the ranks disagree about."""
-    waits = {rank: stacks.waits_in(frames) for rank, frames in running.items()}
-    waiting = [rank for rank in running if waits[rank]]
-    busy = [rank for rank in running if not waits[rank]]
-    kinds = {waits[rank] for rank in waiting}
-    if not waiting:
-        return (
-            f"No rank waits for another: {ranks(busy)} only needed longer. Raise timeout= if the "
-            "work is long; look for an endless loop if it is not."
-        )
-    absent = sorted({*busy, *done})
-    if absent:
-        return (
-            f"{ranks(waiting).capitalize()} waited for {ranks(absent)}, which never arrived: every "
-            "rank of a group must make the same calls in the same order, as often as the others."
-        )
-    if kinds <= stacks.POINT_TO_POINT:
-        return (
-            "Every rank waits in a point-to-point call: a blocking send ends only when its peer "
-            "receives. Let one side receive first, or use isend and irecv."
-        )
-    if len(kinds) > 1:
-        return (
-            f"The ranks wait in different calls ({', '.join(sorted(map(str, kinds)))}): every "
-            "rank of a group must make the same calls in the same order."
-        )
-    return (
-        "Every rank waits in the same call: look for a call that one rank made more often than "
-        "another, for different groups, and for a peer or a source that does not match."
-    )
-
-
-def ranks(numbers: object) -> str:
-    """Such as `rank 3`, or `ranks 0, 1 and 3`."""
-    names = [str(number) for number in sorted(numbers)]
-    if len(names) == 1:
-        return f"rank {names[0]}"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"

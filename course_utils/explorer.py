@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from course_utils.activity import activity
 from course_utils.bars import Activity
-from course_utils.network import Network
+from course_utils.network import Network, without_gc
 from course_utils.panel import NETWORK, panel
 from course_utils.svg import timeline_svg
 from course_utils.trace import Trace
@@ -41,12 +41,15 @@ def explore(
         raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
     from ipywidgets import HTML, HBox
 
-    start = activity(trace.replay(network, compute), network)
+    start = activity(trace.replay(network, compute))
     sliders = _sliders(start, network, late=compute == "zero")
     picture = HTML(explored(start))
 
     def redraw(_: Any) -> None:
-        picture.value = explored(_moved(trace, network, compute, *(s.value for s in sliders)))
+        with without_gc():
+            what = _moved(trace, network, compute, *(slider.value for slider in sliders))
+            drawn = explored(what)
+        picture.value = drawn
 
     for slider in sliders:
         slider.observe(redraw, "value")
@@ -92,7 +95,7 @@ def _moved(
     elif slow is not None:
         factor = how * network.slow_ranks.get(slow, 1.0)
         moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
-    return activity(trace.replay(moved, compute), moved)
+    return activity(trace.replay(moved, compute))
 
 
 def _spoken(start: Activity, compute: Any) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from course_utils.collectives import lower, refuse_unknown
 
 if TYPE_CHECKING:
-    from course_utils.trace import Event, Trace
+    from course_utils.event import Event
+    from course_utils.trace import Trace
 
 # What a rank does: send a message; wait until one has left, or has arrived; start a collective, or
 # wait for its end; compute.
@@ -16,8 +17,14 @@ SEND, SENT, TAKEN, START, DONE, COMPUTE = range(6)
 Step = tuple[int, Any, "Event | None"]  # one of these; a message's or task's number; and why
 
 
+_FAILED = (
+    "this recording is of a launch that failed, so it ends in the middle and cannot be replayed or "
+    "counted: plot_timeline(error.trace) shows in real time how far each rank came."
+)
+
+
 class ReplayError(ValueError):
-    """The recording has no replay: something in it has no partner."""
+    """The recording has no replay: it is of a failed launch, or something has no partner."""
 
 
 class Message(NamedTuple):
@@ -54,9 +61,12 @@ def match(trace: "Trace", algorithm: str) -> Schedule:
 
     Raises:
         ValueError: The algorithm is unknown.
-        ReplayError: A message or a collective has no partner; says which, of which rank and line.
+        ReplayError: The launch failed; or a message or a collective has no partner: says which, of
+            which rank and line.
     """
     refuse_unknown(algorithm)
+    if trace.failed:
+        raise ReplayError(_FAILED)
     schedule = Schedule(programs=[[] for _ in range(trace.world_size)])
     _match_messages(trace, schedule)
     for calls in _calls_by_group(trace):

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from course_utils import errors, parcel
+from course_utils.notes import Notes
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _AT_ONCE = 256 * 1024
@@ -25,6 +26,7 @@ class Member:
         self.pipe = self.stack = -1
         self.theirs: socket.socket | None = None  # the rank's ends, until it is forked
         self.output = -1
+        self.notes = Notes()
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
         self.metrics: dict[str, list[Any]] = {}
@@ -40,9 +42,9 @@ class Member:
         self.pipe, self.output = os.pipe()
         os.set_blocking(self.pipe, False)
 
-    def hand_over(self) -> tuple[socket.socket, int, int]:
-        """In the rank: its channel, output and stack, which `close` then leaves open."""
-        own = self.theirs, self.output, self.stack
+    def hand_over(self) -> tuple[socket.socket, int, int, Notes]:
+        """In the rank: its channel, output, stack and notes, which `close` then leaves open."""
+        own = self.theirs, self.output, self.stack, self.notes
         self.theirs, self.output, self.stack = None, -1, -1
         return own
 

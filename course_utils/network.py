@@ -8,19 +8,20 @@ whether or not anybody waits for it. Between the ports nothing is shared. Source
 communication challenge for MPP, Parallel Computing 20, 1994.
 """
 
+import contextlib
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.collectives import refuse_unknown
-from course_utils.matching import match
 from course_utils.replay import Replay
 from course_utils.simulation import Think, simulate
 
 if TYPE_CHECKING:
-    from course_utils.trace import Event, Trace
+    from course_utils.event import Event
+    from course_utils.trace import Trace
 
 Compute = str | Callable[["Event"], float] | Sequence[float]
 
@@ -95,11 +96,7 @@ class Network:
             return Link(*self.between, slow)
         return Link(self.latency_us, self.gbit_s, slow)
 
-    def replay(
-        self,
-        trace: "Trace",
-        compute: Compute = "zero",
-    ) -> Replay:
+    def replay(self, trace: "Trace", compute: Compute = "zero") -> Replay:
         """Run a recording again on this network, on a virtual clock.
 
         Args:
@@ -114,21 +111,14 @@ class Network:
             and compute give the same numbers, to the last digit, in every run.
 
         Raises:
-            ReplayError: A message or a collective has no partner; says which, and its line.
+            ReplayError: The launch failed; or a message or a collective has no partner: says which.
             ValueError: This network or this compute does not fit the recording.
         """
         self._refuse_misfit(trace.world_size)
         think, slow = _compute_us(trace, compute), self.slow_ranks
-        was = gc.isenabled()
-        gc.disable()  # many objects and no garbage: looking for it would take half of the time
-        try:
-            schedule = match(trace, self.algorithm)
-            return simulate(
-                schedule, self, lambda rank, event: think(rank, event) * slow.get(rank, 1.0)
-            )
-        finally:
-            if was:
-                gc.enable()
+        slowed = slow and think and (lambda rank, event: think(rank, event) * slow.get(rank, 1.0))
+        with without_gc():
+            return simulate(trace.schedule(self.algorithm), self, slowed or think)
 
     def _refuse_misfit(self, world_size: int) -> None:
         if world_size % self.nodes:
@@ -139,12 +129,24 @@ class Network:
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
 
 
-def _compute_us(trace: "Trace", compute: Compute) -> Think:
-    """What a rank computes before an event, or, where that is None, at its end: microseconds."""
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Where many objects are made and no garbage, looking for it would take half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _compute_us(trace: "Trace", compute: Compute) -> Think | None:
+    """Microseconds that a rank computes before an event, or, where that is None, at its end."""
     if callable(compute):
         return lambda rank, event: _checked(compute(event)) if event else 0.0
     if compute == "zero":
-        return lambda rank, event: 0.0
+        return None
     if compute == "measured":
         return lambda rank, event: 1e6 * (event.cpu_s if event else trace.ended[rank][1])
     if isinstance(compute, str) or len(compute) != trace.world_size:

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import torch
 
 from course_utils import errors, parcel
+from course_utils.observer import Notes, Observer
 from course_utils.placement import Placement
-from course_utils.recorder import Recorded
 from course_utils.rendezvous import Rendezvous
 
 LIBC = ctypes.CDLL(None)
@@ -39,6 +39,7 @@ class Worker:
     channel: socket.socket  # datagrams to and from the kernel
     output: int  # where descriptors 1 and 2 go
     stack: int  # where faulthandler writes
+    notes: Notes  # where its calls are noted
     kernel: int  # process id of the parent
     reported_at: float = 0.0
     unsent: dict[str, Any] | None = None
@@ -66,16 +67,17 @@ class Worker:
         os.environ.update(meet.environment(self.rank))
         multiprocessing.util.get_temp_dir = meet.folder
         self._take_device(placement.devices[self.rank % len(placement.devices)])
+        observer = Observer(self.notes)
         if placement.backend is None:
             meet.serve(self.rank)
         else:
             meet.join(placement.backend, self.rank)
-        result = fn(*args)
+        result = observer.run(fn, args)
         self._send_last_report()
         try:
             parcel.send(self.channel, result)
         except Exception as error:
-            kind = type(result.value if isinstance(result, Recorded) else result).__name__
+            kind = type(result).__name__
             note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
             note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
             failure = errors.from_exception(self.rank, time.monotonic(), error, note)
@@ -163,8 +165,7 @@ def report(**metrics: Any) -> None:
     runs unchanged there.
 
     Args:
-        **metrics: names and numbers. `step` with `steps` (how many there will be) draws a
-            progress bar; `loss` is drawn as a curve.
+        **metrics: names and numbers. `step` with `steps` draws a progress bar, `loss` a curve.
     """
     if _me is not None:
         _me.report({name: getattr(v, "item", lambda v=v: v)() for name, v in metrics.items()})

@@ -17,10 +17,10 @@ def in_real_time(trace: "Trace") -> Activity:
     """Bars from the first call of any rank on, in milliseconds.
 
     A message or a collective begins where the last rank that it needs has called it too: before,
-    the others only wait.
+    the others only wait. Of what a failed launch left unfinished nothing but the waiting is drawn.
     """
     begin = min((event.start_s for event in trace), default=0.0)
-    pairs = list(_pairs(trace))
+    pairs = [pair for pair in _pairs(trace) if all(event.finished for event in pair)]
     met = dict(_met(trace, pairs))
     bars = []
     for rank, (end_s, _) in enumerate(trace.ended):
@@ -48,7 +48,7 @@ def _of_rank(
                 yield Bar(rank, now, event.start_s, "compute", "own code")
             yield Bar(rank, event.start_s, event.end_s, "wait", f"waits in {event.what}")
             now = max(now, event.end_s)
-        if event.kind != "wait":
+        if event.kind != "wait" and event.finished:
             what = {"send": "send", "recv": "receive"}.get(event.kind, "collective")
             begin = met.get((rank, event.index), 0.0)
             begin = begin if event.start_s < begin < event.end_s else event.start_s

@@ -1,19 +1,17 @@
-"""Inside a rank: write down what every process group sends, receives and waits for.
+"""Write down what every process group of a rank sends, receives and waits for.
 
-torch 2.15 lets a `ProcessGroup` have hooks that run around each of its operations, whoever asks for
-it: the learner, DDP's reducer in C++, FSDP2, a functional collective. Nothing stands between the
-group and its backend, so a recorded run computes what any other run computes. Waits made from
-Python go through `Work.wait`, those of DDP's reducer through the end of the backward pass.
+torch 2.15 lets a `ProcessGroup` have hooks (`register_pre_hook`, `register_post_hook`) that run
+around each of its operations, whoever asks for it: the learner, DDP's reducer in C++, FSDP2, a
+functional collective. Nothing stands between the group and its backend, so a recorded run computes
+what any other run computes. A Python subclass of `Backend` that forwards to gloo was tried first:
+under it some works never complete, `monitored_barrier` fails, and DDP can crash.
 
-All of this happens in a forked worker and ends with it; the kernel's torch stays as it is.
+Waits made from Python go through `Work.wait`, those of DDP's reducer through the end of the
+backward pass. All of this happens in a forked worker; the kernel's torch stays as it is.
 """
 
 import functools
-import operator
-import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic, thread_time
 from types import FrameType
 from typing import Any
@@ -21,9 +19,11 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from course_utils.tap import Row, Tap, describe, where
-from course_utils.trace import Event, Trace
+from course_utils.ledger import Writer
+from course_utils.stacks import Frame
+from course_utils.tap import Call, Row, Tap, learners
 
+_OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them
 _MANY = 64  # works that are held until somebody waits for them, before looking who still can
 
 
@@ -37,60 +37,28 @@ def refusal() -> str | None:
     )
 
 
-@dataclass
-class Recorded:
-    """What a recorded rank hands over: its function's result, its events, and its end."""
-
-    value: Any
-    rows: list[tuple]  # the events' fields, in order
-    ended: tuple[float, float]  # seconds since the launch, CPU seconds since the last event
-
-
-def collect(recorded: list[Recorded]) -> tuple[list[Any], Trace]:
-    """In the kernel: what the ranks returned, and what they recorded."""
-    events = []
-    for values in (row for one in recorded for row in one.rows):
-        events.append(object.__new__(Event))  # Event(**fields) takes four times as long
-        events[-1].__dict__.update(zip(Row.__slots__, values, strict=True))
-    trace = Trace(tuple(events), tuple(one.ended for one in recorded))
-    return [one.value for one in recorded], trace
-
-
 class Recorder:
-    """The learner's function, recorded."""
+    """In a rank: what its taps have in common."""
 
-    def __init__(self, fn: Callable, start: float) -> None:
-        self.fn, self.start = fn, start
-        self.rows: list[Row] = []
+    def __init__(self, ledger: Writer) -> None:
+        self.ledger = ledger
+        self.calls: dict[tuple, Call] = {}  # by all that an event's description is made of
         self.unwaited: dict[int, tuple[Any, Row]] = {}  # by the id of the work object
         self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
-        self.waited_for: set[Row] = set()
-        self.cpu = 0.0  # the thread's CPU seconds when its last event was over
+        self.waited_for: set[int] = set()
+        self.cpu = thread_time()  # the thread's CPU seconds when its last event was over
 
-    def __call__(self, *args: Any) -> Recorded:
-        """In the rank: run the function and return what it returned, with its events."""
-        self._listen()
-        self.cpu = thread_time()
-        value = self.fn(*args)
-        ended = monotonic() - self.start, thread_time() - self.cpu
-        return Recorded(value, self._finished(), ended)
+    def call(self, key: tuple, frame: FrameType | None, kept: Any = None, **fields: Any) -> Call:
+        """Describe a call that was not made before, at the learner's frame."""
+        if frame:
+            code = frame.f_code
+            line = frame.f_lineno or code.co_firstlineno
+            fields["line"] = Frame(code.co_filename, line, code.co_name)
+        number = self.ledger.describe(fields)
+        self.calls[key] = Call(number, fields, (kept, frame and frame.f_code))
+        return self.calls[key]
 
-    def _finished(self) -> list[tuple]:
-        """All rows as plain values that travel."""
-        rank, values = int(os.environ["RANK"]), operator.attrgetter(*Row.__slots__)
-        numbers = {row: index for index, row in enumerate(self.rows)}
-        for row, index in numbers.items():
-            row.rank, row.index, row.of = rank, index, numbers.get(row.of)
-            row.end_s = (row.end_s or row.start_s) - self.start
-            row.start_s -= self.start
-            row.cpu_s = max(0.0, row.cpu_s)  # another thread has another clock
-            row.shape = tuple(row.shape)
-            row.place, row.code = describe(row.place, row.code)
-            row.dtype = name(row.dtype)
-            row.op = row.op and str(row.op).rpartition(".")[2].lower()
-        return list(map(values, self.rows))
-
-    def _listen(self) -> None:
+    def listen(self) -> None:
         """Have every group of this process recorded, those that are yet to be made as well."""
         register = c10d._register_pg_in_world
 
@@ -112,19 +80,45 @@ class Recorder:
             _, row = unwaited.pop(id(work), (None, None))
             if row is None:
                 return wait(work, *args, **options)
-            start, cpu = (0.0, 0.0) if row.blocking else (monotonic(), thread_time() - self.cpu)
+            call, number = row
+            if not call.blocking:
+                cpu = thread_time() - self.cpu
+                waiting = self.begin_wait(row, monotonic(), cpu, sys._getframe(1))
             try:
-                return wait(work, *args, **options) if args or options else wait(work)
+                done = wait(work, *args, **options)
+                if call.from_any:
+                    self.correct(row, work._source_rank())
+                return done
             finally:
-                if row.kind == "recv" and row.peer is None:  # now it is known who sent
-                    row.peer = row.group[work._source_rank()]
-                if row.blocking:
-                    self.finish(row)
-                else:
-                    self.waited(row, start, cpu, sys._getframe(1))
+                now = monotonic()
+                self.ledger.finish(number, now)
+                if not call.blocking:
+                    self.ledger.finish(waiting, now)
                 self.cpu = thread_time()
 
         c10d.Work.wait = wait_and_record
+
+    def begin_wait(self, row: Row, start_s: float, cpu_s: float, frame: FrameType | None) -> int:
+        """Take note that a rank waits for an operation that it did not block on."""
+        frame = learners(frame)
+        call, number = row
+        key = (call.number, id(frame.f_code), frame.f_lasti) if frame else (call.number,)
+        waits = self.calls.get(key)
+        if waits is None:
+            fields = {name: call.fields.get(name) for name in _OF_A_WAIT}
+            waits = self.call(key, frame, kind="wait", **fields)
+        self.waited_for.add(number)
+        return self.ledger.add(waits.number, number, cpu_s, start_s, 0.0)
+
+    def correct(self, row: Row, place: int) -> None:
+        """Now it is known who has sent to a rank that received from any: a place in its group."""
+        call, number = row
+        key = (call.number, place)
+        known = self.calls.get(key)
+        if known is None:
+            fields = call.fields | {"peer": call.fields["group"][place]}
+            known = self.call(key, None, **fields)
+        self.ledger.correct(number, known.number)
 
     def hold(self, work: Any, row: Row) -> None:
         """Know a work object again when somebody waits for it."""
@@ -150,31 +144,9 @@ class Recorder:
 
     def _is_over(self, task: int, start: float, cpu: float) -> None:
         for row in self.backward.pop(task):
-            if row not in self.waited_for:
-                self.waited(row, start, cpu, sys._getframe().f_back)
+            if row[1] not in self.waited_for:
+                waiting = self.begin_wait(row, start, cpu, sys._getframe().f_back)
                 start, cpu = monotonic(), 0.0
+                self.ledger.finish(row[1], start)
+                self.ledger.finish(waiting, start)
         self.cpu = thread_time()
-
-    def waited(self, row: Row, start: float, cpu: float, frame: FrameType | None) -> None:
-        """Take note that a rank has waited for an operation that it did not block on."""
-        self.finish(row)
-        self.waited_for.add(row)
-        wait = Row()
-        wait.kind, wait.of, wait.blocking = "wait", row, False
-        wait.start_s, wait.end_s, wait.cpu_s = start, monotonic(), cpu
-        wait.group, wait.group_name = row.group, row.group_name
-        wait.peer, wait.bytes, wait.shape, wait.parts = row.peer, row.bytes, (), ()
-        wait.tag = wait.dtype = wait.op = wait.root = None
-        wait.place, wait.code = where(frame)
-        self.rows.append(wait)
-
-    def finish(self, row: Row) -> None:
-        """The operation is complete, as seen by this rank; what says so first counts."""
-        if row.end_s is None:
-            row.end_s = monotonic()
-
-
-@functools.cache
-def name(dtype: torch.dtype | None) -> str | None:
-    """Such as "float32"."""
-    return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -1,10 +1,11 @@
 """What a recording tells, counted or run again: traffic, finishing times, intervals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from course_utils.trace import Event
+    from course_utils.event import Event
+    from course_utils.network import Network
 
 
 class Interval(NamedTuple):
@@ -54,10 +55,12 @@ class Replay:
     Attributes:
         finish_us: For each rank the virtual microseconds until it and all that it sent was done.
         intervals: What every rank and its ports did when, in the order in which it ended or began.
+        network: What it ran on.
     """
 
     finish_us: tuple[float, ...]
     intervals: tuple[Interval, ...]
+    network: "Network | None" = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} us)"

@@ -19,8 +19,8 @@ from course_utils.matching import (
 from course_utils.replay import Interval, Replay
 
 if TYPE_CHECKING:
+    from course_utils.event import Event
     from course_utils.network import Network
-    from course_utils.trace import Event
 
 
 # Microseconds that a rank computes before an event; where that is None, before its end.
@@ -29,8 +29,8 @@ Think = Callable[[int, "Event | None"], float]
 _ARRIVE, _RESUME = range(2)  # at one moment, arrivals come first
 
 
-def simulate(schedule: Schedule, network: "Network", think: Think) -> Replay:
-    """Run a schedule on a network; `think(rank, event)` is what a rank computes before an event.
+def simulate(schedule: Schedule, network: "Network", think: Think | None) -> Replay:
+    """Run a schedule on a network; `think`, where given, tells what ranks compute before events.
 
     Raises:
         ReplayError: A rank waits for ever.
@@ -56,8 +56,9 @@ class _Runner:
 
 
 class _Simulation:
-    def __init__(self, schedule: Schedule, network: "Network", think: Think) -> None:
-        self.schedule, size = schedule, len(schedule.programs)
+    def __init__(self, schedule: Schedule, network: "Network", think: Think | None) -> None:
+        self.schedule, self.network, self.think = schedule, network, think
+        size = len(schedule.programs)
         self.programs = [_Runner(rank, -1, steps) for rank, steps in enumerate(schedule.programs)]
         self.tasks = [
             _Runner(task.event.rank, number, task.steps, task.event)
@@ -72,7 +73,7 @@ class _Simulation:
         self.moments: list[tuple] = []
         self.intervals: list[Interval] = []
         self.do = {
-            COMPUTE: lambda runner, event: runner.now + think(runner.rank, event),
+            COMPUTE: self._compute if think else lambda runner, event: runner.now,
             SEND: self._send,
             SENT: lambda runner, message: self.left[message],
             TAKEN: self._take,
@@ -94,7 +95,7 @@ class _Simulation:
                 raise ReplayError(f"{program.steps[program.at - 1][2]!r}: it waits for ever.")
         ends = [(runner.rank, runner.done) for runner in (*self.programs, *self.tasks)]
         finish = [max(end for rank, end in ends if rank == own.rank) for own in self.programs]
-        return Replay(tuple(finish), tuple(self.intervals))
+        return Replay(tuple(finish), tuple(self.intervals), self.network)
 
     def _advance(self, runner: _Runner) -> None:
         """Take steps until one ends at a later moment, or nobody knows when."""
@@ -120,6 +121,9 @@ class _Simulation:
             self.intervals.append(Interval(runner.rank, runner.now, now, what, event))
         runner.now = now
         self._advance(runner)
+
+    def _compute(self, runner: _Runner, event: "Event | None") -> float:
+        return runner.now + self.think(runner.rank, event)
 
     def _send(self, runner: _Runner, number: int) -> float:
         message = self.schedule.messages[number]

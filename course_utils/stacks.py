@@ -4,6 +4,8 @@ Every worker registers `faulthandler`, which writes a stack even while Python ca
 inside gloo's waits, inside a loop in C, and at a crash. What it writes is read here.
 """
 
+import ast
+import contextlib
 import linecache
 import re
 import sys
@@ -16,6 +18,15 @@ _DUMPED = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+
 _HERE = str(Path(__file__).parent)
 _LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
+_HOLDERS = {
+    "/multiprocessing/queues.py": "a queue",
+    "/queue.py": "a queue",
+    "/threading.py": "a lock",
+    "/multiprocessing/synchronize.py": "a lock",
+    "/torch/utils/data/dataloader.py": "the DataLoader",
+    "/subprocess.py": "a subprocess",
+}
+_LOCKS = re.compile(r"\.acquire\(|^with [\w.]*lock\b", re.IGNORECASE)
 POINT_TO_POINT = {"send", "recv", "batch_isend_irecv"}
 
 
@@ -108,4 +119,33 @@ def waits_in(frames: list[Frame]) -> str | None:
             return frame.name
         if frame.name == "_engine_run_backward":
             return "backward"
-    return "wait" if own and ".wait(" in own.code else None
+    return "wait" if own and ".wait(" in own.code and not held_by(frames) else None
+
+
+def held_by(frames: list[Frame]) -> str | None:
+    """What of its own process, not of another rank, the learner's line waits for, if anything."""
+    own = learners_line(frames)
+    inner = frames[frames.index(own) + 1 :] if own else []
+    for frame in inner:
+        for file, what in _HOLDERS.items():
+            if frame.file.endswith(file):
+                return "a thread's end" if frame.name == "join" and "thread" in file else what
+    return "a lock" if own and not inner and _LOCKS.search(own.code) else None
+
+
+def loop_of(line: Frame) -> ast.For | ast.While | None:
+    """The innermost loop of the learner's code around a line."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        tree = ast.parse("".join(linecache.getlines(line.file)))
+        loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))]
+        around = [loop for loop in loops if loop.lineno <= line.line <= loop.end_lineno]
+        return max(around, key=lambda loop: loop.lineno, default=None)
+    return None
+
+
+def settled(frames: list[Frame]) -> list[Frame]:
+    """For a rank that computes: where a `while` goes round, its first line, which does not move."""
+    loop = loop_of(frames[-1]) if frames and frames[-1].is_learners else None
+    if not isinstance(loop, ast.While):
+        return frames
+    return [*frames[:-1], Frame(frames[-1].file, loop.lineno, frames[-1].name)]

@@ -6,7 +6,8 @@ would share it.
 
 import html
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from course_utils.bars import ARROWS, INK, KINDS, Activity, Bar, coarse, lanes
 
@@ -14,6 +15,7 @@ FAINT = "#DDDDDD"
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 62, 22, 34, 44
 _PIXEL, _GAP = 1.5, 8
 _MANY = 4000  # bars that are drawn one by one in well under 100 ms
+_THIN = 4  # what is not as high as this has no hatch: one would not see it
 
 
 def timeline_svg(what: Activity, end: float | None = None) -> str:
@@ -32,9 +34,11 @@ def timeline_svg(what: Activity, end: float | None = None) -> str:
     scale = (_WIDTH - _LEFT - _RIGHT) / end
     rows = lanes(what.bars)
     parts = [*_axis(what, end, scale, row, high), *_legend(rows)]
-    pixel = _PIXEL * max(1.0, len(what.bars) / _MANY)
-    for bar in coarse(what.bars, pixel / scale):
-        parts += _bar(bar, scale, row, rows)
+    if len(what.bars) > _MANY:
+        parts += _in_strokes(what, scale, row, rows)
+    else:
+        for bar in coarse(what.bars, _PIXEL / scale):
+            parts += _bar(bar, scale, row, rows)
     if len(what.arrows) <= ARROWS:
         parts += _arrows(what, scale, row, rows)
     return svg(_WIDTH, high, parts, what.clock)
@@ -103,6 +107,40 @@ def _bar(bar: Bar, scale: float, row: int, rows: dict[str, tuple[float, float]])
     wide = max(1.2, (bar.end - bar.start) * scale)
     y = _TOP + row * (bar.rank + 0.9 * top)
     yield _box(_LEFT + bar.start * scale, y, wide, 0.9 * row * height, bar.what, bar.label)
+
+
+def _in_strokes(
+    what: Activity, scale: float, row: int, rows: dict[str, tuple[float, float]]
+) -> Iterator[str]:
+    """All bars of a kind in one stroke: where there are many, nobody hovers over a single one."""
+    fills, hatches = defaultdict(list), defaultdict(list)
+    for (rank, kind), spans in _spans(what.bars, _PIXEL / scale).items():
+        top, height = rows[kind]
+        y, high, mark = _TOP + row * (rank + 0.9 * top), 0.9 * row * height, KINDS[kind].hatch
+        middle = f"{y + high / 2:.1f}"
+        for start, end in spans:
+            x, wide = _LEFT + start * scale, max(1.2, (end - start) * scale)
+            fills[kind].append(f"M{x:.1f} {middle}h{wide:.1f}")
+            if high > _THIN and wide > 2.5:
+                hatches[kind] += _hatch(x, y, wide, high, mark)
+    for kind, (_, height) in rows.items():
+        fill, ink = KINDS[kind][:2]
+        for stroke, colour, wide in (fills, fill, 0.9 * row * height), (hatches, ink, 1.2):
+            path = "".join(stroke[kind])
+            yield f'<path d="{path}" stroke="{colour}" stroke-width="{wide:.1f}"/>'
+
+
+def _spans(bars: Iterable[Bar], pixel: float) -> dict[tuple[int, str], list[list[float]]]:
+    """From when to when, by rank and kind; what touches or is too near to tell apart is one."""
+    found = defaultdict(list)
+    for rank, start, end, kind, _ in bars:
+        own = found[rank, kind]
+        last = own[-1] if own else (-math.inf, -math.inf)
+        if start <= last[1] or (start - last[1] < pixel and last[1] - last[0] < pixel):
+            last[1] = max(last[1], end)
+        else:
+            own.append([start, end])
+    return found
 
 
 def _box(x: float, y: float, wide: float, high: float, kind: str, title: str = "") -> str:

@@ -1,22 +1,21 @@
 """Inside a rank: one process group, and what its hooks tell about each of its operations.
 
-The hooks run a thousand times where a learner measures, so they only copy what will be gone later;
-`Recorder` makes events of it when the learner's function has returned.
+The hooks run a thousand times where a learner measures. So they look up what an operation is by a
+key of what it was called with, and spell it out only at its first time.
 """
 
 import functools
 import sys
 import weakref
-from dataclasses import fields
+from dataclasses import dataclass
 from time import monotonic, thread_time
-from types import CodeType, FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.stacks import Frame
-from course_utils.trace import Event
 
 if TYPE_CHECKING:
     from course_utils.recorder import Recorder
@@ -40,19 +39,35 @@ _KINDS = {
 _LISTS = ("SCATTER", "REDUCE_SCATTER", "ALLTOALL")  # these hand in a list with a tensor per rank
 _REDUCES = {"all_reduce", "reduce", "reduce_scatter"}
 _PARTED = {"scatter", "reduce_scatter", "all_to_all"}
+_MESSAGES = {"send", "recv"}
+_NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0)
 
 
 @functools.cache
-def kinds() -> dict[Any, str]:
+def kinds() -> dict[int, str]:
     """What torch calls an operation, and what it is called here."""
     names = torch._C._distributed_c10d.HookOpName
-    return {getattr(names, name): kind for kind, all_ in _KINDS.items() for name in all_.split()}
+    return {
+        getattr(names, name).value: kind for kind, all_ in _KINDS.items() for name in all_.split()
+    }
 
 
-class Row:
-    """An event in the making: its fields as torch has them, set one by one as they are known."""
+@dataclass(slots=True)
+class Call:
+    """What all calls have in common that come from one line, with the same arguments."""
 
-    __slots__ = tuple(field.name for field in fields(Event))
+    number: int  # of its description in the ledger
+    fields: dict[str, Any]
+    kept: tuple  # objects whose ids stand in the key of this call
+    blocking: bool = False
+    from_any: bool = False  # a receive that does not know its sender yet
+
+    def __post_init__(self) -> None:
+        self.blocking = self.fields.get("blocking", False)
+        self.from_any = self.fields["kind"] == "recv" and self.fields["peer"] is None
+
+
+Row = tuple[Call, int]  # an event in the ledger: its call and its number
 
 
 class Tap:
@@ -60,7 +75,7 @@ class Tap:
 
     def __init__(self, recorder: "Recorder", group: c10d.ProcessGroup) -> None:
         self.recorder, self.group, self.kinds = recorder, weakref.ref(group), kinds()
-        self.open: dict[int, Row] = {}  # operations that are being issued
+        self.open: dict[int, tuple] = {}  # what is being issued
         group.register_pre_hook(_HOOK, self.before)
         group.register_post_hook(_HOOK, self.after)
 
@@ -70,52 +85,71 @@ class Tap:
         return tuple(c10d.get_process_group_ranks(self.group())), self.group().group_name
 
     def before(self, call: Any) -> None:
-        """An operation is about to be issued."""
-        kind = self.kinds.get(call.name)
-        if kind is None:
-            return
-        row = Row()
-        row.cpu_s = thread_time() - self.recorder.cpu
-        row.kind, caller = kind, sys._getframe().f_back
-        row.place, row.code = where(caller)
-        row.group, row.group_name = self.members
-        tensors = call.input_tensors or call.output_tensors
-        row.dtype, row.shape = (tensors[0].dtype, tensors[0].shape) if tensors else (None, ())
-        row.bytes = tensors[0].nbytes if len(tensors) == 1 else sum(t.nbytes for t in tensors)
-        row.blocking = not call.async_op or is_blocking(caller)
-        row.op = operator(caller) if kind in _REDUCES else None
-        row.parts = parts(call, len(row.group), caller) if kind in _PARTED else ()
-        row.peer = row.tag = row.root = row.of = row.end_s = None
-        if kind == "send" or kind == "recv":
-            row.peer = row.group[call.root] if call.root >= 0 else None
-            row.tag = tag(caller)
-        elif call.root >= 0:
-            row.root = row.group[call.root]
-        self.recorder.rows.append(row)
-        self.open[call.op_id] = row
-        row.start_s = monotonic()
+        """An operation is about to be issued: keep what will be gone.
+
+        All else is left to `after`: while the operation is on its way, it costs a rank less.
+        """
+        inputs = call.input_tensors
+        tensors = inputs or call.output_tensors
+        cpu_s = thread_time() - self.recorder.cpu
+        self.open[call.op_id] = inputs, tensors, call.root, cpu_s, monotonic()
 
     def after(self, call: Any) -> None:
         """An operation was issued; its work object tells when it is complete."""
-        recorder, row, work = self.recorder, self.open.pop(call.op_id, None), call.work
-        if row is None or work is None:
+        kept, kind = self.open.pop(call.op_id, None), self.kinds.get(call.name.value)
+        if kept is None or kind is None:
             return
-        caller = sys._getframe().f_back
+        inputs, tensors, root, cpu_s, start_s = kept
+        caller, members = sys._getframe().f_back, self.members[0]
+        frame = learners(caller)
+        code, at = (frame.f_code, frame.f_lasti) if frame else (None, 0)
+        first = tensors[0] if tensors else _NOTHING
+        size = first.nbytes if len(tensors) < 2 else sum(tensor.nbytes for tensor in tensors)
+        blocking = not call.async_op or is_blocking(caller)
+        op = operator(caller) if kind in _REDUCES else None
+        label = tag(caller) if kind in _MESSAGES else None
+        split = parts(call.name.name, inputs, len(members), caller) if kind in _PARTED else ()
+        key = (kind, self.members[1], first.dtype, first.shape, size, blocking, root, label, split,
+               id(op), id(code), at)  # fmt: skip
+        known = self.recorder.calls.get(key) or self._describe(key, frame, op)
+        number = self.recorder.ledger.add(known.number, -1, cpu_s, start_s, 0.0)
+        if call.work is not None:
+            self._follow(call, known, number, caller)
+
+    def _describe(self, key: tuple, frame: FrameType | None, op: Any) -> Call:
+        """Say what is called by a key that was not seen before."""
+        kind, name, dtype, shape, size, blocking, place, label, split, *_ = key
+        group = self.members[0]
+        other = group[place] if place >= 0 else None
+        return self.recorder.call(
+            key, frame, op, kind=kind, bytes=size, blocking=blocking, tag=label, parts=split,
+            group=group, group_name=name, shape=tuple(shape),
+            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            op=op and str(op).rpartition(".")[2].lower(),
+            **({"peer": other} if kind in _MESSAGES else {"root": other}),
+        )  # fmt: skip
+
+    def _follow(self, call: Any, known: Call, number: int, caller: FrameType | None) -> None:
+        """See to it that the end of an operation is noticed."""
+        recorder, work = self.recorder, call.work
         if caller is not None and caller.f_code.co_filename == _C10D:  # which waits in Python
-            recorder.hold(work, row)
-            if row.blocking:
+            recorder.hold(work, (known, number))
+            if known.blocking:
                 return  # its wait follows at once
         recorder.cpu = thread_time()
-        if call.async_op and row.kind not in ("send", "recv"):
-            work.get_future().add_done_callback(lambda _: recorder.finish(row))
-            if not row.blocking and torch._C._current_graph_task_id() != -1:
-                recorder.in_backward(row)
+        if call.async_op and known.fields["kind"] not in _MESSAGES:
+            finish = recorder.ledger.finish
+            work.get_future().add_done_callback(lambda _: finish(number, monotonic()))
+            if not known.blocking and torch._C._current_graph_task_id() != -1:
+                recorder.in_backward((known, number))
 
 
-def parts(call: Any, n: int, caller: FrameType | None) -> tuple[int, ...]:
+def parts(
+    name: str, inputs: list[torch.Tensor], n: int, caller: FrameType | None
+) -> tuple[int, ...]:
     """Bytes for each of a group's n ranks, where a rank hands in one part per rank."""
-    sizes = tuple(tensor.nbytes for tensor in call.input_tensors)
-    if not sizes or call.name.name in _LISTS:
+    sizes = tuple(tensor.nbytes for tensor in inputs)
+    if not sizes or name in _LISTS:
         return sizes
     splits = caller and caller.f_locals.get("input_split_sizes")
     if splits and sum(splits):
@@ -157,18 +191,8 @@ def is_learners(file: str) -> bool:
     return Frame(file, 0, "").is_learners
 
 
-def where(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """The learner's innermost function and how far it is, which is cheaper to ask than its line."""
+def learners(frame: FrameType | None) -> FrameType | None:
+    """The learner's innermost frame."""
     while frame and not is_learners(frame.f_code.co_filename):
         frame = frame.f_back
-    return (frame.f_code, frame.f_lasti) if frame else (None, 0)
-
-
-@functools.cache
-def describe(code: CodeType | None, at: int) -> tuple[str, str]:
-    """Place and text of that line, empty when there is none."""
-    if code is None:
-        return "", ""
-    line = next(line for start, end, line in code.co_lines() if start <= at < end)
-    frame = Frame(code.co_filename, line or code.co_firstlineno, code.co_name)
-    return frame.place, frame.code
+    return frame

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from course_utils import errors, remains, stacks
+from course_utils import errors, hangs, remains, stacks
 from course_utils.live import Panel
 from course_utils.member import Member
 from course_utils.placement import Placement
@@ -20,7 +20,7 @@ from course_utils.rendezvous import Rendezvous
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
 _TICK_S = 0.1
 _FAREWELL_S = 2.0
-_STACK_S = 1.0  # for all ranks to write where they are
+_STACK_S = 0.8  # for all ranks to write where they are
 
 
 class Interrupts:
@@ -62,6 +62,7 @@ class Team:
             steps.callback(remains.remove_segments, stopped)
             steps.callback(self.meet.close)
             for member in self.members:
+                steps.callback(member.notes.close)
                 steps.callback(member.close)
             steps.callback(self._show, final=True)
             for member in self.members:
@@ -151,14 +152,22 @@ class Team:
             self._listen(_TICK_S)
 
     def _too_late(self, running: list[Member]) -> errors.WorkerTimeout:
+        now = time.monotonic()
+        states = {member.rank: remains.state(member.pid) for member in running}
         for member in running:
             member.ask_for_stack()
         end = time.monotonic() + _STACK_S
-        while time.monotonic() < end and not all(_is_written(member) for member in running):
+        while time.monotonic() < end and not all(
+            _is_written(member) or states[member.rank] == "T" for member in running
+        ):
             time.sleep(0.02)
-        frames = {member.rank: stacks.from_dump(member.dump()) for member in running}
+        frames = {}
+        for member in running:
+            found = stacks.from_dump(member.dump())
+            frames[member.rank] = stacks.settled(found) if states[member.rank] == "R" else found
         done = {member.rank for member in self.members} - set(frames)
-        return errors.worker_timeout(self.timeout, frames, done, self.output())
+        logs = {member.rank: member.notes.read() for member in self.members}
+        return hangs.worker_timeout(self.timeout, frames, done, self.output(), logs, now)
 
     def _show(self, final: bool = False) -> None:
         if self.panel:

@@ -31,7 +31,7 @@ def plot_timeline(
         text: The sentence below the picture, which strict tests compare. By default what is the
             same in every run: of a replay who is done when and how long it waited in calls, of
             real time only how many calls of which kind each rank made.
-        network: With a replay, what its axis shall name; a trace is replayed on it.
+        network: A trace is replayed on it; a replay names its own.
 
     Raises:
         TypeError: `source` is neither.

@@ -1,12 +1,14 @@
 """What the ranks of one launch sent, received and waited for."""
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from course_utils.matching import match
+from course_utils.event import Event
+from course_utils.matching import Schedule, match
 from course_utils.replay import Traffic
 
 if TYPE_CHECKING:
@@ -16,88 +18,33 @@ if TYPE_CHECKING:
 FORMAT = "course_utils trace 1"
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Event:
-    """One operation of one rank, or one wait for such an operation.
-
-    Attributes:
-        rank: Global rank.
-        index: The rank's events are counted from 0, in the order in which it issued them.
-        kind: "send", "recv", "wait", or the name of a collective, such as "all_reduce".
-        bytes: Size of what the rank hands in; of what it is given, where it hands in nothing.
-        start_s: Seconds from the launch to the call, on a clock that all ranks share.
-        end_s: When it was complete: for a blocking call when it returned.
-        peer: Global rank at the other end of a send or recv, or of the one waited for.
-        tag: Of a send or recv.
-        dtype: Such as "float32"; None for a barrier and a wait.
-        shape: Of the tensor, of the first one where there are several.
-        op: "sum", "max" and so on; None where nothing is reduced, or torch does not say.
-        root: Global rank that a broadcast, reduce, scatter or gather starts or ends at.
-        group: Global ranks of the process group, in its order.
-        group_name: What all members call the group.
-        blocking: Whether the caller waited at once, so that no wait follows.
-        of: The index of the operation that a wait waits for.
-        parts: Bytes for each rank of the group, where one part is handed in for each.
-        cpu_s: CPU seconds that the rank computed between its last event and this one.
-        place: The learner's line, such as "cell [5], line 7, in train"; empty if there is none.
-        code: The text of that line.
-    """
-
-    rank: int
-    index: int
-    kind: str
-    bytes: int
-    start_s: float
-    end_s: float
-    peer: int | None = None
-    tag: int | None = None
-    dtype: str | None = None
-    shape: tuple[int, ...] = ()
-    op: str | None = None
-    root: int | None = None
-    group: tuple[int, ...] = ()
-    group_name: str = ""
-    blocking: bool = False
-    of: int | None = None
-    parts: tuple[int, ...] = ()
-    cpu_s: float = 0.0
-    place: str = ""
-    code: str = ""
-
-    @property
-    def what(self) -> str:
-        """Such as `send of 16 bytes to rank 1` or `all_reduce of 4096 bytes`."""
-        size = "" if self.kind == "barrier" else f" of {self.bytes} bytes"
-        if self.kind == "wait":
-            return f"wait for event {self.of}"
-        if self.kind in ("send", "recv"):
-            peer = "any rank" if self.peer is None else f"rank {self.peer}"
-            tag = f", tag {self.tag}" if self.tag else ""
-            return f"{self.kind}{size} {'to' if self.kind == 'send' else 'from'} {peer}{tag}"
-        root = "" if self.root is None else f", root {self.root}"
-        return f"{self.kind}{size}{root}"
-
-    @property
-    def where(self) -> str:
-        """Place and text of the learner's line."""
-        return f"{self.place}: {self.code}" if self.place else "outside of your code"
-
-    def __repr__(self) -> str:
-        return f"rank {self.rank}: {self.what} at {self.where}"
-
-
 @dataclass(frozen=True, repr=False)
 class Trace:
     """Every event of every rank, rank by rank; iterating gives `Event`s.
 
     Attributes:
         events: All events, by rank and then in the order in which the rank issued them.
-        ended: Of each rank: when its function returned (seconds since the launch), and the CPU
-            seconds that it had computed since its last event.
+        ended: Of each rank: when its function returned or was stopped (seconds since the launch),
+            and the CPU seconds that it had computed since its last event.
+        failed: Whether the launch failed, so that the recording ends before its time.
     """
 
     events: tuple[Event, ...]
     ended: tuple[tuple[float, float], ...]
+    failed: bool = False
+
+    @classmethod
+    def later(cls, make: Callable[[], tuple[Event, ...]], ended: tuple, failed: bool) -> "Trace":
+        """A trace whose events are made when somebody asks for them, so that no launch waits."""
+        trace = cls.__new__(cls)
+        vars(trace).update(_make=make, ended=ended, failed=failed)
+        return trace
+
+    def __getattr__(self, name: str) -> tuple[Event, ...]:
+        if name != "events" or "_make" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        vars(self)["events"] = vars(self).pop("_make")()
+        return self.events
 
     @property
     def world_size(self) -> int:
@@ -117,6 +64,16 @@ class Trace:
         """One rank's events, in the order in which it issued them."""
         return [event for event in self.events if event.rank == rank]
 
+    @functools.cached_property
+    def _schedules(self) -> dict[str, Schedule]:
+        return {}
+
+    def schedule(self, algorithm: str) -> Schedule:
+        """Who meets whom, found once for all networks: see `match`."""
+        if algorithm not in self._schedules:
+            self._schedules[algorithm] = match(self, algorithm)
+        return self._schedules[algorithm]
+
     def traffic(self, algorithm: str = "ring") -> Traffic:
         """Count bytes and messages per rank and per pair of ranks.
 
@@ -129,7 +86,7 @@ class Trace:
         """
         size = range(self.world_size)
         amounts, counts = [[0.0 for _ in size] for _ in size], [[0 for _ in size] for _ in size]
-        for message in match(self, algorithm).messages:
+        for message in self.schedule(algorithm).messages:
             amounts[message.source][message.target] += message.bytes
             counts[message.source][message.target] += 1
         whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
@@ -145,7 +102,8 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
-        data = {"format": FORMAT, "ended": self.ended, "events": [asdict(e) for e in self.events]}
+        events = [asdict(event) for event in self.events]
+        data = {"format": FORMAT, "ended": self.ended, "failed": self.failed, "events": events}
         Path(path).write_text(json.dumps(data), encoding="utf-8")
 
     @classmethod
@@ -162,7 +120,7 @@ class Trace:
             events = tuple(
                 Event(**{k: _frozen(v) for k, v in row.items()}) for row in data["events"]
             )
-            return cls(events, tuple(map(tuple, data["ended"])))
+            return cls(events, tuple(map(tuple, data["ended"])), data.get("failed", False))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
 

@@ -1,5 +1,6 @@
 """Real workers from a notebook cell: fork one process per rank, watch, collect, stop."""
 
+import contextlib
 import inspect
 import math
 import os
@@ -13,6 +14,7 @@ import torch._dynamo  # noqa: F401  DDP imports it when first built: once here, 
 from course_utils import rank, recorder
 from course_utils.live import Panel
 from course_utils.placement import cuda_in_use, place
+from course_utils.recording import Recording
 from course_utils.team import Interrupts, Team
 from course_utils.trace import Trace
 
@@ -77,18 +79,14 @@ def launch(
         _said.add(placement.notice)
         print(placement.notice, flush=True)
     team = Team(world_size, nodes, timeout, Panel(world_size) if live else None)
-    if trace:
-        fn = recorder.Recorder(fn, time.monotonic())
+    recording = Recording(fn, world_size) if trace else None
     try:
-        with Interrupts() as interrupts, team:
-            team.fork(fn, args, placement)
+        with recording or contextlib.nullcontext(), Interrupts() as interrupts, team:
+            team.fork(recording or fn, args, placement)
             values = team.results(interrupts, time.monotonic() + timeout)
     finally:
         _print_in_rank_order(team.output())
-    recording = None
-    if trace:
-        values, recording = recorder.collect(values)
-    return Results(values, team.output(), recording)
+    return Results(values, team.output(), recording and recording.trace)
 
 
 def _refuse_what_cannot_work(

@@ -76,7 +76,7 @@ OUTPUT = [
         "flood from C, past Python's streams, by a rank that never ends",
         on_rank_1("subprocess.run(['yes'])", options=TIMEOUT),
         error="WorkerTimeout",
-        says=("rank 1: running at {cell}, line 3",),
+        says=("rank 1: waiting for a subprocess at {cell}, line 3",),
         within=1,
     ),
     Fault(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from course_utils import WorkerError, WorkerTimeout, errors, stacks
+from course_utils import WorkerError, WorkerTimeout, errors, hangs, stacks
 from course_utils.errors import Failure
 from course_utils.stacks import Frame
 
@@ -40,7 +40,7 @@ ELSEWHERE = [Frame(LIBRARY, 3, "init_process_group")]
 
 
 def told(running: dict[int, list[Frame]], done: tuple[int, ...] = ()) -> str:
-    return str(errors.worker_timeout(2.5, running, set(done), [""]))
+    return str(hangs.worker_timeout(2.5, running, set(done), [""]))
 
 
 ECHOES = [

@@ -44,10 +44,23 @@ def test_a_message_without_partner_is_drawn_in_real_time_and_refused_on_a_networ
         plot_timeline(alone, network=NETWORK)
 
 
+def test_a_hang_is_drawn_as_waiting_until_the_end(shown):
+    left = {"finished": False, "end_s": 2.0}
+    hang = Trace(
+        (event(0, 0, "all_reduce", 8, **left), event(1, 0, "recv", 8, peer=0, tag=0, **left)),
+        ((2.0, 0.0),) * 2,
+        failed=True,
+    )
+    plot_timeline(hang)
+    assert shown.text == "Real time, calls of rank 0: 1 all_reduce; rank 1: 1 recv."
+    assert of(hang, 0, "wait") == of(hang, 1, "wait") == [(0.0, 2000.0)]
+    assert {bar.what for bar in activity(hang).bars} == {"wait"}
+
+
 def test_a_replay_says_who_is_done_when_and_who_waits(shown):
     plot_timeline(one_message().replay(NETWORK))
     assert shown.text == (
-        "Virtual time (us): rank 0 done at 1 us, waiting for 1 us of it; "
+        "Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us, waiting for 1 us of it; "
         "rank 1 done at 11.0 us, waiting for 11.0 us of it."
     )
 
@@ -56,15 +69,16 @@ def test_the_network_is_named_and_a_trace_is_replayed_on_it(shown):
     plot_timeline(one_message(), network=NETWORK)
     assert shown.text.startswith("Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us")
     plot_timeline(one_message().replay(NETWORK), network=NETWORK)
-    assert shown[1][0]["text/plain"] == shown[3][0]["text/plain"]
+    plot_timeline(one_message().replay(NETWORK))
+    assert shown[1] == shown[3] == shown[5]
 
 
 def test_of_many_ranks_that_differ_only_the_extremes_are_told(shown):
     trace = Trace((), ((0.0, 0.0),) * 12)
     plot_timeline(trace.replay(NETWORK, compute=[100.0 - 5 * rank for rank in range(12)]))
     assert shown.text == (
-        "Virtual time (us): of 12 ranks rank 11 is done first, at 45.0 us, rank 0 last, "
-        "at 100.0 us; rank 0 waits longest, 0 us."
+        "Virtual time (us), latency 10 us, 80 Gbit/s: of 12 ranks rank 11 is done first, "
+        "at 45.0 us, rank 0 last, at 100.0 us; rank 0 waits longest, 0 us."
     )
 
 

@@ -1,7 +1,10 @@
 """What a recording holds, against counts made by hand, and that recording changes nothing."""
 
+import copy
 import json
+import math
 import os
+import signal
 import time
 
 import pytest
@@ -10,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import Network, Trace, WorkerError, WorkerTimeout, launch, recorder
+from course_utils import Network, Trace, WorkerError, WorkerTimeout, explore, launch, recorder
 from course_utils.trace import Event
 
 
@@ -142,11 +145,93 @@ def test_a_recorded_rank_that_fails_is_reported_like_any_other():
         launch(fails, trace=True)
 
 
-def test_a_recorded_hang_names_the_lines_where_the_ranks_wait():
+@pytest.fixture(scope="module")
+def hang():
     with pytest.raises(WorkerTimeout) as caught:
         launch(waits_for_ever, trace=True, timeout=2)
-    assert "rank 0: waiting in all_reduce at test_trace.py, line" in str(caught.value)
-    assert "rank 1: waiting in wait at test_trace.py, line" in str(caught.value)
+    return caught.value
+
+
+def test_a_recorded_hang_names_the_lines_where_the_ranks_wait(hang):
+    assert "rank 0: waiting in all_reduce at test_trace.py, line" in str(hang)
+    assert "rank 1: waiting in wait at test_trace.py, line" in str(hang)
+
+
+def test_a_hang_leaves_a_trace_of_what_never_finished(hang):
+    seen = [(e.rank, e.kind, e.finished, e.of) for e in hang.trace]
+    assert seen == [
+        (0, "all_reduce", False, None), (1, "recv", False, None), (1, "wait", False, 0),
+    ]  # fmt: skip
+    assert all(event.end_s == hang.trace.ended[event.rank][0] > 1.9 for event in hang.trace)
+
+
+def test_a_failure_leaves_a_trace_of_what_was_done_before():
+    with pytest.raises(WorkerError) as caught:
+        launch(fails, trace=True)
+    assert [(e.kind, e.finished) for e in caught.value.trace] == [("all_reduce", True)] * 2
+
+
+def test_a_rank_that_is_killed_leaves_its_trace_as_well():
+    def dies() -> None:
+        dist.all_reduce(torch.ones(1))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="died of SIGKILL") as caught:
+        launch(dies, trace=True)
+    assert [event.kind for event in caught.value.trace] == ["all_reduce"] * 2
+
+
+def test_a_failure_without_recording_has_no_trace():
+    with pytest.raises(WorkerError) as caught:
+        launch(fails)
+    assert caught.value.trace is None
+
+
+@pytest.mark.parametrize(
+    "use", [Trace.traffic, lambda trace: trace.replay(Network(latency_us=1, gbit_s=1)), explore]
+)
+def test_the_trace_of_a_failed_launch_is_not_replayed_or_counted(hang, use):
+    with pytest.raises(ValueError, match=r"a launch that failed.*plot_timeline\(error\.trace\)"):
+        use(hang.trace)
+
+
+def test_the_trace_of_a_failed_launch_stays_one_on_disk(hang, tmp_path):
+    hang.trace.save(tmp_path / "trace.json")
+    assert Trace.load(tmp_path / "trace.json") == hang.trace
+    assert hang.trace.failed
+
+
+def test_a_trace_without_its_events_has_no_other_attributes_and_can_be_copied():
+    trace = launch(rank_and_size, trace=True).trace
+    with pytest.raises(AttributeError, match="no attribute 'event'"):
+        trace.event  # noqa: B018
+    assert copy.deepcopy(trace) == trace == Trace((), trace.ended)
+
+
+def test_no_event_is_made_before_somebody_asks_for_it():
+    trace = launch(messages, trace=True).trace
+    assert "events" not in vars(trace)
+    assert len(trace) == 20
+    assert trace.events is trace.events
+
+
+def test_what_recording_adds_to_a_call_is_a_few_microseconds():
+    def many() -> float:
+        x, best = torch.ones(8), math.inf
+        for _ in range(20):
+            start = time.thread_time()
+            for _ in range(100):
+                dist.all_reduce(x)
+            best = min(best, time.thread_time() - start)
+        return 1e4 * best
+
+    added = {}
+    for trace in (False, True) * 3:
+        start = time.thread_time()
+        (call_us,) = launch(many, world_size=1, trace=trace)
+        kernel_us = 1e6 * (time.thread_time() - start) / 2000
+        added[trace] = min(added.get(trace, math.inf), call_us + kernel_us)
+    assert added[True] - added[False] < 20
 
 
 def test_a_result_that_cannot_travel_is_named_by_its_own_type():

@@ -11,7 +11,7 @@
 # 4. read the message of a worker that failed.
 #
 # - **Hardware:** two cores are enough. With a GPU for each worker, the same cells run on the GPUs.
-# - **Next chapter:** [02 · Process groups and ranks](02_process_groups.ipynb).
+# - **Next chapter:** [01 · DataParallel and the GIL](01_data_parallel_and_the_gil.ipynb).
 #
 # Run a cell with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. You may change and repeat everything.
 
@@ -270,6 +270,6 @@ launch(careless, world_size=2)
 # %% [markdown]
 # ## Where to go next
 #
-# You have started real workers, let them add, trained one model in two of them, and seen one fail. But how did they
-# find each other, and who gave them their ranks? That is the next chapter:
-# [02 · Process groups and ranks](02_process_groups.ipynb).
+# You have started real workers, let them add, trained one model in two of them, and seen one fail. But why
+# processes, when threads in one process share everything and need no messages? That is the next chapter:
+# [01 · DataParallel and the GIL](01_data_parallel_and_the_gil.ipynb).

@@ -548,8 +548,8 @@ launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 # **Check yourself.** Where in this report is the cause?
 #
 # <details><summary>Answer</summary>
-# In its last sentence: a call that one rank made more often than another. So look above the line where they wait, for a
-# collective or a <code>new_group</code> inside an <code>if</code>.
+# In its last sentence: the first new group is another one on ranks 2 and 3. They made it above the line where they
+# wait, inside an <code>if</code> on the rank. Most hangs begin in such an <code>if</code>.
 # </details>
 #
 # ## What you know now

@@ -1,0 +1,438 @@
+"""Hang patterns: cells that a learner could run, and what the report must make of each.
+
+Every cell defines `work` and launches it for `TIMEOUT_S`. A line that a guilty rank stands in, or
+that the report must name for it, is marked by `# <-`.
+"""
+
+import textwrap
+from dataclasses import dataclass
+
+TIMEOUT_S = 1.5
+
+
+@dataclass(frozen=True)
+class Hang:
+    """One pattern.
+
+    Attributes:
+        name: what goes wrong.
+        body: what the ranks do; `r` is the rank, `model(...)` builds a DDP model.
+        pattern: the name of the right diagnosis; None where none can be proven.
+        guilty: the rank that causes it, or one of them; its row or the diagnosis names `line`.
+        says: what stands in the report.
+        world_size: how many ranks.
+        backend: "gloo", or None where the ranks join by themselves.
+    """
+
+    name: str
+    body: str
+    pattern: str | None
+    guilty: int
+    says: tuple[str, ...] = ()
+    world_size: int = 2
+    backend: str | None = "gloo"
+
+    @property
+    def cell(self) -> str:
+        """What the learner runs."""
+        head = "r = dist.get_rank()\n" if self.backend else "r = int(os.environ['RANK'])\n"
+        body = textwrap.indent(head + textwrap.dedent(self.body).strip("\n"), "    ")
+        options = f"world_size={self.world_size}, backend={self.backend!r}, timeout={TIMEOUT_S}"
+        return f"def work():\n{body}\n\nlaunch(work, {options})"
+
+    @property
+    def lines(self) -> list[int]:
+        """The marked lines, counted from 1."""
+        return [n for n, row in enumerate(self.cell.splitlines(), 1) if "# <-" in row]
+
+
+SETUP = """
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+x = torch.ones(3)
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x, both=True):
+        return self.b(self.a(x)) if both else self.a(x)
+
+def model(of=Two):
+    torch.manual_seed(0)
+    return DDP(of())
+
+def with_buffers():
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+batch = torch.ones(4, 3)
+"""
+
+PATTERNS = [
+    Hang(
+        "two collectives in another order on one rank",
+        """
+        if r == 1:
+            dist.broadcast(x, src=0)  # <-
+            dist.all_reduce(x)
+        else:
+            dist.all_reduce(x)
+            dist.broadcast(x, src=0)
+        """,
+        "order", 1, ("all_reduce (cell [N], line 7) on ranks 0 and 2, broadcast (cell",),
+        world_size=3,
+    ),
+    Hang(
+        "a rank that never comes",
+        """
+        dist.all_reduce(x)
+        if r == 1:
+            time.sleep(100)  # <-
+        dist.all_reduce(x)
+        """,
+        "missing", 1, ("rank 1: running at", "Ranks 0 and 2 waited for rank 1, which never"),
+        world_size=3,
+    ),
+    Hang(
+        "a barrier on one rank only",
+        """
+        dist.all_reduce(x)
+        if r == 0:
+            dist.barrier()  # <-
+        """,
+        "returned", 0, ("never called barrier in that line",),
+    ),
+    Hang(
+        "a rank that leaves early",
+        """
+        if r == 2:
+            return
+        dist.all_reduce(x)  # <-
+        """,
+        "returned", 2, ("rank 2: its function has returned", "Ranks 0 and 1 waited for rank 2"),
+        world_size=3,
+    ),
+    Hang(
+        "two ranks that send first",
+        """
+        dist.send(x, dst=1 - r)  # <-
+        dist.recv(x, src=1 - r)
+        """,
+        "send/send", 0, ("message #1 to rank 1, float32 of shape (3,)", "use isend and irecv"),
+    ),
+    Hang(
+        "a ring in which everybody sends first",
+        """
+        for _ in range(3):
+            dist.send(x, dst=(r + 1) % 4)  # <-
+            dist.recv(x, src=(r - 1) % 4)
+        """,
+        "send/send", 3, ("Ranks 0, 1, 2 and 3 all send, and none receives",), world_size=4,
+    ),
+    Hang(
+        "two ranks that receive first",
+        """
+        dist.recv(x, src=1 - r)  # <-
+        dist.send(x, dst=1 - r)
+        """,
+        "recv/recv", 0, ("message #1 from rank 1", "Ranks 0 and 1 all receive, and none sends"),
+    ),
+    Hang(
+        "an evaluation on one rank, of the DDP model with buffers",
+        """
+        net = model(with_buffers)
+        for epoch in range(3):
+            net.train()
+            net(batch).sum().backward()
+            if r == 0:
+                net.eval()
+                net(batch)  # <-
+        """,
+        "evaluation", 0, ("for an evaluation (cell [N], line 9) on rank 0 only",),
+    ),
+    Hang(
+        "an evaluation on one rank, at the end",
+        """
+        net = model(with_buffers)
+        net(batch).sum().backward()
+        if r == 1:
+            net.eval()
+            for _ in range(10):
+                net(batch)  # <-
+        """,
+        "evaluation", 1, ("call model.module on one",),
+    ),
+    Hang(
+        "an uneven number of batches",
+        """
+        for _ in range(5 if r else 4):
+            dist.all_reduce(x)  # <-
+        """,
+        "uneven", 1, ("rank 1 has called all_reduce 5 times, rank 0, which has returned, 4 times",),
+    ),
+    Hang(
+        "an uneven number of batches under DDP",
+        """
+        net = model()
+        for _ in range(3 - r):
+            net(batch).sum().backward()  # <-
+        """,
+        "uneven", 0, ("rank 0: waiting in backward",),
+    ),
+    Hang(
+        "an uneven number of batches, then something for all",
+        """
+        for _ in range(4 - r):
+            dist.all_reduce(x)  # <-
+        dist.barrier()
+        """,
+        "uneven", 0, ("rank 0 has called all_reduce 4 times, rank 1, which is past the loop, 3",),
+    ),
+    Hang(
+        "shapes that differ",
+        """
+        dist.all_reduce(torch.ones(1_000_000 * (1 + r)))  # <-
+        """,
+        "shape", 1, ("(all_reduce) has float32 of shape (1000000,) on rank 0, float32",),
+    ),
+    Hang(
+        "roots that differ",
+        """
+        dist.broadcast(x, src=r)  # <-
+        """,
+        "root", 1, ("Collective #1 (broadcast) has root 0 on rank 0, root 1 on rank 1",),
+    ),
+    Hang(
+        "groups that differ",
+        """
+        pair, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+        dist.all_reduce(x, group=pair if r else other)  # <-
+        """,
+        "groups", 1, ("collective #1 of group 1 (ranks 0 and 1)", "in different groups"),
+    ),
+    Hang(
+        "groups in another order",
+        """
+        one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
+        for group in (one, two) if r else (two, one):
+            dist.barrier(group=group)  # <-
+        """,
+        "groups", 1, ("in the same order",),
+    ),
+    Hang(
+        "a new group that only its members make",
+        """
+        if r > 1:
+            dist.new_group([2, 3])
+        dist.barrier()
+        dist.new_group([0, 1, 2, 3])  # <-
+        """,
+        "new_group", 0, ("New group #1 is of ranks 0, 1, 2 and 3 on ranks 0 and 1, of",),
+        world_size=4,
+    ),
+    Hang(
+        "a wait for a call that nobody joins",
+        """
+        if r == 0:
+            handle = dist.all_reduce(x, async_op=True)
+            handle.wait()  # <-
+        """,
+        "returned", 0, ("rank 0: waiting in wait", "collective #1, float32 of shape (3,)"),
+    ),
+    Hang(
+        "a tag that differs",
+        """
+        if r == 0:
+            dist.send(x, dst=1, tag=7)
+        else:
+            dist.recv(x, src=0, tag=8)  # <-
+        """,
+        "tag", 1, ("sends to rank 1 with tag 7, and rank 1 receives from rank 0 with tag 8",),
+    ),
+    Hang(
+        "a wrong peer",
+        """
+        if r == 0:
+            dist.send(x, dst=1)
+        elif r == 1:
+            dist.recv(x, src=2)  # <-
+        """,
+        "peer", 1, ("Rank 0 sends to rank 1, which receives from rank 2 instead",), world_size=3,
+    ),
+    Hang(
+        "a receive without a send",
+        """
+        if r == 0:
+            dist.recv(x, src=1)  # <-
+        """,
+        "returned", 0, ("rank 1 never sent message #1 to rank 0",),
+    ),
+    Hang(
+        "a loop without an end on one rank",
+        """
+        while r == 1:
+            pass  # <-
+        dist.barrier()
+        """,
+        "missing", 1, ("rank 1: running at cell [N], line 3, in work: while r == 1:",),
+    ),
+    Hang(
+        "a loop without an end on all ranks",
+        """
+        done = False
+        while not done:
+            total = sum(range(100))  # <-
+        """,
+        "running", 0, ("cell [N], line 4, in work: while not done:", "No rank waits for another"),
+    ),
+    Hang(
+        "a lock that is taken twice",
+        """
+        lock = threading.Lock()
+        if r == 1:
+            lock.acquire()
+            lock.acquire()  # <-
+        dist.barrier()
+        """,
+        "held", 1, ("rank 1: waiting for a lock at", "Rank 0 waited for rank 1, which never"),
+    ),
+    Hang(
+        "a queue that stays empty",
+        """
+        import queue
+        queue.Queue().get()  # <-
+        """,
+        "held", 1, ("rank 1: waiting for a queue", "ranks 0 and 1 wait for a queue of their own"),
+    ),
+    Hang(
+        "a backward pass that one rank leaves out",
+        """
+        net = model()
+        loss = net(batch).sum()
+        if r == 0:
+            loss.backward()  # <-
+        """,
+        "backward", 0, ("returned without this backward pass",),
+    ),
+    Hang(
+        "a backward pass that one rank has not come to",
+        """
+        net = model()
+        loss = net(batch).sum()
+        if r == 1:
+            time.sleep(100)  # <-
+        loss.backward()
+        """,
+        "backward", 1, ("Is backward skipped there",),
+    ),
+    Hang(
+        "a branch of the model that one rank does not use",
+        """
+        net = model()
+        for _ in range(3):
+            net(batch).sum().backward()
+        net(batch, both=r == 0).sum().backward()  # <-
+        """,
+        "unused", 0, ("find_unused_parameters=True",),
+    ),
+    Hang(
+        "a branch that one rank does not use in its last round",
+        """
+        net = model()
+        for step in range(3):
+            net(batch, both=r == 0 or step < 2).sum().backward()  # <-
+        """,
+        "unused", 0, ("find_unused_parameters=True",),
+    ),
+    Hang(
+        "a branch that one rank does not use, then a barrier",
+        """
+        net = model()
+        net(batch, both=r == 0).sum().backward()  # <-
+        if r == 1:
+            dist.barrier(group=dist.group.WORLD)
+        """,
+        "order", 0, ("In DDP's backward one is lost where a parameter takes no part",),
+    ),
+    Hang(
+        "a model that one rank does not wrap",
+        """
+        net = Two()
+        if r == 0:
+            net = DDP(net)  # <-
+        """,
+        "missing", 0, ("DDP(model) ends only when every rank has wrapped its model",),
+    ),
+]  # fmt: skip
+
+# Where no cause can be proven from outside, none may be named.
+CONTROLS = [
+    Hang(
+        "work that goes on",
+        """
+        while True:
+            dist.all_reduce(x)  # <-
+        """,
+        "slow", 0, ("perhaps nothing hangs",),
+    ),
+    Hang(
+        "slow work that goes on, where one rank is slower",
+        """
+        while True:
+            time.sleep(0.05 + 0.05 * r)
+            dist.all_reduce(x)
+        """,
+        "slow", 0, ("perhaps nothing hangs",),
+    ),
+    Hang(
+        "long work on all ranks",
+        """
+        dist.all_reduce(x)
+        time.sleep(100)  # <-
+        """,
+        "running", 0, ("only needed longer",),
+    ),
+    Hang(
+        "a receive from any rank, of which nothing is known",
+        """
+        dist.recv(x)  # <-
+        """,
+        None, 0, ("message #1 from any rank",),
+    ),
+    Hang(
+        "a key in the store that nobody sets",
+        """
+        dist.group.WORLD.get_group_store().wait(["key"])  # <-
+        """,
+        None, 0,
+    ),
+    Hang(
+        "a world that is larger than the number of ranks",
+        """
+        os.environ["WORLD_SIZE"] = "3"
+        dist.init_process_group("gloo")  # <-
+        """,
+        None, 0, ("does world_size count them all",), backend=None,
+    ),
+    Hang(
+        "a rank that is stopped from outside",
+        """
+        if r == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()  # <-
+        """,
+        "missing", 1, ("rank 1: gives no answer", "Rank 0 waited for rank 1"),
+    ),
+    Hang(
+        "a barrier of another kind on one rank",
+        """
+        if r == 0:
+            dist.monitored_barrier()  # <-
+        else:
+            dist.all_reduce(x)
+        """,
+        "order", 0, ("different calls (all_reduce, monitored_barrier)",),
+    ),
+]  # fmt: skip
