@@ -141,7 +141,7 @@ class _Group:
 
     def before(self, call: Any) -> None:
         """An operation is about to be issued."""
-        kind = self.kinds.get(call.name)
+        kind = self.kinds.get(call.name.value)
         if kind is None:
             return
         caller, observer = sys._getframe(1).f_back, self.observer

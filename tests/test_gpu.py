@@ -86,6 +86,23 @@ def test_data_parallel_runs_inside_a_worker_and_equals_the_module():
     assert launch(compare, world_size=1) == [True]
 
 
+@pytest.mark.skipif(GPUS < 2, reason="nothing is scattered over fewer than two GPUs")
+def test_data_parallel_uses_every_gpu_and_gathers_on_the_first():
+    seen = []
+
+    class Where(torch.nn.Module):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            seen.append((batch.get_device(), len(batch)))
+            return batch
+
+    def step() -> tuple[list, int, int]:
+        output = torch.nn.DataParallel(Where())(torch.ones(4 * GPUS, 1, device="cuda"))
+        return sorted(seen), output.get_device(), len(output)
+
+    (result,) = launch(step, world_size=1)
+    assert result == ([(gpu, 4) for gpu in range(GPUS)], 0, 4 * GPUS)
+
+
 def test_the_kernel_has_no_cuda_context_after_all_this():
     launch(sum_of_ranks_on, "cuda", world_size=1)
     assert not torch.cuda.is_initialized()

@@ -12,6 +12,7 @@
 #
 # **Hardware:** any computer with two cores; all ranks here use gloo on the CPU.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb) and [04 · DDP training](04_ddp_training.ipynb).
+# **Lab:** [Lab 06](../exercises/06_what_communication_costs.ipynb), four exercises that check themselves.
 
 # %%
 import math

@@ -1,0 +1,311 @@
+# %% [markdown]
+# # Lab 06 · What communication costs
+#
+# Four exercises on [chapter 06](../notebooks/06_what_communication_costs.ipynb), 60 minutes, on any computer. `check` runs your function in
+# real workers, compares what they return with a **specification**, and replays their recording on a modelled network: a right
+# sum that takes too many bytes or too long does not pass. It measures virtual time, so a slow computer changes nothing.
+
+# %%
+import math
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+
+from course_utils import CASES, Network, check, progress
+
+network = Network(latency_us=10, gbit_s=80)
+alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte
+
+# %% [markdown]
+# ## 1 · Up the tree and down again
+#
+# *●●○, 12 minutes.* **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n*
+# messages, rounded up, and all must be done within the chapter's 2 log₂ *n* · (alpha + *S* · beta), its logarithm rounded up too. Any number of ranks may come.
+
+
+# %%
+def tree_all_reduce_spec(tensors):
+    return [sum(tensors) for _ in tensors]
+
+
+# %%
+def tree_all_reduce(x):
+    ### BEGIN SOLUTION # rank and world size, then up, then down
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    step, children, arrived = 1, [], torch.empty_like(x)
+    while step < world_size and rank % (2 * step) == 0:
+        if rank + step < world_size:
+            dist.recv(arrived, rank + step)
+            x += arrived
+            children.append(rank + step)
+        step *= 2
+    if rank != 0:
+        dist.send(x, rank - step)
+        dist.recv(x, rank - step)
+    for child in reversed(children):
+        dist.send(x, child)
+    return x
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Write down, for six ranks, who sends to whom in each round. Which rank has nobody at the other end, and in which round?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# In rounds of step 1, 2, 4 and so on: a rank that is a multiple of twice the step receives from the rank one step further, if there is
+# one, and adds. Any other rank sends to the one a step before it, and is done with the way up. The finished sum travels back over the same edges, the last first.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>while step &lt; world_size and rank % (2 * step) == 0:</code> says how long a rank receives. After it, <code>rank - step</code> is its
+# parent. Note the children, for the way down.
+# </details>
+
+
+# %%
+def tree_all_reduce_inputs(rank, world_size, case):
+    return case.tensor()
+
+
+def tree_all_reduce_budget(world_size, case):
+    levels = math.ceil(math.log2(world_size))
+    return {
+        "sent_messages": levels,
+        "finish_us": 2 * levels * (alpha + case.tensor().nbytes * beta),
+    }
+
+
+options = {"cases": CASES[:6], "world_sizes": (1, 2, 3, 4, 6), "forbid": ("collectives",)}
+options |= {"budget": tree_all_reduce_budget, "network": network}
+check(tree_all_reduce, spec=tree_all_reduce_spec, inputs=tree_all_reduce_inputs, **options)
+
+# %% [markdown]
+# ## 2 · Around the ring in chunks
+#
+# *●●●, 20 minutes.* **Goal:** return the sum of all ranks' `x`, one-dimensional, on every rank, by messages alone, in 2(*n* − 1) turns in which each rank sends one
+# chunk and receives another. A chunk has at most ⌈length / *n*⌉ numbers, and the last may have fewer, or none. The bytes and the
+# time of these turns are the budget.
+
+
+# %%
+def ring_all_reduce_spec(tensors):
+    return [sum(tensors) for _ in tensors]
+
+
+# %%
+def ring_all_reduce(x):
+    ### BEGIN SOLUTION # rank, world size, neighbours and chunks, then the turns
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    chunks = x.tensor_split(world_size)
+    for turn in range(2 * (world_size - 1)):
+        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
+        arrived = torch.empty_like(next_one)
+        sending = dist.isend(mine, right)
+        dist.recv(arrived, left)
+        sending.wait()
+        if turn < world_size - 1:
+            next_one += arrived
+        else:
+            next_one.copy_(arrived)
+    return x
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# If everybody sends first, everybody waits. And what has a rank to do with the chunk that it receives, in the first half of the turns and in the second?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Cut into as many chunks as there are ranks; <code>tensor_split</code> also makes empty ones, and all of them are views of <code>x</code>. In turn <i>t</i>
+# rank <i>r</i> sends chunk <i>r</i> − <i>t</i> to the right, without waiting, and takes chunk <i>r</i> − <i>t</i> − 1 from the left: in the first <i>n</i> − 1 turns it adds
+# that, afterwards it overwrites.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>sending = dist.isend(chunks[(rank - turn) % world_size], right)</code>, then <code>dist.recv(arrived, left)</code>, then
+# <code>sending.wait()</code>.
+# </details>
+
+# %%
+kinds = {
+    "1 number": (1, torch.float32),
+    "2 numbers": (2, torch.float32),
+    "11 whole numbers (int64)": (11, torch.int64),
+    "no numbers at all": (0, torch.float32),
+    "1,001 numbers in double precision": (1001, torch.float64),
+}
+
+
+def ring_all_reduce_inputs(rank, world_size, case):
+    length, dtype = kinds[case]
+    return torch.randint(-9, 10, (length,)).to(dtype)
+
+
+def ring_all_reduce_budget(world_size, case):
+    length, dtype = kinds[case]
+    turns, chunk_bytes = 2 * (world_size - 1), math.ceil(length / world_size) * dtype.itemsize
+    return {"sent_bytes": turns * chunk_bytes, "finish_us": turns * (alpha + chunk_bytes * beta)}
+
+
+options = {"cases": list(kinds), "world_sizes": (1, 2, 3, 4, 5), "forbid": ("collectives",)}
+options |= {"budget": ring_all_reduce_budget, "network": network}
+check(ring_all_reduce, spec=ring_all_reduce_spec, inputs=ring_all_reduce_inputs, **options)
+
+# %% [markdown]
+# ## 3 · One line through everybody's measurements
+#
+# *●●○, 15 minutes.* Each rank has timed messages of its own, some ranks many, some a single one. **Goal:** return (latency in µs, Gbit/s) of the one line with the least sum of
+# squared **relative** errors over the measurements of all ranks, as two floats, the same on every rank. Measurements may not travel: one
+# `all_reduce` of at most six numbers is enough.
+
+
+# %%
+def fit_spec(all_sizes, all_times_us):
+    sizes, times_us = torch.cat(all_sizes), torch.cat(all_times_us)
+    line = torch.stack([torch.ones_like(sizes), sizes], dim=1) / times_us[:, None]
+    alpha, beta = torch.linalg.lstsq(line, torch.ones_like(line[:, :1])).solution.flatten().tolist()
+    return [(alpha, 8 / beta / 1000) for _ in all_sizes]
+
+
+# %%
+def fit(sizes, times_us):
+    ### BEGIN SOLUTION
+    line = torch.stack([1 / times_us, sizes / times_us])
+    sums = torch.cat([line @ line.T, line.sum(dim=1, keepdim=True)], dim=1)
+    dist.all_reduce(sums)
+    alpha, beta = torch.linalg.solve(sums[:, :2], sums[:, 2]).tolist()
+    return alpha, 8 / beta / 1000
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# The mean of all ranks' own lines is another line. But what does a fit need to know of the measurements? Set the derivatives to zero, and look at what is left.
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# With <i>u</i> = 1 / time and <i>v</i> = size / time, the line shall make <i>u</i> · alpha + <i>v</i> · beta equal to 1, as nearly as can be. The derivatives vanish where
+# Σ<i>uu</i> · alpha + Σ<i>uv</i> · beta = Σ<i>u</i> and Σ<i>uv</i> · alpha + Σ<i>vv</i> · beta = Σ<i>v</i>. Sums can be added up over ranks.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# With <code>line = torch.stack([1 / times_us, sizes / times_us])</code> the sums are <code>line @ line.T</code> and
+# <code>line.sum(dim=1)</code>; after their <code>all_reduce</code>, <code>torch.linalg.solve</code>.
+# </details>
+
+# %%
+networks = {  # latency in us, Gbit/s, and how many sizes a rank has timed
+    "eight sizes on each rank": (10, 80, lambda rank: 8),
+    "the more, the higher the rank": (50, 1, lambda rank: 5 + 3 * rank),
+    "many on rank 0, one on any other": (240, 15, lambda rank: 1 if rank else 9),
+}
+
+
+def fit_inputs(rank, world_size, case):
+    latency_us, gbit_s, count = networks[case]
+    sizes = 4 ** (2 + 10 * torch.rand(count(rank), dtype=torch.float64))
+    noise = 0.8 + 0.4 * torch.rand(len(sizes), dtype=torch.float64)
+    return sizes, (latency_us + sizes * 8 / gbit_s / 1000) * noise
+
+
+def fit_budget(world_size, case):
+    return {"sent_bytes": 2 * (world_size - 1) / world_size * 6 * 8}
+
+
+options = {"cases": list(networks), "budget": fit_budget, "rtol": 1e-4}
+check(fit, spec=fit_spec, inputs=fit_inputs, **options)
+
+# %% [markdown]
+# ## 4 · Choose, and agree
+#
+# *●●○, 13 minutes.* Every rank has measured the network, and no two measured the same. If one chooses the ring and another the tree, they wait for each other
+# for ever. **Goal:** return `"direct"`, `"tree"` or `"ring"`: whichever takes the least time for `size_bytes` on all *n* ranks, given the **worst** latency and the
+# **worst** bandwidth that any rank has measured.
+
+
+# %%
+def turns_of(world_size):
+    """For each algorithm its turns; a turn is messages (source, target, share of the tensor)."""
+    ranks, others = range(world_size), range(1, world_size)
+    steps = [2**k for k in range((world_size - 1).bit_length())]
+    up = [[(r + step, r, 1) for r in range(0, world_size - step, 2 * step)] for step in steps]
+    down = [[(parent, child, 1) for child, parent, _ in turn] for turn in reversed(up)]
+    around = [(r, (r + 1) % world_size, 1 / world_size) for r in ranks]
+    return {
+        "direct": [[(r, 0, 1) for r in others], [(0, r, 1) for r in others]],
+        "tree": up + down,
+        "ring": [around] * (2 * len(others)),
+    }
+
+
+# %%
+def choose_spec(sizes_bytes, latencies_us, gbits_s):
+    def took_us(turn):
+        ports = Counter()
+        for source, target, share in turn:
+            ports["out", source] += share
+            ports["in", target] += share
+        busiest_bytes = max(ports.values()) * sizes_bytes[0]
+        return max(latencies_us) + busiest_bytes * 8 / 1000 / min(gbits_s)
+
+    turns = turns_of(len(sizes_bytes))
+    times_us = {name: sum(map(took_us, own)) for name, own in turns.items()}
+    return [min(times_us, key=times_us.get) for _ in sizes_bytes]
+
+
+# %%
+def choose(size_bytes, latency_us, gbit_s):
+    ### BEGIN SOLUTION # agree first, then three formulas
+    worst = torch.tensor([latency_us, 8 / 1000 / gbit_s], dtype=torch.float64)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    n, (alpha, beta) = dist.get_world_size(), worst.tolist()
+    times_us = {
+        "direct": 2 * (alpha + (n - 1) * size_bytes * beta),
+        "tree": 2 * math.ceil(math.log2(n)) * (alpha + size_bytes * beta),
+        "ring": 2 * (n - 1) * (alpha + size_bytes / n * beta),
+    }
+    return min(times_us, key=times_us.get)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Which <code>ReduceOp</code> finds the worst latency? Is the worst bandwidth the largest or the smallest?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Make both numbers such that larger is worse: alpha, and beta, the time per byte. After one <code>all_reduce</code> everybody knows the same two, and
+# works out the chapter's three formulas, the tree's with its logarithm rounded up.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>dist.all_reduce(worst, op=dist.ReduceOp.MAX)</code> with <code>worst = torch.tensor([latency_us, 8 / 1000 / gbit_s])</code>.
+# </details>
+
+# %%
+situations = {  # bytes, latency in us, Gbit/s
+    "800 bytes": (800, 10, 80),
+    "100,000 bytes, 10 us, 80 Gbit/s": (100_000, 10, 80),
+    "100,000 bytes, 10 us, 1 Gbit/s": (100_000, 10, 1),
+    "100,000 bytes, 100 us, 80 Gbit/s": (100_000, 100, 80),
+    "30,000 bytes, and 8 Gbit/s for the last rank": (30_000, 10, 80),
+    "250,000 bytes, and 200 us for rank 1": (250_000, 10, 80),
+    "25 MiB": (25 * 2**20, 10, 80),
+}
+
+
+def choose_inputs(rank, world_size, case):
+    size_bytes, latency_us, gbit_s = situations[case]
+    latency_us *= 20 if "for rank 1" in case and rank == 1 else 1
+    gbit_s /= 10 if "for the last rank" in case and rank == world_size - 1 else 1
+    one, other = (0.8 + 0.4 * torch.rand(2)).tolist()
+    return size_bytes, latency_us * one, gbit_s * other
+
+
+options = {"cases": list(situations), "world_sizes": (2, 5, 8)}
+check(choose, spec=choose_spec, inputs=choose_inputs, **options)
+
+# %% [markdown]
+# ## Which exercises pass?
+#
+# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+
+# %%
+progress()

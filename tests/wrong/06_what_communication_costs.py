@@ -1,0 +1,443 @@
+"""Wrong answers to lab 06, and for each exercise another right one.
+
+`as_published` has the mistake of PyTorch's own tutorial until 2020 (issue 31572): four ranks that
+hold 1, 2, 3 and 4 end up with 2, 4, 6 and 8. `whole_tensors_around` passes whole tensors, as that
+tutorial's ring does: right sums, too many bytes.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives, distributed_c10d
+
+
+def _place():
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return rank, world_size, (rank + 1) % world_size, (rank - 1) % world_size
+
+
+def _swap(outgoing, target, source, like=None):
+    arrived = torch.empty_like(outgoing if like is None else like)
+    sending = dist.isend(outgoing.contiguous(), target)
+    dist.recv(arrived, source)
+    sending.wait()
+    return arrived
+
+
+def by_powers_of_two(x):
+    rank, world_size, *_ = _place()
+    step = 1
+    while step < world_size:
+        if rank ^ step < world_size:
+            x = x + _swap(x, rank ^ step, rank ^ step)
+        step *= 2
+    return x
+
+
+def directly(x):
+    rank, world_size, *_ = _place()
+    if rank != 0:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return x
+    arrived = torch.empty_like(x)
+    for other in range(1, world_size):
+        dist.recv(arrived, other)
+        x += arrived
+    for other in range(1, world_size):
+        dist.send(x, other)
+    return x
+
+
+def one_after_the_other(x):
+    rank, world_size, *_ = _place()
+    if rank > 0:
+        arrived = torch.empty_like(x)
+        dist.recv(arrived, rank - 1)
+        x += arrived
+    if rank < world_size - 1:
+        dist.send(x, rank + 1)
+        dist.recv(x, rank + 1)
+    if rank > 0:
+        dist.send(x, rank - 1)
+    return x
+
+
+def _up(x, like=torch.empty_like, add=torch.Tensor.add_):
+    rank, world_size, *_ = _place()
+    step, children = 1, []
+    while step < world_size and rank % (2 * step) == 0:
+        if rank + step < world_size:
+            arrived = like(x)
+            dist.recv(arrived, rank + step)
+            add(x, arrived)
+            children.append(rank + step)
+        step *= 2
+    if rank != 0:
+        dist.send(x, rank - step)
+    return rank - step, children
+
+
+def _down(x, parent, children):
+    if dist.get_rank() != 0:
+        dist.recv(x, parent)
+    for child in reversed(children):
+        dist.send(x, child)
+    return x
+
+
+def only_up(x):
+    _up(x)
+    return x
+
+
+def the_root_tells_everybody(x):
+    rank, world_size, *_ = _place()
+    _up(x)
+    if rank != 0:
+        dist.recv(x, 0)
+    else:
+        for other in range(1, world_size):
+            dist.send(x, other)
+    return x
+
+
+def overwritten_on_the_way_up(x):
+    return _down(x, *_up(x, add=torch.Tensor.copy_))
+
+
+def always_single_precision(x):
+    return _down(x, *_up(x, like=lambda x: torch.empty(x.shape)))
+
+
+def all_reduce_under_another_name(x):
+    distributed_c10d.all_reduce(x)
+    return x
+
+
+def all_reduce_of_the_compiler(x):
+    every = list(range(dist.get_world_size()))
+    return _functional_collectives.all_reduce(x, "sum", every).clone()
+
+
+def gathered_and_added(x):
+    every = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, x)
+    return sum(every)
+
+
+def butterfly_with_guests(x):
+    """Doubling: ranks beyond the last power of two bring their numbers, and are told the sum."""
+    rank, world_size, *_ = _place()
+    inner = 1 << (world_size.bit_length() - 1)
+    if rank >= inner:
+        dist.send(x, rank - inner)
+        dist.recv(x, rank - inner)
+        return x
+    if rank + inner < world_size:
+        dist.recv(arrived := torch.empty_like(x), rank + inner)
+        x = x + arrived
+    for k in range(inner.bit_length() - 1):
+        x = x + _swap(x, rank ^ 1 << k, rank ^ 1 << k)
+    if rank + inner < world_size:
+        dist.send(x, rank + inner)
+    return x
+
+
+def as_published(x):
+    _, world_size, right, left = _place()
+    received, total = torch.zeros_like(x), x.clone()
+    passed_on = [torch.zeros_like(x), torch.zeros_like(x)]
+    for turn in range(world_size - 1):
+        sending = dist.isend(passed_on[turn % 2], right)
+        dist.recv(passed_on[1 - turn % 2], left)
+        sending.wait()
+        total += x if turn % 2 else received
+    return total
+
+
+def whole_tensors_around(x):
+    _, world_size, right, left = _place()
+    total, passing = x.clone(), x
+    for _ in range(world_size - 1):
+        passing = _swap(passing, right, left)
+        total += passing
+    return total
+
+
+def _around(x, chunks=None, turns=None, adding=None):
+    rank, world_size, right, left = _place()
+    chunks = x.tensor_split(world_size) if chunks is None else chunks
+    turns = 2 * (world_size - 1) if turns is None else turns
+    adding = world_size - 1 if adding is None else adding
+    for turn in range(turns):
+        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
+        arrived = _swap(mine, right, left, like=next_one)
+        next_one.add_(arrived) if turn < adding else next_one.copy_(arrived)
+    return x
+
+
+def half_of_the_turns(x):
+    return _around(x, turns=dist.get_world_size() - 1)
+
+
+def adds_in_all_turns(x):
+    return _around(x, adding=2 * dist.get_world_size())
+
+
+def one_turn_of_adding_too_few(x):
+    return _around(x, adding=dist.get_world_size() - 2)
+
+
+def with_chunk(x):
+    return _around(x, chunks=x.chunk(dist.get_world_size()))
+
+
+def the_rest_left_out(x):
+    n = dist.get_world_size()
+    size = len(x) // n
+    return _around(x, chunks=[x[i * size : (i + 1) * size] for i in range(n)])
+
+
+def the_rest_in_the_last_chunk(x):
+    n = dist.get_world_size()
+    size = len(x) // n
+    return _around(x, chunks=[*x[: (n - 1) * size].view(n - 1, size), x[(n - 1) * size :]])
+
+
+def everybody_sends_first(x):
+    rank, world_size, right, left = _place()
+    chunks = x.tensor_split(world_size)
+    for turn in range(2 * (world_size - 1)):
+        dist.send(chunks[(rank - turn) % world_size], right)
+        dist.recv(chunks[(rank - turn - 1) % world_size], left)
+    return x
+
+
+def even_ranks_send_first(x):
+    rank, world_size, right, left = _place()
+    chunks = x.tensor_split(world_size)
+    for turn in range(2 * (world_size - 1)):
+        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
+        arrived = torch.empty_like(next_one)
+        if rank % 2 == 0:
+            dist.send(mine, right)
+        dist.recv(arrived, left)
+        if rank % 2:
+            dist.send(mine, right)
+        next_one.add_(arrived) if turn < world_size - 1 else next_one.copy_(arrived)
+    return x
+
+
+def never_waits(x):
+    rank, world_size, right, left = _place()
+    chunks = x.tensor_split(world_size)
+    for turn in range(2 * (world_size - 1)):
+        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
+        arrived = torch.empty_like(next_one)
+        dist.isend(mine, right)
+        dist.recv(arrived, left)
+        next_one.add_(arrived) if turn < world_size - 1 else next_one.copy_(arrived)
+    return x
+
+
+def the_other_way_round_and_padded(x):
+    """Chunks of equal size, to the left, both transfers handed over at once."""
+    rank, world_size, right, left = _place()
+    width = math.ceil(len(x) / world_size)
+    padded = torch.cat([x, x.new_zeros(width * world_size - len(x))]).view(world_size, width)
+    for turn in range(2 * (world_size - 1)):
+        mine, next_one = (rank + turn) % world_size, (rank + turn + 1) % world_size
+        arrived = x.new_empty(width)
+        both = [(dist.isend, padded[mine], left), (dist.irecv, arrived, right)]
+        for work in dist.batch_isend_irecv([dist.P2POp(*own) for own in both]):
+            work.wait()
+        padded[next_one] = arrived + (padded[next_one] if turn < world_size - 1 else 0)
+    return padded.flatten()[: len(x)]
+
+
+def _least_squares(sizes, times_us, weights):
+    line = torch.stack([torch.ones_like(sizes), sizes], dim=1) * weights[:, None]
+    alpha, beta = torch.linalg.lstsq(line, (times_us * weights)[:, None]).solution.flatten()
+    return alpha.item(), beta.item()
+
+
+def _sums(sizes, times_us, weights):
+    every = [weights, weights * sizes, weights * sizes**2]
+    return torch.stack([s.sum() for s in (*every, weights * times_us, weights * sizes * times_us)])
+
+
+def _solved(sums):
+    w, x, xx, y, xy = sums.tolist()
+    beta = (w * xy - x * y) / (w * xx - x * x)
+    return (y - beta * x) / w, beta
+
+
+def _added(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def its_own_line(sizes, times_us):
+    alpha, beta = _least_squares(sizes, times_us, 1 / times_us)
+    return alpha, 8 / beta / 1000
+
+
+def the_mean_of_all_lines(sizes, times_us):
+    own = torch.tensor(_least_squares(sizes, times_us, 1 / times_us), dtype=torch.float64)
+    alpha, beta = (_added(own) / dist.get_world_size()).tolist()
+    return alpha, 8 / beta / 1000
+
+
+def absolute_errors(sizes, times_us):
+    alpha, beta = _solved(_added(_sums(sizes, times_us, torch.ones_like(sizes))))
+    return alpha, 8 / beta / 1000
+
+
+def weights_not_squared(sizes, times_us):
+    alpha, beta = _solved(_added(_sums(sizes, times_us, 1 / times_us)))
+    return alpha, 8 / beta / 1000
+
+
+def each_rank_counts_the_same(sizes, times_us):
+    alpha, beta = _solved(_added(_sums(sizes, times_us, 1 / times_us**2) / len(sizes)))
+    return alpha, 8 / beta / 1000
+
+
+def bytes_for_bits(sizes, times_us):
+    alpha, beta = _solved(_added(_sums(sizes, times_us, 1 / times_us**2)))
+    return alpha, 1 / beta / 1000
+
+
+def beta_itself(sizes, times_us):
+    return _solved(_added(_sums(sizes, times_us, 1 / times_us**2)))
+
+
+def without_any_latency(sizes, times_us):
+    sums = _added(torch.stack([(sizes / times_us).sum(), (sizes / times_us).square().sum()]))
+    return 0.0, 8 / (sums[0] / sums[1]).item() / 1000
+
+
+def all_measurements_sent(sizes, times_us):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (sizes, times_us))
+    sizes, times_us = (torch.cat(own) for own in zip(*every, strict=True))
+    alpha, beta = _least_squares(sizes, times_us, 1 / times_us)
+    return alpha, 8 / beta / 1000
+
+
+def fit_by_weighted_means(sizes, times_us):
+    alpha, beta = _solved(_added(_sums(sizes, times_us, times_us**-2)))
+    return alpha, 8 / (1000 * beta)
+
+
+def _fastest(size_bytes, alpha, gbit_s, levels=lambda n: math.ceil(math.log2(n)), share=None):
+    n, transfer = dist.get_world_size(), size_bytes * 8 / 1000 / gbit_s
+    times = {
+        "direct": 2 * (alpha + (n - 1) * transfer),
+        "tree": 2 * levels(n) * (alpha + transfer),
+        "ring": 2 * (n - 1) * (alpha + transfer / (share or n)),
+    }
+    return min(times, key=times.get)
+
+
+def _reduced(op, *numbers):
+    tensor = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(tensor, op=op)
+    return tensor.tolist()
+
+
+def _worst(latency_us, gbit_s):
+    alpha, slow = _reduced(dist.ReduceOp.MAX, latency_us, -gbit_s)
+    return alpha, -slow
+
+
+def by_its_own_measurements(size_bytes, latency_us, gbit_s):
+    return _fastest(size_bytes, latency_us, gbit_s)
+
+
+def by_the_mean(size_bytes, latency_us, gbit_s):
+    sums = _reduced(dist.ReduceOp.SUM, latency_us, gbit_s)
+    return _fastest(size_bytes, *(own / dist.get_world_size() for own in sums))
+
+
+def by_the_measurements_of_rank_0(size_bytes, latency_us, gbit_s):
+    both = torch.tensor([latency_us, gbit_s], dtype=torch.float64)
+    dist.broadcast(both, 0)
+    return _fastest(size_bytes, *both.tolist())
+
+
+def the_best_bandwidth(size_bytes, latency_us, gbit_s):
+    return _fastest(size_bytes, *_reduced(dist.ReduceOp.MAX, latency_us, gbit_s))
+
+
+def the_best_latency(size_bytes, latency_us, gbit_s):
+    return _fastest(size_bytes, *_reduced(dist.ReduceOp.MIN, latency_us, gbit_s))
+
+
+def bits_for_bytes(size_bytes, latency_us, gbit_s):
+    return _fastest(size_bytes / 8, *_worst(latency_us, gbit_s))
+
+
+def the_logarithm_rounded_down(size_bytes, latency_us, gbit_s):
+    return _fastest(size_bytes, *_worst(latency_us, gbit_s), levels=lambda n: int(math.log2(n)))
+
+
+def a_ring_of_whole_tensors(size_bytes, latency_us, gbit_s):
+    return _fastest(size_bytes, *_worst(latency_us, gbit_s), share=1)
+
+
+def always_the_ring(size_bytes, latency_us, gbit_s):
+    return "ring"
+
+
+def by_size_alone(size_bytes, latency_us, gbit_s):
+    return "direct" if size_bytes <= 50_000 else "tree" if size_bytes <= 188_235 else "ring"
+
+
+def each_rank_proposes_and_most_win(size_bytes, latency_us, gbit_s):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, _fastest(size_bytes, latency_us, gbit_s))
+    return max(sorted(every), key=every.count)
+
+
+def choose_with_everybodys_numbers(size_bytes, latency_us, gbit_s):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (latency_us, gbit_s))
+    latencies_us, gbits_s = zip(*every, strict=True)
+    n, alpha, transfer = len(every), max(latencies_us), size_bytes / 125 / min(gbits_s)
+    ring, direct = (n - 1) * alpha + (1 - 1 / n) * transfer, alpha + (n - 1) * transfer
+    tree = (n - 1).bit_length() * (alpha + transfer)
+    return min((direct, "direct"), (tree, "tree"), (ring, "ring"))[1]
+
+
+WRONG = {
+    "tree_all_reduce": [
+        by_powers_of_two, directly, one_after_the_other, only_up, the_root_tells_everybody,
+        overwritten_on_the_way_up, always_single_precision, all_reduce_under_another_name,
+        all_reduce_of_the_compiler, gathered_and_added, as_published, whole_tensors_around,
+    ],
+    "ring_all_reduce": [
+        as_published, whole_tensors_around, half_of_the_turns, adds_in_all_turns,
+        one_turn_of_adding_too_few, with_chunk, the_rest_left_out, the_rest_in_the_last_chunk,
+        everybody_sends_first, even_ranks_send_first, never_waits, directly, butterfly_with_guests,
+        all_reduce_under_another_name,
+    ],
+    "fit": [
+        its_own_line, the_mean_of_all_lines, absolute_errors, weights_not_squared,
+        each_rank_counts_the_same, bytes_for_bits, beta_itself, without_any_latency,
+        all_measurements_sent,
+    ],
+    "choose": [
+        by_its_own_measurements, by_the_mean, by_the_measurements_of_rank_0, the_best_bandwidth,
+        the_best_latency, bits_for_bytes, the_logarithm_rounded_down, a_ring_of_whole_tensors,
+        always_the_ring, by_size_alone, each_rank_proposes_and_most_win,
+    ],
+}  # fmt: skip
+RIGHT = {
+    "tree_all_reduce": butterfly_with_guests,
+    "ring_all_reduce": the_other_way_round_and_padded,
+    "fit": fit_by_weighted_means,
+    "choose": choose_with_everybodys_numbers,
+}
