@@ -12,7 +12,7 @@
 #
 # **Hardware:** two cores. All ranks use gloo on the CPU, so that your numbers are the ones in the text; part 1 says what GPUs change.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb).
-# **Next:** 05 builds DDP from scratch; [06 · What communication costs](06_what_communication_costs.ipynb).
+# **Next:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Lab:** [04 · DDP training](../exercises/04_ddp_training.ipynb).
 
 # %%
@@ -966,5 +966,4 @@ launch(one_batch_fewer, timeout=5, backend="gloo")
 # DDP broadcasts the weights once and averages gradients in `backward`, nothing more. The rest is yours: deal the data out, divide the batch, reduce the
 # loss, save once, and have all ranks make the same calls. And you know the proof to ask for: **exactly 0 between ranks, rounding to one process.**
 #
-# Next, chapter 05 builds DDP from scratch. Or go on to what its messages cost: [06 · What communication costs](06_what_communication_costs.ipynb), and to
-# the data: [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
+# Next: [05 · DDP from scratch](05_ddp_from_scratch.ipynb), in which you write it yourself.

@@ -11,7 +11,7 @@
 # 4. tell how near an all-reduce is to the best possible, on slow links, on two-level networks and on thousands of ranks.
 #
 # **Hardware:** any computer with two cores; all ranks here use gloo on the CPU.
-# **Before:** [03 · Collective primitives](03_collective_primitives.ipynb) and [04 · DDP training](04_ddp_training.ipynb).
+# **Before:** [03 · Collective primitives](03_collective_primitives.ipynb) and [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Next:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
 # **Lab:** [06 · What communication costs](../exercises/06_what_communication_costs.ipynb).
 
