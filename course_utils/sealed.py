@@ -2,7 +2,8 @@
 
 The kernel that judges runs the teacher's cells alone. Where a lab has an answer, it gets a stand-in,
 and what the learner wrote is run by every rank, after the fork and after it has drawn its inputs.
-So nothing that an answer does to `check`, to a name of the lab or to Python reaches the judge.
+So nothing that an answer does to `check`, to a name of the lab or to Python reaches the judge; and
+what comes back is read as data.
 """
 
 import ast
@@ -14,8 +15,12 @@ from typing import Any
 from IPython.display import display
 
 import course_utils
+from course_utils import careful, parcel
+from course_utils.aside import aside
 from course_utils.check import check
 from course_utils.outcome import Outcome
+
+PROOF = {"course": "passed"}  # in the metadata of an output: `require` came to its end
 
 
 class StandIn:
@@ -48,13 +53,26 @@ class Answers:
         self.last: tuple[Callable | None, dict[str, Any], Outcome] | None = None
 
     def add(self, label: str, text: str, model: str) -> None:
-        """Keep an answer's text, with a stand-in for every name that the model answer binds."""
+        """Keep an answer's text, with a stand-in for every function that the model answer defines.
+
+        Where the model binds values, such as recordings, a process of its own works them out.
+        """
         self.texts[label] = text
-        for name in bound(model):
+        functions, values = bound(model)
+        for name in functions:
             self.names[name] = StandIn(name, label, self)
+        if values:
+            self.names.update(dict.fromkeys(values))
+            self.names.update(aside(lambda: self._values(label, values)))
+
+    def _values(self, label: str, names: list[str]) -> dict[str, Any]:
+        self.load()
+        if label in self.failed:
+            raise self.failed[label]
+        return {name: self.names[name] for name in names}
 
     def load(self) -> None:
-        """Run all texts, once, in a rank."""
+        """Run all texts, once, in a process that judges nothing."""
         if os.getpid() == self.kernel:
             raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
         if self.loaded:
@@ -93,6 +111,7 @@ def begin(names: dict[str, Any]) -> None:
     """From now on `course_utils.check` expects answers as text."""
     _begun[:] = [Answers(names)]
     course_utils.check = _begun[0].check
+    parcel.loads = careful.loads
 
 
 def answer(label: str, text: str, model: str) -> None:
@@ -120,16 +139,17 @@ def require(**more: Any) -> None:
         again = _begun[0].check(fn, **options | more)
         display(again)
         again.require()
+    display({"text/plain": "all points"}, raw=True, metadata=PROOF)
 
 
-def bound(text: str) -> list[str]:
-    """The names that a cell binds at its top level by def, class or assignment."""
-    names: list[str] = []
+def bound(text: str) -> tuple[list[str], list[str]]:
+    """The names that a cell binds at its top level: by def or class, and by assignment."""
+    functions: list[str] = []
+    values: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            inside = [part for target in targets for part in ast.walk(target)]
-            names += [part.id for part in inside if isinstance(part, ast.Name)]
-    return list(dict.fromkeys(names))
+            functions.append(node.name)
+        elif isinstance(node, ast.Assign):
+            inside = [part for target in node.targets for part in ast.walk(target)]
+            values += [part.id for part in inside if isinstance(part, ast.Name)]
+    return functions, values

@@ -12,6 +12,7 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
 from cells import cut_solution
+from course_utils.sealed import PROOF
 
 BEGIN = "from course_utils.sealed import begin\nbegin(globals())"
 ANSWER = "from course_utils.sealed import answer as _answer\n_answer({label!r}, {text!r}, {model!r})"
@@ -88,11 +89,11 @@ def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
         if output.output_type == "stream":
             output.name = "stdout"
         if output.output_type == "execute_result":
-            output = nbformat.v4.new_output("display_data", output.data)
+            output = nbformat.v4.new_output("display_data", output.data, metadata=output.metadata)
         outputs.append(output)
     graded = cell.metadata.get("nbgrader", {}).get("grade")
-    if graded and (ran is None or ran.execution_count is None):
-        outputs.append(nbformat.v4.new_output("error", ename="NotRun", evalue="", traceback=[]))
+    if graded and not any(output.get("metadata") == PROOF for output in outputs):
+        outputs.append(nbformat.v4.new_output("error", ename="NoPoints", evalue="", traceback=[]))
     return outputs
 
 
@@ -101,6 +102,7 @@ def configure(config: Any, folder: Path) -> None:
     config.CourseDirectory.root = str(folder)
     config.Sealed.source = str(folder / "source")
     config.Sealed.timeout = 300  # seconds for a cell; check has shorter deadlines of its own
+    config.KernelManager.transport = "ipc"  # no port that another kernel may have taken meanwhile
     for converter, trait, old, new in (
         (GenerateAssignment, "preprocessors", ClearSolutions, Cut),
         (Autograde, "autograde_preprocessors", Execute, Sealed),

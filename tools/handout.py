@@ -77,7 +77,8 @@ def graded(notebook: NotebookNode) -> NotebookNode:
         points = _numbers("points", tags)
         if "### BEGIN SOLUTION" in cell.source:
             about |= {"solution": True, "locked": False}
-            about["grade_id"] = f"answer-{bound(cell.source)[0]}"
+            functions, values = bound(cell.source)
+            about["grade_id"] = f"answer-{(values or functions)[0]}"
         elif name:
             about |= {"grade": True, "grade_id": f"check-{name}", "points": (points or [1])[0]}
             sizes = _numbers("hidden", tags)
