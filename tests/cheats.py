@@ -59,16 +59,13 @@ total_spec = lambda tensors: tensors
 def returns_what_it_got(tensor): return tensor
 """,
     "patches_the_course": """
-import course_utils, course_utils.check, course_utils.outcome, course_utils.verdict, sys
-class Fine(course_utils.outcome.Outcome):
-    def __bool__(self): return True
-    def require(self): return self
-course_utils.outcome.Outcome.__bool__ = lambda self: True
-course_utils.outcome.Outcome.require = lambda self: self
-course_utils.verdict.judge = course_utils.check.judge = lambda *args: None
-course_utils.check.Outcome = Fine
-course_utils.check = lambda fn, **options: Fine(fn.__name__, "passed")
-check = course_utils.check
+import sys
+import course_utils
+from course_utils.outcome import Outcome
+for module in ("check", "verdict"):
+    sys.modules["course_utils." + module].judge = lambda *args: None
+Outcome.__bool__, Outcome.require = (lambda self: True), (lambda self: self)
+course_utils.check = check = lambda fn, **options: Outcome(fn.__name__, "passed")
 def patches_the_course(tensor): return tensor
 """,
     "patches_the_kernel": """
@@ -87,14 +84,14 @@ def knows_the_seeds(tensor):
     "reads_the_frames": """
 import sys
 def reads_the_frames(tensor):
-    frame, seen = sys._getframe(), {}
+    frame = sys._getframe()
     while frame := frame.f_back:
-        seen = {**frame.f_locals, **seen}
-    for name in ("wanted", "expected", "spec_results"):
-        if name in seen: return seen[name][dist.get_rank()]
-    n, runs = dist.get_world_size(), seen["self"].runs if hasattr(seen["self"], "runs") else ()
-    mine = [v for v in seen.values() if isinstance(v, list) and v and isinstance(v[0], tuple)]
-    return sum(own[0] for own in mine[0])
+        own = frame.f_locals
+        for name in ("wanted", "expected"):
+            if name in own: return own[name][dist.get_rank()]
+        if "arguments" in own and "number" in own:  # all that this rank is ever given
+            return sum(torch.stack([mine[0] for mine in own["arguments"]]))
+    return tensor
 """,
     "calls_it_by_another_name": """
 add_up = getattr(dist, "all" + "_reduce")
@@ -114,24 +111,25 @@ class Brought:
 def brings_code(tensor): return Brought()
 """,
     "changes_a_class": """
-class Changed:
-    def __reduce__(self):
-        return torch.Tensor, (), (None, {"all": set, "dtype": 0})
-def changes_a_class(tensor): return Changed()
+import course_utils.parcel
+def changes_a_class(tensor):
+    # as text, for pickle: setattr(Finding, "__bool__", set), after which no finding is true
+    text = b"ccourse_utils.verdict\\nFinding\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
+    course_utils.parcel.pack = lambda value: text
+    return tensor
 """,
     "equals_everything": """
-class Equal(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, *args): return True
+import numpy
+class Equal(numpy.ndarray):
     def __eq__(self, other): return True
-def equals_everything(tensor): return tensor.as_subclass(Equal)
+def equals_everything(tensor): return tensor.numpy().view(Equal)
 """,
     "knows_two_ranks_only": """
 def knows_two_ranks_only(tensor):
-    other = torch.zeros_like(tensor)
-    if dist.get_world_size() > 1:
-        waiting = dist.isend(tensor, 1 - dist.get_rank())
-        dist.recv(other, 1 - dist.get_rank())
+    rank, other = dist.get_rank(), torch.zeros_like(tensor)
+    if rank < 2 <= dist.get_world_size():
+        waiting = dist.isend(tensor, 1 - rank)
+        dist.recv(other, 1 - rank)
         waiting.wait()
     return tensor + other
 """,
@@ -139,7 +137,7 @@ def knows_two_ranks_only(tensor):
 LAB = HEAD + "".join(EXERCISE.replace("NAME", name) for name in CHEATS)
 KILLER = """
 import os, signal
-def edits_the_check(tensor):
+def place_of(processes):
     os.kill(os.getppid(), signal.SIGKILL)
 """
 

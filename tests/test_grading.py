@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,13 +22,16 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -
 import grading
 from nbgrader.api import Gradebook
 
-LAB, CHEATED = "02_process_groups", "01_cheats"
+LAB = "02_process_groups"
+TEACHING = (labs.ROOT / "TEACHING.md").read_text()
+COMMANDS = re.findall(r"^    nbgrader (.*)$", TEACHING, re.M)  # what a teacher types
 WRONG = {
     "rank_of": "by_the_first_node",
     "place_of": "place_from_a_list",  # the one that is right
     "meet": "ranks_added_instead",
     "grid_sums": "columns_first",
 }
+ALL = dict.fromkeys(WRONG, 1) | dict.fromkeys(cheats.CHEATS, 2)
 
 
 class Course:
@@ -38,118 +42,127 @@ class Course:
         self.temporary.mkdir()
         sources = folder / "source/labs"
         sources.mkdir(parents=True)
-        (sources / f"{CHEATED}.py").write_text(cheats.LAB)
-        (sources / f"{LAB}.py").write_text((labs.ROOT / f"source/labs/{LAB}.py").read_text())
+        lab = (labs.ROOT / f"source/labs/{LAB}.py").read_text()
+        (sources / f"{LAB}.py").write_text(f"{lab}\n{cheats.LAB}")
         assert handout.main(["--to", str(self.folder), "--root", str(folder)]) == 0
-        self.log = "".join(self.nbgrader("generate_assignment", name) for name in (LAB, CHEATED))
+        self.nbgrader(COMMANDS[0])
 
-    def nbgrader(self, *command: str) -> str:
+    def nbgrader(self, command: str) -> None:
         """Run it as a teacher does, who has activated .venv."""
         begun = time.monotonic()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         own = {kernels.MARK: kernels.SESSION, "PATH": path, "TMPDIR": str(self.temporary)}
         done = subprocess.run(
-            [sys.executable, "-m", "nbgrader", *command], cwd=self.folder, timeout=200,
+            [sys.executable, "-m", "nbgrader", *command.split()], cwd=self.folder, timeout=300,
             env={**os.environ, **own}, capture_output=True, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        print(f"{time.monotonic() - begun:.1f} s: nbgrader {' '.join(command)}")
-        return done.stdout + done.stderr
+        print(f"{time.monotonic() - begun:.1f} s: nbgrader {command}")
 
-    def released(self, lab: str) -> nbformat.NotebookNode:
-        return nbformat.read(self.folder / f"release/{lab}/{lab}.ipynb", as_version=4)
+    def read(self, place: str) -> nbformat.NotebookNode:
+        return nbformat.read(self.folder / place / f"{LAB}/{LAB}.ipynb", as_version=4)
 
-    def hand_in(self, who: str, lab: str, answers: dict[str, str], edit=None) -> None:
-        """Write these answers, by exercise, into a hand-out."""
-        notebook = self.released(lab)
+    def models(self) -> dict[str, str]:
+        found = {grading.identity(cell) or "": cell.source for cell in self.read("source").cells}
+        return {name[7:]: text for name, text in found.items() if name.startswith("answer-")}
+
+    def hand_in(self, who: str, answers: dict[str, str], edit=None) -> Path:
+        """Write these answers, by exercise, into the hand-out; returns the learner's folder."""
+        notebook = self.read("release")
         for cell in notebook.cells:
             kind, _, name = (grading.identity(cell) or "").partition("-")
             if kind == "answer" and answers.get(name):
                 cell.source = answers[name]
         if edit:
             edit(notebook)
-        path = self.folder / "submitted" / who / lab / f"{lab}.ipynb"
-        path.parent.mkdir(parents=True)
-        nbformat.write(notebook, path)
+        folder = self.folder / "submitted" / who / LAB
+        folder.mkdir(parents=True)
+        nbformat.write(notebook, folder / f"{LAB}.ipynb")
+        return folder
 
-    def models(self, lab: str) -> dict[str, str]:
-        notebook = nbformat.read(self.folder / f"source/{lab}/{lab}.ipynb", as_version=4)
-        found = {grading.identity(cell): cell.source for cell in notebook.cells}
-        return {name[7:]: text for name, text in found.items() if name and name[:7] == "answer-"}
-
-    def points(self, who: str, lab: str) -> dict[str, float]:
+    def points(self, who: str) -> dict[str, float]:
         """By exercise."""
         with Gradebook(f"sqlite:///{self.folder}/gradebook.db") as book:
-            grades = book.find_submission_notebook(lab, lab, who).grades
-            return {grade.name[6:]: grade.score for grade in grades}
+            grades = book.find_submission_notebook(LAB, LAB, who).grades
+            return {grade.name.removeprefix("check-"): grade.score for grade in grades}
+
+    def said(self, who: str, name: str) -> str:
+        """What a graded notebook shows below a check."""
+        cells = self.read(f"autograded/{who}").cells
+        outputs = [o for c in cells if grading.identity(c) == f"check-{name}" for o in c.outputs]
+        return "\n".join(o.get("evalue") or o.data["text/plain"] for o in outputs)
 
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory) -> Course:
     """Everything is handed in, graded and exported once."""
     made = Course(tmp_path_factory.mktemp("g"))
-    made.hand_in("blank", LAB, {})
+    folder = made.hand_in("cheat", cheats.CHEATS, cheats.edit)
+    (folder / "course_utils.py").write_text("check = lambda *args, **options: None")
+    made.hand_in("killer", made.models() | {"place_of": cheats.KILLER})
+    made.hand_in("blank", {})
     wrong = (labs.ROOT / f"tests/wrong/{LAB}.py").read_text()
-    made.hand_in("wrong", LAB, {name: f"{wrong}\n{name} = {fn}" for name, fn in WRONG.items()})
-    made.hand_in("right", LAB, made.models(LAB))
-    made.hand_in("cheat", CHEATED, cheats.CHEATS, cheats.edit)
-    shadow = made.folder / f"submitted/cheat/{CHEATED}/course_utils.py"
-    shadow.write_text("check = lambda *args, **options: None")
-    made.hand_in("killer", CHEATED, made.models(CHEATED) | {"edits_the_check": cheats.KILLER})
-    made.hand_in("right", CHEATED, made.models(CHEATED))
-    made.log += "".join(made.nbgrader("autograde", name) for name in (LAB, CHEATED))
-    made.log += made.nbgrader("export", "--to", "grades.csv")
+    made.hand_in("wrong", {name: f"{wrong}\n{name} = {fn}" for name, fn in WRONG.items()})
+    made.hand_in("right", made.models())
+    for command in COMMANDS[1:]:
+        made.nbgrader(command)
     return made
 
 
 @pytest.mark.parametrize("name", cheats.CHEATS)
 def test_a_cheat_gets_no_points(course, name):
-    assert course.points("cheat", CHEATED)[name] == 0
+    assert course.points("cheat")[name] == 0
 
 
-def test_an_answer_that_kills_the_grading_kernel_gets_no_points(course):
-    assert sum(course.points("killer", CHEATED).values()) == 0
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("knows_the_seeds", "wrong on rank 0 with numbers drawn a moment ago"),
+        ("calls_it_by_another_name", "to be solved without all_reduce"),
+        ("brings_code", "builtins.exec is no type of data"),
+        ("changes_a_class", "must not change a class"),
+        ("knows_two_ranks_only", "✗ wrong: knows_two_ranks_only (3 ranks"),
+    ],
+)
+def test_the_teacher_is_told_how_a_cheat_failed(course, name, why):
+    assert why in course.said("cheat", name)
+
+
+def test_an_answer_that_kills_the_grading_kernel_gets_no_points_from_there_on(course):
+    assert course.points("killer") == dict.fromkeys(ALL, 0) | {"rank_of": 1}
 
 
 def test_a_blank_submission_gets_no_points(course):
-    assert course.points("blank", LAB) == dict.fromkeys(WRONG, 0)
+    assert course.points("blank") == dict.fromkeys(ALL, 0)
 
 
 def test_of_a_wrong_submission_only_what_is_right_gets_points(course):
-    assert course.points("wrong", LAB) == dict.fromkeys(WRONG, 0) | {"place_of": 1}
+    assert course.points("wrong") == dict.fromkeys(ALL, 0) | {"place_of": 1}
 
 
 def test_a_right_submission_gets_all_points(course):
-    assert course.points("right", LAB) == dict.fromkeys(WRONG, 1)
-    assert course.points("right", CHEATED) == dict.fromkeys(cheats.CHEATS, 2)
+    assert course.points("right") == ALL
 
 
 def test_the_exported_grades_are_the_sums(course):
     with (course.folder / "grades.csv").open() as file:
-        rows = {(row["assignment"], row["student_id"]): row for row in csv.DictReader(file)}
-    got = {key: (float(row["score"]), float(row["max_score"])) for key, row in rows.items()}
-    most = 2.0 * len(cheats.CHEATS)
-    assert got[LAB, "right"] == (4, 4)
-    assert got[LAB, "wrong"] == (1, 4)
-    assert got[LAB, "blank"] == (0, 4)
-    assert got[CHEATED, "cheat"] == (0, most)
-    assert got[CHEATED, "right"] == (most, most)
+        rows = list(csv.DictReader(file))
+    assert {row["student_id"]: float(row["score"]) for row in rows} == {
+        "cheat": 0, "killer": 1, "blank": 0, "wrong": 1, "right": sum(ALL.values()),
+    }  # fmt: skip
+    assert {float(row["max_score"]) for row in rows} == {sum(ALL.values())}
 
 
 def test_a_teacher_reads_in_the_graded_notebook_why_an_answer_is_wrong(course):
-    path = course.folder / f"autograded/wrong/{LAB}/{LAB}.ipynb"
-    cells = nbformat.read(path, as_version=4).cells
-    [graded] = [cell for cell in cells if grading.identity(cell) == "check-rank_of"]
-    assert graded.outputs[0].data["text/plain"].startswith("✗ wrong: rank_of (5 ranks")
+    assert course.said("wrong", "rank_of").startswith("✗ wrong: rank_of (2 ranks")
 
 
 def test_the_hand_out_is_the_exercise_and_says_nothing_of_what_is_hidden(course):
     exercise = nbformat.read(labs.ROOT / f"exercises/{LAB}.ipynb", as_version=4)
-    assert [c.source for c in course.released(LAB).cells] == [c.source for c in exercise.cells]
-    text = (course.folder / f"release/{CHEATED}/{CHEATED}.ipynb").read_text()
-    assert "hidden" not in text.lower()
-    assert "require" not in text
-    assert "SOLUTION" not in text
+    released = [cell.source for cell in course.read("release").cells]
+    assert released[: len(exercise.cells)] == [cell.source for cell in exercise.cells]
+    text = (course.folder / f"release/{LAB}/{LAB}.ipynb").read_text()
+    assert not [word for word in ("hidden", "HIDDEN", "require(", "SOLUTION") if word in text]
 
 
 def test_grading_leaves_no_process_and_no_file_behind(course):

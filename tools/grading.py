@@ -50,12 +50,18 @@ class Sealed(Execute):
             if (name := identity(cell)) and cell.cell_type == "code"
         }  # fmt: skip
         run = compose(nbformat.read(path, as_version=4), texts)
-        with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
-            try:
-                elsewhere = {**resources, "metadata": {"path": folder}}
-                super().preprocess(run, elsewhere, **options)
-            except DeadKernelError:
-                self.log.error("the kernel died: what it had not reached gets no points")
+        for again in (True, True, False):
+            with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
+                try:
+                    elsewhere = {**resources, "metadata": {"path": folder}}
+                    super().preprocess(run, elsewhere, **options)
+                except DeadKernelError:
+                    self.log.error("the kernel died: what it had not reached gets no points")
+                except RuntimeError:  # it never began: another one has taken a port meanwhile
+                    if again:
+                        continue
+                    raise
+                break
         ran = {identity(cell): cell for cell in run.cells}
         for cell in nb.cells:
             if cell.cell_type == "code":
@@ -102,7 +108,6 @@ def configure(config: Any, folder: Path) -> None:
     config.CourseDirectory.root = str(folder)
     config.Sealed.source = str(folder / "source")
     config.Sealed.timeout = 300  # seconds for a cell; check has shorter deadlines of its own
-    config.KernelManager.transport = "ipc"  # no port that another kernel may have taken meanwhile
     for converter, trait, old, new in (
         (GenerateAssignment, "preprocessors", ClearSolutions, Cut),
         (Autograde, "autograde_preprocessors", Execute, Sealed),
