@@ -1,4 +1,4 @@
-"""A function's result from a process of its own, which is not a rank and may launch ranks itself."""
+"""A function's result from a process of its own, which is no rank and may launch ranks itself."""
 
 import os
 import signal

@@ -6,7 +6,9 @@ A pickle may name any function to be called when it is read. Here it may name ty
 import io
 import pickle
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 _DATA = {
     "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
@@ -28,11 +30,10 @@ _DATA = {
 class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
     """In Python, where what an instruction does can be refused."""
 
-    dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
 
     def find_class(self, module: str, name: str) -> Any:
-        import torch
-
+        """Return a type of data, and nothing else."""
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
             return getattr(torch, name)
         if name not in _DATA.get(module, ()):
@@ -40,6 +41,7 @@ class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
         return super().find_class(module, name)
 
     def load_build(self) -> None:
+        """Give an object its attributes, unless it is a class."""
         if isinstance(self.stack[-2], type):
             raise pickle.UnpicklingError("a result must not change a class")
         super().load_build()

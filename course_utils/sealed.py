@@ -1,9 +1,9 @@
 """Grading: a learner's answers are kept as text, and run nowhere but in ranks.
 
-The kernel that judges runs the teacher's cells alone. Where a lab has an answer, it gets a stand-in,
-and what the learner wrote is run by every rank, after the fork and after it has drawn its inputs.
-So nothing that an answer does to `check`, to a name of the lab or to Python reaches the judge; and
-what comes back is read as data.
+The kernel that judges runs the teacher's cells alone. Where a lab has an answer, it gets a
+stand-in, and what the learner wrote is run by every rank, after the fork and after it has drawn
+its inputs. So nothing that an answer does to `check`, to a name of the lab or to Python reaches the
+judge; and what comes back is read as data.
 """
 
 import ast
@@ -30,6 +30,7 @@ class StandIn:
         self.__name__, self.label, self.answers = name, label, answers
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the answer."""
         self.answers.load()
         found = self.answers.names[self.__name__]
         if found is self:
@@ -100,6 +101,7 @@ class _Loading:
         self.fn, self.answers, self.__name__ = fn, answers, getattr(fn, "__name__", "answer")
 
     def __call__(self, *args: Any) -> Any:
+        """Call it."""
         self.answers.load()
         return self.fn(*args)
 

@@ -40,18 +40,18 @@ def NAME(tensor):
     ### END SOLUTION
 
 
-# %% tags=["points-2", "hidden-3"]
-options = {"cases": CASES[:1], "world_sizes": (1, 2), "forbid": ("collectives",)}
+# %% tags=["points-2"]
+options = {"cases": CASES[:1], "world_sizes": (2,), "forbid": ("collectives",)}
 check(NAME, spec=total_spec, inputs=total_inputs, **options)
 """
-PASSED = "✓ passed: {} (1 and 2 ranks)"
+PASSED = "✓ passed: {} (2 ranks)"
 CHEATS = {
     "edits_the_check": "",
     "deletes_the_check": "",
     "prints_the_pass_line": """
 def prints_the_pass_line(tensor):
-    print("✓ passed: prints_the_pass_line (1 and 2 ranks)")
-print("✓ passed: prints_the_pass_line (1 and 2 ranks)")
+    print("✓ passed: prints_the_pass_line (2 ranks)")
+print("✓ passed: prints_the_pass_line (2 ranks)")
 """,
     "returns_a_constant": "def returns_a_constant(tensor): return torch.tensor([1.0])",
     "returns_what_it_got": """
@@ -135,6 +135,7 @@ def knows_two_ranks_only(tensor):
 """,
 }
 LAB = HEAD + "".join(EXERCISE.replace("NAME", name) for name in CHEATS)
+LAB = '"points-2", "hidden-3"'.join(LAB.rsplit('"points-2"', 1))  # the last is for two ranks only
 KILLER = """
 import os, signal
 def place_of(processes):

@@ -15,7 +15,10 @@ from cells import cut_solution
 from course_utils.sealed import PROOF
 
 BEGIN = "from course_utils.sealed import begin\nbegin(globals())"
-ANSWER = "from course_utils.sealed import answer as _answer\n_answer({label!r}, {text!r}, {model!r})"
+ANSWER = """\
+from course_utils.sealed import answer as _answer
+_answer({label!r}, {text!r}, {model!r})"""
+UNDONE = "the check did not come to its end"
 
 
 class Cut(ClearSolutions):
@@ -98,8 +101,10 @@ def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
             output = nbformat.v4.new_output("display_data", output.data, metadata=output.metadata)
         outputs.append(output)
     graded = cell.metadata.get("nbgrader", {}).get("grade")
-    if graded and not any(output.get("metadata") == PROOF for output in outputs):
-        outputs.append(nbformat.v4.new_output("error", ename="NoPoints", evalue="", traceback=[]))
+    if graded and not any(o.get("metadata") == PROOF or o.output_type == "error" for o in outputs):
+        outputs.append(
+            nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
+        )
     return outputs
 
 

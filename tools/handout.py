@@ -4,10 +4,10 @@
     python tools/handout.py --to FOLDER 02    one, by its number
 
 FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
-written, checks to be graded, every other code cell locked. Two tags of the cell with the check count:
+written, checks to be graded, every other code cell locked. Two tags of a check's cell count:
 
     points-3       it is worth three points, not one
-    hidden-3-7     when graded it also has to pass on 3 and on 7 ranks, which the hand-out does not say
+    hidden-3-7     when graded it also has to pass on 3 and on 7 ranks; the hand-out does not say so
 """
 
 import argparse
@@ -47,18 +47,18 @@ def checked(text: str) -> str | None:
     call = last.value if isinstance(last, ast.Expr) else None
     while isinstance(call, ast.Call) and call.args:
         if isinstance(call.func, ast.Name) and call.func.id == "check":
-            return next(part.id for part in _arguments(call.args[0]))
+            return _name(call.args[0])
         call = call.func
     return None
 
 
-def _arguments(node: ast.expr) -> list[ast.Name]:
+def _name(node: ast.expr) -> str:
     """The answer in `check(answer)` and in `check(saving(answer))`."""
     while isinstance(node, ast.Call) and node.args:
         node = node.args[0]
     if not isinstance(node, ast.Name):
         raise BuildError(f"check is given {ast.unparse(node)}, which has no name to grade it by")
-    return [node]
+    return node.id
 
 
 def graded(notebook: NotebookNode) -> NotebookNode:
@@ -84,7 +84,8 @@ def graded(notebook: NotebookNode) -> NotebookNode:
             sizes = _numbers("hidden", tags)
             cell.source += HIDDEN.format(more=f"world_sizes={tuple(sizes)}" if sizes else "")
         elif points:
-            raise BuildError(f"points-{points[0]} belongs to the cell with the check:\n{cell.source}")
+            where = f"belongs to the cell with the check, not to\n{cell.source}"
+            raise BuildError(f"points-{points[0]} {where}")
         if about["grade_id"] in names:
             raise BuildError(f"there are two cells {about['grade_id']}")
         names.add(about["grade_id"])
