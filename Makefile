@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab test quick notebooks progress check bench soak clean help
+.PHONY: lab test quick notebooks progress handout check bench soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -21,7 +21,7 @@ lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the fi
 
 # The library's tests run one at a time: they count processes and watch deadlines. Notebooks only
 # compare what they print, so they run beside the checks of the labs, each in one worker (loadscope).
-test: check ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
+test: check .venv/.teach ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
 	@status=0; mkdir -p $(LOGS); \
 	$(RUN) -u -m pytest tests --ignore=tests/test_labs.py | tee $(LOGS)/tests.log || status=1; \
 	$(RUN) -m pytest $(NBVAL) -n 2 --dist loadscope tests/test_labs.py $(BUILT) || status=1; \
@@ -40,6 +40,9 @@ notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make noteb
 
 progress: .venv/.ready ## which exercises pass? runs your notebooks in exercises/: make progress only=02
 	@$(RUN) tools/progress.py $(only)
+
+handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
+	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only)
 
 bench: .venv/.bench ## what a launch costs, beside a bare fork and beside other launchers
 	@$(RUN) tools/bench.py
@@ -80,4 +83,14 @@ help: ## this list
 
 .venv/.bench: .venv/.ready
 	@$(PIP) -e '.[bench]'
+	@touch $@
+
+# A learner's JupyterLab stays as it is: what nbgrader would add to it is switched off.
+.venv/.teach: .venv/.ready
+	@$(PIP) -e '.[teach]'
+	@.venv/bin/jupyter-labextension disable --level=sys_prefix \
+		@jupyter/nbgrader @jupyter-notebook/lab-extension 2>/dev/null
+	@.venv/bin/jupyter-server extension disable --sys-prefix notebook \
+		nbgrader.server_extensions.{formgrader,validate_assignment,assignment_list,course_list} \
+		>/dev/null 2>&1
 	@touch $@

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import time
@@ -165,9 +164,9 @@ class Member:
         elif kind == b"result":
             self.result = parcel.unpack(content, self._buffers)
         elif kind == b"failed":
-            self.failure = pickle.loads(content)
+            self.failure = parcel.unpack(content)
         else:
-            for name, value in pickle.loads(content).items():
+            for name, value in parcel.unpack(content).items():
                 self.metrics.setdefault(name, []).append(value)
 
     def _read_output(self) -> None:

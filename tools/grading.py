@@ -1,0 +1,121 @@
+"""What nbgrader does otherwise for this course, in the folders that handout.py makes."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nbformat
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
+from nbgrader.converters import Autograde, GenerateAssignment
+from nbgrader.preprocessors import ClearSolutions, Execute
+from traitlets import Unicode
+
+from cells import cut_solution
+from course_utils.sealed import PROOF
+
+BEGIN = "from course_utils.sealed import begin\nbegin(globals())"
+ANSWER = """\
+from course_utils.sealed import answer as _answer
+_answer({label!r}, {text!r}, {model!r})"""
+UNDONE = "the check did not come to its end"
+
+
+class Cut(ClearSolutions):
+    """Cuts solutions as this course does: each stub says about how many lines are wanted."""
+
+    def preprocess_cell(
+        self, cell: NotebookNode, resources: Any, cell_index: int
+    ) -> tuple[NotebookNode, Any]:
+        """Cut one cell."""
+        if cell.cell_type == "code":
+            cell.source = cut_solution(cell.source)
+        return cell, resources
+
+
+class Sealed(Execute):
+    """Runs the teacher's notebook with the learner's answers in it, which only ranks run.
+
+    Of a submission only the text of its answer cells counts: no other cell, not their order, and no
+    file beside the notebook.
+    """
+
+    source = Unicode(help="nbgrader's source folder").tag(config=True)
+
+    def preprocess(
+        self, nb: NotebookNode, resources: Any, **options: Any
+    ) -> tuple[NotebookNode, Any]:
+        """Run, and put what the cells show into the submission."""
+        own = resources["nbgrader"]
+        path = Path(self.source, own["assignment"], f"{own['notebook']}.ipynb")
+        texts = {
+            name: cell.source for cell in nb.cells
+            if (name := identity(cell)) and cell.cell_type == "code"
+        }  # fmt: skip
+        run = compose(nbformat.read(path, as_version=4), texts)
+        for again in (True, True, False):
+            with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
+                try:
+                    elsewhere = {**resources, "metadata": {"path": folder}}
+                    super().preprocess(run, elsewhere, **options)
+                except DeadKernelError:
+                    self.log.error("the kernel died: what it had not reached gets no points")
+                except RuntimeError:  # it never began: another one has taken a port meanwhile
+                    if again:
+                        continue
+                    raise
+                break
+        ran = {identity(cell): cell for cell in run.cells}
+        for cell in nb.cells:
+            if cell.cell_type == "code":
+                cell.outputs = shown(cell, ran.get(identity(cell)))
+        return nb, resources
+
+
+def identity(cell: NotebookNode) -> str | None:
+    """A cell's name in the gradebook."""
+    return cell.metadata.get("nbgrader", {}).get("grade_id")
+
+
+def compose(notebook: NotebookNode, texts: dict[str, str]) -> NotebookNode:
+    """Return the notebook to run: the teacher's, where answers are text."""
+    cells = [nbformat.v4.new_code_cell(BEGIN)]
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        name = identity(cell) or ""
+        if cell.metadata.nbgrader.solution:
+            text = texts.get(name, cut_solution(cell.source))
+            cell.source = ANSWER.format(label=name, text=text, model=cell.source)
+        cells.append(cell)
+    return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
+
+
+def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
+    """Return a cell's outputs. To nbgrader no output is full marks, and a warning is none."""
+    outputs = []
+    for output in ran.outputs if ran else ():
+        if output.output_type == "stream":
+            output.name = "stdout"
+        if output.output_type == "execute_result":
+            output = nbformat.v4.new_output("display_data", output.data, metadata=output.metadata)
+        outputs.append(output)
+    graded = cell.metadata.get("nbgrader", {}).get("grade")
+    if graded and not any(o.get("metadata") == PROOF or o.output_type == "error" for o in outputs):
+        outputs.append(
+            nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
+        )
+    return outputs
+
+
+def configure(config: Any, folder: Path) -> None:
+    """What the nbgrader_config.py of a folder says."""
+    config.CourseDirectory.root = str(folder)
+    config.Sealed.source = str(folder / "source")
+    config.Sealed.timeout = 300  # seconds for a cell; check has shorter deadlines of its own
+    for converter, trait, old, new in (
+        (GenerateAssignment, "preprocessors", ClearSolutions, Cut),
+        (Autograde, "autograde_preprocessors", Execute, Sealed),
+    ):
+        usual = converter.class_traits()[trait].default()
+        setattr(config[converter.__name__], trait, [new if p is old else p for p in usual])

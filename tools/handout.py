@@ -1,0 +1,138 @@
+"""Makes a folder in which nbgrader hands out and grades labs: `make handout to=FOLDER`.
+
+    python tools/handout.py --to FOLDER       all labs
+    python tools/handout.py --to FOLDER 02    one, by its number
+
+FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
+written, checks to be graded, every other code cell locked. Two tags of a check's cell count:
+
+    points-3       it is worth three points, not one
+    hidden-3-7     when graded it also has to pass on 3 and on 7 ranks; the hand-out does not say so
+"""
+
+import argparse
+import ast
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+import build
+from cells import BuildError
+from course_utils.sealed import bound
+
+HIDDEN = """
+### BEGIN HIDDEN TESTS
+from course_utils.sealed import require
+
+require({more})
+### END HIDDEN TESTS"""
+CONFIG = """\
+# Written by tools/handout.py. Add what else nbgrader shall know below.
+import pathlib
+import sys
+
+sys.path.insert(0, {tools!r})
+from grading import configure
+
+configure(get_config(), pathlib.Path(__file__).resolve().parent)
+"""
+
+
+def checked(text: str) -> str | None:
+    """The name of the answer that a cell checks in its last line, or None."""
+    last = (ast.parse(text).body or [None])[-1]
+    call = last.value if isinstance(last, ast.Expr) else None
+    while isinstance(call, ast.Call) and call.args:
+        if isinstance(call.func, ast.Name) and call.func.id == "check":
+            return _name(call.args[0])
+        call = call.func
+    return None
+
+
+def _name(node: ast.expr) -> str:
+    """The answer in `check(answer)` and in `check(saving(answer))`."""
+    while isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    if not isinstance(node, ast.Name):
+        raise BuildError(f"check is given {ast.unparse(node)}, which has no name to grade it by")
+    return node.id
+
+
+def graded(notebook: NotebookNode) -> NotebookNode:
+    """Return a lab's notebook with nbgrader's metadata and hidden checks.
+
+    Raises:
+        BuildError: It cannot be graded; the message says why.
+    """
+    names = set()
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        about = {"grade": False, "solution": False, "locked": True, "task": False}
+        about |= {"schema_version": 3, "grade_id": f"cell-{cell.id}"}
+        tags, name = cell.metadata.pop("tags", []), checked(cell.source)
+        points = _numbers("points", tags)
+        if "### BEGIN SOLUTION" in cell.source:
+            about |= {"solution": True, "locked": False}
+            functions, values = bound(cell.source)
+            about["grade_id"] = f"answer-{(values or functions)[0]}"
+        elif name:
+            about |= {"grade": True, "grade_id": f"check-{name}", "points": (points or [1])[0]}
+            sizes = _numbers("hidden", tags)
+            cell.source += HIDDEN.format(more=f"world_sizes={tuple(sizes)}" if sizes else "")
+        elif points:
+            where = f"belongs to the cell with the check, not to\n{cell.source}"
+            raise BuildError(f"points-{points[0]} {where}")
+        if about["grade_id"] in names:
+            raise BuildError(f"there are two cells {about['grade_id']}")
+        names.add(about["grade_id"])
+        cell.metadata.nbgrader = about
+    return notebook
+
+
+def _numbers(kind: str, tags: list[str]) -> list[int]:
+    """Those of the tag `kind-1-2-3`."""
+    found = [tag for tag in tags if re.fullmatch(rf"{kind}(-\d+)+", tag)]
+    return [int(number) for tag in found for number in tag.split("-")[1:]]
+
+
+def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
+    """Write the labs' sources and the configuration; returns the labs' names."""
+    targets = [t for t in build.targets(root, names) if t.built.parent.name == "solutions"]
+    if not targets:
+        raise BuildError(f"there is no lab {' '.join(names)}")
+    for target in targets:
+        try:
+            notebook = graded(build.plan(target))
+        except BuildError as error:
+            raise BuildError(f"{target.source.relative_to(root)}: {error}") from None
+        path = folder / "source" / target.built.stem / target.built.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, path)
+    config = folder / "nbgrader_config.py"
+    if not config.exists():
+        config.write_text(CONFIG.format(tools=str(Path(__file__).resolve().parent)))
+    return [target.built.stem for target in targets]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", help="labs, such as 02_process_groups; all if none")
+    parser.add_argument("--to", type=Path, required=True, help="the folder to make or to renew")
+    parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
+    args = parser.parse_args(argv)
+    try:
+        labs = hand_out(args.to.resolve(), args.names, args.root.resolve())
+    except BuildError as error:
+        print(f"nothing handed out: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.to}: {', '.join(labs)}. TEACHING.md says what to do there.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
