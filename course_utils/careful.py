@@ -3,9 +3,7 @@
 A pickle may name any function to be called when it is read. Here it may name types of data only.
 """
 
-import io
 import pickle
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +13,9 @@ _DATA = {
     "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
     "course_utils.parcel": {"_rebuild"},
     "course_utils.errors": {"Failure"},
-    "course_utils.recorder": {"Recorded"},
+    "course_utils.event": {"Event"},
     "course_utils.stacks": {"Frame"},
-    "course_utils.trace": {"Event", "Trace"},
+    "course_utils.trace": {"Trace"},
     "course_utils.verdict": {"Finding", "Row"},
     "numpy": {"dtype", "ndarray"},
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
@@ -27,7 +25,7 @@ _DATA = {
 }
 
 
-class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
+class Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
     """In Python, where what an instruction does can be refused."""
 
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
@@ -47,12 +45,3 @@ class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
-
-
-def loads(stream: Any, *, buffers: Iterable[Any] = ()) -> Any:
-    """As `pickle.loads`, for data.
-
-    Raises:
-        pickle.UnpicklingError: It names something else.
-    """
-    return _Unpickler(io.BytesIO(stream), buffers=buffers).load()

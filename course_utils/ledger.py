@@ -15,7 +15,7 @@ import struct
 from array import array
 from typing import Any, NamedTuple
 
-from course_utils.parcel import anonymous_file
+from course_utils import parcel
 
 # The file is as large as this for each rank, and takes as much memory as was written into it.
 _PART = 1 << 30
@@ -46,7 +46,7 @@ class Ledger:
     """The file: in the kernel it is made, read and closed; in a rank `Writer` writes into it."""
 
     def __init__(self, world_size: int) -> None:
-        self.file = anonymous_file("trace")
+        self.file = parcel.anonymous_file("trace")
         os.ftruncate(self.file, world_size * _PART)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Ledger:
         cells = array("d", os.pread(self.file, size, begin + _HEAD * _CELL))
         calls = []
         while told.tell() < head[_TOLD_BYTES]:
-            calls.append(pickle.load(told))
+            calls.append(parcel.Unpickler(told).load())
         return Part(calls, cells, (head[_ENDED_S], head[_ENDED_CPU_S]))
 
 

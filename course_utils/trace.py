@@ -46,6 +46,9 @@ class Trace:
         vars(self)["events"] = vars(self).pop("_make")()
         return self.events
 
+    def __reduce__(self) -> tuple:
+        return Trace, (self.events, self.ended, self.failed)
+
     @property
     def world_size(self) -> int:
         """How many ranks were recorded."""

@@ -110,6 +110,17 @@ class Brought:
         return exec, ("import course_utils.verdict as v; v.difference = lambda *a: None",)
 def brings_code(tensor): return Brought()
 """,
+    "brings_code_in_the_recording": """
+import gc
+class Recorded:
+    def __reduce__(self):
+        return exec, ("import course_utils.verdict as v; v.difference = lambda *a: None",)
+def brings_code_in_the_recording(tensor):
+    for found in gc.get_objects():
+        if type(found).__name__ == "Writer":
+            found.describe(Recorded())
+    return tensor
+""",
     "changes_a_class": """
 import course_utils.parcel
 def changes_a_class(tensor):

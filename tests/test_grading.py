@@ -122,6 +122,7 @@ def test_a_cheat_gets_no_points(course, name):
         ("knows_the_seeds", "wrong on ranks 0 and 1 with numbers drawn a moment ago"),
         ("calls_it_by_another_name", "to be solved without all_reduce"),
         ("brings_code", "builtins.exec is no type of data"),
+        ("brings_code_in_the_recording", "builtins.exec is no type of data"),
         ("changes_a_class", "must not change a class"),
         ("knows_two_ranks_only", "✗ wrong: knows_two_ranks_only (3 ranks"),
     ],
