@@ -59,9 +59,9 @@ def rooted(rank, world_size, case):
     return case.tensor(), case.number % world_size
 
 
-options = {"forbid": ("collectives",), "world_sizes": (1, 2, 3, 5), "cases": NO_GAPS}
+by_messages = {"forbid": ("collectives",), "world_sizes": (1, 2, 3, 5), "cases": NO_GAPS}
 loop = {"budget": lambda world_size, case: {"sent_messages": world_size - 1}}
-check(broadcast, spec=broadcast_spec, inputs=rooted, **options, **loop)
+check(broadcast, spec=broadcast_spec, inputs=rooted, **by_messages, **loop)
 
 # %% [markdown]
 # ## 2 · One hands out
@@ -107,7 +107,7 @@ def scatter_inputs(rank, world_size, case):
     return parts if rank == root else None, torch.zeros_like(parts[0]), root
 
 
-check(scatter, spec=scatter_spec, inputs=scatter_inputs, **options, **loop)
+check(scatter, spec=scatter_spec, inputs=scatter_inputs, **by_messages, **loop)
 
 # %% [markdown]
 # ## 3 · One collects
@@ -148,7 +148,7 @@ def gather(tensor, root):
 # </details>
 
 # %%
-check(gather, spec=gather_spec, inputs=rooted, **options, budget={"sent_messages": 1})
+check(gather, spec=gather_spec, inputs=rooted, **by_messages, budget={"sent_messages": 1})
 
 # %% [markdown]
 # ## 4 · One adds up
@@ -188,7 +188,7 @@ def reduce(tensor, root):
 # </details>
 
 # %%
-some = options | {"cases": CASES[:5]}  # gloo takes nothing, from anybody, for an error
+some = by_messages | {"cases": CASES[:5]}  # gloo receives no empty tensor without a source
 check(reduce, spec=reduce_spec, inputs=rooted, **some, budget={"sent_messages": 1})
 
 # %% [markdown]
@@ -230,9 +230,9 @@ def shift(tensor):
 # </details>
 
 # %%
-network = Network(latency_us=10, gbit_s=1)
-times = {"budget": lambda n, case: {"finish_us": 10.5 * (n > 1)}, "network": network}
-check(shift, spec=shift_spec, inputs=lambda rank, n, case: case.tensor(), **options, **times)
+in_time = {"budget": lambda n, case: {"finish_us": 10.5 * (n > 1)}}
+in_time["network"] = Network(latency_us=10, gbit_s=1)
+check(shift, spec=shift_spec, inputs=lambda r, n, case: case.tensor(), **by_messages, **in_time)
 
 # %% [markdown]
 # ## 6 · A transpose
@@ -280,7 +280,7 @@ def all_to_all_inputs(rank, world_size, case):
     return [case.tensor() for _ in range(world_size)]
 
 
-check(all_to_all, spec=all_to_all_spec, inputs=all_to_all_inputs, **options, **loop)
+check(all_to_all, spec=all_to_all_spec, inputs=all_to_all_inputs, **by_messages, **loop)
 
 # %% [markdown]
 # ## 7 · Two make one
