@@ -21,7 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-RUN_ALL_S = 180
+RUN_ALL_S = 300
 # Without these a browser in a closed network spends its start looking for its maker.
 FLAGS = [
     "--no-sandbox",
