@@ -22,7 +22,7 @@ lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the fi
 
 # The library's tests run one at a time: they count processes and watch deadlines. The rest only
 # looks at what notebooks and answers give, so two of its files run side by side (loadscope).
-test: check .venv/.teach ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
+test: check .venv/.teach .venv/.extras ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
 	@status=0; mkdir -p $(LOGS); \
 	$(RUN) -u -m pytest tests $(BESIDE:%=--ignore=%) | tee $(LOGS)/tests.log || status=1; \
 	$(RUN) -m pytest $(NBVAL) -n 2 --dist loadscope $(BESIDE) $(BUILT) || status=1; \
@@ -84,6 +84,11 @@ help: ## this list
 
 .venv/.bench: .venv/.ready
 	@$(PIP) -e '.[bench]'
+	@touch $@
+
+# What chapters 09 and 10 need beside the rest.
+.venv/.extras: .venv/.ready
+	@$(PIP) -e '.[keras,cluster]'
 	@touch $@
 
 # A learner's JupyterLab stays as it is: what nbgrader would add to it is switched off.
