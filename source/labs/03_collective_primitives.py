@@ -478,7 +478,7 @@ def report(one, two, slow):
 # </details>
 
 
-# %%
+# %% tags=["row-D10"]
 others = {"Ada's recordings": 1, "Ben's recordings": 3}  # made up; and who is slow
 
 

@@ -193,7 +193,7 @@ def multiply():
         matrix @ matrix
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "row-B2"]
 works = {"pure Python": add_up, "checksum": lambda: hashlib.sha256(block).digest()}
 works["matrices"] = multiply
 races = {
@@ -409,7 +409,7 @@ def data_parallel(model, batch, devices=2):
 # computing of this chapter happens in workers, by a rule that part 8 explains.
 
 
-# %%
+# %% tags=["row-B1"]
 def compare():
     torch.manual_seed(0)
     model, batch = mlp(32), torch.randn(64, 32)
@@ -448,7 +448,7 @@ def forwards(width, steps):
 # %% [markdown]
 # The numbers of passes only see to it that each piece of work lasts many switch intervals.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "row-B1"]
 steps = {8: 400, 16: 400, 32: 400, 64: 300, 128: 200, 256: 100, 512: 40}
 by_width = {
     width: speed_up(launch(race, partial(forwards, width, count), backend="gloo"))
@@ -582,7 +582,7 @@ def bytes_by_device(loss_in_replica, samples=64, classes=10_000):
     return [sum(own.values()) for own in held], gathered.nbytes
 
 
-# %%
+# %% tags=["row-D1"]
 held_bytes = {}
 for name, loss_in_replica in [("gather logits", False), ("gather losses", True)]:
     counted = launch(bytes_by_device, loss_in_replica, world_size=1, backend="gloo")[0]
@@ -677,7 +677,7 @@ def with_ddp(samples=256, width=1024):
     return step_ms_and_peak_mb(model, batch, [gpu])
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "row-B1", "row-D1"]
 gpus = len(hardware().gpus)
 if gpus < 2:
     print(f"{gpus or 'no'} GPU here. DataParallel would call your module as it is: no replica,")
@@ -725,7 +725,7 @@ finally:
 # Library code has mutexes and threads, too, and you do not see them. Hence the rule of this chapter: threads start inside a worker, and end there. Now
 # the notebook's thread has gone:
 
-# %%
+# %% tags=["row-B2"]
 counts = launch(count_together, mutex, world_size=1, backend="gloo")
 print("the worker counts to", counts[0])
 

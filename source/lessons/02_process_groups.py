@@ -42,7 +42,7 @@ from course_utils import WorkerError, hardware, launch, rank_style, show
 # up the parts. What does rank 0 do that the others do not?
 
 
-# %%
+# %% tags=["row-A1"]
 def share_the_work():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     part = torch.arange(rank, 100, world_size).sum()
@@ -64,7 +64,7 @@ assert len({os.getpid(), *process_ids}) == 5  # the notebook and four workers
 #
 # **Predict.** How many keys does the store hold after joining, and how many after the 100 sums?
 
-# %%
+# %% tags=["row-A1"]
 predicted = {"keys after joining": "?", "keys after 100 sums": "?"}
 
 
@@ -103,7 +103,7 @@ print("measured: ", results[0])
 #
 # **Predict.** Which node and which local rank has rank 2?
 
-# %%
+# %% tags=["row-B4"]
 predicted = {"node": "?", "local rank": "?"}
 
 
@@ -157,7 +157,7 @@ draw_grid(captions, "Ranks count through both nodes; local ranks begin again at 
 # who takes the other? This cell is meant to fail. **Predict:** which ranks will it name?
 
 
-# %% tags=["raises-exception"]
+# %% tags=["raises-exception", "row-B4"]
 def choose_a_card():
     cards_of_this_node = ["cuda:0", "cuda:1"]
     card = cards_of_this_node[dist.get_rank()]
@@ -204,7 +204,7 @@ def join(place):
     return {"total": total.item(), "times": [begun, arrived, joined, time.monotonic()]}
 
 
-# %%
+# %% tags=["row-B7"]
 with tempfile.TemporaryDirectory() as folder:
     for place in ["env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}", f"file://{folder}/meeting"]:
         results = launch(join, place, world_size=4, backend=None)
@@ -304,7 +304,7 @@ def as_published(port):
 #
 # **Predict.** Which rank fails, and what does the other one do meanwhile?
 
-# %%
+# %% tags=["row-A4"]
 with socket.create_server(("127.0.0.1", 0)) as somebody_else:
     taken = somebody_else.getsockname()[1]
     try:
@@ -321,7 +321,7 @@ with socket.create_server(("127.0.0.1", 0)) as somebody_else:
 # ranks. `launch` and `torchrun --standalone` do so.
 
 
-# %%
+# %% tags=["row-A4"]
 def with_a_launcher():
     setup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"])
     total = torch.tensor(dist.get_rank() + 1)
@@ -403,7 +403,7 @@ def run(script, *commands, timeout_s=100):
     print("\n".join(sorted(said.splitlines())))
 
 
-# %%
+# %% tags=["row-B6", "row-A7", "row-D2"]
 def script_of(*functions):
     imports = "import argparse\nimport os\n\nimport torch\nimport torch.distributed as dist\n"
     imports += "import torch.multiprocessing as mp\n\n\n"
@@ -421,7 +421,7 @@ run(script_of(work, one_process, main), [*options, "-nr", "0"], [*options, "-nr"
 # joined in two loops. This is what `launch` is made of, before it watches, collects and stops.
 
 
-# %%
+# %% tags=["row-D2"]
 def with_processes():
     place = f"file://{os.getcwd()}/meeting"
     workers = [mp.Process(target=work, args=(rank, 2, 3, place)) for rank in range(2)]
@@ -444,7 +444,7 @@ run(script_of(work, with_processes), ["script.py"])
 # | an address and a port for all | one machine: `--standalone`; several: a later chapter |
 
 
-# %%
+# %% tags=["row-D2"]
 def under_torchrun():
     work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 3, "env://")
     if os.environ["RANK"] == "0":
@@ -464,7 +464,7 @@ run(script_of(work, under_torchrun), [*torchrun, "script.py"])
 # **Predict.** `work` is defined above. What will a freshly spawned Python say when told to call it?
 
 
-# %%
+# %% tags=["row-A7"]
 def spawn_from_a_cell():
     os.dup2(complaints.fileno(), 2)  # the spawned process writes its error there
     mp.spawn(work, args=(1, 1, "env://"), nprocs=1)

@@ -43,7 +43,7 @@ from course_utils import (
 # **Predict.** What does each rank hold afterwards?
 
 
-# %%
+# %% tags=["row-D3"]
 def hand_over():
     rank = dist.get_rank()
     box = torch.full((4,), rank + 1)
@@ -68,7 +68,7 @@ print(*results.trace, sep="\n")
 # each rank stand?
 
 
-# %% tags=["raises-exception"]
+# %% tags=["raises-exception", "row-D3"]
 def both_send_first():
     other = 1 - dist.get_rank()
     mine, theirs = torch.full((4,), dist.get_rank()), torch.empty(4, dtype=torch.int64)
@@ -112,7 +112,7 @@ def at_once(mine):
     return theirs
 
 
-# %%
+# %% tags=["row-D3"]
 predicted_us = {"in_order": "?", "at_once": "?"}
 network = Network(latency_us=10, gbit_s=80)
 
@@ -199,7 +199,7 @@ def see(collective, numbers=4, undefined=()):
 # One rank, the source, gives all others what it has. **Predict:** what happens to the tensors of ranks 0, 2 and 3?
 
 
-# %%
+# %% tags=["row-D4"]
 def broadcast(mine):
     dist.broadcast(mine, src=1)
     return mine
@@ -240,7 +240,7 @@ print("observed = modelled:", by_hand.trace.traffic() == results.trace.traffic("
 # others pass `None`. **Predict:** what does rank 3 hold after each?
 
 
-# %%
+# %% tags=["row-D4"]
 def scatter(mine):
     hand = list(mine.split(1)) if dist.get_rank() == 1 else None
     piece = torch.empty(1, dtype=mine.dtype)
@@ -251,7 +251,7 @@ def scatter(mine):
 results = see(scatter)
 
 
-# %%
+# %% tags=["row-D4"]
 def gather(mine):
     hand = [torch.empty_like(mine) for _ in range(4)] if dist.get_rank() == 1 else None
     dist.gather(mine, hand, dst=1)
@@ -269,7 +269,7 @@ results = see(gather, numbers=1)
 # As `gather`, but the root gets the **sum** instead of a list. **Predict:** the first number on rank 1, and on rank 0.
 
 
-# %%
+# %% tags=["row-D4"]
 def reduce(mine):
     dist.reduce(mine, dst=1)
     return mine
@@ -315,7 +315,7 @@ for world_size in (2, 3, 4):
 # **Predict.** The four sums are 100, 104, 108 and 112. What does rank 2 hold after each of the two?
 
 
-# %%
+# %% tags=["row-D4"]
 def all_gather(mine):
     hand = [torch.empty_like(mine) for _ in range(4)]
     dist.all_gather(hand, mine)
@@ -325,7 +325,7 @@ def all_gather(mine):
 results = see(all_gather, numbers=1)
 
 
-# %%
+# %% tags=["row-D4"]
 def reduce_scatter(mine):
     piece = torch.empty(1, dtype=mine.dtype)
     dist.reduce_scatter(piece, list(mine.split(1)))
@@ -344,7 +344,7 @@ results = see(reduce_scatter)
 # bytes does each rank send, if it holds 32? Then step through the ring's messages, or press play.
 
 
-# %%
+# %% tags=["row-D4"]
 def all_reduce(mine):
     dist.all_reduce(mine)
     return mine
@@ -366,7 +366,7 @@ animate(results.trace)
 # Every rank has a list with something for each of the others. **Predict:** rank 0 holds 10, 11, 12, 13. What will it hold?
 
 
-# %%
+# %% tags=["row-D4"]
 def all_to_all(mine):
     theirs = torch.empty_like(mine)
     dist.all_to_all(list(theirs.split(1)), list(mine.split(1)))
@@ -386,7 +386,7 @@ print("a transposed matrix:", torch.stack(after).equal(torch.stack(before).T))
 # No data at all: nobody goes on until everybody has come. Below, rank r arrives r × 0.1 seconds late.
 
 
-# %%
+# %% tags=["row-D4"]
 def barrier(mine):
     time.sleep(0.1 * dist.get_rank())
     dist.barrier()
@@ -443,7 +443,7 @@ def try_operator(op, dtype):
         return "refused", f"{error}; rank {dist.get_rank()} now holds {number.item()}"
 
 
-# %%
+# %% tags=["row-D4"]
 def try_all():
     dtypes = (torch.int64, torch.float32)
     return {name: [try_operator(op, dtype) for dtype in dtypes] for name, op in OPERATORS.items()}
@@ -644,7 +644,7 @@ def train(aggregate, epochs):
 #
 # **Predict.** Which is slower, and by how much: with two ranks, with one?
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "row-D7"]
 ARTICLE_S = {2: (12.084, 12.250), 1: (14.220, 14.709)}
 epochs, repeats = 1, 15
 
@@ -671,7 +671,7 @@ for world_size, (first_s, second_s) in ARTICLE_S.items():
 #
 # Ask the replay, which has no noise. **Predict:** by which factor is reduce + broadcast slower with 2, 4 and 8 ranks?
 
-# %%
+# %% tags=["row-D7"]
 predicted_ratio = {2: "?", 4: "?", 8: "?"}
 
 
@@ -744,7 +744,7 @@ def train_with_straggler(where, scale, steps=4):
 # Four ranks, five trainings, each recorded. **Predict:** does rank 1 spend more time in `all_reduce` than
 # the others, or less? Look at the last training, with the longest nap.
 
-# %%
+# %% tags=["row-D8", "row-D9"]
 scale = 0.5
 traces = {}
 for where in WHERE:

@@ -150,7 +150,7 @@ print("\n".join(difference))
 #
 # The loop's heart is untouched: forward, `zero_grad`, `backward`, `step`. **Predict.** Will the two ranks still print the same losses?
 
-# %%
+# %% tags=["row-A3", "row-B3", "row-B8"]
 launched = launch(seeded, train, 1, world_size=2, backend="gloo")
 
 # %% [markdown]
@@ -159,7 +159,7 @@ launched = launch(seeded, train, 1, world_size=2, backend="gloo")
 #
 # **Predict.** How many of the digits does nobody get with two ranks, and with four?
 
-# %%
+# %% tags=["row-B8"]
 predicted_missing = {"2 ranks": "?", "4 ranks": "?"}
 
 
@@ -186,7 +186,7 @@ for world_size in (1, 2, 4):
 # The guide writes `DDP(model, device_ids=[rank])` and runs on CPUs. **Predict.** What will torch say?
 
 
-# %%
+# %% tags=["row-A6"]
 def as_in_the_guide():
     try:
         DistributedDataParallel(mlp(), device_ids=[dist.get_rank()])
@@ -197,7 +197,7 @@ def as_in_the_guide():
 results = launch(as_in_the_guide, world_size=1, device="cpu", backend="gloo")
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "row-A6"]
 def on_a_gpu():
     card = int(os.environ["LOCAL_RANK"])
     model = DistributedDataParallel(mlp().to(card), device_ids=[card])
@@ -259,7 +259,7 @@ def follow(wrap, steps=20):
 # %% [markdown]
 # **Predict.** After 20 steps, what is the largest difference between the two ranks, and between them and the lone process?
 
-# %%
+# %% tags=["row-A2"]
 predicted_difference = {"between the ranks": "?", "to one process": "?"}
 
 first, second = launch(follow, DistributedDataParallel, backend="gloo")
@@ -308,7 +308,7 @@ show(figure, "The ranks stay exactly equal, and equal to one process up to round
 #
 # **Predict.** In which lines of `follow` will rank 0 talk to rank 1, in three steps?
 
-# %%
+# %% tags=["row-A8"]
 predicted_lines = "?"
 
 trace = launch(follow, DistributedDataParallel, 3, trace=True, backend="gloo").trace
@@ -423,7 +423,7 @@ def by_hand(make_optimizer, what):
 # %% [markdown]
 # **Predict.** Averaged gradients, averaged weights: which of them gives DDP's model with SGD, and which with Adam?
 
-# %%
+# %% tags=["row-A8", "row-D6"]
 predicted = {"SGD": "?", "Adam": "?"}
 
 print("predicted:", predicted)
@@ -609,7 +609,7 @@ def train_on(path, steps, forget=None):
 # One run of 138 steps (six epochs of the small set) goes undisturbed. Another stops after 100, in the middle of an epoch, and all its processes end; new ones do the
 # rest. **Predict.** How far apart will the two models be?
 
-# %%
+# %% tags=["row-B5"]
 predicted_difference = "?"
 
 folder = tempfile.TemporaryDirectory()

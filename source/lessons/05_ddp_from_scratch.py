@@ -77,7 +77,7 @@ def awkward():
 # **Predict.** Each rank seeds itself differently, and puts its rank into the running mean. What differs between two ranks
 # before wrapping, and what after? Does the frozen layer need the broadcast?
 
-# %%
+# %% tags=["row-D5"]
 predicted_different = {"before": "?", "after": "?"}
 
 
@@ -160,7 +160,7 @@ def train(wrap, network, steps=20):
 # %% [markdown]
 # **Predict.** After 20 steps on two ranks: how far is our model from PyTorch's, and our last gradient from its last one?
 
-# %%
+# %% tags=["row-D6"]
 predicted_distance = {"weights": "?", "gradients": "?"}
 
 

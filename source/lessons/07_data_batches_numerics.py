@@ -67,7 +67,7 @@ def deal(when, shuffle=True):
 # %% [markdown]
 # **Predict.** In three epochs, in how many different orders are the samples dealt without `set_epoch`, and in how many with it?
 
-# %%
+# %% tags=["row-A5"]
 predicted = {"never": "?", "before the loop": "?"}
 
 
@@ -125,7 +125,7 @@ show(
 # **Predict.** `set_epoch` is called, but *inside* the loop over batches. How many orders in three epochs? And how many with
 # `shuffle=False` in the sampler, as in another of our articles?
 
-# %%
+# %% tags=["row-C4"]
 predicted = {"inside the loop": "?", "shuffle=False": "?"}
 
 inside = launch(deal, "inside the loop", backend="gloo")
