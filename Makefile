@@ -35,9 +35,11 @@ quick: .venv/.ready ## lint and the library's tests, without the slow ones (unde
 check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m ruff check --quiet .
 	@$(RUN) tools/build.py --check
+	@$(RUN) tools/course_map.py --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
 	@$(RUN) tools/build.py $(only)
+	@$(RUN) tools/course_map.py
 
 progress: .venv/.ready ## which exercises pass? runs your notebooks in exercises/: make progress only=02
 	@$(RUN) tools/progress.py $(only)

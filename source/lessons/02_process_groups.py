@@ -259,7 +259,7 @@ draw_timeline(times, "No rank is in the group before the last has arrived.")
 # The store only brings ranks together. Their tensors travel through a **backend**, which depends on where the tensors
 # are. The first three columns are true anywhere; the last is about your machine.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "row-A9"]
 machine = hardware()
 gpus = len(machine.gpus)
 rows = [

@@ -1,0 +1,54 @@
+"""The course map: every row of the articles has a cell that was run, and the map says which."""
+
+import nbformat
+import pytest
+
+import course_map
+
+
+@pytest.fixture
+def course(monkeypatch):
+    """The whole course in memory, to be changed; `rows()` are those that still have their cell."""
+    notebooks = course_map.chapters() | course_map.labs()
+    monkeypatch.setattr(course_map, "chapters", lambda root: notebooks)
+    monkeypatch.setattr(course_map, "labs", lambda root: {})
+    return [cell for notebook in notebooks.values() for cell in notebook.cells]
+
+
+def tags_of(row: str) -> set[str]:
+    return {f"row-{row}"}
+
+
+def test_every_row_of_the_articles_has_its_cell_and_every_tag_its_row():
+    assert course_map.missing() == []
+
+
+def test_the_map_is_what_the_notebooks_say():
+    path = course_map.ROOT / "notebooks/README.md"
+    assert path.read_text(encoding="utf-8") == course_map.text(), "make notebooks writes it anew"
+
+
+@pytest.mark.parametrize("row", ["A1", "C9", "D4", "E2"])
+def test_a_row_whose_cells_go_is_missed(course, row):
+    for cell in course:
+        cell.metadata["tags"] = set(cell.metadata.get("tags", [])) - tags_of(row)
+    assert course_map.missing() == [f"{row}: no cell that was run carries the tag row-{row}"]
+
+
+def test_a_cell_that_was_not_run_does_not_count(course):
+    for cell in course:
+        if "row-A2" in cell.metadata.get("tags", []):
+            cell.execution_count = None
+    assert [line[:2] for line in course_map.missing()] == ["A2"]
+
+
+def test_a_tag_for_a_row_that_does_not_exist_is_found(course):
+    course[-1].metadata["tags"] = ["row-Z1"]
+    course[-1] |= {"execution_count": 1, "outputs": [nbformat.v4.new_output("stream")]}
+    assert course_map.missing() == ["row-Z1: no such row"]
+
+
+def test_a_chapter_that_does_not_say_how_long_it_takes_is_an_error():
+    lesson = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# 00 \u00b7 New")])
+    with pytest.raises(ValueError, match="question and minutes and hardware"):
+        course_map.facts(lesson)

@@ -1,0 +1,176 @@
+"""Writes the course map, notebooks/README.md, from the notebooks themselves.
+
+    python tools/course_map.py            write it
+    python tools/course_map.py --check    is it what the notebooks say? changes nothing
+
+Question, minutes and hardware of a chapter come from its first cell. `source/articles.toml` names
+what the articles teach; a cell that does it carries the tag `row-ID`.
+"""
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[1]
+WAY = """\
+```mermaid
+flowchart LR
+    00[00 start here] --> 01[01 DataParallel, GIL] --> 02[02 groups, ranks] --> 03[03 collectives]
+    03 --> 04[04 DDP] --> 05[05 from scratch] --> 06[06 costs] --> 07[07 data, numerics]
+    07 --> 08[08 hangs, lies, dies] --> 09[09 machines] --> 10[10 Keras] --> 11[11 capstone]
+    03 -.-> 06
+    04 -.-> 10
+```
+"""
+
+
+WORDS = {"B9"}  # advice, which no cell can run
+
+
+class Place(NamedTuple):
+    """A cell that does a row: its notebook, the heading above it, its number when run (or 0)."""
+
+    notebook: Path
+    heading: str
+    count: int
+
+
+def chapters(root: Path = ROOT) -> dict[Path, NotebookNode]:
+    """Returns the lessons in their order."""
+    found = sorted((root / "notebooks").glob("[0-9]*_*.ipynb"))
+    return {path: nbformat.read(path, as_version=4) for path in found}
+
+
+def labs(root: Path = ROOT) -> dict[Path, NotebookNode]:
+    """Returns the solved labs in their order."""
+    found = sorted((root / "solutions").glob("[0-9]*_*.ipynb"))
+    return {path: nbformat.read(path, as_version=4) for path in found}
+
+
+def rows(root: Path = ROOT) -> dict[str, dict[str, str]]:
+    """Returns what each article teaches: its title, then a line per row."""
+    return tomllib.loads((root / "source/articles.toml").read_text(encoding="utf-8"))
+
+
+def places(notebooks: dict[Path, NotebookNode]) -> Iterator[tuple[str, Place]]:
+    """Yields each row that a cell was run for (or told, if in WORDS), with that cell's place."""
+    for path, notebook in notebooks.items():
+        heading = ""
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                heading = (re.findall(r"^##+ (.*)$", cell.source, re.M) or [heading])[-1]
+            count = (cell.get("outputs") and cell.execution_count) or 0
+            for tag in cell.metadata.get("tags", []):
+                row = tag.removeprefix("row-")
+                if row != tag and (count or row in WORDS):
+                    yield row, Place(path, heading, count)
+
+
+def missing(root: Path = ROOT) -> list[str]:
+    """Returns a line for each row without a cell, and for each tag that names no row."""
+    known = {row for article in rows(root).values() for row in article if row != "title"}
+    done = {row for row, _ in places(chapters(root) | labs(root))}
+    lost = [f"{row}: no cell that was run carries the tag row-{row}" for row in known - done]
+    return sorted(lost) + [f"row-{row}: no such row" for row in sorted(done - known)]
+
+
+def facts(notebook: NotebookNode) -> dict[str, str]:
+    """Returns a chapter's title, question, minutes and hardware, read off its first cell."""
+    text = notebook.cells[0].source
+    patterns = {
+        "title": r"^# \d+ · (.+)$",
+        "question": r"^\*\*([^*]+\?)\*\*$",
+        "minutes": r"(\d+) minutes",
+        "hardware": r"\*\*Hardware:\*\* (.+?)(?: \*\*Before|$)",
+    }
+    found = {name: re.search(pattern, text, re.M) for name, pattern in patterns.items()}
+    if lost := [name for name, match in found.items() if not match]:
+        raise ValueError(f"the first cell does not say its {' and '.join(lost)}:\n{text}")
+    return {name: match[1] for name, match in found.items() if match}
+
+
+def chapter_table(root: Path) -> Iterator[str]:
+    """Yields the table of chapters and labs."""
+    yield "| | chapter | the question | minutes | hardware | lab |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    total, solved = 0, labs(root)
+    for path, notebook in chapters(root).items():
+        about, number = facts(notebook), path.name[:2]
+        total += int(about["minutes"])
+        row = f"| {number} | [{about['title']}]({path.name}) | {about['question']} "
+        row += f"| {about['minutes']} | {about['hardware']} | "
+        if lab := solved.get(root / "solutions" / path.name):
+            minutes = int(re.search(r"(\d+) minutes", lab.cells[0].source)[1])
+            total += minutes
+            row += f"[{minutes} minutes](../exercises/{path.name}) |"
+        yield row + ("" if lab else "|")
+    yield f"\nAll of it: about {round(total / 60)} hours."
+
+
+def row_tables(root: Path) -> Iterator[str]:
+    """Yields a table per article: what it teaches, and the cells that do it."""
+    found: dict[str, list[Place]] = {}
+    for row, place in places(chapters(root) | labs(root)):
+        found.setdefault(row, []).append(place)
+    for letter, article in rows(root).items():
+        yield f"\n### {letter} · {article['title']}\n\n| | what | where |\n| --- | --- | --- |"
+        for row, what in article.items():
+            if row != "title":
+                yield f"| {row} | {what} | {'; '.join(map(link, merged(found.get(row, []))))} |"
+
+
+def merged(found: list[Place]) -> Iterator[tuple[Place, list[int]]]:
+    """Yields each part of a notebook once, with the numbers of all its cells."""
+    for part in dict.fromkeys(place[:2] for place in found):
+        same = [place for place in found if place[:2] == part]
+        yield same[0], sorted(place.count for place in same)
+
+
+def link(part: tuple[Place, list[int]]) -> str:
+    """Returns a link to a notebook, with the heading and numbers of cells."""
+    place, counts = part
+    folder = place.notebook.parent.name
+    name = place.notebook.name[:2] if folder == "notebooks" else f"lab {place.notebook.name[:2]}"
+    to = place.notebook.name if folder == "notebooks" else f"../exercises/{place.notebook.name}"
+    return f"[{name}]({to}) {place.heading} " + " ".join(f"[{count}]" for count in counts if count)
+
+
+def text(root: Path = ROOT) -> str:
+    """Returns the whole map."""
+    parts = [
+        "# The way through the course",
+        "<!-- Made by tools/course_map.py of the notebooks and of source/articles.toml. -->",
+        "Follow the arrows; a dotted one is a shorter way.",
+        WAY,
+        "\n".join(chapter_table(root)),
+        "## What the articles teach, and where it runs",
+        "The course grew out of five published articles. Each thing that one of them teaches runs "
+        "here in\nreal workers: in the numbered cells of these notebooks.\n"
+        + "\n".join(row_tables(root)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="report drift, change nothing")
+    check = parser.parse_args(argv).check
+    problems, path = missing(), ROOT / "notebooks/README.md"
+    if not check:
+        path.write_text(text(), encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != text():
+        problems.append("notebooks/README.md is old: make notebooks, or tools/course_map.py")
+    print("\n".join(problems) or "every row of the articles has its cell")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
