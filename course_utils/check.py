@@ -10,14 +10,14 @@ import io
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from course_utils.attempt import Attempt, Run, attempt
-from course_utils.cases import CASES, Inputs
+from course_utils.checking.attempt import Attempt, Run, attempt
+from course_utils.checking.cases import CASES, Inputs
+from course_utils.checking.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome
+from course_utils.checking.overview import note
+from course_utils.checking.rules import Budget, Rules, make_rules
+from course_utils.checking.verdict import Finding, judge
 from course_utils.errors import WorkerError
 from course_utils.network import Network
-from course_utils.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome
-from course_utils.overview import note
-from course_utils.rules import Budget, Rules, make_rules
-from course_utils.verdict import Finding, judge
 from course_utils.words import ranks_named as ranks
 from course_utils.workers import launch
 

@@ -10,12 +10,12 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from course_utils import stacks
-from course_utils.stacks import Frame
+from course_utils.launching import stacks
+from course_utils.launching.stacks import Frame
 from course_utils.words import ranks_named as ranks
 
 if TYPE_CHECKING:
-    from course_utils.whereabouts import Whereabouts
+    from course_utils.hanging.whereabouts import Whereabouts
 
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
 _LOST = re.compile(

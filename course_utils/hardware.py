@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from course_utils.placement import gpu_count
+from course_utils.launching.placement import gpu_count
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_utils.collectives import refuse_unknown
-from course_utils.replay import Replay
-from course_utils.simulation import Think, simulate
+from course_utils.replaying.collectives import refuse_unknown
+from course_utils.replaying.replay import Replay
+from course_utils.replaying.simulation import Think, simulate
 
 if TYPE_CHECKING:
-    from course_utils.event import Event
+    from course_utils.recording.event import Event
     from course_utils.trace import Trace
 
 Compute = str | Callable[["Event"], float] | Sequence[float]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from course_utils.parcel import anonymous_file
+from course_utils.launching.parcel import anonymous_file
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from course_utils.event import Event
-from course_utils.matching import Schedule, match
-from course_utils.replay import Traffic
+from course_utils.recording.event import Event
+from course_utils.replaying.matching import Schedule, match
+from course_utils.replaying.replay import Traffic
 
 if TYPE_CHECKING:
     from course_utils.network import Network
-    from course_utils.replay import Replay
+    from course_utils.replaying.replay import Replay
 
 FORMAT = "course_utils trace 1"
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from course_utils.bars import Activity
+from course_utils.pictures.bars import Activity
 
 if TYPE_CHECKING:
     from course_utils.trace import Trace

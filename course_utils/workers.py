@@ -11,11 +11,12 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  DDP imports it when first built: once here, not in every rank
 
-from course_utils import rank, recorder
+from course_utils.launching import rank
+from course_utils.launching.placement import cuda_in_use, place
+from course_utils.launching.team import Interrupts, Team
 from course_utils.live import Panel
-from course_utils.placement import cuda_in_use, place
-from course_utils.recording import Recording
-from course_utils.team import Interrupts, Team
+from course_utils.recording import recorder
+from course_utils.recording.recorded import Recording
 from course_utils.trace import Trace
 
 _said: set[str] = set()  # what launch chose for the learner is said once in a kernel

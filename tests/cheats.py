@@ -61,7 +61,7 @@ def returns_what_it_got(tensor): return tensor
     "patches_the_course": """
 import sys
 import course_utils
-from course_utils.outcome import Outcome
+from course_utils.checking.outcome import Outcome
 for module in ("check", "verdict"):
     sys.modules["course_utils." + module].judge = lambda *args: None
 Outcome.__bool__, Outcome.require = (lambda self: True), (lambda self: self)
@@ -76,7 +76,7 @@ def patches_the_kernel(tensor): return tensor
 raise SystemExit
 """,
     "knows_the_seeds": """
-from course_utils.cases import draw, public_seed
+from course_utils.checking.cases import draw, public_seed
 def knows_the_seeds(tensor):
     n = dist.get_world_size()
     return sum(draw(total_inputs, r, n, CASES[0], public_seed(r, n, 0))[0] for r in range(n))
@@ -107,14 +107,14 @@ def calls_what_is_beneath(tensor):
     "brings_code": """
 class Brought:
     def __reduce__(self):
-        return exec, ("import course_utils.verdict as v; v.difference = lambda *a: None",)
+        return exec, ("import course_utils.checking.verdict as v; v.difference = lambda *a: None",)
 def brings_code(tensor): return Brought()
 """,
     "brings_code_in_the_recording": """
 import gc
 class Recorded:
     def __reduce__(self):
-        return exec, ("import course_utils.verdict as v; v.difference = lambda *a: None",)
+        return exec, ("import course_utils.checking.verdict as v; v.difference = lambda *a: None",)
 def brings_code_in_the_recording(tensor):
     for found in gc.get_objects():
         if type(found).__name__ == "Writer":
@@ -122,11 +122,11 @@ def brings_code_in_the_recording(tensor):
     return tensor
 """,
     "changes_a_class": """
-import course_utils.parcel
+import course_utils.launching.parcel
 def changes_a_class(tensor):
     # as text, for pickle: setattr(Finding, "__bool__", set), after which no finding is true
     text = b"ccourse_utils.verdict\\nFinding\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
-    course_utils.parcel.pack = lambda value: text
+    course_utils.launching.parcel.pack = lambda value: text
     return tensor
 """,
     "equals_everything": """

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from course_utils import Network, check, progress
-from course_utils.cases import CASES
-from course_utils.outcome import CheckFailed
-from course_utils.rules import COLLECTIVES, KINDS
-from course_utils.tap import _KINDS
+from course_utils.checking.cases import CASES
+from course_utils.checking.outcome import CheckFailed
+from course_utils.checking.rules import COLLECTIVES, KINDS
+from course_utils.recording.tap import _KINDS
 
 WRONG = {
     answers.alone: "Rank 0: element [0]: wanted",

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from course_utils import WorkerError, WorkerTimeout, errors, hangs, stacks
+from course_utils import WorkerError, WorkerTimeout, errors
 from course_utils.errors import Failure
-from course_utils.stacks import Frame
+from course_utils.hanging import hangs
+from course_utils.launching import stacks
+from course_utils.launching.stacks import Frame
 
 CELL = "/tmp" + "/ipykernel_7/123.py"
 SOURCE = "def train(x):\n    y = x\n\n    dist.barrier()\n    return y\n"

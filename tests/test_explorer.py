@@ -8,9 +8,9 @@ import pytest
 from recordings import NETWORK, one_message, ring, straggler
 
 from course_utils import Network, Trace, animate, explore
-from course_utils.activity import activity
-from course_utils.circle import circle_svg
-from course_utils.svg import timeline_svg
+from course_utils.pictures.activity import activity
+from course_utils.pictures.circle import circle_svg
+from course_utils.pictures.svg import timeline_svg
 
 
 def widgets(panel):

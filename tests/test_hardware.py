@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.hardware import hardware
-from course_utils.placement import Placement, cuda_in_use, gpu_count, place
+from course_utils.launching.placement import Placement, cuda_in_use, gpu_count, place
 
 hw = sys.modules["course_utils.hardware"]  # the package's name of it is the function
 
@@ -209,7 +209,7 @@ def test_looking_for_cuda_costs_well_under_a_millisecond():
 def test_reading_the_hardware_leaves_cuda_untouched():
     code = (
         "import torch\nfrom course_utils import hardware\n"
-        "from course_utils.placement import cuda_in_use, place\n"
+        "from course_utils.launching.placement import cuda_in_use, place\n"
         "hardware(); place('auto', 'auto', 2); assert cuda_in_use() is None\n"
         "assert not torch.cuda.is_initialized()"
     )

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import WorkerError, launch, placement, workers
+from course_utils import WorkerError, launch, workers
+from course_utils.launching import placement
 from course_utils.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerError, WorkerTimeout, launch
-from course_utils.team import _GRACE_S
+from course_utils.launching.team import _GRACE_S
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

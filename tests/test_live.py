@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from course_utils.launching.member import Member
 from course_utils.live import render
-from course_utils.member import Member
 
 
 def member(rank=0, text="", **metrics):

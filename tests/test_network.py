@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from course_utils import Network, Trace, launch
-from course_utils.collectives import ALGORITHMS
-from course_utils.matching import ReplayError
+from course_utils.replaying.collectives import ALGORITHMS
+from course_utils.replaying.matching import ReplayError
 from course_utils.trace import Event
 
 ALPHA, GBIT = 10.0, 80.0

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import WorkerTimeout, hangs, launch, notes, observer
-from course_utils.notes import KEPT, Notes
-from course_utils.stacks import Frame
+from course_utils import WorkerTimeout, launch
+from course_utils.hanging import hangs, notes, observer
+from course_utils.hanging.notes import KEPT, Notes
+from course_utils.launching.stacks import Frame
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import beyond, census
 
-from course_utils import parcel
+from course_utils.launching import parcel
 
 
 def leak_a_process(stack):

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from course_utils import WorkerError, WorkerTimeout, launch
-from course_utils.member import KEPT_BYTES, Member
+from course_utils.launching.member import KEPT_BYTES, Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

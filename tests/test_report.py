@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import WorkerError, launch, live, rank, report, workers
+from course_utils import WorkerError, launch, live, report, workers
+from course_utils.launching import rank
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

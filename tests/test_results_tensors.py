@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils import launch, parcel
+from course_utils import launch
+from course_utils.launching import parcel
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

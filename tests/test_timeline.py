@@ -10,11 +10,11 @@ from matplotlib.colors import to_rgb
 from recordings import NETWORK, Shown, event, one_message, ring, straggler
 
 from course_utils import Network, Trace, launch, plot_timeline
-from course_utils.activity import activity, named
-from course_utils.bars import ARROWS, KINDS, Bar, coarse, lanes
-from course_utils.matching import ReplayError
-from course_utils.svg import timeline_svg
-from course_utils.timeline import draw
+from course_utils.pictures.activity import activity, named
+from course_utils.pictures.bars import ARROWS, KINDS, Bar, coarse, lanes
+from course_utils.pictures.svg import timeline_svg
+from course_utils.pictures.timeline import draw
+from course_utils.replaying.matching import ReplayError
 from course_utils.words import ranks, size, us
 
 

@@ -14,8 +14,9 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import Network, Trace, WorkerError, WorkerTimeout, explore, launch, recorder
-from course_utils.rules import unwaited
+from course_utils import Network, Trace, WorkerError, WorkerTimeout, explore, launch
+from course_utils.checking.rules import unwaited
+from course_utils.recording import recorder
 from course_utils.trace import Event
 
 

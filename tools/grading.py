@@ -12,11 +12,11 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
 from cells import cut_solution
-from course_utils.sealed import PROOF
+from course_utils.grading.sealed import PROOF
 
-BEGIN = "from course_utils.sealed import begin\nbegin(globals())"
+BEGIN = "from course_utils.grading.sealed import begin\nbegin(globals())"
 ANSWER = """\
-from course_utils.sealed import answer as _answer
+from course_utils.grading.sealed import answer as _answer
 _answer({label!r}, {text!r}, {model!r})"""
 UNDONE = "the check did not come to its end"
 

@@ -21,11 +21,11 @@ from nbformat import NotebookNode
 
 import build
 from cells import BuildError
-from course_utils.sealed import bound
+from course_utils.grading.sealed import bound
 
 HIDDEN = """
 ### BEGIN HIDDEN TESTS
-from course_utils.sealed import require
+from course_utils.grading.sealed import require
 
 require({more})
 ### END HIDDEN TESTS"""

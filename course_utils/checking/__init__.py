@@ -1,0 +1,1 @@
+"""An answer tried in real workers, and judged."""

@@ -1,0 +1,158 @@
+"""Grading: a learner's answers are kept as text, and run nowhere but in ranks.
+
+The kernel that judges runs the teacher's cells alone. Where a lab has an answer, it gets a
+stand-in, and what the learner wrote is run by every rank, after the fork and after it has drawn
+its inputs. So nothing that an answer does to `check`, to a name of the lab or to Python reaches the
+judge; and what comes back is read as data.
+"""
+
+import ast
+import linecache
+import os
+from collections.abc import Callable
+from typing import Any
+
+from IPython.display import display
+
+import course_utils
+from course_utils.check import check
+from course_utils.checking.outcome import Outcome
+from course_utils.grading import careful
+from course_utils.grading.aside import aside
+from course_utils.launching import parcel
+
+PROOF = {"course": "passed"}  # in the metadata of an output: `require` came to its end
+
+
+class StandIn:
+    """What has an answer's name in the kernel; in a rank, calling it calls the answer."""
+
+    def __init__(self, name: str, label: str, answers: "Answers") -> None:
+        self.__name__, self.label, self.answers = name, label, answers
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the answer."""
+        self.answers.load()
+        found = self.answers.names[self.__name__]
+        if found is self:
+            missing = NameError(f"the answer defines no {self.__name__}")
+            raise self.answers.failed.get(self.label, missing)
+        return found(*args, **options)
+
+
+class Answers:
+    """The answers of one notebook.
+
+    Args:
+        names: The kernel's, in which the teacher's cells run.
+    """
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names, self.kernel = names, os.getpid()
+        self.texts: dict[str, str] = {}
+        self.failed: dict[str, BaseException] = {}
+        self.loaded = False
+        self.last: tuple[Callable | None, dict[str, Any], Outcome] | None = None
+
+    def add(self, label: str, text: str, model: str) -> None:
+        """Keep an answer's text, with a stand-in for every function that the model answer defines.
+
+        Where the model binds values, such as recordings, a process of its own works them out.
+        """
+        self.texts[label] = text
+        functions, values = bound(model)
+        for name in functions:
+            self.names[name] = StandIn(name, label, self)
+        if values:
+            self.names.update(dict.fromkeys(values))
+            self.names.update(aside(lambda: self._values(label, values)))
+
+    def _values(self, label: str, names: list[str]) -> dict[str, Any]:
+        self.load()
+        if label in self.failed:
+            raise self.failed[label]
+        return {name: self.names[name] for name in names}
+
+    def load(self) -> None:
+        """Run all texts, once, in a process that judges nothing."""
+        if os.getpid() == self.kernel:
+            raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
+        if self.loaded:
+            return
+        self.loaded = True
+        for label, text in self.texts.items():
+            file = f"<{label}>"
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+            try:
+                exec(compile(text, file, "exec", dont_inherit=True), self.names)
+            except BaseException as error:  # a SystemExit, too: what follows may still be right
+                self.failed[label] = error
+
+    def check(self, fn: Callable | None, **options: Any) -> Outcome:
+        """As `check`, and remember it for `require`."""
+        outcome = check(_Loading(fn, self) if callable(fn) else fn, **options)
+        self.last = fn, options, outcome
+        return outcome
+
+
+class _Loading:
+    """An answer, or what a lab has wrapped around it, called in a rank where all texts have run."""
+
+    def __init__(self, fn: Callable, answers: Answers) -> None:
+        self.fn, self.answers, self.__name__ = fn, answers, getattr(fn, "__name__", "answer")
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it."""
+        self.answers.load()
+        return self.fn(*args)
+
+
+_begun: list[Answers] = []
+
+
+def begin(names: dict[str, Any]) -> None:
+    """From now on `course_utils.check` expects answers as text."""
+    _begun[:] = [Answers(names)]
+    course_utils.check = _begun[0].check
+    parcel.Unpickler = careful.Unpickler
+
+
+def answer(label: str, text: str, model: str) -> None:
+    """Keep an answer; `model` is the teacher's, whose names it has to bind."""
+    _begun[0].add(label, text, model)
+
+
+def require(**more: Any) -> None:
+    """Show the last check, and let its cell fail unless it has passed.
+
+    Args:
+        more: Other arguments of `check`, with which it has to pass as well, such as more ranks.
+
+    Raises:
+        CheckFailed: It has not.
+        RuntimeError: This kernel has run the answers itself.
+    """
+    if not _begun or not (last := _begun[0].last):
+        raise RuntimeError("grade in the folder that `make handout` has made: see TEACHING.md")
+    fn, options, outcome = last
+    _begun[0].last = None  # what is required next has to be checked before
+    display(outcome)
+    outcome.require()
+    if more:
+        again = _begun[0].check(fn, **options | more)
+        display(again)
+        again.require()
+    display({"text/plain": "all points"}, raw=True, metadata=PROOF)
+
+
+def bound(text: str) -> tuple[list[str], list[str]]:
+    """The names that a cell binds at its top level: by def or class, and by assignment."""
+    functions: list[str] = []
+    values: list[str] = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            functions.append(node.name)
+        elif isinstance(node, ast.Assign):
+            inside = [part for target in node.targets for part in ast.walk(target)]
+            values += [part.id for part in inside if isinstance(part, ast.Name)]
+    return functions, values

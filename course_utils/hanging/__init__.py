@@ -1,0 +1,1 @@
+"""Who waits where, for whom, and why: the report of a hang."""

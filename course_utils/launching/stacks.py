@@ -1,0 +1,151 @@
+"""Where a rank is: its stack, read from outside, told in cells and lines of the learner's own code.
+
+Every worker registers `faulthandler`, which writes a stack even while Python cannot run a line:
+inside gloo's waits, inside a loop in C, and at a crash. What it writes is read here.
+"""
+
+import ast
+import contextlib
+import linecache
+import re
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+_DUMPED = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_HERE = str(Path(__file__).parents[1])
+_LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+_WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
+_HOLDERS = {
+    "/multiprocessing/queues.py": "a queue",
+    "/queue.py": "a queue",
+    "/threading.py": "a lock",
+    "/multiprocessing/synchronize.py": "a lock",
+    "/torch/utils/data/dataloader.py": "the DataLoader",
+    "/subprocess.py": "a subprocess",
+}
+_LOCKS = re.compile(r"\.acquire\(|^with [\w.]*lock\b", re.IGNORECASE)
+POINT_TO_POINT = {"send", "recv", "batch_isend_irecv"}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    @property
+    def is_learners(self) -> bool:
+        """Whether this line stands in a cell or file of the learner, not in a library."""
+        return not self.file.startswith((*_LIBRARIES, _HERE, "<frozen"))
+
+    @property
+    def place(self) -> str:
+        """Such as `cell [5], line 7, in train`; a file by its name alone, without its folder."""
+        where = cell_name(self.file) or Path(self.file).name
+        name = "" if self.name == "<module>" else f", in {self.name}"
+        return f"{where}, line {self.line}{name}"
+
+    @property
+    def code(self) -> str:
+        """The text of the line, without its indentation."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def excerpt(self, before: int = 2, after: int = 1) -> str:
+        """The line among its neighbours, an arrow before it."""
+        rows = []
+        for number in range(max(1, self.line - before), self.line + after + 1):
+            text = linecache.getline(self.file, number).rstrip()
+            if text:
+                rows.append(f"    {'-->' if number == self.line else '   '} {number:3d} | {text}")
+        return "\n".join(rows)
+
+
+def cell_name(file: str) -> str | None:
+    """`cell [5]` for the file name under which IPython compiled the cell with that number."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython else None
+    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
+    return None if number is None else f"cell [{number}]"
+
+
+def from_traceback(traceback: TracebackType | None) -> list[Frame]:
+    """The frames of an exception, outermost first."""
+    frames = []
+    while traceback:
+        code = traceback.tb_frame.f_code
+        frames.append(Frame(code.co_filename, traceback.tb_lineno or 0, code.co_name))
+        traceback = traceback.tb_next
+    return frames
+
+
+def from_dump(text: str) -> list[Frame]:
+    """The frames of the stack that `faulthandler` wrote, outermost first.
+
+    Where it wrote several, that of the thread that crashed, else the last, the main thread's.
+    A forked worker stands on the stack of the cell that launched it; that part is left out.
+    """
+    frames = []
+    stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
+    for row in stack.partition("\n\n")[0].splitlines():
+        if found := _DUMPED.match(row):
+            frame = Frame(found["file"], int(found["line"]), found["name"])
+            frames.append(frame)
+            if frame.file.startswith(_HERE) and frame.name == "_work":
+                break
+    return frames[::-1]
+
+
+def learners_line(frames: list[Frame]) -> Frame | None:
+    """The innermost frame that the learner wrote."""
+    return next((frame for frame in reversed(frames) if frame.is_learners), None)
+
+
+def waits_in(frames: list[Frame]) -> str | None:
+    """What of `torch.distributed` the learner's line is inside, if anything.
+
+    Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
+    """
+    own = learners_line(frames)
+    inner = frames[frames.index(own) + 1 :] if own else frames
+    for frame in inner:
+        if frame.file.endswith("nn/parallel/distributed.py"):
+            return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
+        if "torch/distributed/" in frame.file and frame.name not in _WRAPPERS:
+            return frame.name
+        if frame.name == "_engine_run_backward":
+            return "backward"
+    return "wait" if own and ".wait(" in own.code and not held_by(frames) else None
+
+
+def held_by(frames: list[Frame]) -> str | None:
+    """What of its own process, not of another rank, the learner's line waits for, if anything."""
+    own = learners_line(frames)
+    inner = frames[frames.index(own) + 1 :] if own else []
+    for frame in inner:
+        for file, what in _HOLDERS.items():
+            if frame.file.endswith(file):
+                return "a thread's end" if frame.name == "join" and "thread" in file else what
+    return "a lock" if own and not inner and _LOCKS.search(own.code) else None
+
+
+def loop_of(line: Frame) -> ast.For | ast.While | None:
+    """The innermost loop of the learner's code around a line."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        tree = ast.parse("".join(linecache.getlines(line.file)))
+        loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))]
+        around = [loop for loop in loops if loop.lineno <= line.line <= loop.end_lineno]
+        return max(around, key=lambda loop: loop.lineno, default=None)
+    return None
+
+
+def settled(frames: list[Frame]) -> list[Frame]:
+    """For a rank that computes: where a `while` goes round, its first line, which does not move."""
+    loop = loop_of(frames[-1]) if frames and frames[-1].is_learners else None
+    if not isinstance(loop, ast.While):
+        return frames
+    return [*frames[:-1], Frame(frames[-1].file, loop.lineno, frames[-1].name)]

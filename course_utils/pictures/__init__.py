@@ -1,0 +1,1 @@
+"""Recordings, replays and tensors drawn, each picture with its words."""

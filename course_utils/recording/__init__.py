@@ -1,0 +1,1 @@
+"""What ranks write down while they run, and the kernel afterwards reads."""

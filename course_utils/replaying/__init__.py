@@ -1,0 +1,1 @@
+"""A recording run again on a virtual clock."""
