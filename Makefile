@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab test quick notebooks progress handout check bench soak clean help
+.PHONY: lab test quick notebooks progress handout check bench look soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -21,11 +21,11 @@ lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the fi
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 # The library's tests run one at a time: they count processes and watch deadlines. The rest only
-# looks at what notebooks and answers give, so two of its files run side by side (loadscope).
+# looks at what notebooks and answers give, so two of its files run side by side (loadgroup).
 test: check .venv/.teach .venv/.extras ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
 	@status=0; mkdir -p $(LOGS); \
 	$(RUN) -u -m pytest tests $(BESIDE:%=--ignore=%) | tee $(LOGS)/tests.log || status=1; \
-	$(RUN) -m pytest $(NBVAL) -n 2 --dist loadscope $(BESIDE) $(BUILT) || status=1; \
+	$(RUN) -m pytest $(NBVAL) -n 2 --dist loadgroup $(BESIDE) $(BUILT) || status=1; \
 	tail -n 1 $(LOGS)/tests.log; exit $$status
 
 quick: .venv/.ready ## lint and the library's tests, without the slow ones (under 3 minutes)
@@ -49,6 +49,10 @@ handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=
 
 bench: .venv/.bench ## what a launch costs, beside a bare fork and beside other launchers
 	@$(RUN) tools/bench.py
+
+look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make look to=FOLDER only=05
+	@COURSE_SCREENSHOTS=$(or $(to),$(error say where: make look to=FOLDER only=05)) \
+		$(RUN) -m pytest tests/test_browser.py -m browser -k "to_its_end and $(only)"
 
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak

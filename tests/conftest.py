@@ -20,6 +20,14 @@ import pytest
 import torch
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side, a notebook stays in one kernel, and the answers to a lab in one process."""
+    for item in items:
+        slug = item.callspec.params.get("slug", "") if hasattr(item, "callspec") else ""
+        item.add_marker(pytest.mark.xdist_group(f"{item.location[0]} {slug}"))
+
+
 @pytest.fixture(scope="session")
 def threads_of_torch() -> int:
     """Starts them all, so that the census finds them there; and ranks are forked beside them."""
