@@ -76,13 +76,13 @@ def test_the_picture_of_very_many_bars_is_drawn_in_a_few_strokes():
     slider, *_, picture = widgets(explore(ring(64)))
     times = []
     for _, value in slider.options[:6]:
-        start = time.perf_counter()
+        start = time.process_time()
         slider.value = value
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     root = ElementTree.fromstring(re.search("<svg.*</svg>", picture.value)[0])
     assert len(list(root.iter())) < 200
     assert len(picture.value) < 1_000_000
-    assert min(times) < 0.3  # 0.1 on a quiet machine
+    assert min(times) < 0.2  # about 0.09 s of one core
 
 
 def test_every_setting_of_the_sliders_can_be_drawn():
