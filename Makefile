@@ -11,7 +11,7 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg
-BESIDE := tests/test_browser.py tests/test_labs.py
+BESIDE := $(addprefix tests/test_,browser.py labs.py grading.py lessons_on_mnist.py)
 BUILT := $(wildcard notebooks/*.ipynb exercises/*.ipynb solutions/*.ipynb)
 # A folder of its own for the line that the library's tests end in, shown again at the very end.
 LOGS := .pytest_cache
