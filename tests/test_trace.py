@@ -377,6 +377,34 @@ def test_ddp_with_small_buckets_reduces_each_of_them():
     assert sum(second) % 4 == 0
 
 
+def test_work_started_in_backward_is_waited_for_where_the_learner_waits():
+    def step():
+        weight, started = torch.ones(3, requires_grad=True), []
+        weight.register_hook(lambda g: started.append(dist.all_reduce(g.clone(), async_op=True)))
+        weight.sum().backward()
+        for work in started:
+            work.wait()
+
+    for rank in range(2):
+        waits = [e for e in launch(step, trace=True).trace.of_rank(rank) if e.kind == "wait"]
+        assert [e.code for e in waits] == ["work.wait()"]
+
+
+def reduce_halves(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    sent = dist.all_reduce(bucket.buffer().bfloat16(), async_op=True).get_future()
+    return sent.then(lambda future: future.value()[0].float())
+
+
+def test_work_started_by_a_communication_hook_is_waited_for_when_backward_ends():
+    def step():
+        model = DistributedDataParallel(nn.Linear(3, 1))
+        model.register_comm_hook(None, reduce_halves)
+        model(torch.ones(1, 3)).sum().backward()
+
+    waits = [e for e in launch(step, trace=True).trace.of_rank(0) if e.kind == "wait"]
+    assert [e.code for e in waits] == ["model(torch.ones(1, 3)).sum().backward()"]
+
+
 def test_no_sync_sends_nothing_until_the_next_backward():
     trace = launch(accumulating, trace=True).trace
     assert [b for kind, b in on_rank(trace, 0) if kind == "all_reduce"] == [20]

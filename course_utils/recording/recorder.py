@@ -128,6 +128,10 @@ class Recorder:
                 if sys.getrefcount(held[0]) == 2:  # nobody else has it, so nobody can wait for it
                     del self.unwaited[key]
 
+    def _kept(self) -> set[int]:
+        """The numbers of works that somebody else still has, and so may yet wait for."""
+        return {row[1] for work, row in self.unwaited.values() if sys.getrefcount(work) > 3}
+
     def in_backward(self, row: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what started in it is complete then."""
         task = torch._C._current_graph_task_id()
@@ -143,8 +147,9 @@ class Recorder:
         self.backward[task].append(row)
 
     def _is_over(self, task: int, start: float, cpu: float) -> None:
+        kept = self._kept()
         for row in self.backward.pop(task):
-            if row[1] not in self.waited_for:
+            if row[1] not in self.waited_for and row[1] not in kept:
                 waiting = self.begin_wait(row, start, cpu, sys._getframe().f_back)
                 start, cpu = monotonic(), 0.0
                 self.ledger.finish(row[1], start)
