@@ -46,9 +46,7 @@ def nothing_left(
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     before = census(folder)
     yield folder
-    end = (
-        time.monotonic() + 6
-    )  # threads and segments take a moment to vanish, on a busy machine more
+    end = time.monotonic() + 6  # threads and segments take a moment to vanish
     while (left := beyond(before, census(folder))) and time.monotonic() < end:
         gc.collect()  # results that nobody holds any more still have their memory
         time.sleep(0.02)
@@ -67,7 +65,7 @@ def census(folder: Path) -> dict[str, Counter[str]]:
     }
     if (maps := Path("/proc/self/maps")).exists():
         found |= {
-            "native threads": Counter(map(thread, Path("/proc/self/task").iterdir())),
+            "native threads": Counter(filter(None, map(thread, Path("/proc/self/task").iterdir()))),
             "descriptors": Counter(filter(None, map(link, Path("/proc/self/fd").iterdir()))),
             "shared memory": Counter(os.listdir("/dev/shm")),
             "mapped files": Counter(re.findall(r" (/memfd:.*|/dev/shm/.*)", maps.read_text())),
@@ -78,7 +76,8 @@ def census(folder: Path) -> dict[str, Counter[str]]:
 def thread(entry: Path) -> str:
     """The name of a native thread; a failure says with it whose thread is left."""
     try:
-        return (entry / "comm").read_text().strip()
+        name = (entry / "comm").read_text().strip()
+        return name.removeprefix("jemalloc_bg_thd")  # pyarrow's, which starts when it likes
     except OSError:  # it has just ended
         return ""
 
