@@ -62,7 +62,7 @@ def returns_what_it_got(tensor): return tensor
 import sys
 import course_utils
 from course_utils.checking.outcome import Outcome
-for module in ("check", "verdict"):
+for module in ("check", "checking.verdict"):
     sys.modules["course_utils." + module].judge = lambda *args: None
 Outcome.__bool__, Outcome.require = (lambda self: True), (lambda self: self)
 course_utils.check = check = lambda fn, **options: Outcome(fn.__name__, "passed")
@@ -125,7 +125,7 @@ def brings_code_in_the_recording(tensor):
 import course_utils.launching.parcel
 def changes_a_class(tensor):
     # as text, for pickle: setattr(Finding, "__bool__", set), after which no finding is true
-    text = b"ccourse_utils.verdict\\nFinding\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
+    text = b"ccourse_utils.checking.verdict\\nFinding\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
     course_utils.launching.parcel.pack = lambda value: text
     return tensor
 """,
