@@ -427,8 +427,12 @@ def noting_waits(note):
 def comes_late(model):
     """Let this rank begin each step when rank 0's backward is over; returns what rank 0 does."""
     others, token = range(1, dist.get_world_size()), torch.zeros(1)
+
+    def wait_for_rank_0(model, inputs):
+        dist.recv(token, src=0)
+
     if dist.get_rank() > 0:
-        model.register_forward_pre_hook(lambda *_: [dist.recv(token, src=0)] and None)
+        model.register_forward_pre_hook(wait_for_rank_0)
         return lambda: None
     return lambda: [dist.send(token, dst=rank) for rank in others]
 
@@ -446,7 +450,7 @@ def overlapping(kind):
         def after_backward():
             let_others()
             overlap.finish()
-            gradients, _, rest = "".join(notes).rpartition("g")
+            gradients, _, rest = "".join(notes).lstrip("w").rpartition("g")
             timelines.append(gradients + "g" + rest.replace("w", ""))
             notes.clear()
 
@@ -572,18 +576,17 @@ class Replica(nn.Module):
 
 # %%
 def accumulating(kind):
-    """Train with the answer, in parts; in one case somebody has pressed stop before."""
+    """Train with the answer, in parts; in one case somebody presses stop before the last one."""
 
     @functools.wraps(kind, updated=())
     def accumulated(network, inputs, targets, paths, stopped):
-        model = kind(network)
-        if stopped:
-            with suppress(KeyboardInterrupt), model.no_sync():
-                raise KeyboardInterrupt
-        optimizer = adam(network)
+        model, optimizer = kind(network), adam(network)
         for step in zip(inputs, targets, paths):
             optimizer.zero_grad()
             for part, (share, target, path) in enumerate(zip(*step), 1):
+                if stopped and part == PARTS:
+                    with suppress(KeyboardInterrupt), model.no_sync():
+                        raise KeyboardInterrupt
                 with nullcontext() if part == PARTS else model.no_sync():
                     (mse_loss(model(share, path), target) / PARTS).backward()
                     model.finish()
@@ -596,7 +599,7 @@ def accumulating(kind):
 replica_cases = {
     "all parts alike": [(0, 1)] * PARTS,
     "the last part rests an expert": [(0, 1), (1, 0), (0,)],
-    "somebody has pressed stop in no_sync": [(0, 1)] * PARTS,
+    "somebody presses stop in no_sync": [(0, 1)] * PARTS,
 }
 
 
