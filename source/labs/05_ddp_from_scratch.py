@@ -3,7 +3,8 @@
 #
 # Five exercises on [chapter 05](../notebooks/05_ddp_from_scratch.ipynb), 60 minutes, on any computer. You write the parts of a DDP; `check`
 # trains with them in real workers and compares with a **specification**: one process that trains on the shares of all ranks. It also
-# reads the recording: how many collectives, how many bytes, and what had been computed when each of them began.
+# reads the recording: how many collectives, how many bytes, and which gradients were there when each began. The network is small and has all that
+# wrappers stumble over: a buffer, a frozen layer, two layers tied by one weight, and two experts that an input may use or not.
 
 # %%
 import copy
@@ -20,10 +21,10 @@ from torch.nn.functional import mse_loss
 from course_utils import check, progress
 
 # %% [markdown]
-# ## The network of all exercises
+# ## 1 · Who has what at the start?
 #
-# It has what wrappers stumble over: a buffer, a frozen layer, two layers that are tied by one weight, and two experts, of which an input takes those that
-# `path` names. `train` is the loop of every rank, and `train_alone` the same for one process.
+# *●○○, 8 minutes.* Each rank was seeded differently, so nothing of its model agrees with rank 0's. **Goal:** change the model in place, so that all that `forward`
+# computes with is rank 0's. An optimiser may hold its parameters already. Each tensor may travel once.
 
 
 # %%
@@ -44,46 +45,6 @@ class TwoExperts(nn.Module):
         return sum(self.experts[number](hidden) for number in path)
 
 
-def learning(model):
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def adam(model):
-    return torch.optim.Adam(learning(model), lr=0.05, weight_decay=0.1)
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(learning(model)).detach()
-
-
-def train(model, batches, after_backward):
-    optimizer = adam(model)
-    for inputs, targets, path in batches:
-        optimizer.zero_grad()
-        mse_loss(model(inputs, path), targets).backward()
-        after_backward()
-        optimizer.step()
-    return weights(model)
-
-
-def train_alone(model, batches):
-    optimizer = adam(model)
-    for batch_of_each_rank in zip(*batches):
-        losses = [mse_loss(model(inputs, path), y) for inputs, y, path in batch_of_each_rank]
-        optimizer.zero_grad()
-        (sum(losses) / len(losses)).backward()
-        optimizer.step()
-    return weights(model)
-
-
-# %% [markdown]
-# ## 1 · Who has what at the start?
-#
-# *●○○, 8 minutes.* Each rank was seeded differently, so nothing of its model agrees with rank 0's. **Goal:** change the model in place, so that whatever `forward`
-# computes with is rank 0's: what learns, what is frozen, and what is no parameter. Each tensor may travel once.
-
-
-# %%
 def tensors(model):
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
@@ -139,13 +100,46 @@ options = {"cases": ("each rank seeded differently",), "budget": start_equal_bud
 check(starting(start_equal), spec=start_equal_spec, inputs=start_equal_inputs, **options)
 
 # %% [markdown]
-# ## 2 · Which average?
+# ## 2 · What is to be averaged?
 #
-# *●●○, 8 minutes.* From here on all ranks begin with the same model, and the optimiser is Adam. Your function is called between `backward()` and `step()`. **Goal:** make each
-# gradient the mean over the ranks, with one `all_reduce` for each. Where a rank did not use an expert, its `.grad` is `None`; other ranks may have used it.
+# *●●○, 8 minutes.* Now all ranks begin with the same model, but train on different shares. Your function is called between `backward()` and `step()`. **Goal:** see
+# to it that the ranks train as one process does, with one `all_reduce` for each gradient. An expert that this rank did not use has none: its `.grad` is `None`, while
+# another rank's may be a tensor.
 
 
 # %%
+def learning(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def adam(model):
+    return torch.optim.Adam(learning(model), lr=0.05, weight_decay=0.1)
+
+
+def weights(model):
+    return nn.utils.parameters_to_vector(learning(model)).detach()
+
+
+def train(model, batches, after_backward):
+    optimizer = adam(model)
+    for inputs, targets, path in batches:
+        optimizer.zero_grad()
+        mse_loss(model(inputs, path), targets).backward()
+        after_backward()
+        optimizer.step()
+    return weights(model)
+
+
+def train_alone(model, batches):
+    optimizer = adam(model)
+    for batch_of_each_rank in zip(*batches):
+        losses = [mse_loss(model(inputs, path), y) for inputs, y, path in batch_of_each_rank]
+        optimizer.zero_grad()
+        (sum(losses) / len(losses)).backward()
+        optimizer.step()
+    return weights(model)
+
+
 def average_spec(models, batches):
     return [train_alone(models[0], batches)] * len(models)
 
@@ -227,12 +221,13 @@ check(training(average), spec=average_spec, inputs=average_inputs, **options)
 # %% [markdown]
 # ## 3 · How many fit into a bucket?
 #
-# *●●○, 14 minutes.* **Goal:** average as before, but in buckets: one `all_reduce` for each, on a flat tensor. Fill them from the last of `model.parameters()` to the first; a
-# gradient that would take a bucket over `limit_bytes` begins the next one. None is split: one that is larger than the limit goes alone. `wanted_bytes` says what must be sent.
+# *●●○, 14 minutes.* **Goal:** average as before, but in buckets, one `all_reduce` of a flat tensor for each. Fill them from the last of `model.parameters()` to the first. A
+# gradient that would take a bucket over `limit_bytes` begins the next one; none is split, so one that is larger than the limit goes alone. `wanted_bytes` shows, for four
+# limits, what is to be sent.
 
 
 # %%
-wanted_bytes = {  # by limit in bytes: the bytes of each all_reduce
+wanted_bytes = {  # by limit: the bytes of each all_reduce of a step
     20: [24, 120, 24, 120, 40, 40, 200],
     100: [24, 120, 24, 120, 80, 200],
     144: [144, 144, 80, 200],
@@ -241,8 +236,8 @@ wanted_bytes = {  # by limit in bytes: the bytes of each all_reduce
 
 
 def average_in_buckets_spec(models, limits_bytes, batches):
-    trained = train_alone(models[0], batches)
-    return [(wanted_bytes[limits_bytes[0]] * STEPS, trained)] * len(models)
+    sizes = " ".join(map(str, wanted_bytes[limits_bytes[0]]))
+    return [([sizes] * STEPS, train_alone(models[0], batches))] * len(models)
 
 
 # %%
@@ -281,10 +276,10 @@ def average_in_buckets(model, limit_bytes):
 # %%
 @contextmanager
 def noting(note):
-    """Call `note` with the bytes of every all_reduce, before it begins."""
+    """Call `note` with the bytes of every collective, when it begins."""
 
     def before(call):
-        if call.name.name == "ALLREDUCE":
+        if call.name.name not in ("SEND", "RECV"):
             note(sum(tensor.nbytes for tensor in call.input_tensors))
 
     dist.group.WORLD.register_pre_hook(5, before)
@@ -295,14 +290,19 @@ def noting(note):
 
 
 def weighing(answer):
-    """Train, and call the answer after each backward; note how many bytes are reduced."""
+    """Train, and call the answer after each backward; return also how many bytes it reduces."""
 
     @functools.wraps(answer)
     def trained(model, limit_bytes, batches):
-        sizes = []
-        with noting(sizes.append):
-            after = train(model, batches, after_backward=lambda: answer(model, limit_bytes))
-        return sizes, after
+        steps = []
+
+        def after_backward():
+            sizes = []
+            with noting(sizes.append):
+                answer(model, limit_bytes)
+            steps.append(" ".join(map(str, sizes)))
+
+        return steps, train(model, batches, after_backward)
 
     return trained
 
@@ -325,14 +325,14 @@ check(weighing(average_in_buckets), world_sizes=(2, 3), **options)
 # %% [markdown]
 # ## 4 · While backward still runs
 #
-# *●●●, 18 minutes.* `Overlap` is made once, from lists of parameters; after each backward `finish` is called. **Goal:** a bucket's `all_reduce` begins when its last gradient is there
-# and all buckets before it have left; nobody waits before `finish`, which also sends what is still missing. The check notes each `g`radient, `A`ll_reduce and, while
-# gradients are still to come, `w`ait: with buckets of 2, 2 and 3 it wants `ggAggAgggA`.
+# *●●●, 18 minutes.* `Overlap` is made once, of buckets: lists of parameters. `check` calls `finish` after each backward. **Goal:** average, and let a bucket leave as soon as its last gradient is
+# there and all buckets before it have left. Wait in `finish` only, and send there what has not left. The recording of a step is written as letters: `g`, a gradient is there;
+# `A`, an `all_reduce` begins; `w`, somebody waits while gradients are still to come. Buckets of 2, 2 and 3 give `ggAggAgggA`.
 
 
 # %%
 def timeline_alone(model, counts, inputs, targets, path):
-    """What one rank's step should look like."""
+    """What the recording of a rank's step should look like."""
     came, waiting, text = [], in_buckets(model, counts), ""
     hooks = [p.register_post_accumulate_grad_hook(came.append) for p in learning(model)]
     mse_loss(model(inputs, path), targets).backward()
@@ -438,7 +438,7 @@ def comes_late(model):
 
 
 def overlapping(kind):
-    """Train with the answer; note what happens when."""
+    """Train with the answer; return also what happened when."""
 
     @functools.wraps(kind, updated=())
     def overlapped(model, counts, batches, late):
@@ -494,9 +494,8 @@ check(overlapping(Overlap), world_sizes=(2, 3), **options)
 # %% [markdown]
 # ## 5 · Not a word
 #
-# *●●○, 12 minutes.* `Replica` is a wrapper, and now the ranks begin with different models again. Each forward moves `shift` by the rank's own inputs; as in DDP, rank 0's counts. **Goal:** when made,
-# take over all that rank 0 has; in each `forward` its buffers; in `finish`, called after each backward, average. In `no_sync` send nothing at all, but
-# keep adding up. You may call what you have written above.
+# *●●○, 12 minutes.* The ranks begin with different models again, and each forward moves `shift` towards the rank's own inputs. **Goal:** a wrapper that takes over all of rank 0's model when
+# made, and its buffers before each forward; `finish`, called after each backward, averages. In `no_sync` nothing is sent, and gradients add up. You may call your functions of exercises 1 and 2.
 
 
 # %%
@@ -522,7 +521,8 @@ def replica_spec(models, batches, stopped):
             for replica, (inputs, targets, path) in zip(replicas, part_of_each_rank):
                 (mse_loss(replica(inputs, path), targets) / (n * PARTS)).backward()
         optimizer.step()
-    return [weights(model)] * n
+    said = " ".join(["silent"] * (PARTS - 1) + ["talks"])
+    return [([said] * len(batches[0]), weights(model))] * n
 
 
 # %%
@@ -575,22 +575,26 @@ class Replica(nn.Module):
 
 # %%
 def accumulating(kind):
-    """Train with the answer, in parts; in one case somebody presses stop before the last one."""
+    """Train in parts; return also which of them talk. Somebody may press stop before the last."""
 
     @functools.wraps(kind, updated=())
     def accumulated(network, batches, stopped):
-        model, optimizer = kind(network), adam(network)
+        model, optimizer, steps = kind(network), adam(network), []
         for parts in batches:
             optimizer.zero_grad()
+            said = []
             for number, (inputs, targets, path) in enumerate(parts, 1):
                 if stopped and number == PARTS:
                     with suppress(KeyboardInterrupt), model.no_sync():
                         raise KeyboardInterrupt
-                with nullcontext() if number == PARTS else model.no_sync():
+                sizes = []
+                with noting(sizes.append), nullcontext() if number == PARTS else model.no_sync():
                     (mse_loss(model(inputs, path), targets) / PARTS).backward()
                     model.finish()
+                said.append("talks" if sizes else "silent")
+            steps.append(" ".join(said))
             optimizer.step()
-        return weights(network)
+        return steps, weights(network)
 
     return accumulated
 
@@ -615,7 +619,8 @@ def replica_budget(world_size, case):
 
 
 options = {"cases": list(replica_cases), "budget": replica_budget, "rtol": 1e-6}
-check(accumulating(Replica), spec=replica_spec, inputs=replica_inputs, **options)
+options |= {"spec": replica_spec, "inputs": replica_inputs}
+check(accumulating(Replica), world_sizes=(2, 3), **options)
 
 # %% [markdown]
 # ## Which exercises pass?
