@@ -23,8 +23,8 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Who has what at the start?
 #
-# *●○○, 8 minutes.* Each rank was seeded differently, so nothing of its model agrees with rank 0's. **Goal:** change the model in place, so that all that `forward`
-# computes with is rank 0's. An optimiser may hold its parameters already. Each tensor may travel once.
+# *●○○, 8 minutes.* Each rank was seeded differently, so nothing in its model agrees with rank 0's. **Goal:** change the model so that all that `forward` computes
+# with is rank 0's. Do it in place, as an optimiser may hold the parameters already. Each tensor may travel once.
 
 
 # %%
@@ -102,9 +102,9 @@ check(starting(start_equal), spec=start_equal_spec, inputs=start_equal_inputs, *
 # %% [markdown]
 # ## 2 · What is to be averaged?
 #
-# *●●○, 8 minutes.* Now all ranks begin with the same model, but train on different shares. Your function is called between `backward()` and `step()`. **Goal:** see
-# to it that the ranks train as one process does, with one `all_reduce` for each gradient. An expert that this rank did not use has none: its `.grad` is `None`, while
-# another rank's may be a tensor.
+# *●●○, 8 minutes.* Now all ranks begin with the same model, and train on different shares. Your function is called between `backward()` and `step()`. **Goal:** let
+# all ranks train as one process does on all shares, with one `all_reduce` for each gradient. Where a rank has not used an expert, its `.grad` is `None`; another rank's may
+# be a tensor.
 
 
 # %%
@@ -132,8 +132,8 @@ def train(model, batches, after_backward):
 
 def train_alone(model, batches):
     optimizer = adam(model)
-    for batch_of_each_rank in zip(*batches):
-        losses = [mse_loss(model(inputs, path), y) for inputs, y, path in batch_of_each_rank]
+    for step in zip(*batches):  # the batches of all ranks
+        losses = [mse_loss(model(inputs, path), targets) for inputs, targets, path in step]
         optimizer.zero_grad()
         (sum(losses) / len(losses)).backward()
         optimizer.step()
@@ -325,9 +325,9 @@ check(weighing(average_in_buckets), world_sizes=(2, 3), **options)
 # %% [markdown]
 # ## 4 · While backward still runs
 #
-# *●●●, 18 minutes.* `Overlap` is made once, of buckets: lists of parameters. `check` calls `finish` after each backward. **Goal:** average, and let a bucket leave as soon as its last gradient is
-# there and all buckets before it have left. Wait in `finish` only, and send there what has not left. The recording of a step is written as letters: `g`, a gradient is there;
-# `A`, an `all_reduce` begins; `w`, somebody waits while gradients are still to come. Buckets of 2, 2 and 3 give `ggAggAgggA`.
+# *●●●, 18 minutes.* `Overlap` is made once, with buckets that are lists of parameters; `finish` is called after each backward. **Goal:** average. A bucket leaves as soon as its gradients are
+# there and the buckets before it have left. Wait only in `finish`, and send there what could not leave. A step is recorded in letters: `g`, a gradient is there;
+# `A`, an `all_reduce` begins; `w`, somebody waits though gradients are still to come. Buckets of 2, 2 and 3 give `ggAggAgggA`.
 
 
 # %%
@@ -494,8 +494,9 @@ check(overlapping(Overlap), world_sizes=(2, 3), **options)
 # %% [markdown]
 # ## 5 · Not a word
 #
-# *●●○, 12 minutes.* The ranks begin with different models again, and each forward moves `shift` towards the rank's own inputs. **Goal:** a wrapper that takes over all of rank 0's model when
-# made, and its buffers before each forward; `finish`, called after each backward, averages. In `no_sync` nothing is sent, and gradients add up. You may call your functions of exercises 1 and 2.
+# *●●○, 12 minutes.* The ranks begin with different models again, and each forward moves `shift` towards the rank's own inputs. **Goal:** a wrapper that takes over rank 0's model when it is made, and
+# rank 0's buffers before each forward; `finish`, called after each backward, averages. In `no_sync` nothing at all is sent, and gradients add up. You may call your functions of
+# exercises 1 and 2.
 
 
 # %%
@@ -513,12 +514,12 @@ def replica_spec(models, batches, stopped):
     model, optimizer, n = models[0], adam(models[0]), len(models)
     shared = {id(parameter): parameter for parameter in model.parameters()}
     replicas = [copy.deepcopy(model, dict(shared)) for _ in models]  # with a shift of its own
-    for batch_of_each_rank in zip(*batches):
+    for step in zip(*batches):
         optimizer.zero_grad()
-        for number, part_of_each_rank in enumerate(zip(*batch_of_each_rank), 1):
+        for number, part in enumerate(zip(*step), 1):
             for replica in replicas if number == PARTS else ():
                 replica.shift.copy_(replicas[0].shift)
-            for replica, (inputs, targets, path) in zip(replicas, part_of_each_rank):
+            for replica, (inputs, targets, path) in zip(replicas, part):
                 (mse_loss(replica(inputs, path), targets) / (n * PARTS)).backward()
         optimizer.step()
     said = " ".join(["silent"] * (PARTS - 1) + ["talks"])

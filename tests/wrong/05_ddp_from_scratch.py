@@ -319,7 +319,8 @@ def buckets_of_what_has_a_gradient(model, limit_bytes):
 
 @lab.weighing
 def what_was_used_first(model, limit_bytes):
-    used = sorted(lab.learning(model)[::-1], key=lambda parameter: parameter.grad is None)
+    backwards = lab.learning(model)[::-1]
+    used = sorted(backwards, key=lambda parameter: parameter.grad is None)
     _send(_fill(_filled(used), _over(limit_bytes)))
 
 
@@ -367,6 +368,10 @@ def all_on_their_way_at_once(model, limit_bytes):
 # 4 · Overlap
 
 
+def _all(buckets):
+    return [parameter for bucket in buckets for parameter in bucket]
+
+
 class _Parts(lab.Overlap):
     """The solution, in parts that can be spoilt."""
 
@@ -395,7 +400,7 @@ class AllAtTheEnd(_Parts):
 class AllWithTheLastGradient(_Parts):
     def gradient_is_here(self, parameter):
         self.arrived.add(parameter)
-        if self.arrived.issuperset(sum(self.buckets, [])):
+        if self.arrived.issuperset(_all(self.buckets)):
             for bucket in self.buckets:
                 self.send(bucket)
 
@@ -447,13 +452,13 @@ class NeverWaits(_Parts):
 @lab.overlapping
 class EachGradientAlone(lab.Overlap):
     def __init__(self, buckets):
-        super().__init__([[parameter] for bucket in buckets for parameter in bucket])
+        super().__init__([[parameter] for parameter in _all(buckets)])
 
 
 @lab.overlapping
 class OneBucket(lab.Overlap):
     def __init__(self, buckets):
-        super().__init__([sum(buckets, [])])
+        super().__init__([_all(buckets)])
 
 
 @lab.overlapping
@@ -495,7 +500,7 @@ class AddedUp(_Parts):
 class BeforeItIsAccumulated(_Parts):
     def __init__(self, buckets):
         self.buckets, self.arrived, self.sent = buckets, set(), []
-        for parameter in sum(buckets, []):
+        for parameter in _all(buckets):
             parameter.register_hook(lambda _, own=parameter: self.gradient_is_here(own))
 
 
@@ -593,7 +598,7 @@ class ByAutogradsOwnEnd:
 
     def __init__(self, buckets):
         self.buckets, self.at = buckets, None
-        for parameter in (parameter for bucket in buckets for parameter in bucket):
+        for parameter in _all(buckets):
             parameter.register_post_accumulate_grad_hook(self.count)
 
     def count(self, parameter):
