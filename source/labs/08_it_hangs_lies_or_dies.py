@@ -106,11 +106,13 @@ def provoke(broken, spec, inputs, case, world_size=3):
     return of_lie(results.trace, wrong)
 
 
-def found(happened, **words):
+def found(happened, rank, line, pattern):
+    words = {"rank": rank, "line": line, "pattern": pattern}
+
     def above(repair):
         @functools.wraps(repair)
         def answer(*arguments):
-            if words["rank"] is None:
+            if rank is None:
                 raise NotImplementedError("name rank, line and pattern, then repair it")
             wrong = [name for name, word in words.items() if word not in happened[name]]
             if wrong:
@@ -328,9 +330,9 @@ check(mean_loss, spec=named(mean_loss_spec), inputs=mean_loss_inputs, **options)
 # %% [markdown]
 # ## 4 · After you
 #
-# *●●○, 12 minutes.* The ranks stand in a ring, each with a strip of numbers, and before each step it needs the last number of its left neighbour. A test had
-# pretended to send, and passed; on real ranks the first step has not ended yet. **Goal:** return that number, then `strip`, as one tensor. Each rank
-# sends one message, and no collective is called.
+# *●●○, 12 minutes.* The ranks stand in a ring, each with a strip of numbers, and before each step it needs the last number of its left neighbour. On paper all
+# is well: send to the right, receive from the left. The first step has not ended yet. **Goal:** return that number, then `strip`, as one tensor.
+# Each rank sends one message, and no collective is called.
 
 
 # %%
@@ -642,7 +644,7 @@ def careful_step_broken(net, inputs, targets):
 bad = {
     "good batches": lambda rank, world_size: 0.0,
     "nan on rank 1": lambda rank, world_size: torch.nan if rank == 1 else 0.0,
-    "infinity on the last rank": lambda rank, world_size: torch.inf * (rank + 1 == world_size),
+    "infinity on the last rank": lambda rank, world_size: torch.inf if rank + 1 == world_size else 0.0,
     "nan on every rank": lambda rank, world_size: torch.nan,
 }
 
