@@ -39,8 +39,8 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils import WorkerError, WorkerTimeout, check, launch, progress
 
 # %% [markdown]
-# The next two cells are to be run, and need not be read. `provoke` runs a broken program once, prints what comes of it, and keeps by which rank,
-# line and pattern it can be named: from the fields of the launcher's error, or, where a program lies, from its recording.
+# The next two cells are to be run, and need not be read. The first finds by which rank, line and pattern a run can be named: from the fields of the
+# launcher's error, or, where a program lies, from its recording.
 
 
 # %%
@@ -71,12 +71,14 @@ def of_lie(trace, wrong):
         if len(set(lines)) > 1:
             ranks = rarest(lines)
             return {"rank": ranks, "line": [lines[rank] for rank in ranks], "pattern": ["order"]}
-    reads = [call for call in calls if call.rank in wrong and call.rank != call.root is not None]
-    return {"rank": wrong, "line": [call.code for call in reads], "pattern": ["root"]}
+    reads = [call for call in trace if call.rank in wrong and call.root not in (None, call.rank)]
+    lines = [call.code for call in reads]
+    return {"rank": wrong, "line": lines, "pattern": ["root"]}
 
 
 # %% [markdown]
-# `found` stands above a repair. Where the naming is right it runs the repair; where it is not, it says which of the three words are wrong.
+# `provoke` runs a broken program once and prints what comes of it. `found` stands above a repair: it runs the repair if the three words are right, and
+# says which are wrong if not.
 
 
 # %%
@@ -156,6 +158,9 @@ def epoch_loss_broken(losses):
     return (total[0] / total[1]).item()
 
 
+# %% [markdown]
+# Before you run it: the last rank has one batch fewer. Who will wait for whom, and in which line?
+
 # %%
 batches = {
     "3 batches each": lambda rank, world_size: 3,
@@ -218,6 +223,9 @@ def best_broken(log_probs, keep):
     dist.all_reduce(best, op=dist.ReduceOp.MAX)
     return best.item()
 
+
+# %% [markdown]
+# Before you run it: rank 1 has nothing to keep. What will ranks 0 and 2 be doing when it fails?
 
 # %%
 kept = {
@@ -284,6 +292,9 @@ def mean_loss_broken(losses):
     return mean.item()
 
 
+# %% [markdown]
+# Before you run it: on which ranks will the mean be right?
+
 # %%
 samples = {
     "4 samples each": lambda rank: 4,
@@ -348,6 +359,9 @@ def with_border_broken(strip):
     dist.recv(border, src=left)
     return torch.cat([border, strip])
 
+
+# %% [markdown]
+# Before you run it: of three ranks in a ring, which one receives first?
 
 # %%
 lengths = {"5 numbers": 5, "1 number": 1}
@@ -421,7 +435,7 @@ def validate_spec(nets, inputs, targets, validations):
 
 
 # %% [markdown]
-# The broken program, and its run.
+# The broken program. Before you run it: rank 0 calls the model once more than the others. Does that need anybody?
 
 
 # %%
@@ -501,6 +515,9 @@ def per_sample_broken(loss, count):
     return (loss / count).item()
 
 
+# %% [markdown]
+# Before you run it: which sums can come out, and can you see from the numbers alone that something is wrong?
+
 # %%
 sizes = {"5 samples each": lambda rank: 5.0, "more on higher ranks": lambda rank: 3.0 + 4 * rank}
 
@@ -562,7 +579,10 @@ def class_counts_broken(outputs):
     return counts
 
 
-# %%
+# %% [markdown]
+# Before you run it: there are five classes, and rank 1 has only the first three. How long are the `counts` of each rank?
+
+# %% tags=["nbval-ignore-output"]
 shards = {
     "every class on every rank": lambda rank, classes: classes,
     "the last two classes on rank 0 only": lambda rank, classes: classes - 2 * (rank > 0),
@@ -640,11 +660,14 @@ def careful_step_broken(net, inputs, targets):
     return weights(net)
 
 
+# %% [markdown]
+# Before you run it: the loss of rank 1 is `nan`. Which line does it leave out, and who misses it?
+
 # %%
 bad = {
     "good batches": lambda rank, world_size: 0.0,
     "nan on rank 1": lambda rank, world_size: torch.nan if rank == 1 else 0.0,
-    "infinity on the last rank": lambda rank, world_size: torch.inf if rank + 1 == world_size else 0.0,
+    "infinity on rank 0": lambda rank, world_size: torch.inf if rank == 0 else 0.0,
     "nan on every rank": lambda rank, world_size: torch.nan,
 }
 

@@ -1,10 +1,11 @@
 """Wrong answers to lab 08, and for each exercise another right one.
 
-To each broken program there is the program as it was, rightly named; the right repair, wrongly named in
-the way that is nearest; and repairs that hide what is wrong: the collective dropped, the exception
-swallowed, a barrier or a sleep added, everybody made to leave.
+To each broken program there is the program as it was, rightly named; a right repair, wrongly named
+in the way that is nearest; and repairs that hide what is wrong: the collective dropped, the
+exception swallowed, a barrier or a sleep added, everybody made to leave.
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -489,10 +490,8 @@ def left_by_short_shards(outputs):
 @named("class_counts")
 def the_error_swallowed(outputs):
     counts = torch.bincount(outputs.argmax(dim=1))
-    try:
+    with contextlib.suppress(RuntimeError):
         dist.all_reduce(counts)
-    except RuntimeError:
-        pass
     return pad(counts, (0, outputs.shape[1] - len(counts)))
 
 
