@@ -274,52 +274,50 @@ options = {"cases": list(kept), "timeout": 5}
 check(best, spec=named(best_spec), inputs=best_inputs, **options)
 
 # %% [markdown]
-# ## 3 · Some ranks stopped early
+# ## 3 · The log was right
 #
-# *●○○, 6 minutes.* Every rank stops training when the mean validation loss is low enough. The log, which rank 0 writes, had the right mean. Yet rank 0 went on
-# when others had stopped. **Goal:** return the mean of all ranks' `losses`, a vector with one number per sample, on **every** rank, as a `float`.
+# *●○○, 6 minutes.* Each rank has a part of a large gradient, and scales it by the norm of the whole. The norm in the log, which rank 0 writes, was right at every step;
+# the model was useless. **Goal:** return the norm of all ranks' parts put together, on **every** rank, as a `float`. Parts may differ in length, and be empty.
 
 
 # %%
-def mean_loss_spec(losses):
-    return [torch.cat(losses).mean().item()] * len(losses)
+def global_norm_spec(parts):
+    return [torch.cat(parts).norm().item()] * len(parts)
 
 
-def mean_loss_broken(losses):
-    sums = torch.tensor([losses.sum(), len(losses)], dtype=torch.float64)
-    dist.reduce(sums, dst=0)
-    mean = sums[0] / sums[1]
-    return mean.item()
+def global_norm_broken(part):
+    total = part.square().sum()
+    dist.reduce(total, dst=0)
+    return total.sqrt().item()
 
 
 # %% [markdown]
-# Before you run it: on which ranks will the mean be right?
+# Before you run it: on which ranks will the norm be right?
 
 # %%
-samples = {
-    "4 samples each": lambda rank: 4,
-    "4, 6, 8 samples": lambda rank: 4 + 2 * rank,
-    "no sample on rank 1": lambda rank: 3 * (rank != 1),
+parts = {
+    "4 numbers each": lambda rank: 4,
+    "4, 6, 8 numbers": lambda rank: 4 + 2 * rank,
+    "nothing on rank 1": lambda rank: 3 * (rank != 1),
 }
 
 
-def mean_loss_inputs(rank, world_size, case):
-    return (torch.rand(samples[case](rank), dtype=torch.float64) + rank,)
+def global_norm_inputs(rank, world_size, case):
+    return (torch.randn(parts[case](rank), dtype=torch.float64),)
 
 
-run_3 = provoke(mean_loss_broken, mean_loss_spec, mean_loss_inputs, "4, 6, 8 samples")
+run_3 = provoke(global_norm_broken, global_norm_spec, global_norm_inputs, "4, 6, 8 numbers")
 
 
 # %%
 ### BEGIN SOLUTION @found(run_3, rank=None, line="", pattern="")
-@found(run_3, rank=1, line="dist.reduce(sums, dst=0)", pattern="root")
+@found(run_3, rank=1, line="dist.reduce(total, dst=0)", pattern="root")
 ### END SOLUTION
-def mean_loss(losses):
+def global_norm(part):
     ### BEGIN SOLUTION
-    sums = torch.tensor([losses.sum(), len(losses)], dtype=torch.float64)
-    dist.all_reduce(sums)
-    mean = sums[0] / sums[1]
-    return mean.item()
+    total = part.square().sum()
+    dist.all_reduce(total)
+    return total.sqrt().item()
     ### END SOLUTION
 
 
@@ -328,15 +326,15 @@ def mean_loss(losses):
 # Who has the result of a <code>reduce</code>? And what is in the tensor of the others?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Whatever all ranks decide by, all ranks must have: from a collective that leaves its result everywhere, or from one more that sends it to all.
+# What all ranks go on with, all ranks must have: from a collective that leaves its result everywhere, or from one more that sends it to all.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>dist.all_reduce(sums)</code>, or after the <code>reduce</code> a <code>dist.broadcast(sums, src=0)</code>.
+# <code>dist.all_reduce(total)</code>, or after the <code>reduce</code> a <code>dist.broadcast(total, src=0)</code>.
 # </details>
 
 # %%
-options = {"cases": list(samples), "world_sizes": (1, 2, 3, 4), "timeout": 5}
-check(mean_loss, spec=named(mean_loss_spec), inputs=mean_loss_inputs, **options)
+options = {"cases": list(parts), "world_sizes": (1, 2, 3, 4), "timeout": 5}
+check(global_norm, spec=named(global_norm_spec), inputs=global_norm_inputs, **options)
 
 # %% [markdown]
 # ## 4 · After you

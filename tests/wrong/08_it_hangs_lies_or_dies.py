@@ -23,7 +23,7 @@ MAX, MIN = dist.ReduceOp.MAX, dist.ReduceOp.MIN
 NAMES = {
     "epoch_loss": (2, "dist.all_reduce(batch)", "uneven"),
     "best": (1, "best = candidates.max()", "exception"),
-    "mean_loss": (2, "dist.reduce(sums, dst=0)", "root"),
+    "global_norm": (2, "dist.reduce(total, dst=0)", "root"),
     "with_border": (1, "dist.send(edge, dst=right)", "send/send"),
     "validate": (0, "return model(validation)", "evaluation"),
     "per_sample": (0, "dist.all_reduce(count)", "order"),
@@ -189,57 +189,63 @@ def by_sending_objects(log_probs, keep):
     return max(max(own, default=-1e9) for own in every)
 
 
-@named("mean_loss")
-def reduced_at_itself(losses):
-    sums = sum_and_count(losses)
-    dist.reduce(sums, dst=dist.get_rank())
-    return ratio(sums)
+def added_up_everywhere(part):
+    total = part.square().sum()
+    dist.all_reduce(total)
+    return total.sqrt().item()
 
 
-@named("mean_loss")
-def for_the_root_only(losses):
-    sums = sum_and_count(losses)
-    dist.reduce(sums, dst=0)
-    return ratio(sums) if dist.get_rank() == 0 else None
+@named("global_norm")
+def reduced_at_itself(part):
+    total = part.square().sum()
+    dist.reduce(total, dst=dist.get_rank())
+    return total.sqrt().item()
 
 
-@named("mean_loss")
-def reduced_then_waited_for(losses):
-    sums = sum_and_count(losses)
-    dist.reduce(sums, dst=0)
+@named("global_norm")
+def for_the_root_only(part):
+    total = part.square().sum()
+    dist.reduce(total, dst=0)
+    return total.sqrt().item() if dist.get_rank() == 0 else None
+
+
+@named("global_norm")
+def reduced_then_waited_for(part):
+    total = part.square().sum()
+    dist.reduce(total, dst=0)
     dist.barrier()
     time.sleep(0.05)
-    return ratio(sums)
+    return total.sqrt().item()
 
 
-@named("mean_loss")
-def reduced_then_added_up(losses):
-    sums = sum_and_count(losses)
-    dist.reduce(sums, dst=0)
-    dist.all_reduce(sums)
-    return ratio(sums)
+@named("global_norm")
+def reduced_then_added_up(part):
+    total = part.square().sum()
+    dist.reduce(total, dst=0)
+    dist.all_reduce(total)
+    return total.sqrt().item()
 
 
-@named("mean_loss")
-def broadcast_of_the_own(losses):
-    sums = sum_and_count(losses)
-    dist.broadcast(sums, src=0)
-    return ratio(sums)
+@named("global_norm")
+def broadcast_of_the_own(part):
+    total = part.square().sum()
+    dist.broadcast(total, src=0)
+    return total.sqrt().item()
 
 
-@named("mean_loss")
-def mean_of_all_means(losses):
-    mean = losses.mean()
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size()
+@named("global_norm")
+def sum_of_the_norms(part):
+    norm = part.norm()
+    dist.all_reduce(norm)
+    return norm.item()
 
 
-@named("mean_loss")
-def reduced_then_broadcast(losses):
-    sums = sum_and_count(losses)
-    dist.reduce(sums, dst=0)
-    dist.broadcast(sums, src=0)
-    return ratio(sums)
+@named("global_norm")
+def reduced_then_broadcast(part):
+    total = part.square().sum()
+    dist.reduce(total, dst=0)
+    dist.broadcast(total, src=0)
+    return total.sqrt().item()
 
 
 def _ring(strip):
@@ -604,10 +610,10 @@ WRONG = {
         *misnamed("best", lowest_for_nothing, rank=0, line="candidates = log_probs[keep]",
                   pattern="returned"),
     ],
-    "mean_loss": [
-        as_it_was("mean_loss"), reduced_at_itself, for_the_root_only, reduced_then_waited_for,
-        reduced_then_added_up, broadcast_of_the_own, mean_of_all_means,
-        *misnamed("mean_loss", sum_at_the_end, rank=0, line="mean = sums[0] / sums[1]"),
+    "global_norm": [
+        as_it_was("global_norm"), reduced_at_itself, for_the_root_only, reduced_then_waited_for,
+        reduced_then_added_up, broadcast_of_the_own, sum_of_the_norms,
+        *misnamed("global_norm", added_up_everywhere, rank=0, pattern="order"),
     ],
     "with_border": [
         as_it_was("with_border"), all_receive_first, begun_and_forgotten, received_too_late,
@@ -639,7 +645,7 @@ WRONG = {
 RIGHT = {
     "epoch_loss": padded_to_the_richest,
     "best": by_sending_objects,
-    "mean_loss": reduced_then_broadcast,
+    "global_norm": reduced_then_broadcast,
     "with_border": even_ranks_first,
     "validate": all_evaluate,
     "per_sample": both_in_one_tensor,
