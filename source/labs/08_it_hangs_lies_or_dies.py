@@ -40,7 +40,7 @@ from course_utils import WorkerError, WorkerTimeout, check, launch, progress
 
 # %% [markdown]
 # The next two cells are to be run, and need not be read. The first finds by which rank, line and pattern a run can be named: from the fields of the
-# launcher's error, or, where a program lies, from its recording.
+# launcher's error, from what a dying rank printed, or, where a program lies, from its recording.
 
 
 # %%
@@ -57,12 +57,9 @@ def of_hang(error):
 
 def of_death(error):
     line = [frame.code for frame in error.failures[0].frames if frame.is_learners][-1]
-    shapes = {event.shape for event in error.trace}
-    return {
-        "rank": [error.rank],
-        "line": [line],
-        "pattern": ["shape" if len(shapes) > 1 else "exception"],
-    }
+    gloo_says_so = "data size doesn't match" in error.output[error.rank]
+    pattern = "shape" if gloo_says_so else "exception"
+    return {"rank": [error.rank], "line": [line], "pattern": [pattern]}
 
 
 def of_lie(trace, wrong):
