@@ -11,6 +11,7 @@ import build
 import course_utils
 
 ROOT = Path(__file__).resolve().parents[1]
+RAN: dict[str, dict[str, Any]] = {}  # by lab, what its cells defined when they last ran
 SLUGS = [path.stem for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py"))]
 
 
@@ -42,7 +43,7 @@ def cells(slug: str) -> SimpleNamespace:
 
 def _run_cells(slug: str, cut: bool) -> dict[str, Any]:
     plan = build.plan(build.Target(ROOT / f"source/labs/{slug}.py", ROOT, cut))
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names = RAN[slug] = {"__name__": "__main__"}
     for number, cell in enumerate(cell for cell in plan.cells if cell.cell_type == "code"):
         _run(cell.source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
     return names
