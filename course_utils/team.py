@@ -13,6 +13,7 @@ from typing import Any
 from course_utils import errors, hangs, remains, stacks
 from course_utils.live import Panel
 from course_utils.member import Member
+from course_utils.notes import Log
 from course_utils.placement import Placement
 from course_utils.rank import LIBC, Worker
 from course_utils.rendezvous import Rendezvous
@@ -125,7 +126,7 @@ class Team:
             self._listen(min(_TICK_S, patience - now + 0.001))
             self._show()
         if failures := [member.failure for member in self.members if member.failure]:
-            raise errors.worker_error(failures, self.world_size, self.output())
+            raise errors.worker_error(failures, self.world_size, self.output(), self._logs())
         if running:
             raise self._too_late(running)
         self._farewell()
@@ -166,8 +167,11 @@ class Team:
             found = stacks.from_dump(member.dump())
             frames[member.rank] = stacks.settled(found) if states[member.rank] == "R" else found
         done = {member.rank for member in self.members} - set(frames)
-        logs = {member.rank: member.notes.read() for member in self.members}
-        return hangs.worker_timeout(self.timeout, frames, done, self.output(), logs, now)
+        return hangs.worker_timeout(self.timeout, frames, done, self.output(), self._logs(), now)
+
+    def _logs(self) -> dict[int, Log | None]:
+        """What each rank has noted of its calls."""
+        return {member.rank: member.notes.read() for member in self.members}
 
     def _show(self, final: bool = False) -> None:
         if self.panel:
