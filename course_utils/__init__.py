@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 from course_utils.animation import animate
+from course_utils.calls import plot_calls
 from course_utils.cases import CASES
 from course_utils.check import check
 from course_utils.data import digits
@@ -34,6 +35,7 @@ __all__ = [
     "explore",
     "hardware",
     "launch",
+    "plot_calls",
     "plot_ranks",
     "plot_timeline",
     "plot_traffic",
