@@ -40,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils import WorkerError, WorkerTimeout, launch, plot_calls, rank_style, show
 
 # %% [markdown]
-# Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, and the numbers are wrong. It **dies**: somebody raises an error, or is
+# Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, and the numbers are wrong. It **dies**: a rank raises an error, or is
 # gone. The symptom decides what to ask first. It does not tell the cause, as part 5 will show.
 #
 # ## 1 · It hangs
@@ -85,7 +85,7 @@ plot_calls(hang)
 # number under the name of step 3. **It lied twice before it hung.** The missing cell says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere
 # before.
 #
-# The cure: all skip, or none. Whether to skip is a decision of all ranks, so it takes a collective.
+# The cure: all skip, or none. A decision that changes what ranks call is a decision of all ranks, so it takes a collective.
 
 
 # %%
@@ -174,7 +174,7 @@ for task in (evaluate_on_one, uneven):
 #
 # ## 3 · Slow, or hung?
 #
-# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3. To the others both look alike: they sit in
+# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3, which a long sleep stands in for. To the others both look alike: they sit in
 # `all_reduce`.
 
 
@@ -206,20 +206,17 @@ figure, sides = plt.subplots(1, 2, figsize=(8, 2.4), sharex=True, layout="constr
 for axes, (name, error) in zip(sides, errors.items()):
     waits_s = [0.0] * 3
     for event in error.trace:
-        waits_s[event.rank] += event.end_s - event.start_s
-        tone = {"facecolor": "white", "hatch": "////"} if not event.finished else {}
-        bar = axes.barh(event.rank, event.end_s - event.start_s, 0.6, event.start_s, **tone)
-        bar[0].set_edgecolor(rank_style(event.rank)["color"])
-        if event.finished:
-            bar[0].set_facecolor(rank_style(event.rank)["color"])
+        color, took_s = rank_style(event.rank)["color"], event.end_s - event.start_s
+        done, open_ = {"fc": color, "ec": "white"}, {"fc": "white", "ec": color, "hatch": "////"}
+        axes.barh(event.rank, took_s, 0.6, event.start_s, **(done if event.finished else open_))
+        waits_s[event.rank] += took_s
     axes.set(title=name, xlabel="s since the launch", xlim=(0, None), ylim=(2.5, -0.5))
     axes.set_yticks(range(3), ["rank 0", "rank 1", "rank 2"])
-    print(
-        f"{name}: predicted {predicted_least[name]}, waits least: rank {waits_s.index(min(waits_s))}"
-    )
+    least = waits_s.index(min(waits_s))
+    print(f"{name}: predicted {predicted_least[name]}, waits least: rank {least}")
 show(
     figure,
-    "Time inside all_reduce, hatched where it did not end: rank 2 is never long inside; in hung, "
+    "Time inside all_reduce, hatched where it did not end. Rank 2 is never long inside; in hung, "
     "the last wait of ranks 0 and 1 is longer than all before.",
 )
 
@@ -252,7 +249,7 @@ def add_metrics():
 
 
 # %% [markdown]
-# **Predict** what each rank gets, and what error.
+# **Predict** what rank 0 gets. Is there an error?
 
 # %%
 predicted = {"loss": "?", "right": "?"}
@@ -474,6 +471,7 @@ def fetch_and_read(folder):
     return sum(json.loads(path.read_text()))
 
 
+# %%
 with tempfile.TemporaryDirectory() as folder:
     try:
         launch(fetch_and_read, folder, backend="gloo")
@@ -492,7 +490,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # ## 7 · What PyTorch offers
 #
-# Elsewhere you will not have `launch`. PyTorch has four tools; we try them on the same four mistakes, each for at most a second. `skip_alone` prints too much for this, so here are all four without words.
+# Elsewhere you will not have `launch`. PyTorch has four tools. We try them on the same four mistakes, each for at most a second; `one_call_less` is the skipped batch of part 1, in short.
 
 
 # %%
@@ -509,8 +507,8 @@ mistakes = {
 }
 
 # %% [markdown]
-# The first tool is the **timeout of the group**. The second is the **debug level** `DETAIL`: before each call, ranks compare what they are about to do. Usually one sets
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL`; when our workers are forked torch has read that already, so they call a function.
+# The first tool is the **timeout of the group**. The second is the **debug level** `DETAIL`: before each call, ranks compare what they are about to do. In a script one sets
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL`; torch reads that when it is imported, which in a notebook was long before the ranks were forked, so ours call a function.
 
 
 # %%
@@ -612,19 +610,17 @@ def verdict(words):
 
 # %%
 tools = [*said["swapped"]]
-shades = {"names it": "#009E73", "notices": "#F0E442", "silent": "white"}
+shades = {"names it": "#009E7388", "notices": "#F0E44288", "silent": "white"}
 figure, axes = plt.subplots(figsize=(8, 2.4))
-for row, words in enumerate(said.values()):
-    for column, tool in enumerate(tools):
+for y, words in enumerate(said.values()):
+    for x, tool in enumerate(tools):
         what = verdict(words[tool])
-        box = {"facecolor": shades[what], "edgecolor": "#999999", "alpha": 0.5}
-        axes.add_patch(plt.Rectangle((column, row), 0.96, 0.9, **box))
-        axes.text(column + 0.48, row + 0.45, what, ha="center", va="center")
+        axes.add_patch(plt.Rectangle((x, y), 0.96, 0.9, fc=shades[what], ec="#999999"))
+        axes.text(x + 0.48, y + 0.45, what, ha="center", va="center")
 axes.set(xlim=(0, len(tools)), ylim=(len(said), 0))
-axes.set_xticks([column + 0.48 for column in range(len(tools))], tools)
-axes.set_yticks([row + 0.45 for row in range(len(said))], said)
-axes.xaxis.tick_top()
-axes.tick_params(length=0)
+axes.set_xticks([x + 0.48 for x in range(len(tools))], tools)
+axes.set_yticks([y + 0.45 for y in range(len(said))], said)
+axes.tick_params(length=0, labelbottom=False, labeltop=True)
 axes.spines[:].set_visible(False)
 named = {tool: sum(verdict(w[tool]) == "names it" for w in said.values()) for tool in tools}
 text = ", ".join(f"{tool} {count}" for tool, count in named.items())
@@ -660,7 +656,7 @@ show(figure, f"How many of the four mistakes a tool names: {text}. The gaps, nob
 #
 # ## What you know now
 #
-# A symptom is where a mistake surfaced, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died by a digit. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
+# A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, as the numbers fell. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
 # You have seen what each tool says, and to what it is deaf.
 #
 # **Next:** [09 · Many machines](09_many_machines.ipynb), where a rank may be in another room.
