@@ -207,8 +207,9 @@ for axes, (name, error) in zip(sides, errors.items()):
     waits_s = [0.0] * 3
     for event in error.trace:
         color, took_s = rank_style(event.rank)["color"], event.end_s - event.start_s
-        done, open_ = {"fc": color, "ec": "white"}, {"fc": "white", "ec": color, "hatch": "////"}
-        axes.barh(event.rank, took_s, 0.6, event.start_s, **(done if event.finished else open_))
+        done, open_ = {"fc": color + "66"}, {"fc": "white", "hatch": "////"}
+        style = {"ec": color} | (done if event.finished else open_)
+        axes.barh(event.rank, took_s, 0.6, event.start_s, **style)
         waits_s[event.rank] += took_s
     axes.set(title=name, xlabel="s since the launch", xlim=(0, None), ylim=(2.5, -0.5))
     axes.set_yticks(range(3), ["rank 0", "rank 1", "rank 2"])
@@ -490,7 +491,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # ## 7 · What PyTorch offers
 #
-# Elsewhere you will not have `launch`. PyTorch has four tools. We try them on the same four mistakes, each for at most a second; `one_call_less` is the skipped batch of part 1, in short.
+# Elsewhere you will not have `launch`. PyTorch has four tools. We try them on the same four mistakes, each for a second or two; `one_call_less` is the skipped batch of part 1, in short.
 
 
 # %%
