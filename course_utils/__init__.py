@@ -5,6 +5,7 @@ import os
 # torch.cuda.is_available() shall ask NVML: opening CUDA would spoil every later fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+from course_utils.calls import plot_calls
 from course_utils.check import check
 from course_utils.checking.cases import CASES
 from course_utils.checking.overview import progress
@@ -34,6 +35,7 @@ __all__ = [
     "explore",
     "hardware",
     "launch",
+    "plot_calls",
     "plot_ranks",
     "plot_timeline",
     "plot_traffic",

@@ -7,11 +7,14 @@ an error on purpose prints the same words in every run.
 import re
 import signal
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from course_utils.launching import stacks
 from course_utils.launching.stacks import Frame
+from course_utils import aborts
+from course_utils.notes import Log
 from course_utils.words import ranks_named as ranks
 
 if TYPE_CHECKING:
@@ -38,8 +41,7 @@ _LIKELY = {
     "SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
     "SIGSEGV": "compiled code touched memory that is not its own, called from the line shown above",
-    "SIGABRT": "compiled code gave up; in gloo this most often means that the ranks called "
-    "one collective with different shapes or dtypes (its own words stand in the rank's output)",
+    "SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
     "SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
     "SIGFPE": "an integer was divided by zero in compiled code",
     "SIGTERM": "something asked this one process to end",
@@ -135,18 +137,26 @@ def from_exit(rank: int, when: float, status: int, dump: str) -> Failure:
     return Failure(rank, when, f"the process died of {name}", stacks.from_dump(dump), advice)
 
 
-def worker_error(failures: list[Failure], world_size: int, output: list[str]) -> WorkerError:
+def worker_error(
+    failures: list[Failure],
+    world_size: int,
+    output: list[str],
+    logs: Mapping[int, Log | None] | None = None,
+) -> WorkerError:
     """The error that names the root cause among the failures seen.
 
     Signals, exits and ordinary exceptions count in order of time; complaints about a lost peer
-    come last. Ranks that failed with the same words are named together, in rank order.
+    come last. Ranks that failed with the same words are named together, in rank order. What each
+    rank has noted of its calls, `logs`, tells why gloo ended one.
     """
     root = min(failures, key=lambda failure: (failure.is_echo, failure.when))
     same = sorted(f.rank for f in failures if f.headline == root.headline)
     root = next(f for f in failures if f.rank == same[0])
     rest = [rank for rank in range(world_size) if rank not in same]
     parts = [f"{ranks(same)} failed: {root.headline}", root.story()]
-    if advice := root.advice or (_LEFT if root.is_echo else ""):
+    if root.headline.endswith("SIGABRT") and (told := aborts.reason(root.rank, logs or {}, output)):
+        parts.append(told)
+    elif advice := root.advice or (_LEFT if root.is_echo else ""):
         parts.append(f"Likely reason: {advice}.")
     if rest:
         parts.append(f"{ranks(rest).capitalize()} {'was' if len(rest) == 1 else 'were'} stopped.")

@@ -151,7 +151,12 @@ ENDS = [
 
         launch(work)
         """,
-        says=("failed: the process died of SIGABRT", "{cell}, line 2", "different shapes"),
+        says=(
+            "failed: the process died of SIGABRT",
+            "{cell}, line 2",
+            "shape (1000,)",
+            "shape (2000,)",
+        ),
     ),
     Fault(
         "out of memory under a limit",

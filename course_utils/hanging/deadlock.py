@@ -112,7 +112,7 @@ class Deadlock:
         whole, agreed = all(self.ranks[m].complete for m in members), False
         for number in sorted(set().union(*numbered.values())):
             calls = {m: mine[number] for m, mine in numbered.items() if number in mine}
-            what = _differs(list(calls.values()))
+            what = differs(list(calls.values()))
             if what and (whole or agreed):  # else an earlier difference may be forgotten
                 return Difference(number, what, calls)
             if what:
@@ -132,7 +132,7 @@ def _key(rank: int, call: Call) -> tuple:
     return (call.kind,) if call.kind in ("new_group", "return") else ("", call.group_name)
 
 
-def _differs(calls: list[Call]) -> str | None:
+def differs(calls: list[Call]) -> str | None:
     """What some calls, which shall meet, differ in."""
     first = calls[0]
     forward = all(call.flags & FORWARD for call in calls)

@@ -17,6 +17,7 @@ from course_utils.launching.member import Member
 from course_utils.launching.placement import Placement
 from course_utils.launching.rank import LIBC, Worker
 from course_utils.live import Panel
+from course_utils.notes import Log
 from course_utils.rendezvous import Rendezvous
 
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
@@ -127,7 +128,7 @@ class Team:
             self._listen(min(_TICK_S, patience - now + 0.001))
             self._show()
         if failures := [member.failure for member in self.members if member.failure]:
-            raise errors.worker_error(failures, self.world_size, self.output())
+            raise errors.worker_error(failures, self.world_size, self.output(), self._logs())
         if running:
             raise self._too_late(running)
         self._farewell()
@@ -168,8 +169,11 @@ class Team:
             found = stacks.from_dump(member.dump())
             frames[member.rank] = stacks.settled(found) if states[member.rank] == "R" else found
         done = {member.rank for member in self.members} - set(frames)
-        logs = {member.rank: member.notes.read() for member in self.members}
-        return hangs.worker_timeout(self.timeout, frames, done, self.output(), logs, now)
+        return hangs.worker_timeout(self.timeout, frames, done, self.output(), self._logs(), now)
+
+    def _logs(self) -> dict[int, Log | None]:
+        """What each rank has noted of its calls."""
+        return {member.rank: member.notes.read() for member in self.members}
 
     def _show(self, final: bool = False) -> None:
         if self.panel:

@@ -95,7 +95,7 @@ def _printed(
         edge = _EDGE - 0.08
         square = FancyBboxPatch(
             (x + 0.11, rank + 0.11), edge, edge, boxstyle="round,pad=0.04,rounding_size=0.1",
-            facecolor=_tint(style["color"], owner), edgecolor=style["color"], linewidth=1.2,
+            facecolor=tint(style["color"], owner), edgecolor=style["color"], linewidth=1.2,
             hatch="xx" if garbage else None, linestyle="--" if garbage else "-",
         )  # fmt: skip
         axes.add_patch(square)
@@ -109,7 +109,7 @@ def _printed(
     _empty(axes, held)
 
 
-def _tint(color: str, owner: int | None) -> tuple[float, ...]:
+def tint(color: str, owner: int | None) -> tuple[float, ...]:
     """A light tone of a rank's colour; white for what nobody had."""
     from matplotlib.colors import to_rgb
 
