@@ -5,7 +5,6 @@ import os
 # torch.cuda.is_available() shall ask NVML: opening CUDA would spoil every later fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-from course_utils.calls import plot_calls
 from course_utils.check import check
 from course_utils.checking.cases import CASES
 from course_utils.checking.overview import progress
@@ -15,6 +14,7 @@ from course_utils.hardware import hardware
 from course_utils.launching.rank import report
 from course_utils.network import Network
 from course_utils.pictures.animation import animate
+from course_utils.pictures.calls import plot_calls
 from course_utils.pictures.explorer import explore
 from course_utils.pictures.matrix import plot_traffic
 from course_utils.pictures.squares import plot_ranks

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from course_utils.hanging import aborts
+from course_utils.hanging.notes import Log
 from course_utils.launching import stacks
 from course_utils.launching.stacks import Frame
-from course_utils import aborts
-from course_utils.notes import Log
 from course_utils.words import ranks_named as ranks
 
 if TYPE_CHECKING:

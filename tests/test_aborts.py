@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import WorkerError, aborts, launch
-from course_utils.notes import Call, Log
-from course_utils.stacks import Frame
+from course_utils import WorkerError, launch
+from course_utils.hanging import aborts
+from course_utils.hanging.notes import Call, Log
+from course_utils.launching.stacks import Frame
 
 GLOO = "what(): [enforce fail] Received data size doesn't match expected size."
 

@@ -6,11 +6,12 @@ import torch
 import torch.distributed as dist
 from recordings import Shown, event, one_message
 
-from course_utils import Trace, WorkerError, WorkerTimeout, hangs, launch, plot_calls
-from course_utils.calls import draw
-from course_utils.notes import Call, Log
-from course_utils.sequence import Sequence
-from course_utils.stacks import Frame
+from course_utils import Trace, WorkerError, WorkerTimeout, launch, plot_calls
+from course_utils.hanging import hangs
+from course_utils.hanging.notes import Call, Log
+from course_utils.launching.stacks import Frame
+from course_utils.pictures.calls import draw
+from course_utils.pictures.sequence import Sequence
 
 ALL, BARRIER, BROADCAST = ("all_reduce", 7), ("barrier", 8), ("broadcast", 9)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from course_utils import errors
 from course_utils.hanging import hangs
+from course_utils.hanging.notes import Log
 from course_utils.launching import remains, stacks
 from course_utils.launching.member import Member
 from course_utils.launching.placement import Placement
 from course_utils.launching.rank import LIBC, Worker
 from course_utils.live import Panel
-from course_utils.notes import Log
 from course_utils.rendezvous import Rendezvous
 
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from course_utils.absence import SAME
-from course_utils.deadlock import Deadlock, Difference
-from course_utils.notes import Call, Log
-from course_utils.whereabouts import Whereabouts, content, of_group
+from course_utils.hanging.absence import SAME
+from course_utils.hanging.deadlock import Deadlock, Difference
+from course_utils.hanging.notes import Call, Log
+from course_utils.hanging.whereabouts import Whereabouts, content, of_group
 from course_utils.words import ranks_named as ranks
 
 _SIZES = "data size doesn't match"  # what gloo prints before it ends the rank that received

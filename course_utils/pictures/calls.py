@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from course_utils.bars import INK
 from course_utils.errors import WorkerTimeout
+from course_utils.pictures.bars import INK
+from course_utils.pictures.sequence import Cell, Sequence
+from course_utils.pictures.squares import tint
 from course_utils.plots import rank_style, show
-from course_utils.sequence import Cell, Sequence
-from course_utils.squares import tint
 from course_utils.trace import Trace
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from course_utils.deadlock import differs
 from course_utils.errors import WorkerTimeout
-from course_utils.notes import Call
+from course_utils.hanging.deadlock import differs
+from course_utils.hanging.notes import Call
 from course_utils.trace import Trace
 from course_utils.words import ranks_named as ranks
 
