@@ -53,7 +53,7 @@ class DigitNet(nn.Sequential):
 
 # %% [markdown]
 # And the script itself. It trains on 640 digits with noise added to them, in global batches of 64. Its parts are methods, so that we can measure each, and replace it. Give it two
-# minutes. Most of its faults are hard to see, and each has stood in a published tutorial.
+# minutes. Its faults are hard to see; most of them have stood in published tutorials.
 
 
 # %%
@@ -761,7 +761,7 @@ axes.spines[["top", "right"]].set_visible(False)
 show(figure, "Adam's state is half of all at first, and shrinks with the ranks; the rest stays.")
 
 # %% [markdown]
-# The same training to rounding, a quarter of the state on four ranks, and 12 bytes more on the wire: the padding. `reduce_scatter` and `all_gather` are the two halves of a ring's `all_reduce` (chapter 06), only with a step of Adam in between. Sharding the
+# The same training to rounding, a quarter of the state on four ranks, and 12 bytes more on the wire: the padding. (`own` and its gradient are a second copy of the share, which a more careful form would avoid.) `reduce_scatter` and `all_gather` are the two halves of a ring's `all_reduce` (chapter 06), only with a step of Adam in between. Sharding the
 # gradients and weights as well is what `fully_shard` does, FSDP2.
 #
 # **Check yourself.** What has this form lost that DDP had?

@@ -452,7 +452,7 @@ class _Sharded:
 
     def start(self):
         self.own = self.shares(parameters_to_vector(self.parameters).detach())[self.rank].clone()
-        self.adam = torch.optim.Adam([self.own], self.lr)
+        self.adam = torch.optim.Adam([self.own], self.lr, weight_decay=0.1)
 
     def shares(self, one):
         return pad(one, (0, -len(one) % self.world_size)).chunk(self.world_size)
@@ -500,7 +500,7 @@ class sharded_whole_state(_Sharded):
     """Right weights, but every rank keeps everything."""
 
     def start(self):
-        self.adam = torch.optim.Adam(self.parameters, self.lr)
+        self.adam = torch.optim.Adam(self.parameters, self.lr, weight_decay=0.1)
 
     def step(self):
         gradient = parameters_to_vector([p.grad for p in self.parameters]) / self.world_size
@@ -551,8 +551,14 @@ class sharded_gathered_before_the_step(_Sharded):
 
 class sharded_new_adam_each_step(_Sharded):
     def step(self):
-        self.adam = torch.optim.Adam([self.own], self.lr)
+        self.adam = torch.optim.Adam([self.own], self.lr, weight_decay=0.1)
         super().step()
+
+
+class sharded_without_decay(_Sharded):
+    def start(self):
+        super().start()
+        self.adam = torch.optim.Adam([self.own], self.lr)
 
 
 class sharded_sgd(_Sharded):
@@ -605,7 +611,7 @@ WRONG = {
             sharded_sums, sharded_without_the_rest, sharded_shares_of_rank_0,
             sharded_never_put_back, sharded_whole_state, sharded_by_all_reduce,
             sharded_with_its_own_gradient, sharded_gathered_before_the_step,
-            sharded_new_adam_each_step, sharded_sgd,
+            sharded_new_adam_each_step, sharded_without_decay, sharded_sgd,
         )
     ],
 }  # fmt: skip
