@@ -62,6 +62,10 @@ def train_spec(models, rates, epochs):
     return [train_alone(models[0], rates[0], epochs[0])] * len(models)
 
 
+# %% [markdown]
+# The patient, which stays as it is:
+
+
 # %%
 def broken(model, rate, epochs):
     world_size = dist.get_world_size()
