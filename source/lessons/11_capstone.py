@@ -274,7 +274,7 @@ predicted_losses = "?"
 print("predicted:", predicted_losses)
 for script in (Rated, Averaged):
     results = on(4, lambda: script().train(range(1))[0])
-    print(f"{script.__name__:8} rank by rank:", *(f"{loss:.2f}" for loss in results))
+    print(f"{script.__name__:8} rank by rank:", *(f"{loss:.3f}" for loss in results))
 
 # %% [markdown]
 # Four numbers, of which the screen would have shown rank 0's.
