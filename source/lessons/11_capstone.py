@@ -421,7 +421,7 @@ show(
 )
 
 # %% [markdown]
-# Each fault is seen, and no figure sees them all: the printed loss is wrong with perfect weights, and so is the count. And look at the right answers: three faults get *more* of them. A score that goes up
+# Each fault is seen, and no figure sees them all: the printed loss is wrong with perfect weights, and so is the count. And look at the right answers: with one order for ever, and with equal noise, there are *more* of them, 312. A score that goes up
 # proves nothing. A proof that was never tried on a fault may prove nothing either.
 #
 # **Check yourself.** The checkpoint is missing in this table. Which run would you have to add?
