@@ -171,8 +171,7 @@ check(
 # ## 3 · Dropout of its own
 #
 # *●●○, 8 minutes.* `model`, in DDP already, has a dropout layer with a seed and one without. **Goal:** with the whole number `seed`, see to it that in 20
-# calls no two ranks ever drop the same units, and that the same seed gives the same run again. The ranks' seeds for torch should be
-# `seed + rank`.
+# calls no two ranks ever drop the same units, and that the same seed gives the same run again.
 
 
 # %%
