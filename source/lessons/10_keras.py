@@ -45,7 +45,7 @@ except ModuleNotFoundError:
 # NHWC: the channel comes last, unlike in torch. We shorten the training to 1,442 digits, and the memory of the batch norms with it, from a
 # momentum of 0.99 to 0.9.
 
-# %% tags=["row-C2", "row-C3"]
+# %%
 L = keras.layers
 
 
@@ -61,8 +61,13 @@ def convnet(dropout_seed=None):
     return keras.Sequential([*layers, L.Dropout(0.5, seed=dropout_seed), L.Dense(10)])
 
 
+# %% [markdown]
+# `Rescaling` wants pixels from 0 to 255, so we undo what `digits` has done to them.
+
+
+# %% tags=["row-C3"]
 def nhwc(split):
-    pixels = (split.data * 0.32485 + 0.30514) * 255  # as they were before `digits` normalised them
+    pixels = (split.data * 0.32485 + 0.30514) * 255
     return TensorDataset(pixels.permute(0, 2, 3, 1).contiguous(), split.targets)
 
 
@@ -101,32 +106,45 @@ print("a process group in the kernel:", dist.is_initialized())
 # kernel**. CUDA is first on that list, and `import keras` on the torch backend looks for GPUs, which by default starts CUDA; every later rank
 # would fail on its GPU. `course_utils`, imported first, makes torch ask the driver's library instead.
 #
-# Here is the training: Adam with a rate of 0.001, batches of 64 for all ranks together, two epochs. The guide prints its loss as in `own`.
+# A step is torch's own, but for `training=True`, which part 3 is about.
+
+
+# %%
+def trainable(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def take_step(network, optimizer, images, labels, training=True):
+    loss = cross_entropy(network(images, training=training), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+# %% [markdown]
+# And the training: Adam with a rate of 0.001, batches of 64 for all ranks together, two epochs. What the guide prints at the end of each is `own`.
 
 
 # %% tags=["row-C2", "row-C6", "row-C8"]
 def train(epochs=2):
-    world_size = dist.get_world_size()
-    keras.utils.set_random_seed(dist.get_rank())
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    keras.utils.set_random_seed(rank)
     model = convnet()
     ddp = DistributedDataParallel(model)
     sampler = DistributedSampler(training)
     loader = DataLoader(training, batch_size=64 // world_size, sampler=sampler)
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.001)
-    losses = []
+    optimizer, losses = torch.optim.Adam(trainable(model), lr=0.001), []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         sums = torch.zeros(2)
         for images, labels in loader:
-            loss = cross_entropy(ddp(images, training=True), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            sums += torch.tensor([loss.item() * len(labels), len(labels)])
+            loss = take_step(ddp, optimizer, images, labels)
+            sums += torch.tensor([loss * len(labels), len(labels)])
         own = sums[0] / sums[1]
         dist.all_reduce(sums)
         losses.append((own.item(), (sums[0] / sums[1]).item()))
-    return loader.batch_size, losses, model.get_weights()
+    return loader.batch_size, losses
 
 
 results = launch(train, backend="gloo")
@@ -138,16 +156,13 @@ print("local batch: 64 /", len(results), "=", results[0][0])
 # %% tags=["nbval-ignore-output"]
 predicted_numbers = "?"
 print("predicted:", predicted_numbers)
-for rank, (_, losses, _) in enumerate(results):
+for rank, (_, losses) in enumerate(results):
     for epoch, (own, reduced) in enumerate(losses):
         print(f"rank {rank}, epoch {epoch}: own loss {own:.4f}, reduced {reduced:.4f}")
 
 # %% tags=["row-C5"]
-(_, ours, _), (_, theirs, _) = results
-print(
-    "different numbers:",
-    len({loss for losses in (ours, theirs) for pair in losses for loss in pair}),
-)
+ours, theirs = (losses for _, losses in results)
+print("different numbers:", len({loss for epoch in ours + theirs for loss in epoch}))
 print("reduced loss is the same on both ranks:", [a[1] == b[1] for a, b in zip(ours, theirs)])
 print("and falls:", ours[0][1] > ours[1][1])
 
@@ -183,32 +198,31 @@ print("the default sampler shuffles:", launch(epochs_differ, True, backend="gloo
 # ## 2 · Is it what one device would do?
 #
 # Chapter 04 set data parallel against model parallel, and **synchronous** against loosely coupled. DDP is the first of each: split the batch, compute, average the gradients, take one step. **Loosely coupled** training lets each rank go on with its own weights, and
-# averages *them* now and then. We try both: 20 steps on fixed batches, with SGD. (Adam divides every gradient by its own size, so it blows up the rounding in tiny
+# averages *them* now and then. We try both: ten steps on fixed batches, with SGD. (Adam divides every gradient by its own size, so it blows up the rounding in tiny
 # ones.)
 
 
 # %%
 def weights(model):
-    return parameters_to_vector(p for p in model.parameters() if p.requires_grad).detach()
+    return parameters_to_vector(trainable(model)).detach()
 
 
-def twenty_steps(training_mode, meet_every_step=True):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+def my_share(step):
+    """This rank's part of the 64 images of a step."""
+    share = slice(dist.get_rank(), None, dist.get_world_size())
+    images, labels = training[64 * step : 64 * (step + 1)]
+    return images[share], labels[share]
+
+
+def ten_steps(training_mode, coupling="synchronous"):
     keras.utils.set_random_seed(0)
     model = convnet()
-    network = DistributedDataParallel(model) if meet_every_step else model
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
-    for step in range(20):
-        images, labels = training[64 * step : 64 * (step + 1)]
-        loss = cross_entropy(
-            network(images.chunk(world_size)[rank], training=training_mode),
-            labels.chunk(world_size)[rank],
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if not meet_every_step and step in (4, 9, 14):  # loosely coupled
-            for parameter in optimizer.param_groups[0]["params"]:
+    network = DistributedDataParallel(model) if coupling == "synchronous" else model
+    optimizer = torch.optim.SGD(trainable(model), lr=0.05)
+    for step in range(10):
+        take_step(network, optimizer, *my_share(step), training=training_mode)
+        if coupling == "loose" and step == 4:  # they meet halfway
+            for parameter in trainable(model):
                 dist.all_reduce(parameter.detach(), op=dist.ReduceOp.AVG)
     return weights(model)
 
@@ -228,13 +242,13 @@ def apart(a, b):
 
 
 print("predicted:", predicted)
-for name, options in zip(predicted, [(False,), (False, False), (True,)]):
-    alone = launch(twenty_steps, options[0], world_size=1, backend="gloo")[0]
-    ranks = launch(twenty_steps, *options, backend="gloo")
+for name, options in zip(predicted, [(False,), (False, "loose"), (True,)]):
+    alone = launch(ten_steps, options[0], world_size=1, backend="gloo")[0]
+    ranks = launch(ten_steps, *options, backend="gloo")
     print(f"{name:27} between ranks {apart(*ranks)}, from one device {apart(ranks[0], alone)}")
 
 # %% [markdown]
-# Synchronous is **one device, up to rounding**, and the ranks agree to the last bit. Loosely coupled ranks hold different models between two meetings. In the last line the ranks agree with each
+# Synchronous is **one device, up to rounding**, and the ranks agree to the last bit. Loosely coupled ranks met halfway, and have parted since. In the last line the ranks agree with each
 # other, but not with one device, and should not: each batch norm normalises by *its* 32 images instead of all 64, and dropout draws other masks.
 #
 # **Check yourself.** So which line is the one to test in your own project?
@@ -289,7 +303,7 @@ print("predicted:", predicted_message)
 for build_all in (False, True):
     ours, theirs = launch(wrap, build_all, backend="gloo")
     equal = [torch.equal(a, b) for a, b in zip(ours.values(), theirs.values())]
-    print("built before:", build_all, "- gradients equal on both ranks:", dict(zip(ours, equal)))
+    print(f"built before: {build_all!s:5} equal gradients:", dict(zip(ours, equal)))
 
 # %% [markdown]
 # Nothing. The second layer, born after wrapping, has its own weights and its own gradients on each rank. One call on a batch of zeros, before wrapping,
@@ -343,7 +357,7 @@ results = launch(inventory, world_size=1, backend="gloo")
 
 # %% [markdown]
 # No buffers at all: the six moving statistics, and the state of dropout's seed, are `Parameter`s without a gradient. DDP sends these **once**, when it wraps. From then on each rank's
-# statistics follow its own images. `follow` trains for an epoch, and notes them after each step. Its argument is the cure, a function that is called after each step.
+# statistics follow its own images. `follow` trains for an epoch and notes them after each step. It can call a `cure`, in each step or at the end.
 
 
 # %%
@@ -352,26 +366,20 @@ def statistics(model):
 
 
 def follow(cure=None, when=None):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     keras.utils.set_random_seed(0)
     model = convnet()
     ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.001)
-    history = []
+    optimizer, history = torch.optim.Adam(trainable(model), lr=0.001), []
     for step in range(22):
-        images, labels = training[64 * step : 64 * (step + 1)]
-        mine = slice(rank, None, world_size)
-        loss = cross_entropy(ddp(images[mine], training=True), labels[mine])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(ddp, optimizer, *my_share(step))
         if when == "each step":
             cure(statistics(model))
         history.append(torch.cat(statistics(model)))
     if when == "at the end":
         cure(statistics(model))
+    images, labels = testing.tensors
     with torch.no_grad():
-        test_loss = cross_entropy(model(testing.tensors[0], training=False), testing.tensors[1])
+        test_loss = cross_entropy(model(images, training=False), labels)
     return torch.stack(history), torch.cat(statistics(model)), weights(model), test_loss
 
 
@@ -414,13 +422,10 @@ def from_rank_0(tensors):
 
 # %%
 predicted_away = {"once": "?", "rank 0's": "?"}
-cures = {
-    "no cure": (),
-    "each step": (average, "each step"),
-    "once": (average, "at the end"),
-    "rank 0's": (from_rank_0, "at the end"),
-}
-runs = {name: launch(follow, *cure, backend="gloo", trace=True) for name, cure in cures.items()}
+cures = {"each step": (average, "each step"), "once": (average, "at the end")}
+cures["rank 0's"] = (from_rank_0, "at the end")
+runs = {"no cure": drifting}
+runs |= {name: launch(follow, *cure, backend="gloo", trace=True) for name, cure in cures.items()}
 print("predicted:", predicted_away)
 for name, run in runs.items():
     calls = len(run.trace.of_rank(0)) - len(drifting.trace.of_rank(0))
@@ -442,7 +447,7 @@ panels[0].legend(frameon=False)
 show(figure, "Left, the ranks end apart; right, the last point is their average, on both ranks.")
 
 # %% [markdown]
-# All three make the ranks equal. But **once is as good as each step**, up to rounding, with 6 messages instead of 132: a moving statistic is a weighted sum of what each step
+# All three make the ranks equal. But **once is as good as each step**, up to rounding, with 6 calls instead of 132: a moving statistic is a weighted sum of what each step
 # saw, so the average of sums is the sum of averages; and training does not look at it. Rank 0's is equal everywhere as well, but forgets half of the data.
 #
 # The obvious cure by name, Keras's `BatchNormalization(synchronized=True)`, is refused on this backend: "only supported with the TensorFlow backend".
@@ -455,8 +460,8 @@ show(figure, "Left, the ranks end apart; right, the last point is their average,
 #
 # ## 5 · Whose dropout?
 #
-# Two ranks should drop different units, or half of the randomness is lost. The state of dropout's seed is a parameter, so DDP makes it equal. **Predict:** what helps
-# against it?
+# Two ranks should drop different units, or half of the randomness is lost. The state of dropout's seed is a parameter, so DDP makes it equal. `masks` draws five times after
+# wrapping and a cure, of which we try four.
 
 
 # %%
@@ -469,6 +474,7 @@ def masks(seed, cure):
     return torch.cat([dropout(torch.ones(1, 16), training=True) for _ in range(5)]) > 0
 
 
+# %%
 def no_cure(state):
     pass
 
@@ -485,6 +491,9 @@ def far_apart(state):
     state.assign(state.value + torch.tensor([1_000_000 * dist.get_rank(), 0]))
 
 
+# %% [markdown]
+# **Predict.** Which cures help a dropout layer without a seed, and which one with `seed=7`?
+
 # %%
 predicted_cures = {None: "?", 7: "?"}
 drawn = {}
@@ -497,6 +506,9 @@ for seed in (None, 7):
             "the same masks" if same else "the same, one step later" if shifted else "other masks"
         )
         print(f"Dropout(0.5, seed={seed})  {cure.__name__:12} {said_of}")
+
+# %% [markdown]
+# The masks with `seed=7`, as a picture: a row for each call, a square for each unit, the dropped ones dark.
 
 # %%
 figure, panels = plt.subplots(2, 3, figsize=(9, 3.4), layout="constrained")
@@ -538,7 +550,7 @@ def all_reduces(run):
 
 predicted_messages = "?"
 run = launch(lambda: fit(keras.optimizers.SGD(0.05)), backend="gloo", trace=True)
-print("predicted:", predicted_messages, "measured:", all_reduces(run) / 23)
+print("predicted:", predicted_messages, "measured:", all_reduces(run) // 23)
 print("weights equal on both ranks:", torch.equal(run[0][0], run[1][0]))
 
 # %% [markdown]
@@ -557,7 +569,7 @@ class AveragingSGD(keras.optimizers.SGD):
 
 
 run = launch(lambda: fit(AveragingSGD(0.05)), backend="gloo", trace=True)
-print("all_reduce per step:", all_reduces(run) / 23)
+print("all_reduce per step:", all_reduces(run) // 23)
 print("weights equal on both ranks:", torch.equal(run[0][0], run[1][0]))
 print("logged losses equal:", run[0][1] == run[1][1])
 
@@ -637,7 +649,7 @@ backends = Path(keras.__file__).parent / "src/backend"
 has_part = {
     b: (backends / b / "distribution_lib.py").exists() for b in ("jax", "tensorflow", "torch")
 }
-print("Keras", keras.__version__, "- backends with a distribution part:", has_part)
+print("Keras", keras.__version__, "has a distribution part for:", has_part)
 
 # %% [markdown]
 # It accepts four GPUs that nobody has, trains on one device, and changes not a bit. Whatever has to ask the backend fails, since torch's has **no distribution part** in this
@@ -653,17 +665,14 @@ def train_cured(epochs=4):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = convnet()  # 1. built, since it has an Input
     ddp = DistributedDataParallel(model)
-    torch.manual_seed(rank)  # 2. dropout without a seed, other masks on each rank
+    torch.manual_seed(rank)  # 2. dropout without a seed: other masks on each rank
     sampler = DistributedSampler(training)
     loader = DataLoader(training, batch_size=64 // world_size, sampler=sampler)
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.001)
+    optimizer = torch.optim.Adam(trainable(model), lr=0.001)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
-            loss = cross_entropy(ddp(images, training=True), labels)  # 3. training=True
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(ddp, optimizer, images, labels)  # 3. has training=True
         average(statistics(model))  # 4. before anybody uses or saves them
     images, labels = testing[rank::world_size]
     with torch.no_grad():
