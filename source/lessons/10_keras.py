@@ -343,9 +343,8 @@ results = launch(ways, world_size=1, backend="gloo")
 #
 # DDP sends rank 0's **buffers** to all before each forward; in torch, a batch norm's running mean is one (chapter 07). What is it in Keras?
 
+
 # %%
-
-
 def inventory():
     model = convnet()
     for variable in model.non_trainable_variables[:2] + model.non_trainable_variables[-1:]:
@@ -420,7 +419,7 @@ def from_rank_0(tensors):
 # %% [markdown]
 # **Predict.** Which cures make the ranks equal? And how far are the statistics of the other two from those averaged in each step?
 
-# %%
+# %% tags=["row-C9"]
 predicted_away = {"once": "?", "rank 0's": "?"}
 cures = {"each step": (average, "each step"), "once": (average, "at the end")}
 cures["rank 0's"] = (from_rank_0, "at the end")
@@ -434,23 +433,40 @@ for name, run in runs.items():
     print(f"from each step's {away}")
 
 # %%
-figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout="constrained")
-channel = runs["no cure"][0][0][-1].sub(runs["no cure"][1][0][-1]).abs().argmax()
-for axes, name in zip(panels, ("no cure", "once")):
-    for rank, (history, final, *_) in enumerate(runs[name]):
-        style = rank_style(rank) | {"markevery": 4}
-        axes.plot([*history[:, channel], final[channel]], label=f"rank {rank}", **style)
+figure, panels = plt.subplots(1, 3, figsize=(9, 2.8), sharey=True, layout="constrained")
+channel = (drifting[0][1] - drifting[1][1]).abs().argmax()  # the one that drifts most
+for axes, name in zip(panels, ("no cure", "each step", "once")):
+    lines = torch.stack([torch.cat([h, last[None]])[:, channel] for h, last, *_ in runs[name]])
+    for rank, line in enumerate(lines - lines.mean(dim=0)):
+        axes.plot(line, label=f"rank {rank}", **rank_style(rank) | {"markevery": 4})
     axes.set(title=name, xlabel="step")
     axes.spines[["top", "right"]].set_visible(False)
-panels[0].set_ylabel("one moving statistic")
+panels[0].set_ylabel("one moving statistic,\naway from the ranks' mean")
 panels[0].legend(frameon=False)
-show(figure, "Left, the ranks end apart; right, the last point is their average, on both ranks.")
+show(
+    figure,
+    "Left, the ranks end apart; middle, they never part; right, they part and meet at the end.",
+)
 
 # %% [markdown]
 # All three make the ranks equal. But **once is as good as each step**, up to rounding, with 6 calls instead of 132: a moving statistic is a weighted sum of what each step
 # saw, so the average of sums is the sum of averages; and training does not look at it. Rank 0's is equal everywhere as well, but forgets half of the data.
 #
-# The obvious cure by name, Keras's `BatchNormalization(synchronized=True)`, is refused on this backend: "only supported with the TensorFlow backend".
+# Keras has a cure by name. Does it work here?
+
+
+# %%
+def synchronized():
+    try:
+        L.BatchNormalization(synchronized=True)
+    except ValueError as error:
+        print(error)
+
+
+results = launch(synchronized, world_size=1, backend="gloo")
+
+# %% [markdown]
+# No. `average` it is.
 #
 # **Check yourself.** Is the averaged moving *variance* that of one device?
 #
@@ -548,6 +564,7 @@ def all_reduces(run):
     return [event.kind for event in run.trace.of_rank(0)].count("all_reduce")
 
 
+# %%
 predicted_messages = "?"
 run = launch(lambda: fit(keras.optimizers.SGD(0.05)), backend="gloo", trace=True)
 print("predicted:", predicted_messages, "measured:", all_reduces(run) // 23)
@@ -585,6 +602,7 @@ class AverageStatistics(keras.callbacks.Callback):
 
 
 def fit_with(callbacks):
+    keras.utils.set_random_seed(0)
     model = convnet()
     model.compile(AveragingSGD(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     images, labels = (each[dist.get_rank() : 64 : 2] for each in training.tensors)
@@ -635,7 +653,11 @@ without, with_it = (launch(with_distribution, u, world_size=1, backend="gloo")[0
 print("weights away from those without:", apart(without[0], with_it[0]))
 print("all variables are on:", *with_it[1])
 
+# %% [markdown]
+# It accepts four GPUs that nobody has, trains on one device, and changes not a bit. Then let us ask which devices there are.
 
+
+# %%
 def ask_keras():
     for name in ("list_devices", "initialize"):
         try:
@@ -652,8 +674,7 @@ has_part = {
 print("Keras", keras.__version__, "has a distribution part for:", has_part)
 
 # %% [markdown]
-# It accepts four GPUs that nobody has, trains on one device, and changes not a bit. Whatever has to ask the backend fails, since torch's has **no distribution part** in this
-# release, though Keras's guide names PyTorch too. (A part for torch has been proposed, as pull request 22638 of `keras-team/keras`.) Until then, DDP is the way.
+# Whatever has to ask the backend fails, since torch's has **no distribution part** in this release, though Keras's guide names PyTorch too. (A part for torch has been proposed, as pull request 22638 of `keras-team/keras`.) Until then, DDP is the way.
 #
 # ## 8 · The whole of it
 #
