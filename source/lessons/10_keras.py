@@ -197,9 +197,10 @@ print("the default sampler shuffles:", launch(epochs_differ, True, backend="gloo
 #
 # ## 2 · Is it what one device would do?
 #
-# Chapter 04 set data parallel against model parallel, and **synchronous** against loosely coupled. DDP is the first of each: split the batch, compute, average the gradients, take one step. **Loosely coupled** training lets each rank go on with its own weights, and
-# averages *them* now and then. We try both: ten steps on fixed batches, with SGD. (Adam divides every gradient by its own size, so it blows up the rounding in tiny
-# ones.)
+# Chapter 04 set data parallel against model parallel, and **synchronous** against loosely coupled. DDP is the first of each: split the
+# batch, compute, average the gradients, take one step. **Loosely coupled** training lets each rank go on with its own weights, and
+# averages *them* now and then. We try both: ten steps on fixed batches, with SGD. (Adam divides every gradient by its own size, so it
+# would blow up the rounding in tiny ones.)
 
 
 # %%
@@ -471,7 +472,7 @@ results = launch(synchronized, world_size=1, backend="gloo")
 # **Check yourself.** Is the averaged moving *variance* that of one device?
 #
 # <details><summary>Answer</summary>
-# Not quite. The variance within 32 images, averaged, leaves out how the means of the two halves differ. That is usually small. The mean is right.
+# Not quite. The variance within 32 images, averaged, leaves out how the means of the two halves differ. That is usually small. The mean would be right.
 # </details>
 #
 # ## 5 · Whose dropout?
@@ -617,7 +618,7 @@ def on_rank_0_only():
 launch(on_rank_0_only, backend="gloo", timeout=3)
 
 # %% [markdown]
-# Collectives belong on **every** rank, files and prints on rank 0. So each rank gets the callback, and inside, after the collective, rank 0 may write. The lab has you
+# Collectives belong on **every** rank, files and prints on rank 0. So each rank gets the callback, and inside, after the collective, rank 0 may write. In the lab you
 # build that one.
 
 # %%
