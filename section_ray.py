@@ -150,14 +150,12 @@ def free_job_id():
 
 
 # %% [markdown]
-# **Predict.** Which ranks print, which local ranks, and is the result `launch`'s?
+# Then Slurm's part for a job of two nodes with one task each, done by hand: its names are set, and its commands found before all others.
+
 
 # %% tags=["part-slurm", "row-E5"]
-predicted_slurm = "?"
-
-
 def run_job(folder):
-    """What `sbatch` would do with the job, for two nodes of one task."""
+    """Write the job's files; run the batch script as `sbatch` would."""
     texts = {"srun": SRUN, "scontrol": SCONTROL, "job.sh": JOB, "train.py": SCRIPT + JOINING}
     for name, text in texts.items():
         Path(folder, name).write_text(text)
@@ -169,6 +167,12 @@ def run_job(folder):
     said = run_in_session("./job.sh", cwd=folder, env=os.environ | slurm)
     return said, [torch.load(path) for path in sorted(Path(folder).glob("weights_*.pt"))]
 
+
+# %% [markdown]
+# **Predict.** Which local ranks do the two ranks have, and are their weights `launch`'s?
+
+# %% tags=["part-slurm", "row-E5"]
+predicted_slurm = "?"
 
 print("predicted:", predicted_slurm)
 with tempfile.TemporaryDirectory() as folder:
@@ -217,7 +221,8 @@ finally:
 # Only the middle is yours on a real cluster: `ray.init`, a `ScalingConfig`, a `TorchTrainer`. `Cluster` is Ray's tool for tests, which plays two nodes on one machine. `STRICT_SPREAD` refuses to
 # put both ranks on one node.
 #
-# Ray listens on many ports, and by default on the machine's own address. The settings below keep it on loopback, in one folder, and silent: no usage reports, no dashboard.
+# Ray listens on many ports, and by default on the machine's own address. The settings below keep it on loopback, in one folder, and silent: no usage reports, no dashboard. One port they do not reach: torch's store, which rank 0 opens on every interface, as
+it does under `torchrun`.
 
 # %% tags=["part-ray"]
 RAY_SETTINGS = {
