@@ -4,6 +4,7 @@ Wrong checkpoints are those of published tutorials: the model alone, written by 
 in place, at the end only. "As the article prints it" is the mean of one rank's sampler.
 """
 
+import io
 import os
 import pickle
 import uuid
@@ -211,7 +212,9 @@ def _old_one_removed_first(state, path):
 
 def _bytes_in_place(state, path):
     if dist.get_rank() == 0:
-        path.write_bytes(pickle.dumps(state))
+        memory = io.BytesIO()
+        torch.save(state, memory)
+        path.write_bytes(memory.getvalue())
 
 
 def _named(name, trainer):
