@@ -106,7 +106,8 @@ check(ranks_of, spec=ranks_of_spec, inputs=ranks_of_inputs, cases=cases, world_s
 # %%
 def command_spec(per_host, jobs):
     ranks = list(range(sum(per_host)))
-    return [("c10d", True, jobs[0], len(ranks), ranks)] * len(per_host)
+    met = {"rendezvous": "c10d", "at the endpoint": True, "name": jobs[0]}
+    return [met | {"world size": len(ranks), "ranks": ranks}] * len(per_host)
 
 
 # %%
@@ -170,8 +171,9 @@ def on_all_hosts(answer):
         everywhere = [None] * hosts
         dist.all_gather_object(everywhere, started)
         jobs, sizes, ranks = zip(*(process for host in everywhere for process in host))
-        met = options.rdzv_backend, options.rdzv_endpoint == endpoint
-        return *met, min(jobs), int(min(sizes)), sorted(map(int, ranks))
+        where = options.rdzv_endpoint == endpoint
+        met = {"rendezvous": options.rdzv_backend, "at the endpoint": where, "name": min(jobs)}
+        return met | {"world size": int(min(sizes)), "ranks": sorted(map(int, ranks))}
 
     return run
 
