@@ -482,3 +482,17 @@ def test_sixty_four_ranks_add_up_and_are_recorded():
     assert results == [64 * 63 * 32.0] * 64
     assert [event.bytes for event in results.trace] == [256] * 64
     assert results.trace.replay(Network(latency_us=1, gbit_s=8)).finish_us[0] > 126
+
+
+def fork_one_that_adds_alone() -> int:
+    if not (pid := os.fork()):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1))
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_what_a_process_calls_that_a_rank_has_forked_is_not_in_the_recording():
+    results = launch(fork_one_that_adds_alone, world_size=1, backend=None, trace=True)
+    assert results == [0]
+    assert list(results.trace) == []

@@ -11,6 +11,7 @@ backward pass. All of this happens in a forked worker; the kernel's torch stays 
 """
 
 import functools
+import os
 import sys
 from time import monotonic, thread_time
 from types import FrameType
@@ -60,12 +61,13 @@ class Recorder:
 
     def listen(self) -> None:
         """Have every group of this process recorded, those that are yet to be made as well."""
-        register = c10d._register_pg_in_world
+        register, rank = c10d._register_pg_in_world, os.getpid()
 
         @functools.wraps(register)
         def register_and_record(pg: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
             register(pg, *args, **options)
-            Tap(self, pg)
+            if os.getpid() == rank:  # what a rank forks is no rank
+                Tap(self, pg)
 
         c10d._register_pg_in_world = register_and_record
         for group in list(c10d._world.pg_map):
