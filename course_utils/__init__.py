@@ -12,6 +12,7 @@ from course_utils.data import digits
 from course_utils.errors import WorkerError, WorkerTimeout
 from course_utils.explorer import explore
 from course_utils.hardware import hardware
+from course_utils.hosts import two_hosts
 from course_utils.matrix import plot_traffic
 from course_utils.network import Network
 from course_utils.overview import progress
@@ -41,4 +42,5 @@ __all__ = [
     "rank_style",
     "report",
     "show",
+    "two_hosts",
 ]
