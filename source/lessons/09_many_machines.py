@@ -47,7 +47,8 @@ from course_utils import Network, digits, launch, rank_style, show, two_hosts
 # them, joined by a virtual cable, are two hosts for all that `torch.distributed` can see. Today's command for the address is `ip`.
 
 # %% tags=["nbval-ignore-output", "row-E1"]
-addresses = "ifconfig -a" if sys.platform == "darwin" else "ip -4 -brief address"
+tools = {"ip": "ip -4 -brief address", "ifconfig": "ifconfig -a"}
+addresses = next((tools[tool] for tool in tools if shutil.which(tool)), "uname -n")
 with two_hosts() as hosts:
     for host in hosts:
         print(f"host {host.number}, known to the other one as {host.address}")
