@@ -16,16 +16,20 @@
 
 # %%
 import argparse
+import importlib.util
 import inspect
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -50,6 +54,7 @@ from course_utils import Network, digits, launch, rank_style, show, two_hosts
 tools = {"ip": "ip -4 -brief address", "ifconfig": "ifconfig -a"}
 addresses = next((tools[tool] for tool in tools if shutil.which(tool)), "uname -n")
 with two_hosts() as hosts:
+    time.sleep(1)  # a cable that was just plugged in is not up at once
     for host in hosts:
         print(f"host {host.number}, known to the other one as {host.address}")
         print(host.run(addresses))
@@ -516,7 +521,7 @@ def exchange(megabytes):
     dist.all_reduce(torch.ones(int(megabytes * 250_000)))
 
 
-sizes, speeds = (1, 2, 4), (100, 400)
+sizes, speeds = (1, 2, 4), (100, 200)
 predicted_ms = {}
 for megabytes in sizes:
     trace = launch(exchange, megabytes, backend="gloo", trace=True).trace
@@ -528,7 +533,7 @@ for speed in speeds:
     print(f"predicted at {speed} Mbit/s: {times}")
 
 # %% [markdown]
-# The same `exchange`, measured between the hosts, five times each. The ranks meet in a bound store, as promised in part 3.
+# The same `exchange`, measured between the hosts, three times each. The ranks meet in a bound store, as promised in part 3.
 
 
 # %%
@@ -544,7 +549,7 @@ def measure():
     store = bound_store(address, port, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     exchange(1)  # the first one opens connections
-    measured_ms = {mb: [timed_exchange(mb) for _ in range(5)] for mb in (1, 2, 4)}
+    measured_ms = {mb: [timed_exchange(mb) for _ in range(3)] for mb in (1, 2, 4)}
     print(json.dumps(list(measured_ms.values())))
     dist.barrier()
     dist.destroy_process_group()
@@ -560,7 +565,7 @@ with two_hosts(disk.name) as hosts:
             place = f"measure.py {hosts[0].address} {hosts.port}"
             lists = json.loads(hosts.run(f"{place} 0", f"{place} 1")[0])
         measured_ms |= {(speed, mb): sorted(times) for mb, times in zip(sizes, lists)}
-ratios = {case: times[2] / predicted_ms[case] for case, times in measured_ms.items()}
+ratios = {case: times[1] / predicted_ms[case] for case, times in measured_ms.items()}
 for (speed, megabytes), ratio in ratios.items():
     times = measured_ms[speed, megabytes]
     print(f"{megabytes} MB at {speed} Mbit/s: {times[0]:.0f} to {times[-1]:.0f} ms", end=", ")
@@ -569,8 +574,8 @@ if not ratios:
     print("there is no cable between two loopback addresses: nothing was measured")
 
 # %%
-quiet = [case for case, times in measured_ms.items() if times[-1] < 1.1 * times[0]]
-assert all(0.8 < ratios[case] < 1.25 for case in quiet)  # a busy machine cannot tell
+quiet = [case for case, times in measured_ms.items() if times[-1] < 1.05 * times[0]]
+assert all(0.95 < ratios[case] < 1.25 for case in quiet)  # a busy machine cannot tell
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for number, speed in enumerate(speeds):
     color = rank_style(number)["color"]
@@ -578,15 +583,15 @@ for number, speed in enumerate(speeds):
     axes.plot(sizes, line, color=color, label=f"{speed} Mbit/s, predicted")
     for megabytes in sizes if measured_ms else ():
         times = measured_ms[speed, megabytes]
-        axes.plot([megabytes] * 5, times, rank_style(number)["marker"], color=color, mfc="none")
+        axes.plot([megabytes] * 3, times, rank_style(number)["marker"], color=color, mfc="none")
 axes.set(xlabel="all-reduced (MB)", ylabel="time (ms)", xticks=sizes, ylim=0)
 axes.legend()
 axes.spines[["top", "right"]].set_visible(False)
 show(figure, "Lines: predicted from a recording; marks, if there is a cable: measured on it.")
 
 # %% [markdown]
-# On a cable the prediction holds within a few per cent, at both speeds, from a recording made without any cable. What is missing is mostly the headers of the packets,
-# which travel too. That is why this course argues with replays: at the speeds that matter between machines, bytes and latency decide, and they can be counted.
+# On a quiet machine the cable takes 5 to 10 % longer than predicted, at both speeds and all sizes, and the prediction came from a recording made without any cable. The
+# rest is what travels beside the numbers: headers of packets, acknowledgements. That is why this course argues with replays: at the speeds that matter between machines, bytes and latency decide, and they can be counted.
 #
 # ## 7 · Schedulers and clusters
 #
