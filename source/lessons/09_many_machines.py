@@ -127,8 +127,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 def write_script(name, *functions):
     """Write functions of this notebook into a script on the disk that calls the last one."""
     body = "\n\n".join(inspect.getsource(function) for function in functions)
-    call = f'\n\nif __name__ == "__main__":\n    {functions[-1].__name__}()\n'
-    Path(disk.name, name).write_text(IMPORTS + body + call)
+    call = f'\n\nif __name__ == "__main__":\n    {functions[-1].__name__}()\n    sys.stdout.flush()\n'
+    end = "    os._exit(0)  # at once: gloo's threads do not like to see Python go\n"
+    Path(disk.name, name).write_text(IMPORTS + body + call + end)
 
 
 # %%
