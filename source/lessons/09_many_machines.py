@@ -127,7 +127,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 def write_script(name, *functions):
     """Write functions of this notebook into a script on the disk that calls the last one."""
     body = "\n\n".join(inspect.getsource(function) for function in functions)
-    call = f'\n\nif __name__ == "__main__":\n    {functions[-1].__name__}()\n    sys.stdout.flush()\n'
+    call = (
+        f'\n\nif __name__ == "__main__":\n    {functions[-1].__name__}()\n    sys.stdout.flush()\n'
+    )
     end = "    os._exit(0)  # at once: gloo's threads do not like to see Python go\n"
     Path(disk.name, name).write_text(IMPORTS + body + call + end)
 
@@ -187,7 +189,7 @@ with two_hosts(disk.name) as hosts:
         print("\n".join(re.findall(r"RuntimeError: .*|remote=\S*", str(error))[-1:]))
 
 # %% [markdown]
-# With two real hosts this is the most frequent failure of a first run on a cluster. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
+# With two hosts it fails, as many first runs on a cluster do. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
 # store at `tcp://…`; there each left the address that it takes its **host name** to have, and that was 127.0.0.1: "here". Each then knocked at its own door.
 #
 # The place of meeting and the way the tensors travel are two things. `GLOO_SOCKET_IFNAME`, and for GPUs `NCCL_SOCKET_IFNAME`, name the interface for the
@@ -201,7 +203,7 @@ with two_hosts(disk.name) as hosts:
 #
 # ## 3 · Who else can come in?
 #
-# Rank 0 serves the store of `tcp://` and listens on **all** addresses of its host. The article recommends it, as 0.0.0.0. Who is then able to reach it?
+# Rank 0 serves the store of `tcp://`, and as the article says it listens on 0.0.0.0: on **all** addresses of its host. Who can reach it there?
 # Below host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. Both hold a learning rate.
 
 
@@ -281,13 +283,13 @@ with two_hosts(disk.name) as hosts:
 # password. Through the same store ranks are told where to send their tensors. The bound store does not exist for the outside: *connection refused*. (Where
 # loopback stands in for the networks, "outside" is 127.0.0.11; on a Mac, which has 127.0.0.1 only, the difference cannot be shown.)
 #
-# So: bind the store to the cluster's own network, as `bound_store` does, and hand it over with `init_process_group(store=…)`; part 6 trains nothing but joins so. Or have a
-# firewall between the cluster and the world. `torchrun`'s store listens everywhere too.
+# So bind the store to the cluster's own network, as `bound_store` does, and hand it over with `init_process_group(store=…)`, as part 6 will. Or have a
+# firewall between the cluster and the world: you need it for `torchrun`, whose store listens everywhere too.
 #
 # **Check yourself.** Would an unusual port number help?
 #
 # <details><summary>Answer</summary>
-# Hardly: all 65,535 ports can be tried in a second or two. Against an honest neighbour's training on the same port it does help.
+# Against a stranger hardly: programs try all ports in turn. Against an honest neighbour's training on the same port it does help.
 # </details>
 #
 # ## 4 · From `-nr` to `torchrun`
@@ -337,7 +339,7 @@ with two_hosts(disk.name) as hosts:
 print("card 0 of node 1, predicted: rank", predicted_rank)
 
 # %% [markdown]
-# Rank 2 = 1 × 2 + 0. Of these lines only `one_card` is about training; the rest is what `torchrun` is for. It runs on every machine, as an **agent**: it counts, sets
+# Rank 2 = 1 × 2 + 0. Parser, formula and `spawn` are what `torchrun` is for. It runs on every machine, as an **agent**: it counts, sets
 # the variables, starts the ranks, watches them. Its simplest form has a static master: an address, a port, and each machine's number.
 
 
@@ -360,10 +362,10 @@ with two_hosts(disk.name) as hosts:
     print_sorted(hosts.run(*[f"{command} --node-rank={n} under_torchrun.py" for n in (0, 1)]))
 
 # %% [markdown]
-# The same four lines, and no arithmetic of ours. (`python -m torch.distributed.launch`, in older articles, is the deprecated form of this command; chapter 02 has it and the
-# table of backends by device.)
+# The same four lines, and no arithmetic of ours. (`python -m torch.distributed.launch`, in older articles, is the deprecated form of this command.
+# [Chapter 02](02_process_groups.ipynb) has all forms, and the table of backends by device: with GPUs write `nccl` here, and take the card by `LOCAL_RANK`.)
 #
-# What remains is `--node-rank`: a number that somebody must give to every machine, and no two the same. And if a machine dies, its number is missing for good.
+# What remains is `--node-rank`: a number that somebody must give to every machine, no two the same.
 #
 # ## 5 · A rank dies
 #
@@ -476,7 +478,7 @@ first_life, second_life = noted[:28], noted[28:]
 figure, axes = plt.subplots(figsize=(8.4, 3.6), layout="constrained")
 axes.plot(*zip(*whole), color="#bbbbbb", lw=7, solid_capstyle="round", label="undisturbed")
 for life, losses in enumerate([first_life, second_life]):
-    style = rank_style(life) | {"linestyle": "none", "markersize": 4}
+    style = rank_style(life) | {"linestyle": "none", "markersize": (7, 3)[life]}
     axes.plot(*zip(*losses), label=["until the kill", "after the restart"][life], **style)
 axes.axvline(27.5, color="black", ls=":", lw=1)
 axes.annotate("rank 1 is killed", (27.5, whole[4][1]), (28.2, whole[4][1]))
@@ -512,9 +514,11 @@ print(
 #
 # ## 6 · A slow cable
 #
-# Your virtual cable carries many gigabits per second. Real ones between machines are slower than what is inside, and that is where communication hurts. Chapter 06
-# predicted times from a recording and a `Network`. Now we can put the prediction to a test: `hosts.slow` puts a **token bucket filter** on the cable, which lets so many
+# Cables between machines are slower than what is inside them, and that is where communication hurts. [Chapter 06](06_what_communication_costs.ipynb)
+# predicted times from a recording and a `Network`. Now the prediction is put to a test: `hosts.slow` sets a **token bucket filter** on the cable, which lets so many
 # bits through per second.
+#
+# **Predict.** An all-reduce of 4 MB between two ranks at 100 Mbit/s: how many milliseconds?
 
 
 # %%
@@ -522,6 +526,7 @@ def exchange(megabytes):
     dist.all_reduce(torch.ones(int(megabytes * 250_000)))
 
 
+your_prediction_ms = "?"
 sizes, speeds = (1, 2, 4), (100, 200)
 predicted_ms = {}
 for megabytes in sizes:
@@ -529,9 +534,10 @@ for megabytes in sizes:
     for speed in speeds:
         replay = trace.replay(Network(latency_us=50, gbit_s=speed / 1000))
         predicted_ms[speed, megabytes] = max(replay.finish_us) / 1000
+print("4 MB at 100 Mbit/s, predicted by you:", your_prediction_ms)
 for speed in speeds:
     times = ", ".join(f"{mb} MB {predicted_ms[speed, mb]:.1f} ms" for mb in sizes)
-    print(f"predicted at {speed} Mbit/s: {times}")
+    print(f"by Network, at {speed} Mbit/s: {times}")
 
 # %% [markdown]
 # The same `exchange`, measured between the hosts, three times each. The ranks meet in a bound store, as promised in part 3.
@@ -574,17 +580,21 @@ for (speed, megabytes), ratio in ratios.items():
 if not ratios:
     print("there is no cable between two loopback addresses: nothing was measured")
 
+# %% [markdown]
+# The cell below draws both, and checks the tolerance unless other programs keep this machine busy.
+
 # %%
-quiet = [case for case, times in measured_ms.items() if times[-1] < 1.05 * times[0]]
-assert all(0.95 < ratios[case] < 1.25 for case in quiet)  # a busy machine cannot tell
+if os.getloadavg()[0] < os.cpu_count():
+    assert all(0.95 < times[0] / predicted_ms[case] < 1.25 for case, times in measured_ms.items())
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for number, speed in enumerate(speeds):
     color = rank_style(number)["color"]
     line = [predicted_ms[speed, mb] for mb in sizes]
     axes.plot(sizes, line, color=color, label=f"{speed} Mbit/s, predicted")
-    for megabytes in sizes if measured_ms else ():
-        times = measured_ms[speed, megabytes]
-        axes.plot([megabytes] * 3, times, rank_style(number)["marker"], color=color, mfc="none")
+    measured = [(mb, ms) for mb in sizes for ms in measured_ms.get((speed, mb), ())]
+    axes.plot(
+        *zip(*measured or [(None, None)]), "os"[number], mfc="none", color=color, label="measured"
+    )
 axes.set(xlabel="all-reduced (MB)", ylabel="time (ms)", xticks=sizes, ylim=0)
 axes.legend()
 axes.spines[["top", "right"]].set_visible(False)
@@ -687,9 +697,10 @@ JOINING = """
 rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
 dist.init_process_group("gloo", rank=rank, world_size=world_size)
 node, local_rank = os.environ["SLURM_NODEID"], os.environ["SLURM_LOCALID"]
-print(f"rank {rank} of {world_size}: node {node}, local rank {local_rank}")
+print(f"rank {rank} of {world_size}: node {node}, local rank {local_rank}", flush=True)
 torch.save(train(), f"weights_{rank}.pt")
 dist.destroy_process_group()
+os._exit(0)  # at once: gloo's threads do not like to see Python go
 """
 
 # %% [markdown]
@@ -846,7 +857,8 @@ else:
 # <details><summary>Answer</summary>
 # None. They start processes and tell each its rank. What is sent during training is DDP's affair, which is why one function runs under all four.
 # </details>
-#
+
+# %% [markdown] tags=["row-B9"]
 # ## 8 · Where to go next
 #
 # You now know what is below all of these. One honest line each:
