@@ -467,9 +467,9 @@ print("host 1:", re.search(r"failed \(exitcode: -9\) local_rank: 0", agents[1].e
 
 # %% [markdown]
 # Read it aloud. *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line stands on **host 1's** screen. Host 0's
-# shows rank 0's traceback, a connection closed by its peer: an echo. On a cluster look for the agent that reports a signal.
+# shows, if anything, rank 0's traceback, of a connection reset by its peer: an echo. On a cluster look for the agent that reports a signal.
 #
-# 52 steps and no word of ours. Rank 0 had lost its partner; both agents stopped what was left, met again, and started two new ranks, which found the checkpoint of step
+# 52 steps and no word of ours. Rank 0 had lost its partner; the agents stopped what was left, met again, and started two new ranks, which found the checkpoint of step
 # 24. The steps 24 to 27 were done twice.
 
 # %% tags=["row-E5"]
@@ -492,11 +492,10 @@ show(figure, "Both lives lie on the undisturbed curve; steps 24 to 27 were done 
 
 # %% tags=["row-E5"]
 states = [torch.load(Path(disk.name, f"{name}.pt"))[1] for name in ("undisturbed", "killed")]
+pairs = [(state, states[1][name]) for name, state in states[0].items()]
 print("losses of the first life: ", first_life == whole[:28])
 print("losses of the second life:", second_life == whole[24:])
-print(
-    "parameters at the end:    ", all(torch.equal(*pair) for pair in zip(*map(dict.values, states)))
-)
+print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 
 # %% [markdown]
 # Bit for bit: two forked ranks in this notebook, and four processes on two hosts with a death in the middle. It needs everything that the next step depends
