@@ -287,6 +287,7 @@ def notes_of_a_process():
 # All processes of a machine read the same clock, so their notes fit on one axis too. To change places means here: in the order of time, a note of one thread
 # follows a note of the other.
 
+
 # %% jupyter={"source_hidden": true}
 def draw_notes(panels, text):
     """Draw a tick for every note, one panel per experiment, one row per thread or process."""

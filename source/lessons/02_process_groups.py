@@ -127,6 +127,7 @@ print("rank 2, measured: ", grid[2])
 # | rank, or global rank | `RANK` | all processes | world size − 1 | "local rank" |
 # | world size | `WORLD_SIZE` | how many there are | | nodes × GPUs per node |
 
+
 # %% jupyter={"source_hidden": true}
 def draw_grid(captions, text):
     """Draw nodes as rows and local ranks as columns, a caption in each rank's box."""
@@ -216,6 +217,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # And when did each rank get in? The workers noted the time at four points of `join`. All processes of a machine
 # read the same monotonic clock, so their times can be drawn on one axis.
+
 
 # %% jupyter={"source_hidden": true}
 def draw_timeline(times, text):

@@ -1,0 +1,135 @@
+"""Two hosts on one machine: network namespaces joined by cables, or two addresses of loopback.
+
+A host of the first form has what a machine has: interfaces, addresses and ports of its own, and
+processes that see no others. Nothing of it has a name in this system. Each host has a watcher that
+reads from a pipe; when the kernel closes it, or dies in whatever way, the watcher ends, and with it
+all processes of the host, its namespaces and its cables. Source: Linux man-pages, namespaces(7),
+pid_namespaces(7) and veth(4).
+"""
+
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from course_utils.host import Host
+
+FORMS = {
+    "namespaces": "two network namespaces, joined by cables",
+    "loopback": "two addresses of this machine's loopback interface",
+}
+
+
+class Hosts(tuple[Host, ...]):
+    """Both hosts.
+
+    Attributes:
+        form: "namespaces" or "loopback".
+        port: For the ranks to meet at; free on the first host.
+    """
+
+    form: str
+    port: int
+
+    def run(self, *commands: str, timeout_s: float = 60.0) -> list[str]:
+        """Start a command on each host, wait for both and return their outputs.
+
+        Raises:
+            RuntimeError: One ended with an error; the other one is not waited for.
+            TimeoutError: They took longer than `timeout_s`.
+        """
+        programs = [host.start(command) for host, command in zip(self, commands, strict=True)]
+        end = time.monotonic() + timeout_s
+        while any(p.process.poll() is None for p in programs) and time.monotonic() < end:
+            if failed := [p for p in programs if p.process.poll()]:
+                failed[0].wait_for()
+            time.sleep(0.02)
+        return [program.wait_for(timeout_s=0.0) for program in programs]
+
+    @contextlib.contextmanager
+    def slow(self, mbit_s: float) -> Iterator[None]:
+        """Let the cable carry so many 10^6 bits per second in each direction (Linux: tbf).
+
+        Raises:
+            RuntimeError: There is no cable.
+            ValueError: Not above 0.
+        """
+        if self.form == "loopback":
+            raise RuntimeError("two loopback addresses have no cable that could be slow")
+        if not mbit_s > 0:
+            raise ValueError(f"mbit_s must be above 0, got {mbit_s!r}")
+        queue = f"dev eth0 root tbf rate {mbit_s * 1e6:.0f}bit burst 16kb latency 400ms"
+        try:
+            for host in self:
+                host.run(f"tc qdisc replace {queue}")
+            yield
+        finally:
+            for host in self:
+                host.run("tc qdisc replace dev eth0 root noqueue")
+
+
+@contextlib.contextmanager
+def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
+    """Give two hosts that share a disk; afterwards nothing of them is left.
+
+    Args:
+        disk: The working directory of every program on them.
+        form: "namespaces" (Linux, root), "loopback" (anywhere) or "auto": the first that works.
+
+    Raises:
+        ValueError: There is no such form or folder.
+        RuntimeError: form="namespaces", and this machine does not allow them.
+    """
+    if form not in ("auto", *FORMS):
+        raise ValueError(f"form={form!r}: choose 'auto', 'namespaces' or 'loopback'")
+    if not Path(disk).is_dir():
+        raise ValueError(f"disk={str(disk)!r} is not a folder")
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts, why = _build("namespaces" if form == "auto" else form, Path(disk), stack), ""
+        except RuntimeError as error:
+            if form != "auto":
+                raise
+            hosts, why = _build("loopback", Path(disk), stack), f" (namespaces: {error})"
+        _say_once(f"hosts: {FORMS[hosts.form]}{why}")
+        yield hosts
+
+
+def _build(form: str, disk: Path, stack: contextlib.ExitStack) -> Hosts:
+    if form == "namespaces":
+        missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if not shutil.which(tool)]
+        if sys.platform != "linux" or os.geteuid() or missing:
+            raise RuntimeError(f"no {missing[0]} here" if missing else "they need root on Linux")
+    with contextlib.ExitStack() as attempt:
+        made = []
+        for number in range(2):
+            made.append(Host(number, form, disk))
+            attempt.callback(made[-1].close)
+        hosts = Hosts(made)
+        hosts.form, hosts.port = form, 23456
+        if form == "namespaces":
+            _lay_cables(*hosts)
+        else:
+            with socket.create_server((hosts[0].address, 0)) as free:
+                hosts.port = free.getsockname()[1]
+        stack.push(attempt.pop_all())
+        return hosts
+
+
+def _lay_cables(first: Host, second: Host) -> None:
+    cable = f"link add {{0}} type veth peer name {{0}} netns {second.watcher.pid}"
+    first.ip(cable.format("eth0"), cable.format("eth1"))
+    for host in (first, second):
+        addresses = f"{host.address}/24 dev eth0", f"{host.outside}/24 dev eth1"
+        host.ip(*[f"address add {address}" for address in addresses])
+        host.ip(*[f"link set {name} up" for name in ("lo", "eth0", "eth1")])
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    print(line, flush=True)
