@@ -12,7 +12,7 @@ from course_utils.data import digits
 from course_utils.errors import WorkerError, WorkerTimeout
 from course_utils.hardware import hardware
 from course_utils.launching.rank import report
-from course_utils.hosts import two_hosts
+from course_utils.machines.hosts import two_hosts
 from course_utils.network import Network
 from course_utils.pictures.animation import animate
 from course_utils.pictures.calls import plot_calls

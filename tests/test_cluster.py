@@ -17,14 +17,13 @@ import torch
 import cells
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = ROOT / "source/lessons/09_many_machines.py", ROOT / "section_ray.py"
+LESSON = ROOT / "source/lessons/09_many_machines.py"
 NEEDS_RAY = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray is not installed")
 
 
 def run_cells(part, names, only=slice(None)):
     """Run the cells of a part of the chapter, after its imports."""
-    source = next(path for path in PLACES if path.exists())
-    code = [c for c in cells.read_percent(source.read_text()).cells if c.cell_type == "code"]
+    code = [c for c in cells.read_percent(LESSON.read_text()).cells if c.cell_type == "code"]
     imports = [code[0].source] if "launch" not in names else []
     own = [cell.source for cell in code if part in cell.metadata.get("tags", [])][only]
     for number, text in enumerate([*imports, *own]):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import gone_within
 
-from course_utils import host_agent, hosts
-from course_utils.hosts import two_hosts
+from course_utils.machines import host_agent, hosts
+from course_utils.machines.hosts import two_hosts
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -165,7 +165,7 @@ def test_when_the_second_host_cannot_be_made_nothing_is_left_of_the_first(disk, 
 def test_when_the_kernel_is_killed_nothing_is_left(disk, form, end, script):
     kernel = script(f"""
         import time
-        from course_utils.hosts import two_hosts
+        from course_utils.machines.hosts import two_hosts
         with two_hosts({str(disk)!r}, {form!r}) as both:
             for host in both:
                 host.start("sh -c 'setsid sleep 300 & echo on; sleep 300'").wait_for("on")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from course_utils.program import Program
+from course_utils.machines.program import Program
 
 # Each is ready when it has printed a line, and ends when its input does.
 WATCHERS = {

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from course_utils.host import Host
+from course_utils.machines.host import Host
 
 FORMS = {
     "namespaces": "two network namespaces, joined by cables",
