@@ -600,7 +600,7 @@ axes.spines[["top", "right"]].set_visible(False)
 show(figure, "Lines: predicted from a recording; marks, if there is a cable: measured on it.")
 
 # %% [markdown]
-# On a quiet machine the cable takes 5 to 10 % longer than predicted, at both speeds and all sizes, and the prediction came from a recording made without any cable. The
+# On a quiet machine the cable takes 5 to 15 % longer than predicted, at both speeds and all sizes, and the prediction came from a recording made without any cable. The
 # rest is what travels beside the numbers: headers of packets, acknowledgements. That is why this course argues with replays: at the speeds that matter between machines, bytes and latency decide, and they can be counted.
 #
 # ## 7 · One function, three launchers
