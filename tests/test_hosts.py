@@ -174,11 +174,13 @@ def test_when_the_kernel_is_killed_nothing_is_left(disk, form, end, script):
         """)
     while "running" not in kernel.stdout.readline():
         assert kernel.poll() is None
-    wanted, begun, last = 8 if form == "namespaces" else 6, set(), time.monotonic() + 5
-    while len(begun) < wanted and time.monotonic() < last:  # a shell says "on", then starts sleep
+    wanted, found = (8, 2) if form == "namespaces" else (6, 0), None
+    last = time.monotonic() + 5
+    while found != wanted and time.monotonic() < last:  # a shell says "on", then starts sleep
         begun = of_kernel(kernel.pid)
-    rooms = namespaces(begun) - namespaces([os.getpid()])
-    assert (len(begun), len(rooms)) == (wanted, 2 if form == "namespaces" else 0)
+        rooms = namespaces(begun) - namespaces([os.getpid()])
+        found = len(begun), len(rooms)
+    assert found == wanted
     kernel.send_signal(end)
     assert gone_within(begun, 10)
     assert not rooms & namespaces(os.listdir("/proc"))

@@ -12,6 +12,7 @@
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [04 · DDP training](04_ddp_training.ipynb).
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
+# **Lab:** [05 · DDP from scratch](../exercises/05_ddp_from_scratch.ipynb).
 
 # %%
 import inspect

@@ -12,6 +12,7 @@
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU, so that you can compare every digit.
 # **Before:** [06 · What communication costs](06_what_communication_costs.ipynb).
+# **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb).
 # **Lab:** [07 · Data, batches and numerics](../exercises/07_data_batches_numerics.ipynb).
 
 # %%
@@ -999,5 +1000,5 @@ with tempfile.TemporaryDirectory() as disks:
 # **global batch** decides about the learning rate. Ranks agree bit for bit, world sizes to rounding, and float64 tells rounding from a bug. Batch
 # statistics are each rank's own unless you sum them; random numbers are common unless you seed them.
 #
-# Next comes 08, on trainings that hang, lie or die. [00 · Start here](00_start_here.ipynb) ended with a question about four ranks
+# **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb). [00 · Start here](00_start_here.ipynb) ended with a question about four ranks
 # and 1,442 digits: you can now answer it with a picture.

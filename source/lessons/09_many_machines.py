@@ -780,13 +780,13 @@ from ray.cluster_utils import Cluster
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-folder, *addresses = sys.argv[1:]
+folder = sys.argv[1]
 cluster = Cluster()
 try:
-    for address in addresses:  # a cluster, as it were: two nodes of one CPU
+    for _ in range(2):  # a cluster, as it were: two nodes of one CPU
         limits = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
         quiet = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-        cluster.add_node(node_ip_address=address, **limits, **quiet)
+        cluster.add_node(node_ip_address="127.0.0.1", **limits, **quiet)
     ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
     print(len({node["NodeID"] for node in ray.nodes()}), "nodes of Ray")
     scaling = ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD")
@@ -820,11 +820,9 @@ def run_ray(folder):
     Path(folder, "job.py").write_text(SCRIPT + RAY)
     # Each of Ray's twelve processes would import this for a second, and none needs it.
     Path(folder, "rfc3987_syntax.py").write_text("raise ImportError\n")
-    second = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
     paths = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
     own = os.environ | RAY_SETTINGS | {"RAY_TMPDIR": folder, "PYTHONPATH": paths}
-    command = [sys.executable, "job.py", folder, "127.0.0.1", second]
-    said = run_in_session(*command, cwd=folder, env=own)
+    said = run_in_session(sys.executable, "job.py", folder, cwd=folder, env=own)
     return said, torch.load(Path(folder, "weights.pt"))
 
 
