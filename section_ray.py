@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 # %% [markdown]
 # Imports of these sections, for the chapter's one import cell.
 
