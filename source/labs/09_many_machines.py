@@ -333,8 +333,9 @@ def starting_again(answer):
                 error = Path(folder, "error")
                 if error.exists() and not Path(folder, f"death-{number}").exists():
                     said = error.read_text()
-                    kind = NotImplementedError if "NotImplementedError" in said else RuntimeError
-                    raise kind(said)  # a NotImplementedError says that there is no answer yet
+                    if "NotImplementedError" in said:  # there is no answer yet
+                        raise NotImplementedError(said.rpartition("Error: ")[2])
+                    raise RuntimeError(said)
                 error.unlink(missing_ok=True)  # of the one that was left
             weights = [torch.load(f"{folder}/weights-{rank}") for rank in range(2)]
             return {"steps done twice for nothing": repeated(folder), "weights": weights}
