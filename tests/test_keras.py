@@ -28,5 +28,5 @@ def test_without_keras_one_line_says_what_to_do_and_all_cells_run(target, withou
     imports, *others = [cell for cell in notebook.cells if cell.cell_type == "code"]
     (output,) = imports.outputs
     assert output.text.count("\n") == 1
-    assert "pip install -c constraints.txt '.[keras]'" in output.text
+    assert "pip install -c constraints.txt -e '.[keras]'" in output.text
     assert all(cell.execution_count and not cell.outputs for cell in others)

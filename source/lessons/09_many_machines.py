@@ -834,7 +834,7 @@ predicted_ray = "?"
 
 print("predicted:", predicted_ray)
 if importlib.util.find_spec("ray") is None:
-    print("Ray is not installed; this brings it: .venv/bin/pip install '.[cluster]'")
+    print("Ray is not installed; this brings it: pip install -c constraints.txt -e '.[cluster]'")
 else:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: it will hold sockets
         said, by_ray = run_ray(folder)
