@@ -35,7 +35,7 @@ def tried(slug, fn, options):
 
 @pytest.mark.parametrize(("slug", "name", "fn"), WRONG, ids=NAMES)
 def test_a_wrong_answer_is_rejected(exercise, slug, name, fn):
-    outcome = tried(slug, fn, exercise(slug, name).options | {"timeout": 4.0})
+    outcome = tried(slug, fn, exercise(slug, name).options | {"timeout": 2.0})
     assert outcome.state == "wrong", f"{fn.__name__}: {outcome}"
     assert outcome.message
 

@@ -18,6 +18,7 @@ from conftest import gone_within
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import launch
+from course_utils.launching.remains import remove_segments
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
@@ -189,11 +190,14 @@ def loading(tell: int) -> None:
 @pytest.mark.parametrize(("work", "count"), [(sleeping, 3), (in_c, 3), (loading, 9)])
 def test_law_8_every_worker_is_gone_a_second_after_the_kernel(kernel, work, count, nothing_left):
     killed = kernel(lambda tell: launch(work, tell, world_size=3))
-    assert killed.pids(count) == (family := killed.family())
+    told, family = killed.pids(count), killed.family()
+    assert told == family
     killed.end()
     assert gone_within(family, 1)
-    for folder in nothing_left.glob("ddp-*"):  # sockets of DataLoaders: nobody is left for them
+    # Of DataLoaders, killed with all who could tidy up: sockets, and a tensor on its way, if any.
+    for folder in nothing_left.glob("ddp-*"):
         shutil.rmtree(folder)
+    remove_segments(family)
 
 
 @linux
