@@ -21,11 +21,11 @@ lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the fi
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 # The library's tests run one at a time: they count processes and watch deadlines. The rest only
-# looks at what notebooks and answers give, so three of its parts run side by side (loadgroup).
+# looks at what notebooks and answers give, so three of its parts run side by side (tests/conftest.py).
 test: check .venv/.teach .venv/.extras ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
 	@status=0; mkdir -p $(LOGS); \
 	$(RUN) -u -m pytest tests $(BESIDE:%=--ignore=%) | tee $(LOGS)/tests.log || status=1; \
-	$(RUN) -m pytest $(NBVAL) -n 3 --dist loadgroup $(BESIDE) $(BUILT) || status=1; \
+	$(RUN) -m pytest $(NBVAL) -n 3 --dist loadscope $(BESIDE) $(BUILT) || status=1; \
 	tail -n 1 $(LOGS)/tests.log; exit $$status
 
 quick: .venv/.ready ## lint and the library's tests, without the slow ones (under 3 minutes)

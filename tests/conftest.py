@@ -14,18 +14,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class Parts(LoadScopeScheduling):
     """Side by side, a notebook stays in one kernel, and the answers to a lab in one process."""
-    for item in items:
-        slug = item.callspec.params.get("slug", "") if hasattr(item, "callspec") else ""
-        item.add_marker(pytest.mark.xdist_group(f"{item.location[0]} {slug}"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        lab = re.search(r"test_labs\.py::.*\[(\d\d)", nodeid)
+        return f"lab {lab[1]}" if lab else nodeid.split("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
+    """With `--dist loadscope`, what is one part and what may run beside it."""
+    return Parts(config, log)
 
 
 @pytest.fixture(scope="session")
