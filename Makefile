@@ -11,7 +11,7 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg
-BESIDE := $(patsubst %,tests/test_%.py,browser labs grading lessons_on_mnist cluster keras)
+BESIDE := $(patsubst %,tests/test_%.py,lessons_on_mnist browser cluster keras grading labs)  # long ones first
 BUILT := $(wildcard notebooks/*.ipynb exercises/*.ipynb solutions/*.ipynb)
 # A folder of its own for the line that the library's tests end in, shown again at the very end.
 LOGS := .pytest_cache
@@ -25,7 +25,7 @@ lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the fi
 test: check .venv/.teach .venv/.extras ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
 	@status=0; mkdir -p $(LOGS); \
 	$(RUN) -u -m pytest tests $(BESIDE:%=--ignore=%) | tee $(LOGS)/tests.log || status=1; \
-	$(RUN) -m pytest $(NBVAL) -n 3 --dist loadscope $(BESIDE) $(BUILT) || status=1; \
+	$(RUN) -m pytest $(NBVAL) -n 3 --dist loadscope --no-loadscope-reorder $(BESIDE) $(BUILT) || status=1; \
 	tail -n 1 $(LOGS)/tests.log; exit $$status
 
 quick: .venv/.ready ## lint and the library's tests, without the slow ones (under 3 minutes)
