@@ -35,7 +35,7 @@ os.environ["KERAS_TORCH_DEVICE"] = "cpu"
 try:
     import keras
 except ModuleNotFoundError:
-    print("This needs Keras: pip install -c constraints.txt -e '.[keras]', then restart the kernel.")
+    print("Needs Keras: pip install -c constraints.txt -e '.[keras]', then restart the kernel.")
     get_ipython().input_transformers_post.append(lambda lines: [])  # other cells do nothing
 
 # %% [markdown]
