@@ -52,7 +52,7 @@ bench: .venv/.bench ## what a launch costs, beside a bare fork and beside other 
 
 look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make look to=FOLDER only=05
 	@COURSE_SCREENSHOTS=$(or $(to),$(error say where: make look to=FOLDER only=05)) \
-		$(RUN) -m pytest tests/test_browser.py -m browser -k "to_its_end and $(only)"
+		$(RUN) -m pytest tests/test_browser.py -m browser -k "to_its_end$(if $(only), and $(only))"
 
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak
