@@ -20,16 +20,13 @@ import importlib.util
 import inspect
 import json
 import os
-import random
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -629,8 +626,8 @@ def train():
 by_launch = launch(train, backend="gloo")[0]
 
 # %% [markdown]
-# Its result under `launch` is what the others have to meet; a list, because Ray refuses tensors as results. They start scripts, so the function goes into one as it stands, and a helper runs a command
-# in a **session** of its own. All that a command starts, and all that those start, belong to its session: so nothing of it outlives the cell, whatever happens.
+# Its result under `launch` is what the others have to meet; a list, because Ray refuses tensors as results. They start scripts, so the function goes into one as it stands.
+# Both run on host 0 of `two_hosts`: at the end of the `with` block the host is gone, and with it all that they started, whatever happens.
 
 # %% tags=["part-slurm", "part-ray"]
 SCRIPT = f"""
@@ -646,23 +643,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 {inspect.getsource(train)}
 """
-
-
-def run_in_session(*command, timeout=120, **options):
-    """Run a command, return what it says; then end what is left of its session."""
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, start_new_session=True, **piped, **options)
-    try:
-        said = process.communicate(timeout=timeout)[0]
-        if process.returncode:
-            raise RuntimeError(f"{command[0]} failed: {said[-2000:]}")
-        return said
-    finally:
-        for pid in [process.pid, *(int(path.name) for path in Path("/proc").glob("[0-9]*"))]:
-            with suppress(ProcessLookupError):
-                if os.getsid(pid) == process.pid:
-                    os.kill(pid, signal.SIGKILL)
-        process.wait()
 
 
 def same(weights):
@@ -683,7 +663,7 @@ JOB = """#!/bin/bash
 #SBATCH --time=00:10:00
 
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))
 srun --label python train.py
 """
 
@@ -711,7 +691,7 @@ SRUN = """#!/bin/bash
 [ "$1" = --label ] && shift
 set -o pipefail
 for ((task = 0; task < SLURM_NTASKS; task++)); do
-    SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" 2>&1 | sed "s/^/$task: /" &
+    SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" | sed "s/^/$task: /" &
     tasks+=($!)
 done
 for task in "${tasks[@]}"; do wait "$task" || exit 1; done
@@ -719,16 +699,6 @@ for task in "${tasks[@]}"; do wait "$task" || exit 1; done
 SCONTROL = """#!/bin/bash
 seq -f "127.0.0.%g" 1 "$SLURM_JOB_NUM_NODES"
 """
-
-
-def free_job_id():
-    """A number whose port is free on this machine."""
-    while True:
-        number = random.randrange(20_000)
-        with socket.socket() as port, suppress(OSError):
-            port.bind(("127.0.0.1", 10_000 + number))
-            return number
-
 
 # %% [markdown]
 # Then Slurm's part for a job of two nodes with one task each, done by hand: its names are set, and its commands found before all others.
@@ -741,11 +711,11 @@ def run_job(folder):
     for name, text in texts.items():
         Path(folder, name).write_text(text)
         Path(folder, name).chmod(0o700)
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    slurm = {"SLURM_JOB_ID": str(free_job_id()), "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2"}
-    slurm |= {"SLURM_JOB_NODELIST": "127.0.0.[1-2]", "GLOO_SOCKET_IFNAME": loopback}
+    slurm = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "127.0.0.[1-2]"}
     slurm["PATH"] = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    said = run_in_session("./job.sh", cwd=folder, env=os.environ | slurm)
+    with two_hosts(folder) as hosts:
+        slurm |= {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(hosts.port - 10_000)}
+        said = hosts[0].run("./job.sh", slurm)
     return said, [torch.load(path) for path in sorted(Path(folder).glob("weights_*.pt"))]
 
 
@@ -811,18 +781,18 @@ RAY_SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its effect on Linux: loopback will do
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
 }
 
 
-def run_ray(folder):
-    """Ray's script in a session of its own, and what rank 0 returned."""
+def run_ray(folder, timeout_s=120):
+    """Ray's script on a host of its own, and what rank 0 returned."""
     Path(folder, "job.py").write_text(SCRIPT + RAY)
     # Each of Ray's twelve processes would import this for a second, and none needs it.
     Path(folder, "rfc3987_syntax.py").write_text("raise ImportError\n")
     paths = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = os.environ | RAY_SETTINGS | {"RAY_TMPDIR": folder, "PYTHONPATH": paths}
-    said = run_in_session(sys.executable, "job.py", folder, cwd=folder, env=own)
+    own = RAY_SETTINGS | {"RAY_TMPDIR": folder, "PYTHONPATH": paths}
+    with two_hosts(folder) as hosts:
+        said = hosts[0].run(f"job.py {folder}", own, timeout_s=timeout_s)
     return said, torch.load(Path(folder, "weights.pt"))
 
 
