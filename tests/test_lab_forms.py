@@ -1,5 +1,7 @@
 """Every lab's notebooks: how many exercises and wrong answers, hints, and what is cut out."""
 
+import re
+
 import labs
 import nbformat
 import pytest
@@ -8,18 +10,17 @@ import progress
 
 
 @pytest.mark.parametrize("slug", labs.SLUGS)
-def test_each_exercise_has_five_wrong_answers_at_least_and_three_hints(slug, monkeypatch, capsys):
-    wrong, text = labs.answers(slug)["WRONG"], nbformat.read(
-        labs.ROOT / f"exercises/{slug}.ipynb", as_version=4
-    )  # fmt: skip
-    names = labs.exercises(slug, monkeypatch)
-    assert wrong.keys() == names.keys()
+def test_each_exercise_has_five_wrong_answers_at_least_and_three_hints(slug, capsys):
+    answers = labs.answers(slug)
+    wrong, right = answers["WRONG"], answers["RIGHT"]
+    text = nbformat.read(labs.ROOT / f"exercises/{slug}.ipynb", as_version=4)
+    assert wrong.keys() == right.keys()
     assert min(map(len, wrong.values())) >= 5
     prose = "\n".join(cell.source for cell in text.cells if cell.cell_type == "markdown")
     for hint in ("Hint 1: a nudge", "Hint 2: the approach", "Hint 3: the code"):
-        assert prose.count(f"<details><summary>{hint}</summary>") == len(names)
+        assert prose.count(f"<details><summary>{hint}</summary>") == len(right)
     with capsys.disabled():
-        print(f"\n{slug}: {len(names)} exercises, {sum(map(len, wrong.values()))} wrong answers")
+        print(f"\n{slug}: {len(right)} exercises, {sum(map(len, wrong.values()))} wrong answers")
 
 
 @pytest.mark.parametrize("slug", labs.SLUGS)
@@ -34,7 +35,17 @@ def test_exercises_and_solutions_differ_in_marked_cells_only(slug):
         assert "SOLUTION" not in mine.source
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("folder", "said"), [("exercises", "–"), ("solutions", "✓")])
+@pytest.mark.parametrize("slug", labs.SLUGS)
+def test_no_exercise_is_attempted_and_every_solution_passes(folder, said, slug):
+    """In what is saved; that it is what a check says when run, nbval shows."""
+    text = nbformat.read(labs.ROOT / folder / f"{slug}.ipynb", as_version=4)
+    outputs = [out for cell in text.cells for out in cell.get("outputs", []) if "data" in out]
+    begun = [re.match("([–✓✗]) .*: (\\w+) ", out.data.get("text/plain", "")) for out in outputs]
+    marks = {name: mark for mark, name in (found.groups() for found in begun if found)}
+    assert marks == dict.fromkeys(labs.answers(slug)["RIGHT"], said)
+
+
 @pytest.mark.slow
 def test_the_overview_of_all_labs_counts_what_passes_in_a_learners_notebooks(capsys):
     assert progress.main([labs.SLUGS[0][:2]]) == 0
