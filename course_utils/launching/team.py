@@ -24,6 +24,8 @@ _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as wel
 _TICK_S = 0.1
 _FAREWELL_S = 2.0
 _STACK_S = 0.8  # for all ranks to write where they are
+# From Python 3.12 on, filelock, which torch brings, lets no two threads fork at the same time.
+_FORKING = threading.Lock()
 
 
 class Interrupts:
@@ -103,7 +105,8 @@ class Team:
         kernel, member = os.getpid(), Member(number)
         self.members.append(member)  # first, so that `__exit__` finds whatever was opened
         member.open()
-        pid = os.fork()
+        with _FORKING:
+            pid = os.fork()
         if pid == 0:
             worker = Worker(number, *member.hand_over(), kernel)
             worker.run(self.members, fn, args, self.meet, placement)
