@@ -13,7 +13,7 @@ from typing import Any
 from course_utils import errors
 from course_utils.hanging import hangs
 from course_utils.hanging.notes import Log
-from course_utils.launching import remains, stacks
+from course_utils.launching import pages, remains, stacks
 from course_utils.launching.member import Member
 from course_utils.launching.placement import Placement
 from course_utils.launching.rank import LIBC, Worker
@@ -105,6 +105,7 @@ class Team:
         kernel, member = os.getpid(), Member(number)
         self.members.append(member)  # first, so that `__exit__` finds whatever was opened
         member.open()
+        pages.before_a_fork()
         with _FORKING:
             pid = os.fork()
         if pid == 0:
