@@ -77,8 +77,8 @@ def _of_returned(
         return uneven(rank, dead.made(rank, call), absent, often, call, "has returned")
     if call.flags & notes.EVALUATES:
         return "evaluation", (
-            "DDP's forward shares the model's buffers with every rank, in evaluation as well. "
-            "Evaluate on every rank, or call model.module on one."
+            "DDP's forward agrees with every rank on the model's buffers, and once on its buckets, "
+            "in evaluation as well. Evaluate on every rank, or call model.module on one."
         )
     if call.flags & notes.BACKWARD:
         return "backward", (

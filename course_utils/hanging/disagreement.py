@@ -30,9 +30,9 @@ def _told(dead: Deadlock, difference: Difference) -> tuple[str, str]:
         alone = {rank: call for rank, call in calls.items() if call.flags & EVALUATES}
         line = _line(next(iter(alone.values())))
         return what, (
-            f"DDP's forward shares the model's buffers, which {name} does for an evaluation{line} "
-            f"on {ranks(alone)} only: the others train. Evaluate on every rank, or call "
-            "model.module on one."
+            "DDP's forward agrees with every rank on the model's buffers, and once on its buckets. "
+            f"{name.capitalize()} does it for an evaluation{line} on {ranks(alone)} only: the "
+            "others train. Evaluate on every rank, or call model.module on one."
         )
     if what == "order":
         text = f"{name.capitalize()} is {_by(calls, _named)}: {SAME}"
