@@ -237,6 +237,10 @@ def turns_of(world_size):
     }
 
 
+# %% [markdown]
+# The specification knows what all ranks have measured. A turn takes as long as its busiest port; the least sum wins.
+
+
 # %%
 def choose_spec(sizes_bytes, latencies_us, gbits_s):
     def took_us(turn):

@@ -220,6 +220,10 @@ def take_step(model, optimizer, step):
     optimizer.step()
 
 
+# %% [markdown]
+# The specification has both ranks in one process, draws the noise of each, and nobody dies.
+
+
 # %%
 def train_spec(plans, seeds):
     model, optimizer = start(seeds[0])
