@@ -18,6 +18,7 @@
 import argparse
 import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -478,7 +479,7 @@ with tempfile.TemporaryFile("w+") as complaints:
     except WorkerError as error:
         print(str(error).split("\n")[0])
     complaints.seek(0)
-    print(complaints.read().splitlines()[-1])
+    print(re.findall("Can't get attribute 'work'", complaints.read())[-1])
 
 # %% [markdown]
 # A function travels to a spawned process as a *name*: "look up `work` in `__main__`". The new Python's `__main__` is empty, for your
