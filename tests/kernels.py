@@ -96,6 +96,7 @@ class Kernel:
         )
         self.client.create_kernel_manager()
         self.client.km.connection_file = str(self.folder / "connection.json")
+        self.client.km.transport = "ipc"  # no ports, which another program could take meanwhile
         spec = self.client.km.kernel_spec
         spec.argv = [*wrap, *self.client.km.format_kernel_cmd()[:1], *spec.argv[1:]]
         log = self._open.enter_context((self.folder / "log").open("w"))
