@@ -1,6 +1,5 @@
 """An answer against its specification: what is rejected and how, what is accepted, what is said."""
 
-import inspect
 import time
 from collections import Counter
 
@@ -270,10 +269,9 @@ def test_a_check_takes_less_than_three_seconds_and_a_hang_less_than_fifteen():
         summed(fn)
         times.append(time.monotonic() - begun)
     assert sorted(times)[1] < 3
-    begun, options = time.monotonic(), {"spec": answers.spec, "inputs": answers.inputs}
-    assert not check(answers.waits_for_ever, timeout=2, **options)
-    assert time.monotonic() - begun < 2 + 5
-    assert inspect.signature(check).parameters["timeout"].default == 10
+    begun = time.monotonic()
+    assert not check(answers.waits_for_ever, spec=answers.spec, inputs=answers.inputs)
+    assert time.monotonic() - begun < 15
 
 
 def test_every_kind_that_is_recorded_can_be_forbidden():
