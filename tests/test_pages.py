@@ -69,6 +69,15 @@ def test_only_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monke
     ]
 
 
+def test_pages_are_enlarged_before_the_first_rank_of_a_launch_and_once(monkeypatch):
+    when = []
+    monkeypatch.setattr(pages, "_ranks", 0)
+    monkeypatch.setattr(pages, "_enlarge", lambda maps: when.append(pages._ranks))
+    for count in (6, 6, 6, 6, 64):
+        pages.before_forks(count)
+    assert when == [18]
+
+
 def test_without_proc_a_launch_goes_on(monkeypatch):
     monkeypatch.setattr(pages, "_ranks", 15)
     monkeypatch.setattr(pages, "Path", lambda name: Path("no such folder"))

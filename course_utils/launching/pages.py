@@ -12,18 +12,21 @@ from pathlib import Path
 
 from course_utils.launching.rank import LIBC
 
-_WORTH_IT = 16  # ranks; about as many forks give back what it takes
+_WORTH_IT = 16  # ranks; a kernel with so many starts more: some 60 give back what it takes
 _AT_MOST = 1 << 30  # bytes; to copy the large data of a learner would take too long
 _HUGE = 2 << 20
 _MADV_COLLAPSE = 25
 _ranks = 0
 
 
-def before_a_fork() -> None:
-    """Enlarge the pages, once: when so many ranks were forked that more will follow."""
+def before_forks(count: int) -> None:
+    """Enlarge the pages, once: before the launch that will have forked so many ranks.
+
+    Before its first rank, for ranks that are there would keep the small pages alive beside them.
+    """
     global _ranks
-    _ranks += 1
-    if _ranks == _WORTH_IT:
+    already, _ranks = _ranks, _ranks + count
+    if already < _WORTH_IT <= _ranks:
         with contextlib.suppress(OSError):  # there is no /proc on macOS
             _enlarge(Path("/proc/self/maps").read_text())
 

@@ -90,6 +90,7 @@ class Team:
             self.meet.open()
             if placement.backend is None:
                 self.meet.listen()
+            pages.before_forks(self.world_size)
             for number in range(self.world_size):
                 self._fork(number, fn, args, placement)
         except OSError as error:
@@ -105,7 +106,6 @@ class Team:
         kernel, member = os.getpid(), Member(number)
         self.members.append(member)  # first, so that `__exit__` finds whatever was opened
         member.open()
-        pages.before_a_fork()
         with _FORKING:
             pid = os.fork()
         if pid == 0:
