@@ -11,7 +11,7 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg
-BESIDE := $(patsubst %,tests/test_%.py,lessons_on_mnist browser cluster keras grading labs)  # long ones first
+BESIDE := $(patsubst %,tests/%.py,lessons/test_lessons_on_mnist lessons/test_browser lessons/test_cluster lessons/test_keras checks/test_grading labs/test_labs)  # long ones first
 BUILT := $(wildcard notebooks/*.ipynb exercises/*.ipynb solutions/*.ipynb)
 # A folder of its own for the line that the library's tests end in, shown again at the very end.
 LOGS := .pytest_cache
@@ -52,7 +52,7 @@ bench: .venv/.bench ## what a launch costs, beside a bare fork and beside other 
 
 look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make look to=FOLDER only=05
 	@COURSE_SCREENSHOTS=$(or $(to),$(error say where: make look to=FOLDER only=05)) \
-		$(RUN) -m pytest tests/test_browser.py -m browser -k "to_its_end$(if $(only), and $(only))"
+		$(RUN) -m pytest tests/lessons/test_browser.py -m browser -k "to_its_end$(if $(only), and $(only))"
 
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak

@@ -1,48 +1,47 @@
-"""Real workers from a notebook cell: launch them, see what they do, hear why they failed."""
+"""Real workers from a notebook cell: launch them, see what they do, hear why they failed.
 
+Each name is imported from its room when it is first asked for, so a room costs only who uses it.
+"""
+
+import importlib
 import os
+from typing import Any
 
 # torch.cuda.is_available() shall ask NVML: opening CUDA would spoil every later fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-from course_utils.check import check
-from course_utils.checking.cases import CASES
-from course_utils.checking.overview import progress
-from course_utils.data import digits
-from course_utils.errors import WorkerError, WorkerTimeout
-from course_utils.hardware import hardware
-from course_utils.launching.rank import report
-from course_utils.machines.hosts import two_hosts
-from course_utils.network import Network
-from course_utils.pictures.animation import animate
-from course_utils.pictures.calls import plot_calls
-from course_utils.pictures.explorer import explore
-from course_utils.pictures.matrix import plot_traffic
-from course_utils.pictures.squares import plot_ranks
-from course_utils.pictures.timeline import plot_timeline
-from course_utils.plots import rank_style, show
-from course_utils.trace import Trace
-from course_utils.workers import launch
+_ROOMS = {
+    "CASES": "checks.cases",
+    "Network": "network.network",
+    "Trace": "network.trace",
+    "WorkerError": "launcher.errors",
+    "WorkerTimeout": "launcher.errors",
+    "animate": "pictures.animation",
+    "check": "checks.check",
+    "digits": "data",
+    "explore": "pictures.explorer",
+    "hardware": "machine",
+    "launch": "launcher.launch",
+    "plot_calls": "pictures.calls",
+    "plot_ranks": "pictures.squares",
+    "plot_timeline": "pictures.timeline",
+    "plot_traffic": "pictures.matrix",
+    "progress": "checks.overview",
+    "rank_style": "pictures.style",
+    "report": "launcher.rank",
+    "show": "pictures.style",
+    "two_hosts": "machines.hosts",
+}
+__all__ = sorted(_ROOMS)
 
-__all__ = [
-    "CASES",
-    "Network",
-    "Trace",
-    "WorkerError",
-    "WorkerTimeout",
-    "animate",
-    "check",
-    "digits",
-    "explore",
-    "hardware",
-    "launch",
-    "plot_calls",
-    "plot_ranks",
-    "plot_timeline",
-    "plot_traffic",
-    "progress",
-    "rank_style",
-    "report",
-    "show",
-    "two_hosts",
-]
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

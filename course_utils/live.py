@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from course_utils.plots import OKABE_ITO
+from course_utils.pictures.style import OKABE_ITO
 
 if TYPE_CHECKING:
-    from course_utils.launching.member import Member
+    from course_utils.launcher.member import Member
 
 _EVERY_S, _POINTS = 0.12, 80  # between two drawings; of a loss curve
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mnist_files
 import psutil
 import pytest
 import torch
@@ -154,3 +155,10 @@ def script() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    """A root whose MNIST/raw holds the four real files."""
+    mnist_files.unpack(tmp_path / "MNIST" / "raw")
+    return tmp_path

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from course_utils.launching import parcel
+from course_utils.launcher import parcel
 
 
 def aside(fn: Callable[[], Any], timeout: float = 60.0) -> Any:

@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 
-from course_utils.network import Network
+from course_utils.network.network import Network
+from course_utils.network.replay import Replay
+from course_utils.network.trace import Trace
 from course_utils.pictures.bars import Activity, Arrow, Bar
 from course_utils.pictures.realtime import in_real_time
-from course_utils.replaying.replay import Replay
-from course_utils.trace import Trace
 
 
 def activity(source: "Trace | Replay", network: Network | None = None) -> Activity:

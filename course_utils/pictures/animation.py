@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from course_utils.network import Network
+from course_utils.network.network import Network
+from course_utils.network.replay import Replay
 from course_utils.pictures.activity import activity
 from course_utils.pictures.circle import circle_svg, circle_text
 from course_utils.pictures.panel import NETWORK, panel
-from course_utils.replaying.replay import Replay
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
 
-    from course_utils.trace import Trace
+    from course_utils.network.trace import Trace
 
 
 def animate(source: "Trace | Replay", network: Network = NETWORK) -> "VBox":

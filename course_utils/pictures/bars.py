@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from course_utils.replaying.replay import Interval
+    from course_utils.network.replay import Interval
 
 INK = "#222222"
 ARROWS = 150  # more than so many messages are not drawn

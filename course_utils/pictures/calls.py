@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from course_utils.errors import WorkerTimeout
+from course_utils.launcher.errors import WorkerTimeout
+from course_utils.network.trace import Trace
 from course_utils.pictures.bars import INK
 from course_utils.pictures.sequence import Cell, Sequence
 from course_utils.pictures.squares import tint
-from course_utils.plots import rank_style, show
-from course_utils.trace import Trace
+from course_utils.pictures.style import rank_style, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

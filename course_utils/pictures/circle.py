@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 
 from course_utils.pictures.bars import INK, Activity, Arrow
+from course_utils.pictures.style import rank_style
 from course_utils.pictures.svg import arrow, svg, words
-from course_utils.plots import rank_style
-from course_utils.words import size, us
+from course_utils.pictures.words import size, us
 
 _WIDTH, _HEIGHT, _RADIUS = 620, 450, 140
 _TOLD = 12  # messages, at most, that the text form names

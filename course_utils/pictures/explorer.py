@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from course_utils.network import Network, without_gc
+from course_utils.network.network import Network, without_gc
+from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity
 from course_utils.pictures.bars import Activity
 from course_utils.pictures.panel import NETWORK, panel
 from course_utils.pictures.svg import timeline_svg
-from course_utils.trace import Trace
-from course_utils.words import virtual_text
+from course_utils.pictures.words import virtual_text
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
 
-    from course_utils.trace import Event
+    from course_utils.network.trace import Event
 
 _ROUND = (1, 1.5, 2, 3, 4, 5, 6, 8)
 _AXES = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)  # an axis that jumps seldom lets bars be compared

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from course_utils.words import ranks
+from course_utils.launcher.words import ranks
 
 PRINTED = 16  # values of a rank, at most, that are named one by one
 Parts = list[list[float]]  # a rank's tensors, flattened; one for a single tensor

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from course_utils.launcher.words import ranks
+from course_utils.network.replay import Traffic
+from course_utils.network.trace import Trace
 from course_utils.pictures.bars import INK
-from course_utils.plots import show
-from course_utils.replaying.replay import Traffic
-from course_utils.trace import Trace
-from course_utils.words import ranks, size
+from course_utils.pictures.style import show
+from course_utils.pictures.words import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from course_utils.network import Network
+from course_utils.network.network import Network
 from course_utils.pictures.bars import Activity
+from course_utils.pictures.style import picture
 from course_utils.pictures.timeline import draw
-from course_utils.plots import picture
 
 if TYPE_CHECKING:
     from ipywidgets import VBox

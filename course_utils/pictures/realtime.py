@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from course_utils.pictures.bars import Activity, Arrow, Bar
 
 if TYPE_CHECKING:
-    from course_utils.trace import Event, Trace
+    from course_utils.network.trace import Event, Trace
 
 _CLOCK = "real time on this machine (ms)"
 _Key = tuple[int, int]  # an event's rank and index

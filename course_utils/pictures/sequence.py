@@ -4,11 +4,11 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from course_utils.errors import WorkerTimeout
-from course_utils.hanging.deadlock import differs
-from course_utils.hanging.notes import Call
-from course_utils.trace import Trace
-from course_utils.words import ranks_named as ranks
+from course_utils.hang.deadlock import differs
+from course_utils.launcher.errors import WorkerTimeout
+from course_utils.launcher.words import ranks_named as ranks
+from course_utils.network.trace import Trace
+from course_utils.record.notes import Call
 
 _OTHERS = {"send", "recv", "wait", "new_group", "return"}
 _IN = {"order": "kind", "evaluation": "mode", "shape": "shape or dtype"}  # else as it is called

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from course_utils.pictures.bars import INK
 from course_utils.pictures.held import PRINTED, Parts, origins, parts, refuse_misfit, spoken
-from course_utils.plots import rank_style, show
+from course_utils.pictures.style import rank_style, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

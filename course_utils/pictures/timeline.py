@@ -3,18 +3,18 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from course_utils.network import Network
+from course_utils.network.network import Network
 from course_utils.pictures.activity import activity
 from course_utils.pictures.bars import ARROWS, INK, KINDS, Activity, coarse, lanes
-from course_utils.plots import show
-from course_utils.words import real_text, virtual_text
+from course_utils.pictures.style import show
+from course_utils.pictures.words import real_text, virtual_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from course_utils.replaying.replay import Replay
-    from course_utils.trace import Trace
+    from course_utils.network.replay import Replay
+    from course_utils.network.trace import Trace
 
 _PIXELS = 1500  # at most so many bars side by side
 

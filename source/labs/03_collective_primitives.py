@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import CASES, Network, Trace, check, launch, plot_timeline, progress
-from course_utils.trace import Event
+from course_utils.network.trace import Event
 
 NO_GAPS = CASES[:6]  # all kinds of tensors but those with gaps, which send refuses
 

@@ -1,0 +1,193 @@
+"""An exercise against its specification, in real workers.
+
+A collective is a function from all ranks' inputs to all ranks' outputs. So an exercise shows its
+specification as a plain function of one process, and an answer is right when the ranks return what
+that function says, at every world size, and keep to the rules.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from course_utils.checks.attempt import Attempt, Run, attempt
+from course_utils.checks.cases import CASES, Inputs
+from course_utils.checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome
+from course_utils.checks.overview import note
+from course_utils.checks.rules import Budget, Rules, make_rules
+from course_utils.checks.verdict import Finding, judge
+from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.launch import launch
+from course_utils.launcher.words import ranks_named as ranks
+from course_utils.network.network import Network
+
+_JUDGE_S = 60.0
+
+
+def check(
+    fn: Callable | None,
+    *,
+    spec: Callable,
+    inputs: Inputs,
+    world_sizes: Iterable[int] = (1, 2, 3),
+    cases: Sequence[Any] = CASES,
+    forbid: Collection[str] = (),
+    require: Collection[str] = (),
+    budget: Budget | Callable[[int, Any], Budget] | None = None,
+    network: Network | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    backend: str | None = "gloo",
+    nodes: int = 1,
+    timeout: float = 10.0,
+) -> Outcome:
+    """Run an answer in real workers and say whether it does what its specification says.
+
+    Args:
+        fn: The answer. Every rank calls `fn(*arguments)`; it may change its arguments.
+        spec: What is wanted, as a function of one process. It has the parameters of `fn`, each as
+            a list with one entry per rank, and returns a list with what each rank should return.
+        inputs: `inputs(rank, world_size, case)` gives a rank's argument, or a tuple of them. It may
+            draw from torch's random numbers, which are seeded before, and from nothing else.
+        world_sizes: Numbers of ranks to try.
+        cases: What to try with each; `str(case)` is what the learner reads. By default seven kinds
+            of tensors: `case.tensor()` makes one, `case.number` counts them.
+        forbid: What must not be called, such as "all_reduce"; "collectives" are all but send
+            and recv. What counts is what the recording shows, whatever name it was called by.
+        require: What has to be called where there is more than one rank.
+        budget: The most that one rank may spend: any of "sent_bytes", "sent_messages" and
+            "finish_us"; a dict, or a function of world size and case that gives one.
+        network: What "finish_us" is measured on, and whose algorithm collectives are counted by.
+        rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
+        atol: Absolute tolerance, likewise.
+        backend: As for `launch`. With None the answer makes the group, in a launch for each case.
+        nodes: As for `launch`, at world sizes that it divides.
+        timeout: Seconds for one launch. All cases of a world size share one.
+
+    Returns:
+        The outcome, which a notebook shows as a table. A wrong answer, be it a hang or a crash,
+        raises nothing; `check(...).require()` does.
+
+    Raises:
+        ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
+    """
+    rules = make_rules(forbid, require, budget, network, (rtol, atol))
+    sizes, name = sorted(world_sizes), getattr(fn, "__name__", "answer")
+    if not sizes or not cases:
+        raise ValueError("check needs at least one world size and one case")
+    if not callable(fn):
+        state = NOT_ATTEMPTED if fn is None else WRONG
+        message = "" if fn is None else f"A function is wanted, and this is {fn!r:.60}."
+        return note(Outcome(name, state, message=message))
+    attempts = []
+    options = {"backend": backend, "timeout": timeout}
+    for size, runs in _plan(sizes, cases, one_by_one=backend is None):
+        options["nodes"] = nodes if size % nodes == 0 else 1
+        attempts += _try(fn, inputs, size, runs, options)
+        if attempts[-1].error:
+            break
+    return note(_outcome(name, attempts, inputs, spec, rules, sizes))
+
+
+def _plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
+    """What to launch: small before large, and what can be shown before what cannot."""
+    known = [Run(number, case) for number, case in enumerate(cases)]
+    fresh = [Run(number, case, fresh=True) for number, case in enumerate(cases)]
+    if not one_by_one:
+        return [(size, known + fresh) for size in sizes]
+    plan = [(size, [run]) for size in sizes for run in known]
+    return plan + [(sizes[-1], [run]) for run in fresh]
+
+
+def _try(
+    fn: Callable, inputs: Inputs, size: int, runs: list[Run], options: dict[str, Any]
+) -> list[Attempt]:
+    """Launch an answer; where it fails, what went before is launched again, to be judged."""
+    done = attempt(fn, inputs, size, runs, **options)
+    if done.error and done.reached and not _is_stub(done.error):
+        return [attempt(fn, inputs, size, runs[: done.reached], **options), done]
+    return [done]
+
+
+def _outcome(
+    name: str, attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules,
+    sizes: list[int],
+) -> Outcome:  # fmt: skip
+    last = attempts[-1]
+    if last.error:
+        _refuse_misuse(last.error)
+        if _is_stub(last.error):
+            _, _, hint = last.error.failures[0].headline.partition(": ")
+            return Outcome(name, NOT_ATTEMPTED, hint)
+    launched = [one for one in attempts if not one.error]
+    if launched and (found := _judged(launched, inputs, spec, rules)):
+        return _wrong(name, launched, found)
+    if last.error:
+        run = last.runs[last.reached]
+        case = f"{run.case}, fresh numbers" if run.fresh else str(run.case)
+        finding = Finding((0, last.reached), last.world_size, case, _told(last))
+        return _wrong(name, [last], finding)
+    return Outcome(name, PASSED, f"{_many(sizes)}")
+
+
+def _judged(
+    attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules
+) -> Finding | None:
+    """What the judge finds, who works in a process of its own."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return launch(
+                judge, attempts, inputs, spec, rules,
+                world_size=1, backend="gloo", device="cpu", timeout=_JUDGE_S,
+            )[0]  # fmt: skip
+    except WorkerError as error:
+        _refuse_misuse(error)
+        raise ValueError(f"the check itself failed: {error}") from None
+
+
+def _refuse_misuse(error: WorkerError) -> None:
+    """Raise ValueError if it is the exercise that is wrong."""
+    headline = error.failures[0].headline if error.failures else ""
+    if headline.startswith("Misuse: "):
+        raise ValueError(headline.removeprefix("Misuse: ")) from None
+
+
+def _is_stub(error: WorkerError) -> bool:
+    """Whether the answer itself says that there is none yet, not some operation of torch."""
+    failure = error.failures[0] if error.failures else None
+    if not failure or not failure.headline.startswith("NotImplementedError"):
+        return False
+    last = failure.frames[-1] if failure.frames else None
+    return bool(
+        last and last.is_learners and "NotImplementedError" in (last.code or failure.headline)
+    )
+
+
+def _wrong(name: str, attempts: list[Attempt], found: Finding) -> Outcome:
+    printed: list[str] = []
+    if found.at is not None:
+        launched, number = found.at
+        texts = attempts[launched].output
+        printed = [runs[number] if number < len(runs) else "" for runs in texts]
+    where = ", ".join(filter(None, [_many([found.world_size]), found.case]))
+    return Outcome(name, WRONG, where, found.reason, found.rows, printed)
+
+
+def _told(failed: Attempt) -> str:
+    """The launcher's message; in it, ranks that wait for the next case have returned."""
+    message = str(failed.error)
+    for rank in failed.returned:
+        was, is_ = "running, outside of your code", "its function has returned"
+        message = message.replace(f"  rank {rank}: {was}\n", f"  rank {rank}: {is_}\n")
+    busy = set(range(failed.world_size)) - set(failed.returned)
+    longer, all_ = "only needed longer", ranks(range(failed.world_size))
+    if busy:
+        message = message.replace(f"{all_} {longer}", f"{ranks(busy)} {longer}")
+    return message[0].upper() + message[1:]
+
+
+def _many(sizes: list[int]) -> str:
+    """Such as `1 rank` or `1, 2 and 3 ranks`."""
+    names = [str(size) for size in sizes]
+    text = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{text} rank{'s' * (sizes != [1])}"

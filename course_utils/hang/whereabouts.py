@@ -1,0 +1,128 @@
+"""Where one rank is when time is up, and what it waits for, as far as that is known."""
+
+from dataclasses import dataclass, field, replace
+
+from course_utils.launcher import stacks
+from course_utils.launcher.stacks import Frame
+from course_utils.launcher.words import ranks_named
+from course_utils.record import notes
+from course_utils.record.notes import Call, Log
+
+# Calls that meet in the store or in gloo itself, where nothing is noted.
+STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
+_SILENT = "gives no answer: it is stopped by a signal, or held up inside the system"
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where one rank is.
+
+    Attributes:
+        rank: Its number.
+        state: "waiting" for other ranks, "held" by something of its own process, "running",
+            "silent" if it does not answer, "returned" if its function has.
+        what: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
+        line: The learner's line; None where there is none.
+        open: The calls of which one or more keep it: they have no partner, or are not complete.
+        calls: All its calls that are known, in order.
+        known: Whether its calls are known at all; `complete` when none is forgotten.
+    """
+
+    rank: int
+    state: str
+    what: str | None = None
+    line: Frame | None = None
+    open: tuple[Call, ...] = ()
+    calls: tuple[Call, ...] = field(default=(), repr=False)
+    known: bool = True
+    complete: bool = True
+
+    @property
+    def call(self) -> Call | None:
+        """The call that it waits in, where there is no doubt about it."""
+        return self.open[0] if len(self.open) == 1 else None
+
+    @property
+    def last_flags(self) -> int:
+        """What is known of its last call."""
+        return self.calls[-1].flags if self.calls else 0
+
+    def narrowed(self, unmet: list[Call]) -> "Whereabouts":
+        """The same, now that it is known which of its open calls have no partner."""
+        if self.what == "backward":
+            return replace(self, open=tuple(unmet[:1]))  # DDP waits for its buckets in order
+        return replace(self, open=tuple(unmet)) if self.what == "wait" else self
+
+    def row(self, world: tuple[int, ...]) -> str:
+        """One line about it, or two: what it does, at which line, and in which call."""
+        if self.state == "returned":
+            return "its function has returned"
+        if self.state == "silent":
+            return _SILENT
+        doing = {"waiting": "waiting in", "held": "waiting for"}.get(self.state, "running")
+        doing += f" {self.what}" if self.what else ""
+        if self.line is None:
+            return f"{doing}, outside of your code"
+        row = f"{doing} at {self.line.place}: {self.line.code}"
+        return f"{row}\n{' ' * 10}{told(self.call, world)}" if self.call else row
+
+
+def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
+    """Put together what a stack and the notes say; `frames` is None for a rank that returned."""
+    calls = log.calls if log else ()
+    known = {"calls": calls, "known": log is not None, "complete": bool(log and log.complete)}
+    if not frames:
+        return Whereabouts(rank, "returned" if frames is None else "silent", **known)
+    line = stacks.learners_line(frames)
+    if what := stacks.waits_in(frames):
+        return Whereabouts(rank, "waiting", what, line, _open(calls, what, line), **known)
+    if what := stacks.held_by(frames):
+        return Whereabouts(rank, "held", what, line, **known)
+    return Whereabouts(rank, "running", None, line, **known)
+
+
+def _open(calls: tuple[Call, ...], what: str, line: Frame | None) -> tuple[Call, ...]:
+    """Which calls a rank may be waiting in; those that have met are sorted out later."""
+    if what in STORE_CALLS or not calls:
+        return ()
+    if what == "wait":
+        return tuple(call for call in calls if call.flags & notes.ASYNC)
+    if what == "backward":
+        return tuple(call for call in calls if call.flags & notes.BACKWARD)
+    last = calls[-1]
+    return (last,) if _place(last.line) == _place(line) else ()
+
+
+def _place(line: Frame | None) -> tuple[str, int] | None:
+    return line and (line.file, line.line)
+
+
+def told(call: Call, world: tuple[int, ...]) -> str:
+    """Such as `collective #3, float32 of shape (4,), root 0`."""
+    if call.kind == "new_group":
+        return f"new group #{call.number}, of {ranks_named(call.group)}"
+    if call.is_message:
+        end = "any rank" if call.peer is None else f"rank {call.peer}"
+        parts = [f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}"]
+        if call.tag:
+            parts[0] += f" with tag {call.tag}"
+    else:
+        parts = [f"collective #{call.number}{of_group(call, world)}"]
+    if call.dtype and call.kind != "barrier":
+        parts.append(content(call))
+    if call.root is not None and call.kind != "barrier":
+        parts.append(f"root {call.root}")
+    return ", ".join(parts)
+
+
+def content(call: Call) -> str:
+    """Such as `float32 of shape (4,)`."""
+    return f"{call.dtype} of shape {call.shape}"
+
+
+def of_group(call: Call, world: tuple[int, ...]) -> str:
+    """Such as ` of group 1 (ranks 0 and 2)`; nothing for the group of all ranks."""
+    if call.group_name == "0" and call.group == world:
+        return ""
+    name = f"group {call.group_name} (" if call.group_name.isdigit() else "("
+    return f" of {name}{ranks_named(call.group)})"

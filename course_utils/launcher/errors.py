@@ -1,0 +1,164 @@
+"""What went wrong in the workers, told to a learner: the root cause, its rank, its line, a way on.
+
+Nothing here depends on the clock, a process id or an address, so that a notebook that provokes
+an error on purpose prints the same words in every run.
+"""
+
+import re
+import signal
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from course_utils.hang import aborts
+from course_utils.launcher import stacks
+from course_utils.launcher.stacks import Frame
+from course_utils.launcher.words import ranks_named as ranks
+from course_utils.record.notes import Log
+
+if TYPE_CHECKING:
+    from course_utils.hang.whereabouts import Whereabouts
+
+# How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
+_LOST = re.compile(
+    r"(RuntimeError|Dist\w*Error|Connection\w*Error): .*("
+    r"Connection (was likely )?(closed|reset|refused)|Read error|Write error|Broken pipe|"
+    r"by peer|Connect timeout|Socket closed|remote process exited)",
+    re.DOTALL,
+)
+_LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # they have many
+_WAITED = re.compile(r"\w+Error: .*Timed out waiting", re.DOTALL)
+# What differs from run to run in others' messages: addresses, ports, process ids, source paths.
+_UNSTABLE = re.compile(r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] ")
+_LIMIT = 4000  # characters of an exception's own words that are kept
+
+_LEFT = (
+    "another rank left the group, such as by destroy_process_group(), before this one was done "
+    "with it, or a timeout of the group itself ran out"
+)
+_LIKELY = {
+    "SIGKILL": "something outside killed it, most often the system because memory ran out: "
+    "use a smaller batch or model, or fewer ranks",
+    "SIGSEGV": "compiled code touched memory that is not its own, called from the line shown above",
+    "SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
+    "SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
+    "SIGFPE": "an integer was divided by zero in compiled code",
+    "SIGTERM": "something asked this one process to end",
+}
+
+
+@dataclass
+class Failure:
+    """How one rank failed, and when (seconds on the system's monotonic clock)."""
+
+    rank: int
+    when: float
+    headline: str
+    frames: list[Frame] = field(default_factory=list)
+    advice: str = ""
+    traceback: str = ""
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether this rank only noticed that a peer was gone."""
+        return bool(_LOST.match(self.headline) or _WAITED.match(self.headline))
+
+    def story(self) -> str:
+        """The learner's lines that led to the failure, the innermost with its neighbours."""
+        own = [frame for frame in self.frames if frame.is_learners]
+        rows = [f"  {frame.place}: {frame.code}" for frame in own[:-1]]
+        rows += [f"  {frame.place}\n{frame.excerpt()}" for frame in own[-1:]]
+        return "\n".join(rows).rstrip()
+
+
+class WorkerError(RuntimeError):
+    """At least one rank failed; the others were stopped.
+
+    Attributes:
+        rank: the rank that is the root cause.
+        failures: every failure that was seen, the root cause first.
+        output: what each rank printed, by rank.
+        trace: with `launch(trace=True)`, what was recorded until then; else None.
+    """
+
+    trace = None
+
+    def __init__(self, message: str, failures: list[Failure], output: list[str]) -> None:
+        super().__init__(message)
+        self.failures, self.output = failures, output
+        self.rank = failures[0].rank if failures else None
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message, without the launcher's own frames above it."""
+        return [f"\x1b[0;31m{type(self).__name__}\x1b[0m: {self}"]
+
+
+class WorkerTimeout(WorkerError):
+    """The ranks were not done in time; the message says where each of them was.
+
+    Attributes:
+        waiting: by rank, where it was: its state, its line, its calls, and that which it waited in.
+        absent: the ranks that others waited for, and that waited for none.
+        pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
+    """
+
+    waiting: "dict[int, Whereabouts]"
+    absent: list[int]
+    pattern: str | None
+
+
+def from_exception(rank: int, when: float, error: BaseException, note: str = "") -> Failure:
+    """In the worker: what an exception says, in words that survive the trip to the kernel."""
+    frames = stacks.from_traceback(error.__traceback__)
+    try:
+        words = str(error)
+    except Exception:
+        words = "(its message cannot be printed)"
+    headline = note or f"{type(error).__name__}: {words}".removesuffix(": ")
+    if isinstance(error, SystemExit):
+        headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
+    headline = _UNSTABLE.sub("", headline)[:_LIMIT]
+    if _LOST.match(headline):
+        headline = _LOST_IN_ONE_WORDING
+    full = "".join(traceback.format_exception(error))[-4 * _LIMIT :]
+    return Failure(rank, when, headline, frames[-40:], traceback=full)
+
+
+def from_exit(rank: int, when: float, status: int, dump: str) -> Failure:
+    """In the kernel: what a wait status says about a rank that ended without a word."""
+    code = -status if status < 0 else status
+    if status >= 0:
+        headline = f"the process left with exit status {code} before its function returned"
+        advice = "os._exit ends a process at once; let the function return instead"
+        return Failure(rank, when, headline, advice=advice)
+    name = signal.Signals(code).name if code in set(signal.Signals) else f"signal {code}"
+    advice = _LIKELY.get(name, "")
+    return Failure(rank, when, f"the process died of {name}", stacks.from_dump(dump), advice)
+
+
+def worker_error(
+    failures: list[Failure],
+    world_size: int,
+    output: list[str],
+    logs: Mapping[int, Log | None] | None = None,
+) -> WorkerError:
+    """The error that names the root cause among the failures seen.
+
+    Signals, exits and ordinary exceptions count in order of time; complaints about a lost peer
+    come last. Ranks that failed with the same words are named together, in rank order. What each
+    rank has noted of its calls, `logs`, tells why gloo ended one.
+    """
+    root = min(failures, key=lambda failure: (failure.is_echo, failure.when))
+    same = sorted(f.rank for f in failures if f.headline == root.headline)
+    root = next(f for f in failures if f.rank == same[0])
+    rest = [rank for rank in range(world_size) if rank not in same]
+    parts = [f"{ranks(same)} failed: {root.headline}", root.story()]
+    if root.headline.endswith("SIGABRT") and (told := aborts.reason(root.rank, logs or {}, output)):
+        parts.append(told)
+    elif advice := root.advice or (_LEFT if root.is_echo else ""):
+        parts.append(f"Likely reason: {advice}.")
+    if rest:
+        parts.append(f"{ranks(rest).capitalize()} {'was' if len(rest) == 1 else 'were'} stopped.")
+    ordered = [root, *(failure for failure in failures if failure is not root)]
+    return WorkerError("\n\n".join(filter(None, parts)), ordered, output)

@@ -1,0 +1,146 @@
+"""Real workers from a notebook cell: fork one process per rank, watch, collect, stop."""
+
+import contextlib
+import inspect
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch._dynamo  # noqa: F401  DDP imports it when first built: once here, not in every rank
+
+from course_utils.launcher import rank
+from course_utils.launcher.placement import cuda_in_use, place
+from course_utils.launcher.team import Interrupts, Team
+from course_utils.live import Panel
+from course_utils.network.trace import Trace
+from course_utils.record import recorder
+from course_utils.record.recorded import Recording
+
+_said: set[str] = set()  # what launch chose for the learner is said once in a kernel
+
+
+class Results(list):
+    """What the ranks returned, by global rank.
+
+    Attributes:
+        output: what each rank printed.
+        trace: what the ranks sent, received and waited for; None unless it was recorded.
+    """
+
+    def __init__(self, values: list[Any], output: list[str], trace: Trace | None = None) -> None:
+        super().__init__(values)
+        self.output, self.trace = output, trace
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    world_size: int = 2,
+    backend: str | None = "auto",
+    device: str = "auto",
+    nodes: int = 1,
+    timeout: float = 60.0,
+    live: bool = False,
+    trace: bool = False,
+) -> Results:
+    """Run `fn(*args)` in `world_size` forked workers that have joined one process group.
+
+    The function asks `torch.distributed` for its rank and runs unchanged under `torchrun`.
+    Whatever the workers print appears in rank order when they are done.
+
+    Args:
+        fn: any function, also one of a notebook cell, a lambda or a closure.
+        *args: handed to every rank as they are; nothing is pickled on the way in.
+        world_size: how many ranks, at least 1.
+        backend: "auto" takes NCCL where every rank gets a GPU of its own, else gloo on the CPU;
+            "gloo" or "nccl"; None leaves `init_process_group()` to `fn`.
+        device: "auto", "cpu" or "cuda"; `backend="gloo", device="cuda"` lets ranks share GPUs.
+        nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
+        timeout: seconds until all ranks must be done.
+        live: shows a panel with progress, metrics (see `report`) and output while they run.
+        trace: records every send, receive, collective and wait; needs torch 2.15.
+
+    Returns:
+        A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.
+        Its `trace` is the recording.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: for what cannot work; nothing was started.
+        WorkerError: a rank failed; the message names the root cause, its rank and its line.
+        WorkerTimeout: the ranks were not done in time; the message says where each of them was.
+    """
+    _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
+    if trace and (reason := recorder.refusal()):
+        raise RuntimeError(reason)
+    placement = place(backend, device, world_size)
+    if placement.notice and placement.notice not in _said:
+        _said.add(placement.notice)
+        print(placement.notice, flush=True)
+    team = Team(world_size, nodes, timeout, Panel(world_size) if live else None)
+    recording = Recording(fn, world_size) if trace else None
+    try:
+        with recording or contextlib.nullcontext(), Interrupts() as interrupts, team:
+            team.fork(recording or fn, args, placement)
+            values = team.results(interrupts, time.monotonic() + timeout)
+    finally:
+        _print_in_rank_order(team.output())
+    return Results(values, team.output(), recording and recording.trace)
+
+
+def _refuse_what_cannot_work(
+    fn: Callable[..., Any], args: tuple, world_size: int, nodes: int, timeout: float
+) -> None:
+    """Raise a sentence that says what to do, before anything is started."""
+    if not hasattr(os, "fork"):
+        raise RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows.")
+    if rank.inside():
+        raise RuntimeError(
+            "launch was called inside a worker. A rank cannot launch ranks: call launch from the "
+            "cell, with a larger world_size."
+        )
+    if not callable(fn):
+        raise TypeError(
+            f"launch needs a function, got {type(fn).__name__}: "
+            "write launch(fn, 1, 2), not launch(fn(1, 2))."
+        )
+    for name, value in (("world_size", world_size), ("nodes", nodes)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if world_size % nodes:
+        raise ValueError(
+            f"{world_size} ranks cannot be laid out as {nodes} equal nodes: "
+            "make world_size a multiple of nodes."
+        )
+    if not isinstance(timeout, (int, float)) or not math.isfinite(timeout) or timeout <= 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+    _refuse_wrong_arguments(fn, args)
+    if reason := cuda_in_use():
+        raise RuntimeError(reason)
+
+
+def _refuse_wrong_arguments(fn: Callable[..., Any], args: tuple) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # some functions written in C do not tell
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        message = f"{name}{signature} does not fit the {len(args)} arguments given to launch"
+        raise TypeError(f"{message}: {error}.") from None
+
+
+def _print_in_rank_order(output: list[str]) -> None:
+    lines = [
+        f"[rank {number}] {line}\n"
+        for number, text in enumerate(output)
+        for line in text.removesuffix("\n").split("\n")
+        if text
+    ]
+    if lines:  # ipykernel keeps a socket for every thread that writes, were it nothing
+        sys.stdout.write("".join(lines))
+        sys.stdout.flush()

@@ -1,0 +1,199 @@
+"""What happens inside one worker, from the fork to its end."""
+
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import multiprocessing.util
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from course_utils.launcher import errors, parcel
+from course_utils.launcher.placement import Placement
+from course_utils.launcher.rendezvous import Rendezvous
+from course_utils.record.observer import Notes, Observer
+
+LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+_REPORT_EVERY_S = 0.05
+_me: "Worker | None" = None  # the worker that this process is; None in the kernel
+
+
+@dataclass
+class Worker:
+    """One rank as it finds itself after the fork."""
+
+    rank: int
+    channel: socket.socket  # datagrams to and from the kernel
+    output: int  # where descriptors 1 and 2 go
+    stack: int  # where faulthandler writes
+    notes: Notes  # where its calls are noted
+    kernel: int  # process id of the parent
+    reported_at: float = 0.0
+    unsent: dict[str, Any] | None = None
+
+    def run(
+        self, foreign: list, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement
+    ) -> NoReturn:
+        """Become the rank, run the learner's function, hand over its result, and never return."""
+        global _me
+        torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
+        _me = self
+        gc.freeze()  # what the kernel made is the kernel's to finalise
+        try:
+            for end in foreign:  # the kernel's ends of our own and of earlier ranks' channels
+                end.close()
+            self._live_and_die_with_the_kernel()
+            self._capture_output()
+            self._work(fn, args, meet, placement)
+        except BaseException as error:
+            self._tell_failure(errors.from_exception(self.rank, time.monotonic(), error))
+        finally:
+            self._leave()
+
+    def _work(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> None:
+        os.environ.update(meet.environment(self.rank))
+        multiprocessing.util.get_temp_dir = meet.folder
+        self._take_device(placement.devices[self.rank % len(placement.devices)])
+        observer = Observer(self.notes)
+        if placement.backend is None:
+            meet.serve(self.rank)
+        else:
+            meet.join(placement.backend, self.rank)
+        result = observer.run(fn, args)
+        self._send_last_report()
+        try:
+            parcel.send(self.channel, result)
+        except Exception as error:
+            kind = type(result).__name__
+            note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
+            note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
+            failure = errors.from_exception(self.rank, time.monotonic(), error, note)
+            failure.frames = []
+            self._tell_failure(failure)
+
+    def _live_and_die_with_the_kernel(self) -> None:
+        os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
+        signal.set_wakeup_fd(-1)  # else our signals would wake the kernel's event loop
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _die_with_parent()
+        os.register_at_fork(after_in_child=_die_with_parent)  # DataLoader workers, too
+        if os.getppid() != self.kernel:
+            os._exit(1)  # the kernel died before it could be watched
+
+    def _capture_output(self) -> None:
+        """Send everything printed, by Python or by C++, to the kernel through one pipe."""
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nowhere, 0), (self.output, 1), (self.output, 2)):
+            os.dup2(source, target)
+        os.close(nowhere)
+        os.close(self.output)
+        old = {sys.stdout, sys.stderr}
+        # The kernel's own stream objects bypass descriptors 1 and 2, and log handlers hold them.
+        sys.stdin = sys.__stdin__ = _stream(0)
+        sys.stdout = sys.__stdout__ = _stream(1)
+        sys.stderr = sys.__stderr__ = _stream(2)
+        builtins.input = _no_keyboard  # the kernel's would talk to the browser over its sockets
+        for reference in logging._handlerList:
+            handler = reference()
+            if getattr(handler, "stream", None) in old:
+                handler.setStream(sys.stderr)
+        faulthandler.enable(file=self.stack)  # all threads: the crashing one may be in C
+        faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=False)
+
+    def _take_device(self, device: str) -> None:
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that torch.cuda.is_available() says no
+
+    def send(self, kind: str, content: Any) -> None:
+        """Send a small message to the kernel."""
+        self.channel.send(kind.encode() + pickle.dumps(content))
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Send metrics, at most twenty times a second; the last ones always arrive."""
+        self.unsent = {**(self.unsent or {}), **metrics}
+        if time.monotonic() - self.reported_at > _REPORT_EVERY_S:
+            self.send("report", self.unsent)
+            self.reported_at, self.unsent = time.monotonic(), None
+
+    def _tell_failure(self, failure: errors.Failure) -> None:
+        with contextlib.suppress(Exception):  # it may be what failed
+            self._send_last_report()
+        self.send("failed", failure)
+
+    def _send_last_report(self) -> None:
+        if self.unsent:
+            last, self.unsent = self.unsent, None
+            self.send("report", last)
+
+    def _leave(self) -> NoReturn:
+        """Hold connections until all ranks are done, then end without destructors.
+
+        A rank that ended earlier would break its peers' connections, and destructors of process
+        groups can wait for each other.
+        """
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the learner closed it, or put in another
+                    stream.flush()
+            LIBC.fflush(None)  # what compiled code printed
+            self.channel.recv(1)
+        finally:
+            os._exit(0)
+
+
+def report(**metrics: Any) -> None:
+    """Show numbers of this rank, such as `step=3, loss=0.7`, in the panel of `launch(live=True)`.
+
+    Outside of `launch`, under `torchrun` for example, it does nothing, so that the same function
+    runs unchanged there.
+
+    Args:
+        **metrics: names and numbers. `step` with `steps` draws a progress bar, `loss` a curve.
+    """
+    if _me is not None:
+        _me.report({name: getattr(v, "item", lambda v=v: v)() for name, v in metrics.items()})
+
+
+def inside() -> bool:
+    """Whether this process is a worker of `launch`."""
+    return _me is not None
+
+
+def _no_keyboard(prompt: object = "") -> NoReturn:
+    raise EOFError("a rank has no keyboard: ask in the cell and hand the answer to launch")
+
+
+def _stream(descriptor: int) -> Any:
+    mode = "w" if descriptor else "r"
+    return open(descriptor, mode, 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _die_with_parent() -> None:
+    """Have this process killed when the one that forked it is gone."""
+    if sys.platform == "linux":
+        LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)

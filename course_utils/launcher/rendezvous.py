@@ -1,0 +1,115 @@
+"""Where the ranks of one launch meet, and the environment that `torchrun` would have set.
+
+A group made by `launch` meets in a `FileStore` on an anonymous file: it has no port, no path and
+no owner but this family of processes, so nobody else can join it, overwrite its keys, or fill
+the disk under it. A group made by the learner (`backend=None`) needs an address. The kernel binds
+it, the kernel never serves it: a store thread in a process that forks hangs its children.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from course_utils.launcher.parcel import anonymous_file
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+SLACK = timedelta(seconds=60)  # torch's own deadlines come after the launcher's, which says more
+
+
+class Rendezvous:
+    """The meeting point of `world_size` ranks, laid out as `nodes` equal nodes of one machine."""
+
+    def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
+        self.world_size, self.nodes = world_size, nodes
+        self.timeout = timedelta(seconds=timeout) + SLACK
+        self.port: socket.socket | None = None
+        self._folder = Path()
+        self._file: int | None = None
+        self._server: dist.TCPStore | None = None
+
+    def open(self) -> None:
+        """In the kernel: take a port and a file; `close` undoes it, also when half is done."""
+        self.port = socket.socket()
+        self.port.bind((LOOPBACK, 0))
+        # Short, since the path of a socket may have 107 bytes; not to be guessed.
+        self._folder = Path(tempfile.gettempdir(), f"ddp-{secrets.token_urlsafe(6)}")
+        if os.path.exists("/proc/self/fd"):
+            self._file = anonymous_file("rendezvous")
+            self._path = f"/proc/self/fd/{self._file}"
+        else:
+            self._path = f"{self.folder()}/store"
+
+    def folder(self) -> str:
+        """A private folder, made when somebody needs it, which ends with the launch.
+
+        In a rank, the sockets of `multiprocessing` go there: a DataLoader worker that is stopped
+        cannot remove its own.
+        """
+        self._folder.mkdir(0o700, exist_ok=True)
+        return str(self._folder)
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What `torchrun --nnodes=nodes` sets for this rank, and sockets kept on loopback."""
+        local_world_size = self.world_size // self.nodes
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(rank % local_world_size),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "GROUP_RANK": str(rank // local_world_size),
+            "GROUP_WORLD_SIZE": str(self.nodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(self.port.getsockname()[1]),
+            "TORCHELASTIC_RUN_ID": "launch",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+            "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+        }
+
+    def listen(self) -> None:
+        """In the kernel, before the fork: early ranks queue here until rank 0 serves them."""
+        self.port.listen(self.world_size + 8)
+
+    def serve(self, rank: int) -> None:
+        """In a worker, for a group that the learner will make: rank 0 serves the address."""
+        if rank == 0:
+            self._server = dist.TCPStore(
+                LOOPBACK,
+                self.port.getsockname()[1],
+                is_master=True,
+                wait_for_workers=False,
+                timeout=self.timeout,
+                master_listen_fd=os.dup(self.port.fileno()),
+            )
+        self.port.close()
+
+    def join(self, backend: str, rank: int) -> None:
+        """In a worker: join the group of all ranks."""
+        self.port.close()
+        store = dist.FileStore(self._path, self.world_size)
+        store.set_timeout(self.timeout)
+        size, timeout = self.world_size, self.timeout
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+    def close(self) -> None:
+        """In the kernel: give everything back."""
+        if self.port is not None:
+            self.port.close()
+        if self._file is not None:
+            os.close(self._file)
+        if self._folder.name:
+            shutil.rmtree(self._folder, ignore_errors=True)

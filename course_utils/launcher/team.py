@@ -1,0 +1,188 @@
+"""The kernel's side of a launch: one member per rank, all watched together, none left behind."""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from course_utils.hang import hangs
+from course_utils.launcher import errors, pages, remains, stacks
+from course_utils.launcher.member import Member
+from course_utils.launcher.placement import Placement
+from course_utils.launcher.rank import LIBC, Worker
+from course_utils.launcher.rendezvous import Rendezvous
+from course_utils.live import Panel
+from course_utils.record.notes import Log
+
+_GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
+_TICK_S = 0.1
+_FAREWELL_S = 2.0
+_STACK_S = 0.8  # for all ranks to write where they are
+# From Python 3.12 on, filelock, which torch brings, lets no two threads fork at the same time.
+_FORKING = threading.Lock()
+
+
+class Interrupts:
+    """The stop button, noticed at points where stopping is safe instead of anywhere."""
+
+    pressed = False
+
+    def __enter__(self) -> "Interrupts":
+        self._old = None
+        if threading.current_thread() is threading.main_thread():
+            self._old = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
+
+    def __exit__(self, kind: type | None, error: object, trace: TracebackType | None) -> None:
+        if self._old is not None:
+            signal.signal(signal.SIGINT, self._old)
+        if self.pressed and kind is None:
+            raise KeyboardInterrupt
+
+
+class Team:
+    """All ranks of one launch."""
+
+    def __init__(self, world_size: int, nodes: int, timeout: float, panel: Panel | None) -> None:
+        self.world_size, self.nodes, self.timeout, self.panel = world_size, nodes, timeout, panel
+        self.members: list[Member] = []
+        self.meet = Rendezvous(world_size, nodes, timeout)
+
+    def __enter__(self) -> "Team":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop whoever still runs and give everything back, whatever else goes wrong."""
+        stopped = remains.family({m.pid for m in self.members if m.pid and m.status is None})
+        with contextlib.ExitStack() as steps:  # taken from the last to the first
+            steps.callback(remains.remove_segments, stopped)
+            steps.callback(self.meet.close)
+            for member in self.members:
+                steps.callback(member.notes.close)
+                steps.callback(member.close)
+            steps.callback(self._show, final=True)
+            for member in self.members:
+                steps.callback(member.reap)
+            for member in self.members:
+                steps.callback(member.kill)
+
+    def output(self) -> list[str]:
+        """What each rank has printed."""
+        return [member.text() for member in self.members]
+
+    def fork(self, fn: Callable, args: tuple, placement: Placement) -> None:
+        """Start every rank.
+
+        Raises:
+            WorkerError: the system has no process or descriptor left.
+        """
+        LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
+        try:
+            self.meet.open()
+            if placement.backend is None:
+                self.meet.listen()
+            pages.before_forks(self.world_size)
+            for number in range(self.world_size):
+                self._fork(number, fn, args, placement)
+        except OSError as error:
+            message = (
+                f"rank {max(0, len(self.members) - 1)} of {self.world_size} could not be started: "
+                f"{error.strerror}. Use fewer ranks, or raise the limits that `ulimit -n` "
+                "(open files) and `ulimit -u` (processes) show."
+            )
+            # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
+            raise errors.WorkerError(message, [], self.output()) from None
+
+    def _fork(self, number: int, fn: Callable, args: tuple, placement: Placement) -> None:
+        kernel, member = os.getpid(), Member(number)
+        self.members.append(member)  # first, so that `__exit__` finds whatever was opened
+        member.open()
+        with _FORKING:
+            pid = os.fork()
+        if pid == 0:
+            worker = Worker(number, *member.hand_over(), kernel)
+            worker.run(self.members, fn, args, self.meet, placement)
+        member.watch(pid)
+
+    def results(self, interrupts: Interrupts, deadline: float) -> list[Any]:
+        """Wait for what every rank returns.
+
+        Raises:
+            WorkerError, WorkerTimeout, KeyboardInterrupt: and `__exit__` stops the ranks.
+        """
+        patience = deadline
+        while running := [member for member in self.members if not member.settled]:
+            now = time.monotonic()
+            failures = [member.failure for member in self.members if member.failure]
+            if interrupts.pressed:
+                raise KeyboardInterrupt
+            if failures:
+                patience = min(patience, min(f.when for f in failures) + _GRACE_S)
+            if now > patience:
+                break
+            self._listen(min(_TICK_S, patience - now + 0.001))
+            self._show()
+        if failures := [member.failure for member in self.members if member.failure]:
+            raise errors.worker_error(failures, self.world_size, self.output(), self._logs())
+        if running:
+            raise self._too_late(running)
+        self._farewell()
+        return [member.result for member in self.members]
+
+    def _listen(self, seconds: float) -> None:
+        """Wait until a rank says something or ends, and take it in."""
+        poll, owners = select.poll(), {}
+        for member in self.members:
+            for descriptor in member.descriptors():
+                poll.register(descriptor, select.POLLIN)
+                owners[descriptor] = member
+        ready = {owners[descriptor] for descriptor, _ in poll.poll(seconds * 1000)}
+        unwatched = {member for member in self.members if member.process < 0}  # no pidfd: macOS
+        for member in ready | unwatched:
+            member.read()
+
+    def _farewell(self) -> None:
+        """Let all ranks go; `__exit__` stops those that do not."""
+        for member in self.members:
+            member.release()
+        end = time.monotonic() + _FAREWELL_S
+        while any(member.status is None for member in self.members) and time.monotonic() < end:
+            self._listen(_TICK_S)
+
+    def _too_late(self, running: list[Member]) -> errors.WorkerTimeout:
+        now = time.monotonic()
+        states = {member.rank: remains.state(member.pid) for member in running}
+        for member in running:
+            member.ask_for_stack()
+        end = time.monotonic() + _STACK_S
+        while time.monotonic() < end and not all(
+            _is_written(member) or states[member.rank] == "T" for member in running
+        ):
+            time.sleep(0.02)
+        frames = {}
+        for member in running:
+            found = stacks.from_dump(member.dump())
+            frames[member.rank] = stacks.settled(found) if states[member.rank] == "R" else found
+        done = {member.rank for member in self.members} - set(frames)
+        return hangs.worker_timeout(self.timeout, frames, done, self.output(), self._logs(), now)
+
+    def _logs(self) -> dict[int, Log | None]:
+        """What each rank has noted of its calls."""
+        return {member.rank: member.notes.read() for member in self.members}
+
+    def _show(self, final: bool = False) -> None:
+        if self.panel:
+            self.panel.show(self.members, final)
+
+
+def _is_written(member: Member) -> bool:
+    """Whether a dump has reached the outermost frame; what a rank writes comes line by line."""
+    return "in _work\n" in member.dump()

@@ -1,0 +1,144 @@
+"""What this machine has, read without a CUDA context."""
+
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from course_utils.launcher.placement import gpu_count
+
+
+@dataclass(frozen=True, repr=False)
+class Hardware:
+    """What this machine has; printed, it says what the course can show here. Sizes in bytes."""
+
+    cores: int
+    memory_bytes: int
+    shm_bytes: int | None
+    gpus: tuple[str, ...]
+    gloo: bool
+    nccl: bool
+    python: str
+    torch: str
+    gil: bool
+
+    def __str__(self) -> str:
+        """Say in four lines what this machine can show in the course."""
+        return "\n".join([self._cores(), self._memory(), self._gpus(), self._software()])
+
+    __repr__ = __str__
+
+    def _cores(self) -> str:
+        if self.cores == 1:
+            return "1 core: ranks take turns; results are right, but nothing gets faster"
+        return f"{self.cores} cores: {self.cores} ranks run at the same time; more ranks take turns"
+
+    def _memory(self) -> str:
+        text = f"{_size(self.memory_bytes)} of memory" if self.memory_bytes else "memory unknown"
+        if self.shm_bytes is None:
+            return text
+        small = ": enough for launch, too small for DataLoader workers"
+        return f"{text}, /dev/shm {_size(self.shm_bytes)}{small * (self.shm_bytes < 2**27)}"
+
+    def _gpus(self) -> str:
+        count = len(self.gpus)
+        if not count:
+            return "no GPU: launch uses gloo on the CPU"
+        text = f"{count} GPU{'s' * (count > 1)} ({', '.join(sorted(set(self.gpus)))})"
+        if not self.nccl:
+            return f"{text}, but this torch has no NCCL: launch uses gloo on the CPU"
+        ranks = "1 rank" if count == 1 else f"up to {count} ranks"
+        return f"{text}: launch uses NCCL for {ranks}, gloo on the CPU for more"
+
+    def _software(self) -> str:
+        built = [name for name, there in (("gloo", self.gloo), ("NCCL", self.nccl)) if there]
+        threads = "threads share the GIL" if self.gil else "no GIL"
+        names = " and ".join(built) or "no backend"
+        return f"Python {self.python} ({threads}), torch {self.torch} with {names} built in"
+
+
+def hardware() -> Hardware:
+    """Read cores, memory, GPUs and versions of this machine, without touching CUDA.
+
+    Returns:
+        What this process may use: cores by its affinity and its container's quota, memory in
+        bytes by its container's limit, the names of the GPUs that CUDA_VISIBLE_DEVICES leaves.
+    """
+    quota, limit = _container_limits()
+    there = dist.is_available()
+    return Hardware(
+        cores=max(1, int(min(_affinity(), quota))),
+        memory_bytes=int(min(_physical_memory(), limit)),
+        shm_bytes=_shm_bytes(),
+        gpus=_gpu_names(gpu_count()),
+        gloo=there and dist.is_gloo_available(),
+        nccl=there and dist.is_nccl_available(),
+        python=platform.python_version(),
+        torch=torch.__version__.split("+")[0],
+        gil=getattr(sys, "_is_gil_enabled", lambda: True)(),
+    )
+
+
+def _gpu_names(count: int) -> tuple[str, ...]:
+    """Name the visible GPUs in CUDA's order; "GPU" for each that nvidia-smi does not name."""
+    if not count or not (tool := shutil.which("nvidia-smi")):
+        return ("GPU",) * count
+    query = [tool, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ("GPU",) * count
+    rows = [line.split(", ", 2) for line in done.stdout.splitlines() if line.count(", ") >= 2]
+
+    def name(visible: int | str) -> str:
+        key = str(visible)
+        found = (n for i, uuid, n in rows if key == i or (key[:4] == "GPU-" and key in uuid))
+        return next(found, "GPU")
+
+    return tuple(name(visible) for visible in torch.cuda._parse_visible_devices()[:count])
+
+
+def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
+    """Cores and bytes that a container leaves (Linux control groups v2), infinite without one."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        limit = (group / "memory.max").read_text().strip()
+    except (OSError, ValueError):
+        return math.inf, math.inf
+    cores = math.inf if quota == "max" else int(quota) / int(period)
+    return cores, math.inf if limit == "max" else int(limit)
+
+
+def _affinity() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 0
+
+
+def _shm_bytes() -> int | None:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return stat.f_frsize * stat.f_blocks
+
+
+def _size(count: int) -> str:
+    if count < 2**30:
+        return f"{count / 2**20:.0f} MiB"
+    return f"{count / 2**30:.0f} GiB"

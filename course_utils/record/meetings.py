@@ -1,0 +1,73 @@
+"""Who meets whom: the k-th call that a rank makes of something meets everybody else's k-th.
+
+Replay, checks, the report of a hang and the pictures all ask this one function.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from course_utils.record.event import Event
+
+Key = tuple[object, ...]
+
+
+class Meeting(NamedTuple):
+    """One message or one collective, as far as its ranks have come to it.
+
+    Attributes:
+        key: What its calls are counted by, see `key_of`.
+        number: The how-manieth of its key it is, from 1.
+        members: Global ranks that it takes: of a message its sender and its receiver, else the
+            group in its order. None stands for a sender that may be any rank.
+        calls: By rank, the calls that have come to it.
+    """
+
+    key: Key
+    number: int
+    members: tuple[int | None, ...]
+    calls: dict[int, Event]
+
+    @property
+    def missing(self) -> list[int | None]:
+        """The members that have not come to it, in the group's order."""
+        return [member for member in self.members if member not in self.calls]
+
+
+def key_of(event: Event) -> Key | None:
+    """What a rank counts a call by; None for what meets nobody, a wait or the end."""
+    if event.kind == "send":
+        return "message", event.rank, event.peer, event.tag, event.group_name, event.group
+    if event.kind == "recv":
+        return "message", event.peer, event.rank, event.tag, event.group_name, event.group
+    if event.kind == "new_group":
+        return ("new_group",)
+    if event.kind in ("wait", "return"):
+        return None
+    return "collective", event.group_name, event.group
+
+
+def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
+    """Let all calls meet; in each key they are in order, and keys come as they were first called.
+
+    Args:
+        events: Of all ranks, each rank's in its order. An event that knows its number is taken at
+            its word, since the first ones may be forgotten; the others are counted here.
+        world_size: How many ranks there are: all of them meet to make a group.
+    """
+    counts: dict[tuple[int, Key], int] = {}
+    found: dict[Key, dict[int, Meeting]] = {}
+    for event in events:
+        if (key := key_of(event)) is None:
+            continue
+        number = counts[event.rank, key] = event.number or counts.get((event.rank, key), 0) + 1
+        own = found.setdefault(key, {})
+        if number not in own:
+            own[number] = Meeting(key, number, _members(event, key, world_size), {})
+        own[number].calls[event.rank] = event
+    return [own[number] for own in found.values() for number in sorted(own)]
+
+
+def _members(event: Event, key: Key, world_size: int) -> Sequence[int | None]:
+    if key[0] == "message":
+        return key[1:3]
+    return tuple(range(world_size)) if key[0] == "new_group" else event.group

@@ -1,0 +1,202 @@
+"""Real nbgrader on real submissions: cheats first, then wrong, blank and right ones."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cheats
+import kernels
+import labs
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import build
+import handout
+
+pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -e '.[teach]'")
+from nbgrader.api import Gradebook
+
+import grading
+
+pytestmark = pytest.mark.slow
+LAB = "02_process_groups"
+TEACHING = (labs.ROOT / "TEACHING.md").read_text()
+COMMANDS = re.findall(r"^    nbgrader (.*)$", TEACHING, re.M)  # what a teacher types
+WRONG = {
+    "rank_of": "by_the_first_node",
+    "place_of": "place_from_a_list",  # the one that is right
+    "meet": "ranks_added_instead",
+    "grid_sums": "columns_first",
+}
+ALL = dict.fromkeys(WRONG, 1) | dict.fromkeys(cheats.CHEATS, 2)
+
+
+class Course:
+    """A teacher's folder, with submissions and what nbgrader says of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.temporary = folder / "course", folder / "t"
+        self.temporary.mkdir()
+        sources = folder / "source/labs"
+        sources.mkdir(parents=True)
+        lab = (labs.ROOT / f"source/labs/{LAB}.py").read_text()
+        (sources / f"{LAB}.py").write_text(f"{lab}\n{cheats.LAB}")
+        assert handout.main(["--to", str(self.folder), "--root", str(folder)]) == 0
+        self.nbgrader(COMMANDS[0])
+
+    def nbgrader(self, command: str) -> None:
+        """Run it as a teacher does, who has activated .venv."""
+        begun = time.monotonic()
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {kernels.MARK: kernels.SESSION, "PATH": path, "TMPDIR": str(self.temporary)}
+        done = subprocess.run(
+            [sys.executable, "-m", "nbgrader", *command.split()], cwd=self.folder, timeout=300,
+            env={**os.environ, **own}, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        print(f"{time.monotonic() - begun:.1f} s: nbgrader {command}")
+
+    def read(self, place: str) -> nbformat.NotebookNode:
+        return nbformat.read(self.folder / place / f"{LAB}/{LAB}.ipynb", as_version=4)
+
+    def models(self) -> dict[str, str]:
+        found = {grading.identity(cell) or "": cell.source for cell in self.read("source").cells}
+        return {name[7:]: text for name, text in found.items() if name.startswith("answer-")}
+
+    def hand_in(self, who: str, answers: dict[str, str], edit=None) -> Path:
+        """Write these answers, by exercise, into the hand-out; returns the learner's folder."""
+        notebook = self.read("release")
+        for cell in notebook.cells:
+            kind, _, name = (grading.identity(cell) or "").partition("-")
+            if kind == "answer" and answers.get(name):
+                cell.source = answers[name]
+        if edit:
+            edit(notebook)
+        folder = self.folder / "submitted" / who / LAB
+        folder.mkdir(parents=True)
+        nbformat.write(notebook, folder / f"{LAB}.ipynb")
+        return folder
+
+    def points(self, who: str) -> dict[str, float]:
+        """By exercise."""
+        with Gradebook(f"sqlite:///{self.folder}/gradebook.db") as book:
+            grades = book.find_submission_notebook(LAB, LAB, who).grades
+            return {grade.name.removeprefix("check-"): grade.score for grade in grades}
+
+    def said(self, who: str, name: str) -> str:
+        """What a graded notebook shows below a check."""
+        cells = self.read(f"autograded/{who}").cells
+        outputs = [o for c in cells if grading.identity(c) == f"check-{name}" for o in c.outputs]
+        return "\n".join(o.get("evalue") or o.data["text/plain"] for o in outputs)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Course:
+    """Everything is handed in, graded and exported once."""
+    made = Course(tmp_path_factory.mktemp("g"))
+    folder = made.hand_in("cheat", cheats.CHEATS, cheats.edit)
+    (folder / "course_utils.py").write_text("check = lambda *args, **options: None")
+    made.hand_in("killer", made.models() | {"place_of": cheats.KILLER})
+    made.hand_in("blank", {})
+    wrong = (labs.ROOT / f"tests/labs/wrong/{LAB}.py").read_text()
+    made.hand_in("wrong", {name: f"{wrong}\n{name} = {fn}" for name, fn in WRONG.items()})
+    made.hand_in("right", made.models())
+    for command in COMMANDS[1:]:
+        made.nbgrader(command)
+    return made
+
+
+@pytest.mark.parametrize("name", cheats.CHEATS)
+def test_a_cheat_gets_no_points(course, name):
+    assert course.points("cheat")[name] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("knows_the_seeds", "wrong on ranks 0 and 1 with numbers drawn a moment ago"),
+        ("calls_it_by_another_name", "to be solved without all_reduce"),
+        ("brings_code", "builtins.exec is no type of data"),
+        ("brings_code_in_the_recording", "builtins.exec is no type of data"),
+        ("changes_a_class", "must not change a class"),
+        ("knows_two_ranks_only", "✗ wrong: knows_two_ranks_only (3 ranks"),
+    ],
+)
+def test_the_teacher_is_told_how_a_cheat_failed(course, name, why):
+    assert why in course.said("cheat", name)
+
+
+def test_an_answer_that_kills_the_grading_kernel_gets_no_points_from_there_on(course):
+    assert course.points("killer") == dict.fromkeys(ALL, 0) | {"rank_of": 1}
+
+
+def test_a_blank_submission_gets_no_points(course):
+    assert course.points("blank") == dict.fromkeys(ALL, 0)
+
+
+def test_of_a_wrong_submission_only_what_is_right_gets_points(course):
+    assert course.points("wrong") == dict.fromkeys(ALL, 0) | {"place_of": 1}
+
+
+def test_a_right_submission_gets_all_points(course):
+    assert course.points("right") == ALL
+
+
+def test_the_exported_grades_are_the_sums(course):
+    with (course.folder / "grades.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["student_id"]: float(row["score"]) for row in rows} == {
+        "cheat": 0, "killer": 1, "blank": 0, "wrong": 1, "right": sum(ALL.values()),
+    }  # fmt: skip
+    assert {float(row["max_score"]) for row in rows} == {sum(ALL.values())}
+
+
+def test_a_teacher_reads_in_the_graded_notebook_why_an_answer_is_wrong(course):
+    assert course.said("wrong", "rank_of").startswith("✗ wrong: rank_of (2 ranks")
+
+
+def test_the_hand_out_is_the_exercise_and_says_nothing_of_what_is_hidden(course):
+    exercise = nbformat.read(labs.ROOT / f"exercises/{LAB}.ipynb", as_version=4)
+    released = [cell.source for cell in course.read("release").cells]
+    assert released[: len(exercise.cells)] == [cell.source for cell in exercise.cells]
+    text = (course.folder / f"release/{LAB}/{LAB}.ipynb").read_text()
+    assert not [word for word in ("hidden", "HIDDEN", "require(", "SOLUTION") if word in text]
+
+
+def test_grading_leaves_no_process_and_no_file_behind(course):
+    assert kernels.alive() == set()
+    assert os.listdir(course.temporary) == []
+
+
+@pytest.mark.parametrize("slug", labs.SLUGS)
+def test_every_lab_gives_its_own_solution_all_points(slug):
+    target = build.Target(labs.ROOT / f"source/labs/{slug}.py", labs.ROOT, False)
+    source = handout.graded(build.plan(target))
+    texts = {grading.identity(cell): cell.source for cell in source.cells}
+    run = grading.compose(source, {name: text for name, text in texts.items() if name})
+    NotebookClient(run, kernel_name="python3", timeout=120, allow_errors=True).execute()
+    checks = [cell for cell in run.cells if (grading.identity(cell) or "")[:6] == "check-"]
+    errors = [out for cell in checks for out in cell.outputs if out.output_type == "error"]
+    assert checks
+    assert errors == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('# %% tags=["points-2"]\nx = 1\n', "points-2 belongs to the cell with the check"),
+        ("# %%\ncheck(1 + 1, spec=f)\n", "check is given 1 + 1, which has no name"),
+        ("# %%\ncheck(f)\n\n# %%\ncheck(f)\n", "there are two cells check-f"),
+    ],
+)
+def test_a_lab_that_cannot_be_graded_is_refused(tmp_path, capsys, text, why):
+    (tmp_path / "source/labs").mkdir(parents=True)
+    (tmp_path / "source/labs/01_bad.py").write_text(text)
+    assert handout.main(["--to", str(tmp_path / "to"), "--root", str(tmp_path)]) == 1
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "to").exists()

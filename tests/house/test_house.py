@@ -1,0 +1,208 @@
+"""The tree as a whole: sizes, leaks, commands, pins, and what strict nbval really compares."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
+from packaging.requirements import Requirement
+
+import build
+import cells
+
+ROOT = Path(__file__).resolve().parents[2]
+# Pieced together so that these lines do not find themselves.
+LEAK = re.compile(
+    r"(?<![\w.])/(?:work|root|home/\w+|tmp)/[\w./-]+"
+    r"|index[-]url\S*|https?://\S+/simple\b|\"resolved\": \"http\S+",
+    re.I,
+)
+
+
+def files(suffixes: str = "") -> list[Path]:
+    """Returns the files that are in the repository or would be added to it."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found = sorted({ROOT / line for line in listing.stdout.splitlines()})
+    return [p for p in found if p.is_file() and (not suffixes or p.suffix in suffixes.split())]
+
+
+def notebooks() -> dict[str, nbformat.NotebookNode]:
+    """Returns every built notebook by its place in the tree."""
+    return {str(p.relative_to(ROOT)): nbformat.read(p, as_version=4) for p in files(".ipynb")}
+
+
+def pins() -> dict[str, str]:
+    """Returns the version of every package in constraints.txt, by canonical name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines if line[0] != "#"]
+    assert all(found), "every line is name==version"
+    return {re.sub(r"[-_.]+", "-", pin[1]).lower(): pin[2] for pin in found}
+
+
+def sanitized(text: str) -> str:
+    """Returns what strict nbval compares of a text."""
+    for regex, replace in get_sanitize_patterns((ROOT / "tests/nbval_sanitize.cfg").read_text()):
+        text = re.sub(regex, replace, text)
+    return text
+
+
+def is_compared(cell: nbformat.NotebookNode) -> bool:
+    """Whether strict nbval would notice if a cell's output were another one."""
+    options = dict(find_metadata_tags(cell.metadata)) | dict(find_comment_markers(cell.source))
+    if options.get("skip") or options.get("check") is False or cell.execution_count is None:
+        return False
+    seen = []
+    for output in cell.outputs:
+        data = output.get("data", {})
+        seen += [text for kind, text in data.items() if not kind.startswith("image/")]
+        seen += [output.get("text", ""), output.get("ename", ""), output.get("evalue", "")]
+    return any(sanitized(str(text)).strip() for text in seen)
+
+
+def test_no_file_of_the_library_is_over_200_lines():
+    sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in files(".py")
+             if "course_utils" in p.relative_to(ROOT).parts}  # fmt: skip
+    assert sizes
+    assert {name: size for name, size in sizes.items() if size > 200} == {}
+
+
+def test_no_file_names_a_path_of_a_machine_or_a_registry():
+    found = []
+    for path in files():
+        with contextlib.suppress(UnicodeDecodeError):
+            text = path.read_text(encoding="utf-8")
+            found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in LEAK.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize("leak", ["work/main/x", "home/ada/x", "tmp/ipykernel_7/8.py", "root/a"])
+def test_a_path_of_a_machine_would_be_found(leak):
+    assert LEAK.search(f"see /{leak}")
+
+
+def test_every_notebook_is_what_its_source_says_and_was_run_in_order():
+    assert build.check(ROOT) == []
+
+
+def test_taking_back_any_notebook_as_it_is_would_lose_nothing():
+    for target in build.targets(ROOT):
+        planned = build.plan(target._replace(cut=False))
+        assert cells.read_percent(cells.write_percent(planned)) == planned, target.source
+
+
+def test_no_line_of_code_in_a_lesson_is_over_100_columns():
+    wide = [
+        f"{name} cell {number}: {line}"
+        for name, notebook in notebooks().items()
+        for number, cell in enumerate(notebook.cells)
+        if cell.cell_type == "code"
+        for line in cell.source.splitlines()
+        if len(line) > 100
+    ]
+    assert wide == []
+
+
+def test_strict_nbval_compares_at_least_four_in_five_cells_with_output(capsys):
+    for name, notebook in notebooks().items():
+        shown = [cell for cell in notebook.cells if cell.get("outputs")]
+        compared = sum(map(is_compared, shown))
+        share = compared / max(len(shown), 1)
+        with capsys.disabled():
+            print(f"\n{name}: {compared} of {len(shown)} outputs compared ({share:.0%})", end="")
+        assert not shown or share >= 0.8, name
+
+
+@pytest.mark.parametrize(
+    ("source", "tags", "text", "compared"),
+    [
+        ("f()", ["nbval-ignore-output"], "42\n", False),
+        ("# NBVAL_IGNORE_OUTPUT\nf()", [], "42\n", False),
+        ("f()", ["nbval-skip"], "42\n", False),
+        ("f()", [], "launch: gloo on the CPU (no GPU here)\n", False),
+        ("f()", [], "launch: gloo on the CPU (no GPU here)\n42\n", True),
+        ("f()", ["raises-exception"], "42\n", True),
+    ],
+)
+def test_what_counts_as_compared(source, tags, text, compared):
+    output = nbformat.v4.new_output("stream", name="stdout", text=text)
+    cell = nbformat.v4.new_code_cell(source, execution_count=1, outputs=[output])
+    cell.metadata.tags = tags
+    assert is_compared(cell) is compared
+
+
+def test_the_line_that_names_the_hardware_vanishes_and_no_other_does():
+    before, after = "rank 0: re-launch: no\n", "launched\nlaunch without a colon\n"
+    assert sanitized(before + "launch: NCCL, one GPU per rank\n" + after) == before + after
+    assert sanitized("launch: gloo on the CPU") == ""
+
+
+def test_the_number_of_a_cell_is_not_compared_and_its_line_is():
+    assert sanitized("at cell [15], line 3, in f") == "at cell [N], line 3, in f"
+
+
+def test_every_make_command_that_a_document_names_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    known = set(re.findall(r"^([a-z]+):", makefile, re.M))
+    for path in files(".md .py .ipynb"):
+        command = r"(?:`|^    )make ([a-z]+)" if path.suffix == ".md" else r"`make ([a-z]+)"
+        named = set(re.findall(command, path.read_text(), re.M))
+        assert named <= known, path
+        assert named >= {"lab", "test"} or path != ROOT / "README.md"
+
+
+def test_make_without_a_suitable_python_says_what_to_install(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    command = ["make", "-C", str(tmp_path), "lab", "PYTHON=false"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "The course needs Python 3.11, 3.12 or 3.13" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_continuous_integration_can_start_its_script():
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def test_every_link_to_a_file_in_a_document_leads_somewhere():
+    broken = [
+        f"{path.relative_to(ROOT)}: {link}"
+        for path in files(".md")
+        for link in re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text())
+        if not (path.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_every_package_that_the_project_asks_for_is_pinned_within_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    asked = [Requirement(text) for group in [project["dependencies"], *extras] for text in group]
+    assert [str(need) for need in asked if pins().get(need.name, "0") not in need.specifier] == []
+
+
+def test_the_changelog_knows_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readme_is_short_and_its_example_prints_what_it_says(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) < 150
+    code, wanted = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", readme, re.S).groups()
+    (tmp_path / "example.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert sanitized(done.stdout) == sanitized(wanted)

@@ -1,0 +1,244 @@
+"""How failures become words: cells and lines, echoes, diagnoses, nothing that changes by itself."""
+
+import linecache
+import os
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from course_utils import WorkerError, WorkerTimeout
+from course_utils.hang import hangs
+from course_utils.launcher import errors, stacks
+from course_utils.launcher.errors import Failure
+from course_utils.launcher.stacks import Frame
+
+CELL = "/tmp" + "/ipykernel_7/123.py"
+SOURCE = "def train(x):\n    y = x\n\n    dist.barrier()\n    return y\n"
+TORCH = os.path.dirname(torch.__file__)
+LIBRARY = f"{TORCH}/distributed/distributed_c10d.py"
+DDP = f"{TORCH}/nn/parallel/distributed.py"
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """A notebook in which `In [5]` holds SOURCE."""
+    shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={CELL: 5}))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    linecache.cache[CELL] = (len(SOURCE), None, SOURCE.splitlines(True), CELL)
+    yield CELL
+    del linecache.cache[CELL]
+
+
+def waiting(name: str = "barrier", file: str = LIBRARY) -> list[Frame]:
+    """A rank whose line 4 of the cell called something of torch."""
+    return [Frame(CELL, 4, "train"), Frame(file, 80, "wrapper"), Frame(file, 90, name)]
+
+
+BUSY = [Frame(CELL, 2, "train")]
+ELSEWHERE = [Frame(LIBRARY, 3, "init_process_group")]
+
+
+def told(running: dict[int, list[Frame]], done: tuple[int, ...] = ()) -> str:
+    return str(hangs.worker_timeout(2.5, running, set(done), [""]))
+
+
+ECHOES = [
+    "RuntimeError: [/src/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:3: reset",
+    "RuntimeError: [/src/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:34",
+    "RuntimeError: Timed out waiting 3000ms for recv operation to complete",
+    "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while\n "
+    "Original exception:\n[/src/pair.cc:561] Connection closed by peer",
+    "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote",
+    "DistNetworkError: Connection reset by peer",
+    "DistBackendError: NCCL error in: x.cpp:3, remote process exited or there was a network error",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+]
+
+
+@pytest.mark.parametrize("headline", ECHOES)
+def test_a_complaint_about_a_lost_peer_is_an_echo(headline):
+    assert Failure(0, 0.0, headline).is_echo
+
+
+@pytest.mark.parametrize(
+    "headline",
+    [
+        "ValueError: Connection closed by peer",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "the process died of SIGKILL",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "OSError: [Errno 28] No space left on device",
+    ],
+)
+def test_an_ordinary_failure_is_no_echo(headline):
+    assert not Failure(0, 0.0, headline).is_echo
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_an_echo_that_came_first_is_not_the_cause(echo):
+    cause = Failure(1, 2.0, "ValueError: boom")
+    error = errors.worker_error([Failure(0, 1.0, echo), cause], 3, ["", "", ""])
+    assert error.rank == 1
+    assert error.failures[0] is cause
+    assert str(error) == "rank 1 failed: ValueError: boom\n\nRanks 0 and 2 were stopped."
+
+
+def test_the_lines_that_led_to_a_failure_are_told_by_cell(cell):
+    failure = Failure(0, 0.0, "ValueError: boom", [Frame(cell, 2, "<module>"), *waiting()])
+    error = errors.worker_error([failure], 2, ["", ""])
+    assert str(error).splitlines() == [
+        "rank 0 failed: ValueError: boom",
+        "",
+        "  cell [5], line 2: y = x",
+        "  cell [5], line 4, in train",
+        "          2 |     y = x",
+        "    -->   4 |     dist.barrier()",
+        "          5 |     return y",
+        "",
+        "Rank 1 was stopped.",
+    ]
+
+
+def raised(error: BaseException) -> Failure:
+    try:
+        raise error
+    except BaseException as caught:
+        return errors.from_exception(0, 0.0, caught)
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (f"{object()} is wrong", "<object object> is wrong"),
+        ("bound to [127.0.0.1]:34567.", "bound to."),
+        ("[/src/third_party/gloo/pair.cc:561] Enforce failed", "Enforce failed"),
+        ("DataLoader worker (pid 4711) is killed", "DataLoader worker is killed"),
+        ("workers (pid(s) 12, 13) exited", "workers exited"),
+    ],
+)
+def test_what_changes_from_run_to_run_is_left_out(words, left):
+    assert raised(RuntimeError(words)).headline == f"RuntimeError: {left}"
+
+
+def test_an_error_without_words_is_its_name():
+    assert raised(KeyError()).headline == "KeyError"
+
+
+def test_very_long_words_are_cut():
+    assert len(raised(ValueError("x" * 10**6)).headline) == errors._LIMIT
+
+
+def test_a_very_deep_stack_is_cut_to_its_innermost_part():
+    def deeper(n: int) -> None:
+        deeper(n - 1) if n else 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        deeper(500)
+    assert len(errors.from_exception(0, 0.0, caught.value).frames) == 40
+
+
+def test_an_error_in_a_notebook_is_shown_without_the_frames_of_the_launcher():
+    error = errors.worker_error([Failure(0, 0.0, "ValueError: boom")], 1, [""])
+    assert error._render_traceback_() == [
+        "\x1b[0;31mWorkerError\x1b[0m: rank 0 failed: ValueError: boom"
+    ]
+    assert issubclass(WorkerTimeout, WorkerError)
+    assert issubclass(WorkerError, RuntimeError)
+
+
+def dump(*frames: str, title: str = "Current thread 0x00007f01 (most recent call first):") -> str:
+    return "\n".join([title, *frames]) + "\n"
+
+
+def test_a_dump_is_read_outermost_first_and_ends_at_the_launcher():
+    launcher = errors.__file__
+    text = dump(
+        f'  File "{LIBRARY}", line 90 in barrier',
+        f'  File "{CELL}", line 4 in train',
+        f'  File "{launcher}", line 70 in _work',
+        f'  File "{CELL}", line 9 in <module>',
+    )
+    assert stacks.from_dump(text) == [
+        Frame(launcher, 70, "_work"),
+        Frame(CELL, 4, "train"),
+        Frame(LIBRARY, 90, "barrier"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "\0" * 50, "Fatal Python error: Segmentation fault\n", "?!"])
+def test_a_dump_that_says_nothing_has_no_frames(text):
+    assert stacks.from_dump(text) == []
+
+
+def test_a_dump_cut_short_or_with_spaces_in_names_is_read_as_far_as_it_goes():
+    text = dump('  File "/a b/my cell.py", line 3 in <lambda>', "  ...", '  File "/a b/my c')
+    assert stacks.from_dump(text) == [Frame("/a b/my cell.py", 3, "<lambda>")]
+
+
+def test_a_crash_is_read_after_the_words_of_faulthandler():
+    text = "Fatal Python error: Segmentation fault\n\n" + dump(f'  File "{CELL}", line 4 in train')
+    text += "\nExtension modules: numpy._core (total: 1)\n"
+    assert stacks.from_dump(text) == [Frame(CELL, 4, "train")]
+
+
+@pytest.mark.parametrize(
+    ("frames", "shown"),
+    [
+        (waiting(), "waiting in barrier at cell [5], line 4, in train: dist.barrier()"),
+        (BUSY, "running at cell [5], line 2, in train: y = x"),
+        (ELSEWHERE, "waiting in init_process_group, outside of your code"),
+        ([], "gives no answer: it is stopped by a signal, or held up inside the system"),
+        (
+            waiting("forward", DDP),
+            "waiting in DDP's forward at cell [5], line 4, in train: dist.barrier()",
+        ),
+        (
+            [Frame(CELL, 4, "train"), Frame(DDP, 9, "__init__")],
+            "waiting in DDP(model) at cell [5], line 4, in train: dist.barrier()",
+        ),
+        (
+            waiting("_engine_run_backward", f"{TORCH}/autograd/graph.py"),
+            "waiting in backward at cell [5], line 4, in train: dist.barrier()",
+        ),
+    ],
+)
+def test_where_a_rank_is_in_one_line(cell, frames, shown):
+    assert f"  rank 0: {shown}\n" in told({0: frames})
+
+
+def test_a_file_is_told_by_its_name_alone():
+    assert Frame("/somewhere/deep/train.py", 3, "step").place == "train.py, line 3, in step"
+
+
+@pytest.mark.parametrize(
+    ("running", "done", "says"),
+    [
+        ({0: waiting(), 1: BUSY}, (), "Rank 0 waited for rank 1, which never arrived"),
+        ({0: waiting(), 2: waiting()}, (1,), "Ranks 0 and 2 waited for rank 1, which never"),
+        ({0: waiting("send"), 1: waiting("recv")}, (), "a blocking send ends only when its peer"),
+        ({0: waiting(), 1: waiting("broadcast")}, (), "in different calls (barrier, broadcast)"),
+        ({0: waiting(), 1: waiting()}, (), "Every rank waits in the same call"),
+        ({0: BUSY, 1: BUSY, 2: BUSY}, (), "ranks 0, 1 and 2 only needed longer"),
+        ({0: BUSY}, (1,), "rank 0 only needed longer"),
+    ],
+)
+def test_the_diagnosis_says_what_to_look_at(cell, running, done, says):
+    assert says in told(running, done)
+
+
+def test_no_diagnosis_holds_a_path_a_process_id_or_an_address(cell):
+    text = told({0: waiting(), 1: BUSY, 2: ELSEWHERE}, (3,))
+    assert text.startswith("ranks 0, 1 and 2 were not done after 2.5 s.\n")
+    assert "  rank 3: its function has returned" in text
+    assert not re.search(r"0x[0-9a-f]+|/\w+/|pid", text)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [([3], "rank 3"), ([1, 0], "ranks 0 and 1"), ({0, 1, 3}, "ranks 0, 1 and 3")],
+)
+def test_ranks_are_named_in_order(numbers, name):
+    assert errors.ranks(numbers) == name

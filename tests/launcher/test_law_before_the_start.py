@@ -1,0 +1,161 @@
+"""The law of launch, lines 1 and 10: what cannot work is refused before anything starts."""
+
+import itertools
+import os
+import resource
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_utils import WorkerError, launch
+from course_utils.launcher import launch as workers
+from course_utils.launcher import placement
+from course_utils.launcher.rendezvous import Rendezvous
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def rank_of() -> int:
+    return dist.get_rank()
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Makes a fork, a socket or a file of a launch an error of the test."""
+
+    def started(*_: object) -> None:
+        pytest.fail("something was started")
+
+    monkeypatch.setattr(os, "fork", started)
+    monkeypatch.setattr(Rendezvous, "__init__", started)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_law_1_a_kernel_with_cuda_in_use_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match=r"already uses CUDA.*Restart the kernel"):
+        launch(rank_of)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_law_1_a_driver_started_by_somebody_else_is_noticed(monkeypatch):
+    driver = SimpleNamespace(cuDeviceGetCount=lambda count: 0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(placement.ctypes, "CDLL", lambda *args, **options: driver)
+    with pytest.raises(RuntimeError, match="an import such as keras, started the driver"):
+        launch(rank_of)
+
+
+def test_law_1_gpus_are_counted_without_a_context(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("CUDA was initialised"))
+    assert placement.gpu_count() >= 0
+    assert list(launch(rank_of, world_size=1, backend="gloo")) == [0]
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"world_size": 0}, ValueError, "world_size must be a whole number of at least 1, got 0"),
+        ({"world_size": -1}, ValueError, "at least 1, got -1"),
+        ({"world_size": 2.0}, ValueError, "world_size must be a whole number"),
+        ({"world_size": True}, ValueError, "world_size must be a whole number"),
+        ({"world_size": "2"}, ValueError, "got '2'"),
+        ({"nodes": 0}, ValueError, "nodes must be a whole number of at least 1, got 0"),
+        ({"world_size": 3, "nodes": 2}, ValueError, "make world_size a multiple of nodes"),
+        ({"timeout": 0}, ValueError, "timeout must be a number of seconds above 0, got 0"),
+        ({"timeout": -1}, ValueError, "above 0, got -1"),
+        ({"timeout": float("nan")}, ValueError, "above 0, got nan"),
+        ({"timeout": float("inf")}, ValueError, "above 0, got inf"),
+        ({"timeout": None}, ValueError, "above 0, got None"),
+        ({"backend": "smoke"}, ValueError, "choose 'auto', 'gloo', 'nccl' or None"),
+        ({"backend": "mpi"}, ValueError, "MPI is not built into torch's wheels"),
+        ({"backend": ["gloo"]}, ValueError, "choose 'auto', 'gloo', 'nccl' or None"),
+        ({"device": "cuda:1"}, ValueError, "launch gives each rank its own GPU"),
+        ({"device": 0}, ValueError, "choose 'auto', 'cpu' or 'cuda'"),
+        ({"backend": "nccl", "device": "cpu"}, ValueError, "with device='cpu' use backend='gloo'"),
+        ({"backend": "nccl", "world_size": 999}, ValueError, "one GPU per rank: 999 ranks, "),
+    ],
+)
+def test_law_10_a_bad_option_is_refused_with_a_sentence(options, error, sentence):
+    with pytest.raises(error) as caught:
+        launch(rank_of, **options)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ((3,), "launch needs a function, got int"),
+        ((None,), "launch needs a function, got NoneType"),
+        ((rank_of, 5), "rank_of() -> int does not fit the 1 arguments given to launch"),
+        ((lambda x: x,), "does not fit the 0 arguments given to launch: missing"),
+    ],
+)
+def test_law_10_what_cannot_be_called_is_refused_with_a_sentence(call, sentence):
+    with pytest.raises(TypeError) as caught:
+        launch(*call)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_law_10_a_system_without_fork_is_told_what_to_use(monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(RuntimeError, match="use Linux, macOS, or WSL on Windows"):
+        launch(rank_of)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_law_10_nccl_without_a_gpu_is_refused_with_the_counts(monkeypatch):
+    monkeypatch.setattr(placement, "gpu_count", lambda: 1)
+    with pytest.raises(ValueError, match="2 ranks, 1 GPU; use world_size=1 or fewer, or backend"):
+        launch(rank_of, backend="nccl")
+
+
+def test_law_10_a_nested_launch_is_refused_inside_the_rank():
+    with pytest.raises(WorkerError, match=r"RuntimeError: launch was called inside a worker\. A"):
+        launch(lambda: launch(rank_of))
+
+
+def test_law_10_a_launch_from_a_data_loader_of_a_rank_is_refused_too():
+    class Nested(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> list[int]:
+            return launch(rank_of)
+
+    with pytest.raises(WorkerError, match="launch was called inside a worker"):
+        launch(lambda: list(torch.utils.data.DataLoader(Nested(), num_workers=1)), world_size=1)
+
+
+def test_law_10_what_python_cannot_inspect_is_tried():
+    assert list(launch(max, 3, 4, world_size=2)) == [4, 4]
+
+
+def test_the_choice_made_for_the_caller_is_said_once(capfd, monkeypatch):
+    monkeypatch.setattr(workers, "_said", set())
+    launch(rank_of, world_size=1)
+    launch(rank_of, world_size=1)
+    launch(rank_of, world_size=1, backend="gloo")
+    assert capfd.readouterr().out.count("launch: ") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("room", range(20))
+def test_too_few_descriptors_are_refused_with_a_sentence(room):
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in itertools.count() if number not in used)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, room, None)), hard))
+    try:
+        with pytest.raises(RuntimeError, match="raise the limits that `ulimit -n`"):
+            launch(rank_of, world_size=64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert list(launch(rank_of)) == [0, 1]

@@ -1,0 +1,158 @@
+"""The law of launch, lines 2 and 3: threads that a fork leaves behind, and where ranks meet."""
+
+import os
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_utils import WorkerError, launch
+from course_utils.launcher import rendezvous
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+def total() -> float:
+    tensor = torch.full((1000,), dist.get_rank() + 1.0)
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def parallel_work() -> int:
+    """Operations that torch spreads over threads; returns how many it may use."""
+    square = torch.ones(1500, 1500)
+    assert (square @ square)[0, 0] == 1500
+    nn.Conv2d(3, 16, 3)(torch.ones(16, 3, 64, 64)).sum().backward()
+    torch.ones(3_000_000, requires_grad=True).sin().sum().backward()
+    torch.linalg.svd(torch.ones(200, 200))
+    return torch.get_num_threads()
+
+
+@pytest.fixture(scope="module")
+def a_kernel_that_has_used_threads():
+    old = torch.get_num_threads()
+    torch.set_num_threads(max(2, old))
+    yield parallel_work()
+    torch.set_num_threads(old)
+
+
+def test_law_2_ranks_work_after_the_kernel_used_threads(a_kernel_that_has_used_threads):
+    assert a_kernel_that_has_used_threads > 1
+    assert list(launch(parallel_work, world_size=3, timeout=30)) == [1, 1, 1]
+
+
+def test_law_2_the_threads_of_the_kernel_work_afterwards(a_kernel_that_has_used_threads):
+    launch(parallel_work, timeout=30)
+    assert parallel_work() == a_kernel_that_has_used_threads
+
+
+def test_law_2_a_rank_of_a_thread_has_one_thread_too(a_kernel_that_has_used_threads):
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(launch(parallel_work, timeout=30)))
+    thread.start()
+    thread.join()
+    assert results == [1, 1]
+
+
+def listening() -> list[str]:
+    """Where this process and its threads accept connections, while its group is alive."""
+    total()
+    dist.new_group([0, 1])
+    dist.barrier()
+    connections = psutil.Process().net_connections(kind="inet")
+    found = [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+    found += [c.laddr.ip for c in connections if c.type == 2]  # UDP
+    dist.barrier()
+    return found
+
+
+def joining(fn) -> object:
+    dist.init_process_group("gloo")
+    return fn()
+
+
+def test_law_3_nothing_listens_beyond_loopback_in_a_group_made_by_launch():
+    for addresses in launch(listening, world_size=3):
+        assert set(addresses) == {"127.0.0.1"}
+
+
+def test_law_3_nothing_listens_beyond_loopback_in_a_group_made_by_the_learner():
+    results = launch(joining, listening, world_size=3, backend=None)
+    for addresses in results:
+        assert set(addresses) == {"127.0.0.1"}
+    assert len(results[0]) == len(results[1]) + 1  # rank 0 serves the store
+
+
+def test_law_3_a_listener_on_all_interfaces_would_be_seen():
+    def everywhere() -> list[str]:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return listening() if store.port else []
+
+    for addresses in launch(everywhere):
+        assert {"::", "0.0.0.0"} & set(addresses)
+
+
+def test_law_3_the_kernel_itself_never_listens(monkeypatch):
+    def kernels_connections() -> list[str]:
+        seen = psutil.Process(os.getppid()).net_connections(kind="inet")
+        return [c.status for c in seen if c.status == psutil.CONN_LISTEN]
+
+    assert list(launch(kernels_connections)) == [[], []]
+
+
+@linux
+def test_law_3_the_store_of_a_group_has_no_name_and_no_port(monkeypatch):
+    def where(path: str, size: int) -> None:
+        raise OSError(os.readlink(path))
+
+    monkeypatch.setattr(dist, "FileStore", where)
+    with pytest.raises(WorkerError, match=r"OSError: /memfd:rendezvous \(deleted\)"):
+        launch(total, world_size=1)
+
+
+def test_law_3_without_anonymous_files_the_store_is_in_a_private_folder(monkeypatch):
+    def where(path: str, size: int) -> None:
+        raise OSError(stat.filemode(Path(path).parent.stat().st_mode))
+
+    monkeypatch.setattr(rendezvous.os.path, "exists", lambda path: False)
+    assert list(launch(total)) == [3.0, 3.0]
+    monkeypatch.setattr(dist, "FileStore", where)
+    with pytest.raises(WorkerError, match="OSError: drwx------"):
+        launch(total, world_size=1)
+
+
+def test_law_3_a_port_is_of_one_launch_alone():
+    ports = {launch(os.getenv, "MASTER_PORT", world_size=1)[0] for _ in range(5)}
+    assert len(ports) > 1
+    assert ports.isdisjoint({"29500", None})
+
+
+@pytest.mark.parametrize("backend", ["gloo", None])
+def test_law_3_launches_at_the_same_time_do_not_meet(backend):
+    work = (joining, total) if backend is None else (total,)
+    results = {}
+
+    def one(number: int) -> None:
+        for turn in range(4):
+            found = launch(*work, world_size=number + 2, backend=backend)
+            results[number, turn] = list(found)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {(n, t): [(3.0, 6.0)[n]] * (n + 2) for n in (0, 1) for t in range(4)}
+
+
+def test_the_environment_is_that_of_torchrun():
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    seen = launch(lambda: [int(os.environ[name]) for name in names], world_size=4, nodes=2)
+    assert list(seen) == [[0, 0, 0, 4, 2], [1, 1, 0, 4, 2], [2, 0, 1, 4, 2], [3, 1, 1, 4, 2]]

@@ -1,0 +1,215 @@
+"""The law of launch, lines 7 and 8: the stop button, and a kernel that dies."""
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+import torch.distributed as dist
+from conftest import gone_within
+from torch.utils.data import DataLoader, Dataset
+
+from course_utils import launch
+from course_utils.launcher.remains import remove_segments
+
+pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
+
+
+@pytest.fixture
+def the_stop_button():
+    """Works as in a kernel, also where the tests run in the background of a shell."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
+class Kernel:
+    """A process that launches, forked from this one, so that it need not import torch again."""
+
+    def __init__(self, fn: Callable[[int], object]) -> None:
+        self.told, tell = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.dup2(tell, 1)
+            os.dup2(tell, 2)
+            try:
+                fn(tell)
+            except BaseException as error:
+                os.write(tell, repr(error).encode())
+            finally:
+                os._exit(0)
+        os.close(tell)
+
+    def pids(self, count: int) -> set[int]:
+        """Process ids that have been written in brackets, once there are so many."""
+        seen: set[int] = set()
+        while len(seen) < count and (text := os.read(self.told, 4096).decode()):
+            seen |= {int(number) for number in re.findall(r"<(\d+)>", text)}
+        return seen
+
+    def rest(self) -> str:
+        """What it says from now on to its end."""
+        with open(self.told, closefd=False) as file:
+            return file.read()
+
+    def family(self) -> set[int]:
+        return {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def kernel() -> Iterator[Callable[[Callable], Kernel]]:
+    """Starts kernels that end with the test."""
+    started: list[Kernel] = []
+    yield lambda fn: started.append(Kernel(fn)) or started[-1]
+    for one in started:
+        with contextlib.suppress(OSError):
+            one.end()
+        os.close(one.told)
+
+
+def say_pid(tell: int) -> None:
+    os.write(tell, f"<{os.getpid()}>".encode())
+
+
+@pytest.mark.parametrize("presses", [1, 2, 5])
+def test_law_7_the_stop_button_stops_the_ranks_at_once(kernel, presses):
+    def work(tell: int) -> None:
+        say_pid(tell)
+        time.sleep(100)
+
+    def interrupted(tell: int) -> None:
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            launch(work, tell, world_size=3)
+        os.write(tell, b"restored" if signal.getsignal(signal.SIGINT) is before else b"changed")
+        os.write(tell, str(launch(dist.get_rank, world_size=3)).encode())
+
+    stopped = kernel(interrupted)
+    workers = stopped.pids(3)
+    for _ in range(presses):
+        os.killpg(stopped.pid, signal.SIGINT)  # as a terminal does
+    assert gone_within(workers, 1)
+    assert stopped.rest() == "restored[0, 1, 2]"
+
+
+@pytest.mark.parametrize("from_a_thread", [False, True])
+def test_law_7_ranks_do_not_see_the_signal(kernel, from_a_thread):
+    def work(tell: int) -> str:
+        say_pid(tell)
+        time.sleep(0.3)
+        return "undisturbed"
+
+    def launching(tell: int) -> None:
+        os.write(tell, str(launch(work, tell)).encode())
+
+    def launching_from_a_thread(tell: int) -> None:
+        thread = threading.Thread(target=launching, args=(tell,))
+        thread.start()
+        thread.join()
+
+    running = kernel(launching_from_a_thread if from_a_thread else launching)
+    for worker in running.pids(2):
+        os.kill(worker, signal.SIGINT)
+    assert running.rest() == "['undisturbed', 'undisturbed']"
+
+
+def test_law_7_a_stop_while_the_ranks_start_is_obeyed():
+    def press_and_launch(delay: float) -> None:
+        timer = threading.Timer(delay, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        try:
+            launch(time.sleep, 100, world_size=4)
+        finally:
+            timer.join()
+
+    for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04):
+        with pytest.raises(KeyboardInterrupt):
+            press_and_launch(delay)
+
+
+def test_law_7_a_launch_from_a_thread_leaves_the_handlers_alone():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def one() -> None:
+        launch(dist.get_rank)
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=one)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+class Slow(Dataset):
+    """Says which process works on it."""
+
+    def __init__(self, tell: int) -> None:
+        self.tell = tell
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> int:
+        say_pid(self.tell)
+        time.sleep(0.05)
+        return index
+
+
+def sleeping(tell: int) -> None:
+    say_pid(tell)
+    time.sleep(100)
+
+
+def in_c(tell: int) -> None:
+    say_pid(tell)
+    ctypes.PyDLL(None).sleep(100)  # keeps the interpreter's lock
+
+
+def loading(tell: int) -> None:
+    say_pid(tell)
+    for _ in DataLoader(Slow(tell), num_workers=2):
+        pass
+
+
+@linux
+@pytest.mark.parametrize(("work", "count"), [(sleeping, 3), (in_c, 3), (loading, 9)])
+def test_law_8_every_worker_is_gone_a_second_after_the_kernel(kernel, work, count, nothing_left):
+    killed = kernel(lambda tell: launch(work, tell, world_size=3))
+    told, family = killed.pids(count), killed.family()
+    assert told == family
+    killed.end()
+    assert gone_within(family, 1)
+    # Of DataLoaders, killed with all who could tidy up: sockets, and a tensor on its way, if any.
+    for folder in nothing_left.glob("ddp-*"):
+        shutil.rmtree(folder)
+    remove_segments(family)
+
+
+@linux
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.02, 0.04, 0.08])
+def test_law_8_ranks_that_are_just_being_forked_do_not_survive_either(kernel, delay):
+    def launching(tell: int) -> None:
+        say_pid(tell)
+        launch(time.sleep, 100, world_size=8)
+
+    killed = kernel(launching)
+    killed.pids(1)
+    time.sleep(delay)
+    family = killed.family()
+    killed.end()
+    assert gone_within(family, 1)

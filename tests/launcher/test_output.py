@@ -1,0 +1,230 @@
+"""What ranks print: captured at the level of descriptors, told in rank order."""
+
+import ctypes
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from course_utils import WorkerError, WorkerTimeout, launch
+from course_utils.launcher.member import KEPT_BYTES, Member
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+def printed(capfd):
+    """What the kernel has printed since it was asked last, without what `launch` itself says."""
+
+    def since() -> list[str]:
+        lines = capfd.readouterr().out.splitlines()
+        return [line for line in lines if not line.startswith("launch: ")]
+
+    return since
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def test_the_output_of_a_failed_run_is_printed_before_the_error(printed):
+    def work() -> None:
+        print("reached", rank())
+        dist.barrier()
+        if rank() == 1:
+            raise ValueError
+
+    with pytest.raises(WorkerError) as caught:
+        launch(work)
+    assert printed() == ["[rank 0] reached 0", "[rank 1] reached 1"]
+    assert caught.value.output == ["reached 0\n", "reached 1\n"]
+
+
+def test_the_output_of_a_run_that_is_too_long_is_printed(printed):
+    def work() -> None:
+        sys.stdout.write("no end of line")
+        sys.stdout.flush()
+        time.sleep(100)
+
+    with pytest.raises(WorkerTimeout):
+        launch(work, timeout=0.5)
+    assert printed() == ["[rank 0] no end of line", "[rank 1] no end of line"]
+
+
+def test_the_last_words_of_a_rank_that_dies_are_kept(printed):
+    def work() -> None:
+        os.write(2, b"last words")
+        os._exit(1)
+
+    with pytest.raises(WorkerError):
+        launch(work, world_size=1)
+    assert printed() == ["[rank 0] last words"]
+
+
+def test_output_comes_in_rank_order_whoever_is_first(printed):
+    def work() -> None:
+        time.sleep(0.1 * (2 - rank()))
+        print(f"rank {rank()}\n  and more")
+
+    results = launch(work, world_size=3)
+    assert printed() == [
+        line for r in range(3) for line in (f"[rank {r}] rank {r}", f"[rank {r}]   and more")
+    ]
+    assert results.output == [f"rank {r}\n  and more\n" for r in range(3)]
+
+
+def test_output_that_does_not_come_from_python_is_captured(printed):
+    def work() -> None:
+        libc = ctypes.CDLL(None)
+        print("print")
+        os.write(1, b"write\n")
+        libc.puts(b"puts")
+        libc.fflush(None)
+        subprocess.run(["echo", "child"], check=True)
+
+    launch(work, world_size=1)
+    assert printed() == ["[rank 0] print", "[rank 0] write", "[rank 0] puts", "[rank 0] child"]
+
+
+@pytest.fixture
+def buffered():
+    """The C library as it is where standard output is no terminal: it collects what it prints."""
+    libc = ctypes.CDLL(None)
+    stdout = ctypes.c_void_p.in_dll(libc, "__stdoutp" if sys.platform == "darwin" else "stdout")
+    room = ctypes.create_string_buffer(4096)
+    libc.setvbuf(stdout, room, 0, len(room))
+    yield libc
+    libc.fflush(None)
+    libc.setvbuf(stdout, None, 2, 0)
+
+
+def test_c_output_in_a_buffer_is_not_lost(printed, buffered):
+    launch(lambda: buffered.puts(b"puts"), world_size=1)
+    assert printed() == ["[rank 0] puts"]
+
+
+def test_c_output_of_the_kernel_in_a_buffer_is_not_told_by_every_rank(capfd, buffered):
+    buffered.printf(b"once ")
+    assert launch(rank).output == ["", ""]
+    buffered.fflush(None)
+    assert capfd.readouterr().out.count("once") == 1
+
+
+def test_both_streams_are_merged_in_order(printed):
+    def work() -> None:
+        for turn in range(3):
+            print("out", turn)
+            print("err", turn, file=sys.stderr)
+
+    assert launch(work, world_size=1).output == ["out 0\nerr 0\nout 1\nerr 1\nout 2\nerr 2\n"]
+
+
+def test_log_handlers_of_the_kernel_write_into_the_output_of_the_rank(monkeypatch):
+    logger, handler = logging.getLogger("of_the_kernel"), logging.StreamHandler()
+    monkeypatch.setattr(handler, "stream", sys.stderr)
+    logger.addHandler(handler)
+    try:
+        results = launch(lambda: logger.warning("heard"))
+    finally:
+        logger.removeHandler(handler)
+    assert results.output == ["heard\n", "heard\n"]
+
+
+def test_what_the_kernel_has_not_yet_flushed_is_not_printed_twice(capfd):
+    sys.stdout.write("once ")
+    assert launch(rank).output == ["", ""]
+    assert capfd.readouterr().out.count("once") == 1
+
+
+def test_a_progress_bar_shows_what_it_looked_like_in_the_end():
+    def work() -> None:
+        for step in range(100):
+            print(f"\rstep {step}", end="", flush=True)
+        print("\r\nWindows\r\nlast\r", end="")
+
+    assert launch(work, world_size=1).output == ["step 99\nWindows\nlast"]
+
+
+def test_bytes_that_are_not_text_do_no_harm(printed):
+    def work() -> None:
+        os.write(1, b"\xff\xfe and \xc3\xa9\n")
+        print("\ud800 \N{SNOWMAN}")
+
+    launch(work, world_size=1)
+    assert printed() == ["[rank 0] \ufffd\ufffd and é", "[rank 0] \\ud800 \N{SNOWMAN}"]
+
+
+def test_a_line_is_ended_by_a_new_line_alone(printed):
+    launch(lambda: print("one\x0cline\u2028still one"), world_size=1)
+    assert "".join(printed()) == "[rank 0] onelinestill one"
+
+
+def test_a_flood_is_cut_in_the_middle_and_needs_no_memory():
+    def work() -> None:
+        print("first")
+        block = b"x" * 99 + b"\n"
+        for _ in range(1000):
+            os.write(1, block * 1000)
+        print("last")
+
+    before = psutil.Process().memory_info().rss
+    text = launch(work, world_size=1).output[0]
+    assert psutil.Process().memory_info().rss - before < 20e6
+    assert text.startswith("first\n")
+    assert text.endswith("x\nlast\n")
+    assert f"[... {100_000_000 + 11 - KEPT_BYTES:,} bytes left out ...]" in text
+    assert len(text) < KEPT_BYTES + 100
+
+
+def test_a_flood_without_end_does_not_hold_up_the_deadline():
+    def work() -> None:
+        block = b"y" * 65536
+        while True:
+            os.write(1, block)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerTimeout):
+        launch(work, timeout=0.5)
+    assert time.monotonic() - started < 2.5
+
+
+def test_a_rank_that_prints_as_fast_as_the_kernel_reads_does_not_hold_it_up(monkeypatch):
+    member = Member(0)
+    member.open()
+    reads = itertools.repeat(b"z" * 1000, 10**6)
+    monkeypatch.setattr(os, "read", lambda descriptor, size: next(reads))
+    member._read_output()
+    member.close()
+    assert reads.__length_hint__() > 10**6 - 1000
+
+
+def test_a_rank_may_close_or_replace_its_streams(printed):
+    def work() -> int:
+        print("kept")
+        sys.stdout.close()
+        sys.stderr = None  # without a flush()
+        os.close(1)
+        os.close(2)
+        return rank()
+
+    started = time.monotonic()
+    assert list(launch(work)) == [0, 1]
+    assert time.monotonic() - started < 1
+    assert printed() == ["[rank 0] kept", "[rank 1] kept"]
+
+
+def test_a_rank_has_nothing_to_read():
+    assert list(launch(lambda: (os.read(0, 10), sys.stdin.read()), world_size=1)) == [(b"", "")]
+    with pytest.raises(WorkerError, match="EOFError"):
+        launch(input, world_size=1)
+
+
+def test_a_silent_run_prints_nothing(printed):
+    assert launch(rank).output == ["", ""]
+    assert printed() == []

@@ -1,0 +1,85 @@
+"""The kernel's memory in large pages: forks take less time, and nothing else changes."""
+
+import ast
+import platform
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from kernels import Kernel
+
+from course_utils import launch
+from course_utils.launcher import pages
+
+NEW = sys.platform == "linux" and tuple(map(int, platform.release().split(".")[:2])) >= (6, 1)
+SETUP = """
+import re
+numbers, words = torch.arange(10_000_000), [str(n) for n in range(100_000)]
+
+def fork_s():
+    begun = time.perf_counter()
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return time.perf_counter() - begun
+
+def after(ranks):
+    launch(total, world_size=ranks)
+    large = re.search("AnonHugePages: +(.*) kB", open("/proc/self/smaps_rollup").read())
+    return int(large[1]) // 1024, min(fork_s() for _ in range(9))
+"""
+SAME = "numbers.sum().item() == 49_999_995_000_000, words == [str(n) for n in range(100_000)]"
+
+
+@pytest.mark.skipif(not NEW, reason="needs Linux 6.1")
+def test_from_the_sixteenth_rank_on_forks_take_less_time_and_memory_holds_what_it_did():
+    kernel = Kernel()
+    try:
+        kernel.run(SETUP, 30)
+        mb, seconds = ast.literal_eval(kernel.run("after(15)", 60).value)
+        more_mb, fewer_s = ast.literal_eval(kernel.run("after(2)", 60).value)
+        assert kernel.run(SAME, 30).value == "(True, True)"
+    finally:
+        kernel.close()
+    assert more_mb > mb + 100
+    assert fewer_s < seconds / 1.5
+
+
+MAPS = """\
+5600000ff000-560000500000 rw-p 00000000 00:00 0 [heap]
+7f0000000000-7f0000400000 r-xp 00000000 fe:00 77 /lib/libc.so.6
+7f0000400000-7f0000800000 rw-p 00400000 fe:00 77 /lib/libc.so.6
+7f0000800000-7f00009ff000 rw-p 00000000 00:00 0
+7f0000a00000-7f0080a00000 rw-p 00000000 00:00 0
+7f0080a00000-7f0080e00000 rw-s 00000000 00:01 5 /memfd:pyarrow (deleted)
+7f0080e00000-7f0081200000 rw-p 00000000 00:00 0
+7f0090000000-7f0090400000 ---p 00000000 00:00 0
+7ffc00000000-7ffc00400000 rw-p 00000000 00:00 0 [stack]
+"""
+
+
+def test_only_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatch):
+    asked = []
+    monkeypatch.setattr(pages, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
+    pages._enlarge(MAPS)
+    assert [(hex(begin.value), size.value, how) for begin, size, how in asked] == [
+        ("0x560000200000", 2 << 20, 25),
+        ("0x7f0080e00000", 4 << 20, 25),
+    ]
+
+
+def test_pages_are_enlarged_before_the_first_rank_of_a_launch_and_once(monkeypatch):
+    when = []
+    monkeypatch.setattr(pages, "_ranks", 0)
+    monkeypatch.setattr(pages, "_enlarge", lambda maps: when.append(pages._ranks))
+    for count in (6, 6, 6, 6, 64):
+        pages.before_forks(count)
+    assert when == [18]
+
+
+def test_without_proc_a_launch_goes_on(monkeypatch):
+    monkeypatch.setattr(pages, "_ranks", 15)
+    monkeypatch.setattr(pages, "Path", lambda name: Path("no such folder"))
+    assert launch(lambda: 7, world_size=2, backend="gloo") == [7, 7]
+    assert pages._ranks == 17

@@ -1,0 +1,102 @@
+"""How tensors travel: every dtype and layout arrives, without its storage or its graph."""
+
+import os
+import sys
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+
+from course_utils import launch
+from course_utils.launcher import parcel
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+Pair = namedtuple("Pair", "left right")
+
+
+def sent(make: object) -> object:
+    """What arrives of what `make()` returns in a rank."""
+    return launch(make, world_size=1)[0]
+
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint64,
+    torch.bool, torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_arrives(dtype):
+    def work() -> torch.Tensor:
+        return torch.arange(20_000).remainder(2).to(dtype)
+
+    arrived, wanted = sent(work), work()
+    assert arrived.dtype == dtype
+    assert torch.equal(arrived.view(torch.uint8), wanted.view(torch.uint8))
+    small = sent(lambda: work()[:3])
+    assert torch.equal(small.view(torch.uint8), wanted[:3].view(torch.uint8))
+
+
+def grid() -> torch.Tensor:
+    return torch.arange(40_000.0).reshape(200, 200)
+
+
+TENSORS = {
+    "empty": lambda: torch.empty(0),
+    "empty with a shape": lambda: torch.empty(3, 0, 2, dtype=torch.int32),
+    "without a dimension": lambda: torch.tensor(3.5),
+    "transposed": lambda: grid().t(),
+    "strided": lambda: grid()[::2, ::3],
+    "expanded": lambda: torch.ones(1).expand(50_000),
+    "conjugate": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "negative view": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+    "channels last": lambda: torch.arange(48.0).reshape(1, 3, 4, 4).to(
+        memory_format=torch.channels_last
+    ),
+    "sparse": lambda: torch.eye(5).to_sparse(),
+    "compressed": lambda: torch.eye(5).to_sparse_csr(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
+def test_tensors_of_every_kind_arrive(make):
+    arrived, wanted = sent(make), make()
+    assert arrived.shape == wanted.shape
+    assert arrived.layout == wanted.layout
+    assert torch.equal(arrived.to_dense(), wanted.to_dense())
+
+
+def test_what_arrives_is_contiguous_and_can_be_written_to():
+    small, large = sent(lambda: (torch.ones(4, 2).t(), grid().t()))
+    for tensor in (small, large):
+        assert tensor.is_contiguous()
+        tensor += 1
+    assert small.sum() == 16
+    assert torch.equal(large, grid().t() + 1)
+
+
+def test_a_graph_stays_behind():
+    def work() -> tuple:
+        leaf = torch.ones(3, requires_grad=True)
+        return leaf, leaf * 2, nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1), False)
+
+    leaf, result, parameter, frozen = sent(work)
+    assert (leaf.requires_grad, result.requires_grad, result.grad_fn) == (True, False, None)
+    assert (type(parameter), parameter.requires_grad) == (nn.Parameter, True)
+    assert (type(frozen), frozen.requires_grad) == (nn.Parameter, False)
+
+
+@linux
+@pytest.mark.parametrize(("count", "files"), [(10, 0), (100_000, 1)])
+def test_a_view_leaves_the_storage_behind_it(count, files, monkeypatch):
+    sizes = []
+    receive = parcel.receive_buffer
+    monkeypatch.setattr(
+        parcel, "receive_buffer", lambda file: sizes.append(os.fstat(file).st_size) or receive(file)
+    )
+    arrived = sent(lambda: torch.zeros(50_000_000)[:count])
+    assert sizes == [4 * count] * files
+    assert arrived.untyped_storage().nbytes() == 4 * count

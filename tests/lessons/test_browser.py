@@ -1,0 +1,215 @@
+"""The lessons in real JupyterLab, in headless Chromium.
+
+`make look to=FOLDER only=05` runs a lesson there and takes pictures of what a learner sees.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WIDGETS = re.compile(r"live=True|explore\(|animate\(")
+# Strict nbval runs every notebook; `make test` runs here what is nothing outside a browser.
+RUN = [
+    pytest.param(path.name, marks=() if WIDGETS.search(path.read_text()) else pytest.mark.soak)
+    for path in NOTEBOOKS
+]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+RUN_ALL_S = 300
+PICTURE = ".jp-RenderedImage img"
+# Without these a browser in a closed network spends its start looking for its maker.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+READY = """async () => {
+    const widget = window.jupyterapp?.shell.currentWidget;
+    if (!widget?.context) return false;
+    await widget.context.ready;
+    await widget.sessionContext.ready;
+    await widget.sessionContext.session.kernel.info;
+    return widget.sessionContext.session.kernel.status === 'idle';
+}"""
+# Both commands are dropped in silence while the page is still settling: ask until they are heard.
+CLEARED = """async () => {
+    const {commands, shell} = window.jupyterapp;
+    if (!commands.hasCommand('notebook:run-all-cells')) return false;
+    const cells = [...shell.currentWidget.content.model.sharedModel.cells];
+    if (cells.every(cell => !cell.execution_count)) return true;
+    await commands.execute('notebook:clear-all-cell-outputs');
+    return false;
+}"""
+STARTED = """async () => {
+    const widget = window.jupyterapp.shell.currentWidget;
+    const cells = [...widget.content.model.sharedModel.cells];
+    if (cells.some(cell => cell.execution_count || cell.executionState === 'running')) return true;
+    window.jupyterapp.commands.execute('notebook:run-all-cells');
+    await new Promise(resolve => setTimeout(resolve, 3000));
+    return false;
+}"""
+IDLE = """() =>
+    window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"""
+CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
+    .filter(cell => cell.cell_type === 'code' && cell.source.trim())
+    .map(cell => ({source: cell.source, count: cell.execution_count,
+                   tags: cell.getMetadata('tags') || [],
+                   error: cell.getOutputs().filter(output => output.output_type === 'error')
+                        .map(output => output.evalue).join()}))"""
+
+
+def test_a_browser_is_there_where_one_is_required():
+    assert BROWSER or not os.environ.get("COURSE_REQUIRE_BROWSER"), "install Chromium"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Serve a copy of the notebooks with a JupyterLab of its own; yield its address."""
+    if not BROWSER:
+        pytest.skip("no Chromium here (Debian: apt install chromium)")
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    settings = folder / "settings" / "@jupyterlab"
+    for name, content in {
+        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+        "notebook-extension/tracker": {"windowingMode": "none"},
+    }.items():
+        file = settings / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(content))
+    token = secrets.token_hex()
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser"]
+    command += ["--ip=127.0.0.1", "--port=0", "--allow-root", f"--IdentityProvider.token={token}"]
+    command += [f"--LabApp.user_settings_dir={folder / 'settings'}", "--LabApp.workspaces_dir=."]
+    command += [f"--ServerApp.root_dir={folder / 'notebooks'}"]
+    log = folder / "log"
+    with log.open("w") as out:
+        server = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder)
+    try:
+        yield _address(log, server), token
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        finally:
+            server.kill()
+
+
+def _address(log: Path, server: subprocess.Popen) -> str:
+    end = time.monotonic() + 60
+    while time.monotonic() < end and server.poll() is None:
+        if found := re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()):
+            return found[0]
+        time.sleep(0.2)
+    raise AssertionError(f"JupyterLab did not start:\n{log.read_text()}")
+
+
+@pytest.fixture
+def page(lab):
+    """Open a browser page; at the end, end the kernels that it used."""
+    from playwright.sync_api import sync_playwright
+
+    address, token = lab
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        yield page
+        browser.close()
+    for kernel in _api(address, token, "kernels"):
+        _api(address, token, f"kernels/{kernel['id']}", "DELETE")
+
+
+def _api(address: str, token: str, path: str, method: str = "GET") -> list:
+    headers = {"Authorization": f"token {token}"}
+    request = urllib.request.Request(f"{address}api/{path}", headers=headers, method=method)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.loads(reply.read() or "[]")
+
+
+def _open(page, lab, name: str) -> None:
+    """Show a notebook, and wait until its kernel is there."""
+    address, token = lab
+    # A workspace of its own, else Lab opens the notebooks of earlier tests beside this one.
+    page.goto(f"{address}lab/workspaces/{Path(name).stem}/tree/{name}?token={token}")
+    _until(page, READY, 60)
+
+
+def _run_all(page, lab, name: str) -> list[dict]:
+    """Open a notebook, run all of it, and return its code cells."""
+    _open(page, lab, name)
+    _until(page, CLEARED, 30)
+    _until(page, STARTED, 30)
+    _shoot(page, f"{name}-running", after_s=9)
+    end = time.monotonic() + RUN_ALL_S
+    while not _is_over(page.evaluate(CELLS)):
+        assert time.monotonic() < end, "Run All did not come to its end"
+        time.sleep(0.5)
+    _until(page, IDLE, 30)
+    _shoot(page, name)
+    return page.evaluate(CELLS)
+
+
+def _is_over(cells: list[dict]) -> bool:
+    """Whether every cell was run, or one failed that should not, where JupyterLab stops."""
+    failed = any(cell["error"] and "raises-exception" not in cell["tags"] for cell in cells)
+    return failed or all(cell["count"] for cell in cells)
+
+
+def _until(page, predicate: str, seconds: float) -> None:
+    """Wait until a function of the page, which may be asynchronous, returns true."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(predicate):
+        assert time.monotonic() < end, f"not true after {seconds} s: {predicate}"
+        time.sleep(0.2)
+
+
+def _shoot(page, name: str, after_s: float = 1) -> None:
+    """Take pictures of the whole notebook, a screen at a time, if somebody wants to look."""
+    folder = os.environ.get("COURSE_SCREENSHOTS")
+    if not folder:
+        return
+    time.sleep(after_s)
+    height = page.evaluate("() => document.querySelector('.jp-WindowedPanel-outer').scrollHeight")
+    for number, top in enumerate(range(0, height, 900)):
+        page.evaluate(f"() => document.querySelector('.jp-WindowedPanel-outer').scrollTo(0, {top})")
+        time.sleep(0.2)
+        page.screenshot(path=Path(folder) / f"{name}-{number:02d}.png")
+
+
+@pytest.mark.parametrize("notebook", RUN)
+def test_a_lesson_runs_to_its_end_in_jupyterlab(page, lab, notebook):
+    cells = _run_all(page, lab, notebook)
+    for cell in cells:
+        assert bool(cell["error"]) == ("raises-exception" in cell["tags"]), cell
+    assert [cell["count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert page.locator(PICTURE).count() >= 1
+    panels = sum("live=True" in cell["source"] for cell in cells)
+    assert page.locator(".widget-html table, .jupyter-widgets table").count() >= panels
+    assert page.get_by_text("Error displaying widget").count() == 0
+
+
+@pytest.mark.parametrize("notebook", [param.values[0] for param in RUN if param.marks])
+def test_a_lesson_shows_what_was_saved_in_it(page, lab, notebook):
+    cells = json.loads((ROOT / "notebooks" / notebook).read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    _open(page, lab, notebook)
+    _until(page, f"() => document.querySelectorAll({PICTURE!r}).length === {pictures}", 30)
+    headings = sum(cell["source"][0][0] == "#" for cell in cells if cell["cell_type"] == "markdown")
+    assert page.locator(".jp-RenderedMarkdown :is(h1, h2, h3)").count() >= headings
+    assert page.get_by_text("Error displaying widget").count() == 0

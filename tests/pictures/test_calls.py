@@ -1,0 +1,114 @@
+"""The picture of collective by rank: what is missing or differs is marked, and told in words."""
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+import torch.distributed as dist
+from recordings import Shown, event, one_message
+
+from course_utils import Trace, WorkerError, WorkerTimeout, launch, plot_calls
+from course_utils.hang import hangs
+from course_utils.launcher.stacks import Frame
+from course_utils.pictures.calls import draw
+from course_utils.pictures.sequence import Sequence
+from course_utils.record.notes import Call, Log
+
+ALL, BARRIER, BROADCAST = ("all_reduce", 7), ("barrier", 8), ("broadcast", 9)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    shown = Shown()
+    monkeypatch.setattr("course_utils.pictures.style.display", shown)
+    return shown
+
+
+def log(*calls: tuple[str, int], n: int, shape: tuple[int, ...] = (4,)) -> Log:
+    """A rank's calls, each by its kind and its line."""
+    made = []
+    for number, (kind, line) in enumerate(calls, 1):
+        frame, size = Frame("lesson.py", line, "work"), 4 * torch.Size(shape).numel()
+        group = tuple(range(n))
+        made.append(Call(kind, number, group, "0", frame, 0.0, "float32", shape, size))
+    return Log(tuple(made), True)
+
+
+def hang(*logs: Log) -> WorkerTimeout:
+    """All ranks wait in their last call."""
+    running = {}
+    for rank, one in enumerate(logs):
+        last = one.calls[-1]
+        inside = Frame("torch/distributed/distributed_c10d.py", 80, last.kind)
+        running[rank] = [last.line, inside]
+    return hangs.worker_timeout(2, running, set(), [""], dict(enumerate(logs)), 100.0)
+
+
+def words(figure) -> list[str]:
+    plt.close(figure)
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_missing_collective_is_an_empty_cell_and_is_named(shown):
+    error = hang(log(ALL, BARRIER, n=2), log(ALL, n=2))
+    plot_calls(error)
+    assert shown.text == "Collectives #1 to #2 of ranks 0 and 1: #2 is missing on rank 1."
+    assert "missing" in words(draw(Sequence(error, 5)))
+
+
+def test_a_collective_of_another_kind_is_marked_on_the_rank_in_the_minority(shown):
+    error = hang(log(ALL, n=3), log(ALL, n=3), log(BROADCAST, n=3))
+    plot_calls(error)
+    assert shown.text == (
+        "Collective #1 of ranks 0, 1 and 2: #1 differs in kind: "
+        "all_reduce of float32 (4,), line 7 on ranks 0 and 1; "
+        "broadcast of float32 (4,), line 9 on rank 2."
+    )
+    assert Sequence(error, 5).different == {1: ("kind", {2})}
+    assert words(draw(Sequence(error, 5))).count("≠") == 1
+
+
+def test_of_two_that_differ_none_is_blamed_more_than_the_other():
+    error = hang(log(ALL, n=2, shape=(3,)), log(ALL, n=2))
+    assert Sequence(error, 5).different == {1: ("shape or dtype", {0, 1})}
+
+
+def test_only_the_last_collectives_are_drawn():
+    error = hang(log(*[ALL] * 9, BARRIER, n=2), log(*[ALL] * 9, n=2))
+    assert Sequence(error, 3).numbers == [8, 9, 10]
+
+
+def test_a_recording_shows_two_collectives_that_were_swapped(shown):
+    places = [("line 3", "line 4"), ("line 4", "line 3")]
+    events = [
+        event(rank, at, "all_reduce", 12, place=place, dtype="float32", shape=(3,))
+        for rank, own in enumerate(places) for at, place in enumerate(own)
+    ]  # fmt: skip
+    plot_calls(Trace(tuple(events), ((0.0, 0.0),) * 2))
+    assert "#1 differs in line: all_reduce of float32 (3,), line 3 on rank 0;" in shown.text
+
+
+def test_a_real_hang_and_a_real_recording_are_read_alike(shown):
+    def work(rounds: int) -> None:
+        for step in range(rounds):
+            dist.all_reduce(torch.ones(2))
+            if step < 1 or dist.get_rank():
+                dist.broadcast(torch.ones(2), src=1)
+
+    with pytest.raises(WorkerTimeout) as caught:
+        launch(work, 2, backend="gloo", timeout=2)
+    plot_calls(caught.value)
+    assert shown.text == "Collectives #1 to #4 of ranks 0 and 1: #4 is missing on rank 0."
+    plot_calls(launch(work, 1, backend="gloo", trace=True).trace)
+    assert shown.text == "Collectives #1 to #2 of ranks 0 and 1: all the same."
+
+
+@pytest.mark.parametrize("wrong", [None, WorkerError("rank 1 failed", [], []), [1.0]])
+def test_what_has_no_calls_is_refused_with_a_sentence(wrong):
+    with pytest.raises(TypeError, match="drawn of a WorkerTimeout or of a trace, not"):
+        plot_calls(wrong)
+
+
+def test_ranks_that_only_sent_messages_are_refused_with_a_sentence():
+    for source in (one_message(), hang(log(("send", 3), n=2), log(("send", 3), n=2))):
+        with pytest.raises(ValueError, match="look at its messages"):
+            plot_calls(source)

@@ -1,0 +1,135 @@
+"""Tensors per rank and the traffic matrix: their numbers in words, and what is refused."""
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from recordings import Shown, one_message, ring
+
+from course_utils import Trace, plot_ranks, plot_traffic
+from course_utils.pictures.held import origins, parts
+from course_utils.pictures.matrix import draw as draw_matrix
+from course_utils.pictures.squares import draw
+
+BEFORE = [torch.arange(2) + 10 * rank for rank in range(4)]
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    shown = Shown()
+    monkeypatch.setattr("course_utils.pictures.style.display", shown)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "undefined", "error", "says"),
+    [
+        ([], [], (), ValueError, "one entry per rank"),
+        (BEFORE, BEFORE[:3], (), ValueError, "got 4 and 3"),
+        (BEFORE, BEFORE, (4,), ValueError, "there are ranks 0 to 3"),
+        (BEFORE, ["x"] * 4, (), TypeError, "a rank holds tensors, numbers or None, not 'x'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_with_a_sentence(before, after, undefined, error, says):
+    with pytest.raises(error, match=says):
+        plot_ranks(before, after, undefined=undefined)
+
+
+def test_garbage_off_root_is_called_undefined_whatever_it_is(shown):
+    plot_ranks(BEFORE, [sum(BEFORE), *[torch.tensor([1e30, -7.0])] * 3], undefined=(1, 2, 3))
+    assert shown.text == (
+        "Before: rank 0 [0, 1], rank 1 [10, 11], rank 2 [20, 21], rank 3 [30, 31]. "
+        "After: rank 0 [60, 64], ranks 1 to 3 undefined."
+    )
+
+
+def test_lists_of_tensors_and_ranks_that_hold_nothing(shown):
+    plot_ranks([list(BEFORE), None, None, None], BEFORE)
+    assert shown.text == (
+        "Before: rank 0 [0, 1] [10, 11] [20, 21] [30, 31], ranks 1 to 3 nothing. "
+        "After: rank 0 [0, 1], rank 1 [10, 11], rank 2 [20, 21], rank 3 [30, 31]."
+    )
+
+
+def test_many_values_are_summed_up(shown):
+    plot_ranks([torch.arange(100.0)] * 2, [torch.zeros(100)] * 2, undefined=(1,))
+    assert shown.text == (
+        "Before: ranks 0 and 1 100 values from 0 to 99. "
+        "After: rank 0 100 values from 0 to 0, rank 1 undefined."
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        (None, []),
+        (3, [[3]]),
+        (torch.tensor(3), [[3]]),
+        (torch.tensor([1, 2]), [[1, 2]]),
+        (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([torch.tensor([1]), torch.tensor([[2, 3]])], [[1], [2, 3]]),
+        (torch.tensor([], dtype=torch.float32), [[]]),
+    ],
+)
+def test_what_a_rank_holds_is_read_as_lists_of_numbers(own, wanted):
+    assert parts(own) == wanted
+
+
+def test_a_value_belongs_to_the_one_rank_that_had_it():
+    origin = origins([[[1.0, 0.0]], [[2.0, 0.0]], [[3.0]]])
+    assert [origin(2.0, 0), origin(0.0, 1), origin(0.0, 2), origin(6.0, 0)] == [1, 1, None, None]
+
+
+def test_squares_show_their_values_and_garbage_a_question_mark():
+    figure = draw([[[1, 2]], [[3, 4]]], [[[4, 6]], [[9, 9]]], undefined=(1,))
+    seen = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert seen == [["1", "2", "3", "4"], ["4", "6", "?", "?"]]
+    assert {patch.get_hatch() for patch in figure.axes[1].patches} == {None, "xx"}
+    plt.close(figure)
+
+
+def test_values_that_are_not_finite_can_be_drawn(shown):
+    bad = torch.tensor([float("nan"), float("inf")])
+    plot_ranks([bad, bad], [bad, None])
+    plot_ranks([bad.repeat(20)] * 2, [bad] * 2)
+    assert len(shown) == 4
+
+
+def test_traffic_tells_its_totals_and_what_each_rank_sends(shown):
+    plot_traffic(one_message())
+    assert shown.text == (
+        "10,000 bytes in 1 message; rank 0 10,000 bytes out and 0 in; "
+        "rank 1 0 bytes out and 10,000 in."
+    )
+    plot_traffic(ring(4).traffic())
+    assert shown.text == (
+        "98,304 bytes in 24 messages; ranks 0 to 3 24,576 bytes out and 24,576 in."
+    )
+
+
+def test_the_matrix_has_a_cell_per_pair_that_spoke():
+    figure = draw_matrix(ring(3).traffic())
+    seen = [text.get_text() for text in figure.axes[0].texts]
+    assert seen == [
+        "·",
+        "16.4 KB\n4 msg",
+        "·",
+        "·",
+        "·",
+        "16.4 KB\n4 msg",
+        "16.4 KB\n4 msg",
+        "·",
+        "·",
+    ]
+    plt.close(figure)
+
+
+def test_silence_and_many_ranks_can_be_drawn(shown):
+    plot_traffic(Trace((), ((0.0, 0.0),) * 2))
+    assert shown.text == "0 bytes in 0 messages; ranks 0 and 1 0 bytes out and 0 in."
+    plot_traffic(ring(20))
+
+
+@pytest.mark.parametrize("wrong", [None, "trace", 3])
+def test_what_has_no_traffic_is_refused_with_a_sentence(wrong):
+    with pytest.raises(TypeError, match=r"drawn of results\.trace or its traffic"):
+        plot_traffic(wrong)

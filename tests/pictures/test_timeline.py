@@ -1,0 +1,220 @@
+"""Timelines: what is drawn, on which clock, and the words that a strict test compares."""
+
+import itertools
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+import torch.distributed as dist
+from matplotlib.colors import to_rgb
+from recordings import NETWORK, Shown, event, one_message, ring, straggler
+
+from course_utils import Network, Trace, launch, plot_timeline
+from course_utils.launcher.words import ranks
+from course_utils.network.matching import ReplayError
+from course_utils.pictures.activity import activity, named
+from course_utils.pictures.bars import ARROWS, KINDS, Bar, coarse, lanes
+from course_utils.pictures.svg import timeline_svg
+from course_utils.pictures.timeline import draw
+from course_utils.pictures.words import size, us
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    shown = Shown()
+    monkeypatch.setattr("course_utils.pictures.style.display", shown)
+    return shown
+
+
+def of(trace: Trace, rank: int, what: str) -> list[tuple[float, float]]:
+    bars = activity(trace).bars
+    return [(b.start, b.end) for b in bars if (b.rank, b.what) == (rank, what)]
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [ring(2)], "trace"])
+def test_what_is_neither_a_trace_nor_a_replay_is_refused_with_a_sentence(wrong):
+    with pytest.raises(TypeError, match=r"drawn of results\.trace or of trace\.replay"):
+        plot_timeline(wrong)
+
+
+def test_a_message_without_partner_is_drawn_in_real_time_and_refused_on_a_network(shown):
+    alone = Trace((event(0, 0, "send", 8, peer=1, tag=0, end_s=0.1),), ((0.1, 0.0),) * 2)
+    plot_timeline(alone)
+    assert shown.text == "Real time, calls of rank 0: 1 send; rank 1: no calls."
+    with pytest.raises(ReplayError, match="it has no partner"):
+        plot_timeline(alone, network=NETWORK)
+
+
+def test_a_hang_is_drawn_as_waiting_until_the_end(shown):
+    left = {"finished": False, "end_s": 2.0}
+    hang = Trace(
+        (event(0, 0, "all_reduce", 8, **left), event(1, 0, "recv", 8, peer=0, tag=0, **left)),
+        ((2.0, 0.0),) * 2,
+        failed=True,
+    )
+    plot_timeline(hang)
+    assert shown.text == "Real time, calls of rank 0: 1 all_reduce; rank 1: 1 recv."
+    assert of(hang, 0, "wait") == of(hang, 1, "wait") == [(0.0, 2000.0)]
+    assert {bar.what for bar in activity(hang).bars} == {"wait"}
+
+
+def test_a_replay_says_who_is_done_when_and_who_waits(shown):
+    plot_timeline(one_message().replay(NETWORK))
+    assert shown.text == (
+        "Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us, waiting for 1 us of it; "
+        "rank 1 done at 11.0 us, waiting for 11.0 us of it."
+    )
+
+
+def test_the_network_is_named_and_a_trace_is_replayed_on_it(shown):
+    plot_timeline(one_message(), network=NETWORK)
+    assert shown.text.startswith("Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us")
+    plot_timeline(one_message().replay(NETWORK), network=NETWORK)
+    plot_timeline(one_message().replay(NETWORK))
+    assert shown[1] == shown[3] == shown[5]
+
+
+def test_of_many_ranks_that_differ_only_the_extremes_are_told(shown):
+    trace = Trace((), ((0.0, 0.0),) * 12)
+    plot_timeline(trace.replay(NETWORK, compute=[100.0 - 5 * rank for rank in range(12)]))
+    assert shown.text == (
+        "Virtual time (us), latency 10 us, 80 Gbit/s: of 12 ranks rank 11 is done first, "
+        "at 45.0 us, rank 0 last, at 100.0 us; rank 0 waits longest, 0 us."
+    )
+
+
+def test_real_time_is_told_without_a_number_that_depends_on_the_clock(shown):
+    plot_timeline(one_message())
+    assert shown.text == "Real time, calls of rank 0: 1 send; rank 1: 1 recv."
+
+
+def test_the_author_may_say_it_better(shown):
+    plot_timeline(one_message(), "rank 0 waits for rank 1")
+    assert shown.text == "rank 0 waits for rank 1"
+
+
+def add_up() -> torch.Tensor:
+    x = torch.ones(6)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    if dist.get_rank() == 1:
+        dist.recv(x, 0)
+    return x
+
+
+def test_four_real_ranks_give_the_same_words_in_every_run(shown):
+    trace = launch(add_up, world_size=4, trace=True).trace
+    plot_timeline(trace)
+    assert shown.text == (
+        "Real time, calls of rank 0: 1 all_reduce, 1 send; rank 1: 1 all_reduce, 1 recv; "
+        "ranks 2 and 3: 1 all_reduce."
+    )
+    plot_timeline(trace, network=NETWORK)
+    assert shown.text == (
+        "Virtual time (us), latency 10 us, 80 Gbit/s: ranks 0, 2 and 3 done at 60.0 us, waiting "
+        "for 60.0 us of it; rank 1 done at 70.0 us, waiting for 70.0 us of it."
+    )
+
+
+def test_in_real_time_a_message_begins_when_both_ends_have_called():
+    assert of(one_message(), 0, "send") == of(one_message(), 1, "receive")
+    assert of(one_message(), 0, "send") == [pytest.approx((5.0, 7.0))]
+    assert of(one_message(), 0, "wait") == [pytest.approx((0.0, 7.0))]
+    assert of(one_message(), 0, "compute") == [pytest.approx((7.0, 10.0))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "root", "begins"),
+    [
+        ("all_reduce", None, [20, 20, 20]),
+        ("broadcast", 0, [0, 1, 20]),  # nobody needs the straggler
+        ("broadcast", 2, [20, 20, 20]),
+        ("reduce", 0, [20, 1, 20]),  # only the root needs everyone
+    ],
+)
+def test_a_collective_begins_when_the_last_rank_that_it_needs_has_called(kind, root, begins):
+    trace = straggler(kind, root)
+    found = [of(trace, rank, "collective")[0][0] for rank in range(3)]
+    assert found == pytest.approx(begins)
+    assert of(trace, 0, "wait") == [pytest.approx((0.0, 25.0))]
+    assert of(trace, 2, "compute") == [pytest.approx((0.0, 20.0))]
+
+
+def test_each_message_of_a_replay_has_an_arrow_from_its_sender_to_its_receiver():
+    arrows = activity(ring(3), NETWORK).arrows
+    assert len(arrows) == 12
+    assert {(a.source, a.target) for a in arrows} == {(0, 1), (1, 2), (2, 0)}
+    assert all(a.end - a.start == pytest.approx(10 + 4096 / 10_000) for a in arrows)
+
+
+def test_every_kind_differs_from_every_other_in_colour_and_in_hatch():
+    for one, other in itertools.combinations(KINDS.values(), 2):
+        assert one.hatch != other.hatch
+        assert (
+            max(abs(a - b) for a, b in zip(to_rgb(one.fill), to_rgb(other.fill), strict=True)) > 0.1
+        )
+
+
+def test_lanes_of_a_rank_do_not_overlap_and_only_what_occurs_has_one():
+    found = lanes(activity(straggler(), NETWORK).bars)
+    assert set(found) == {"wait", "collective", "send", "receive"}
+    spans = sorted(found.values())
+    assert all(a + high <= b for (a, high), (b, _) in itertools.pairwise(spans))
+    assert max(top + high for top, high in spans) <= 1
+
+
+def test_bars_closer_than_a_pixel_become_one():
+    bars = [Bar(0, k / 100, k / 100 + 0.005, "send", "x") for k in range(100)]
+    assert len(coarse(bars, 0.5)) == 2
+    assert coarse(bars, 0.0) == bars
+
+
+def test_the_picture_names_its_clock_and_ranks_and_has_its_legend_outside():
+    figure = draw(activity(ring(4), NETWORK))
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "virtual time (us), latency 10 us, 80 Gbit/s"
+    assert [t.get_text() for t in axes.get_yticklabels()] == [f"rank {r}" for r in range(4)]
+    assert axes.get_legend() is None
+    names = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert names == ["waiting in a call", "sending", "receiving", "a message"]
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("network", [None, NETWORK])
+def test_nothing_at_all_can_be_drawn(network):
+    for trace in (Trace((), ((0.0, 0.0),)), Trace((), ((0.5, 0.0),) * 3)):
+        plt.close(draw(activity(trace, network)))
+        assert timeline_svg(activity(trace, network)).startswith("<svg")
+
+
+def test_more_messages_than_one_can_follow_are_not_drawn():
+    assert "opacity" in timeline_svg(activity(ring(4), NETWORK))
+    many = activity(ring(12), NETWORK)
+    assert len(many.arrows) > ARROWS
+    assert "opacity" not in timeline_svg(many)
+
+
+def test_everything_special_about_a_network_is_named():
+    network = Network(
+        10, 80, nodes=2, between=(50, 10), slow_links={(0, 1): 3}, slow_ranks={2: 4}
+    )  # fmt: skip
+    assert named(network) == (
+        "latency 10 us, 80 Gbit/s, 2 nodes with 50 us, 10 Gbit/s between them, "
+        "slow link 0 to 1, rank 2 slow"
+    )
+
+
+def test_words_for_numbers():
+    assert [size(n) for n in (0, 960, 1500, 999_900, 25e6)] == [
+        "0 B", "960 B", "1.5 KB", "1 MB", "25 MB",
+    ]  # fmt: skip
+    assert [us(t) for t in (0, 0.024, 9.5, 12_345.67)] == [
+        "0 us",
+        "0.024 us",
+        "9.5 us",
+        "12,345.7 us",
+    ]
+    assert [ranks(r) for r in ([3], [0, 1], [0, 1, 2], [0, 2, 5])] == [
+        "rank 3", "ranks 0 and 1", "ranks 0 to 2", "ranks 0, 2 and 5",
+    ]  # fmt: skip

@@ -1,0 +1,65 @@
+"""The panel: it says where every rank is, and nothing that a rank reports can break a launch."""
+
+import math
+from html.parser import HTMLParser
+
+import pytest
+
+from course_utils.launcher.member import Member
+from course_utils.live import render
+
+
+def member(rank=0, text="", **metrics):
+    made = Member(rank)
+    made.metrics = metrics
+    made._head = bytearray(text.encode())
+    return made
+
+
+def words(panel):
+    """What a reader sees of it."""
+    parser, seen = HTMLParser(), []
+    parser.handle_data = seen.append
+    parser.feed(panel)
+    return " ".join(" ".join(seen).split())
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -1.0, 0, 10**30, None, "3", [1, 2], True, "<b>", 1 + 2j]
+)
+@pytest.mark.parametrize("name", ["loss", "step", "steps", "other"])
+def test_whatever_a_rank_reports_can_be_shown(name, value):
+    metrics = {"step": [1, 2], "steps": [4, 4], "loss": [1.0, 0.5]}
+    metrics[name] = [value, value]
+    assert "rank 0" in words(render([member(**metrics)], 1.0))
+
+
+def test_what_a_rank_prints_or_reports_is_text_and_never_markup():
+    panel = render([member(text="<script>", **{"<i>": ["<u>"]})], 1.0)
+    assert "&lt;script&gt;" in panel
+    assert not {"<script>", "<i>", "<u>"} & set(panel.replace(">", "> ").split())
+
+
+def test_a_rank_that_reports_nothing_has_an_empty_bar_and_its_last_line():
+    panel = render([member(text="first\nsecond\n")], 2.0)
+    assert 'aria-valuenow="0"' in panel
+    assert words(panel) == "1 rank · 2.0 s ● rank 0 running second"
+
+
+def test_progress_and_numbers_of_every_rank_are_shown():
+    done = member(1, step=[4], steps=[4], loss=[0.25])
+    done.result = None
+    panel = render([member(0, step=[1], steps=[4], loss=[0.5, 2e-7]), done], 1.0)
+    assert 'aria-valuenow="25"' in panel
+    assert "step 1 / 4 loss 2e-07 running" in words(panel)
+    assert "step 4 / 4 loss 0.2500 ✓ done" in words(panel)
+
+
+def test_the_curves_of_all_ranks_share_one_scale():
+    panel = render([member(0, loss=[4.0, 0.0]), member(1, loss=[2.0, 0.0])], 1.0)
+    assert "0.0,1.0 " in panel  # the largest loss of all, at the top
+    assert "0.0,13.0 " in panel  # half of it, half as high
+
+
+def test_no_line_is_drawn_in_black_since_dark_themes_hide_it():
+    assert "#000000" not in render([member(6, loss=[1.0, 0.5])], 1.0)
