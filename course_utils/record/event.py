@@ -85,3 +85,11 @@ class Event:
 
     def __repr__(self) -> str:
         return f"rank {self.rank}: {self.what} at {self.where}"
+
+
+@dataclass(frozen=True)
+class Log:
+    """What one rank has called, in order; `complete` unless its first calls are forgotten."""
+
+    events: tuple[Event, ...]
+    complete: bool
