@@ -12,7 +12,6 @@ from course_utils.hang import absence, disagreement
 from course_utils.hang.absence import SAME
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.whereabouts import Whereabouts
-from course_utils.launcher.stacks import POINT_TO_POINT
 from course_utils.launcher.words import ranks_named as ranks
 
 _MANY_PAUSES, _LAST_PAUSES = 8, 32  # a start is slow, which says nothing
@@ -104,7 +103,7 @@ def _by_stacks(dead: Deadlock) -> tuple[None, str] | None:
     kinds = {str(one.what) for one in dead.ranks.values()}
     if dead.known:
         return None
-    if kinds <= POINT_TO_POINT:
+    if kinds <= {"send", "recv", "batch_isend_irecv"}:
         return None, (
             "Every rank waits in a point-to-point call: a blocking send ends only when its peer "
             "receives. Let one side receive first, or use isend and irecv."

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from course_utils.hang.absence import SAME, uneven
 from course_utils.hang.deadlock import Deadlock, Difference
+from course_utils.hang.places import loop_of
 from course_utils.hang.whereabouts import content, of_group
-from course_utils.launcher.stacks import loop_of
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.record.notes import BACKWARD, EVALUATES, Call
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from course_utils.hang import places
 from course_utils.launcher import stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named
@@ -74,10 +75,11 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     if not frames:
         return Whereabouts(rank, "returned" if frames is None else "silent", **known)
     line = stacks.learners_line(frames)
-    if what := stacks.waits_in(frames):
+    if what := places.waits_in(frames):
         return Whereabouts(rank, "waiting", what, line, _open(calls, what, line), **known)
-    if what := stacks.held_by(frames):
+    if what := places.held_by(frames):
         return Whereabouts(rank, "held", what, line, **known)
+    line = stacks.learners_line(places.settled(frames))
     return Whereabouts(rank, "running", None, line, **known)
 
 

@@ -4,8 +4,6 @@ Every worker registers `faulthandler`, which writes a stack even while Python ca
 inside gloo's waits, inside a loop in C, and at a crash. What it writes is read here.
 """
 
-import ast
-import contextlib
 import linecache
 import re
 import sys
@@ -18,16 +16,6 @@ _DUMPED = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+
 _HERE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
-_HOLDERS = {
-    "/multiprocessing/queues.py": "a queue",
-    "/queue.py": "a queue",
-    "/threading.py": "a lock",
-    "/multiprocessing/synchronize.py": "a lock",
-    "/torch/utils/data/dataloader.py": "the DataLoader",
-    "/subprocess.py": "a subprocess",
-}
-_LOCKS = re.compile(r"\.acquire\(|^with [\w.]*lock\b", re.IGNORECASE)
-POINT_TO_POINT = {"send", "recv", "batch_isend_irecv"}
 
 
 @dataclass(frozen=True)
@@ -106,46 +94,8 @@ def learners_line(frames: list[Frame]) -> Frame | None:
 
 
 def waits_in(frames: list[Frame]) -> str | None:
-    """What of `torch.distributed` the learner's line is inside, if anything.
-
-    Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
-    """
+    """What of `torch.distributed` the learner's line is inside, if anything."""
     own = learners_line(frames)
     inner = frames[frames.index(own) + 1 :] if own else frames
-    for frame in inner:
-        if frame.file.endswith("nn/parallel/distributed.py"):
-            return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
-        if "torch/distributed/" in frame.file and frame.name not in _WRAPPERS:
-            return frame.name
-        if frame.name == "_engine_run_backward":
-            return "backward"
-    return "wait" if own and ".wait(" in own.code and not held_by(frames) else None
-
-
-def held_by(frames: list[Frame]) -> str | None:
-    """What of its own process, not of another rank, the learner's line waits for, if anything."""
-    own = learners_line(frames)
-    inner = frames[frames.index(own) + 1 :] if own else []
-    for frame in inner:
-        for file, what in _HOLDERS.items():
-            if frame.file.endswith(file):
-                return "a thread's end" if frame.name == "join" and "thread" in file else what
-    return "a lock" if own and not inner and _LOCKS.search(own.code) else None
-
-
-def loop_of(line: Frame) -> ast.For | ast.While | None:
-    """The innermost loop of the learner's code around a line."""
-    with contextlib.suppress(SyntaxError, ValueError):
-        tree = ast.parse("".join(linecache.getlines(line.file)))
-        loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))]
-        around = [loop for loop in loops if loop.lineno <= line.line <= loop.end_lineno]
-        return max(around, key=lambda loop: loop.lineno, default=None)
-    return None
-
-
-def settled(frames: list[Frame]) -> list[Frame]:
-    """For a rank that computes: where a `while` goes round, its first line, which does not move."""
-    loop = loop_of(frames[-1]) if frames and frames[-1].is_learners else None
-    if not isinstance(loop, ast.While):
-        return frames
-    return [*frames[:-1], Frame(frames[-1].file, loop.lineno, frames[-1].name)]
+    calls = (frame.name for frame in inner if "torch/distributed/" in frame.file)
+    return next((name for name in calls if name not in _WRAPPERS), None)

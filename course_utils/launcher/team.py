@@ -169,8 +169,7 @@ class Team:
             time.sleep(0.02)
         frames = {}
         for member in running:
-            found = stacks.from_dump(member.dump())
-            frames[member.rank] = stacks.settled(found) if states[member.rank] == "R" else found
+            frames[member.rank] = stacks.from_dump(member.dump())
         done = {member.rank for member in self.members} - set(frames)
         return hangs.worker_timeout(self.timeout, frames, done, self.output(), self._logs(), now)
 

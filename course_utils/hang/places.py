@@ -1,0 +1,95 @@
+"""What a rank waits for at its line, read from its stack and from the learner's source."""
+
+import ast
+import contextlib
+import functools
+import linecache
+import re
+
+from course_utils.launcher import stacks
+from course_utils.launcher.stacks import Frame
+
+# What of its own process holds a rank, by the library's file that it stands in.
+_HOLDERS = {
+    "/concurrent/futures/_base.py": "a future",
+    "/multiprocessing/queues.py": "a queue",
+    "/queue.py": "a queue",
+    "/threading.py": "a lock",
+    "/multiprocessing/synchronize.py": "a lock",
+    "/torch/utils/data/dataloader.py": "the DataLoader",
+    "/subprocess.py": "a subprocess",
+}
+# What threading and multiprocessing build of locks, by their class.
+_BUILT_OF_LOCKS = {
+    "Barrier": "a barrier of threads",
+    "Condition": "a condition",
+    "Event": "an event",
+    "Semaphore": "a semaphore",
+    "Thread": "a thread's end",
+}
+# A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
+_LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:$)", re.IGNORECASE)
+_SLEEPS = re.compile(r"\bsleep\(")
+
+
+def waits_in(frames: list[Frame]) -> str | None:
+    """What of `torch.distributed` the learner's line is inside, if anything.
+
+    Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
+    """
+    own = stacks.learners_line(frames)
+    for frame in _inside(frames, own):
+        if frame.file.endswith("nn/parallel/distributed.py"):
+            return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
+        if frame.name == "_engine_run_backward":
+            return "backward"
+    waits = own and ".wait(" in own.code and not held_by(frames)
+    return stacks.waits_in(frames) or ("wait" if waits else None)
+
+
+def held_by(frames: list[Frame]) -> str | None:
+    """What of its own process, not of another rank, the learner's line waits for, if anything."""
+    own = stacks.learners_line(frames)
+    inner = _inside(frames, own) if own else []
+    for frame in inner:
+        for file, what in _HOLDERS.items():
+            if frame.file.endswith(file):
+                return _made_of(frame) if what == "a lock" else what
+    return "a lock" if own and not inner and _LOCKS.search(own.code) else None
+
+
+def _made_of(frame: Frame) -> str:
+    """A lock, or what is built of locks and whose method this is."""
+    owner = _innermost(frame, (ast.ClassDef,))
+    return _BUILT_OF_LOCKS.get(getattr(owner, "name", None), "a lock")
+
+
+def _inside(frames: list[Frame], own: Frame | None) -> list[Frame]:
+    return frames[frames.index(own) + 1 :] if own else frames
+
+
+def settled(frames: list[Frame]) -> list[Frame]:
+    """For a rank that computes: where a `while` goes round, its first line, which does not move."""
+    last = frames[-1] if frames and frames[-1].is_learners else None
+    loop = loop_of(last) if last and not _SLEEPS.search(last.code) else None
+    if not isinstance(loop, ast.While):
+        return frames
+    return [*frames[:-1], Frame(last.file, loop.lineno, last.name)]
+
+
+def loop_of(line: Frame) -> ast.stmt | None:
+    """The innermost loop of the learner's code around a line."""
+    return _innermost(line, (ast.For, ast.While))
+
+
+def _innermost(line: Frame, kinds: tuple[type[ast.stmt], ...]) -> ast.stmt | None:
+    nodes = _statements("".join(linecache.getlines(line.file)))
+    around = [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+@functools.lru_cache(maxsize=4)  # ranks mostly stand in the same file
+def _statements(source: str) -> list[ast.stmt]:
+    with contextlib.suppress(SyntaxError, ValueError):
+        return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    return []
