@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import mmap
 import os
 import sys
 import tempfile
@@ -16,11 +17,18 @@ from pathlib import Path
 
 import nbformat
 import psutil
+from forks import LIMIT, pids, segments
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 MARK = "LAUNCH_TEST_MARK"  # every process that these tests start has this in its environment
 SESSION = uuid.uuid4().hex
+NOTING = """
+import mmap, os
+with open(os.environ["FORKS"], "r+b") as file:  # every fork notes its number there: forks.py
+    forks = mmap.mmap(file.fileno(), 0)
+os.register_at_fork(after_in_child=lambda: forks.__setitem__(os.getpid(), 1))
+"""
 SETUP = """
 import ctypes, itertools, os, resource, signal, socket, subprocess, sys, tempfile, threading, time
 import numpy
@@ -89,6 +97,10 @@ class Kernel:
             Path(folder).mkdir()
         # No GPU: NCCL and CUDA have tests of their own, and the matrix is the same everywhere.
         own = {MARK: SESSION, "CUDA_VISIBLE_DEVICES": "", "FOLDER": str(self.folder), **folders}
+        with (self.folder / "forks").open("w+b") as forks:
+            forks.truncate(LIMIT)
+            self._forks = mmap.mmap(forks.fileno(), LIMIT)
+        own |= {"FORKS": str(self.folder / "forks")}
         own |= {"PREFIX": sys.prefix, "PROJECT": str(Path(__file__).parents[2])}
         self.book = nbformat.v4.new_notebook()
         self.client = NotebookClient(
@@ -103,7 +115,7 @@ class Kernel:
         started = self.client.setup_kernel(env={**os.environ, **own}, stdout=log, stderr=log)
         self._open.enter_context(started)
         self.pid: int = self.client.km.provisioner.pid
-        if failed := self.run(setup, within=60).errors:
+        if failed := self.run(NOTING + textwrap.dedent(setup), within=60).errors:
             raise RuntimeError(f"the first cell failed: {failed}")
 
     def run(self, code: str, within: float) -> Outcome:
@@ -155,7 +167,7 @@ class Kernel:
             processes=alive(self.folder.name) | children,
             descriptors=Counter(filter(None, links)),
             threads=kernel.num_threads(),
-            segments=set(os.listdir("/dev/shm")),
+            segments=segments(pids(self._forks) | {self.pid}),
             # As the kernel sees it: it may have mounts of its own.
             files=set(os.listdir(f"/proc/{self.pid}/root{self.folder}/TMPDIR")),
         )

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from conftest import beyond, census
+from census import beyond, census
 
 from course_utils.launcher import parcel
 

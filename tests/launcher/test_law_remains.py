@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import gone_within
+from census import gone_within
 from torch.utils.data import DataLoader
 
 from course_utils import WorkerError, WorkerTimeout, launch

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 import torch.distributed as dist
-from conftest import gone_within
+from census import gone_within
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import launch

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from conftest import gone_within
+from census import gone_within
 
 from course_utils.machines import host_agent, hosts
 from course_utils.machines.hosts import two_hosts

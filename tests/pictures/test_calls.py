@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
-from recordings import Shown, event, one_message
+from recordings import event, one_message
 
 from course_utils import Trace, WorkerError, WorkerTimeout, launch, plot_calls
 from course_utils.hang import hangs
@@ -14,13 +14,6 @@ from course_utils.pictures.sequence import Sequence
 from course_utils.record.notes import Call, Log
 
 ALL, BARRIER, BROADCAST = ("all_reduce", 7), ("barrier", 8), ("broadcast", 9)
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    shown = Shown()
-    monkeypatch.setattr("course_utils.pictures.style.display", shown)
-    return shown
 
 
 def log(*calls: tuple[str, int], n: int, shape: tuple[int, ...] = (4,)) -> Log:

@@ -4,21 +4,9 @@ import io
 import struct
 
 import matplotlib.pyplot as plt
-import pytest
 
 from course_utils import rank_style, show
 from course_utils.pictures.style import OKABE_ITO
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """What would be displayed: (data, metadata) of each output."""
-    outputs = []
-    monkeypatch.setattr(
-        "course_utils.pictures.style.display",
-        lambda data, metadata=None, raw=False: outputs.append((data, metadata)),
-    )
-    return outputs
 
 
 def draw(text, width_inches=4):

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from recordings import Shown, one_message, ring
+from recordings import one_message, ring
 
 from course_utils import Trace, plot_ranks, plot_traffic
 from course_utils.pictures.held import origins, parts
@@ -11,13 +11,6 @@ from course_utils.pictures.matrix import draw as draw_matrix
 from course_utils.pictures.squares import draw
 
 BEFORE = [torch.arange(2) + 10 * rank for rank in range(4)]
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    shown = Shown()
-    monkeypatch.setattr("course_utils.pictures.style.display", shown)
-    return shown
 
 
 @pytest.mark.parametrize(

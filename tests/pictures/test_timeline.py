@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from matplotlib.colors import to_rgb
-from recordings import NETWORK, Shown, event, one_message, ring, straggler
+from recordings import NETWORK, event, one_message, ring, straggler
 
 from course_utils import Network, Trace, launch, plot_timeline
 from course_utils.launcher.words import ranks
@@ -17,13 +17,6 @@ from course_utils.pictures.bars import ARROWS, KINDS, Bar, coarse, lanes
 from course_utils.pictures.svg import timeline_svg
 from course_utils.pictures.timeline import draw
 from course_utils.pictures.words import size, us
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    shown = Shown()
-    monkeypatch.setattr("course_utils.pictures.style.display", shown)
-    return shown
 
 
 def of(trace: Trace, rank: int, what: str) -> list[tuple[float, float]]:
