@@ -69,13 +69,6 @@ def is_compared(cell: nbformat.NotebookNode) -> bool:
     return any(sanitized(str(text)).strip() for text in seen)
 
 
-def test_no_file_of_the_library_is_over_200_lines():
-    sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in files(".py")
-             if "course_utils" in p.relative_to(ROOT).parts}  # fmt: skip
-    assert sizes
-    assert {name: size for name, size in sizes.items() if size > 200} == {}
-
-
 def test_no_file_names_a_path_of_a_machine_or_a_registry():
     found = []
     for path in files():

@@ -1,0 +1,92 @@
+"""The house stands: no circle, no arrow up, nothing longer than it may be."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import architecture
+
+
+@pytest.fixture
+def house(tmp_path):
+    """Returns a function that builds a house of modules, each with its text."""
+
+    def build(**modules: str) -> dict[str, Path]:
+        for name, text in {"": "_ROOMS = {'launch': 'x'}", **modules}.items():
+            path = tmp_path.joinpath("course_utils", *filter(None, name.split("__")))
+            folder = path if not name or name.count("__") == 0 else path.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "__init__.py").touch()
+            (path.with_suffix(".py") if folder != path else path / "__init__.py").write_text(text)
+        return architecture.modules(tmp_path)
+
+    return build
+
+
+TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import course_utils.record.log"
+
+
+@pytest.mark.parametrize("text", ["def f():\n    from course_utils.record import log", TYPED])
+def test_an_arrow_up_is_found_wherever_the_import_stands(house, text):
+    known = house(launcher__team=text, record__log="")
+    assert architecture.problems(known) == ["an arrow up: launcher.team imports record.log"]
+
+
+def test_a_room_that_may_import_two_modules_of_another_may_import_no_third(house):
+    known = house(
+        network__replay="from course_utils.record import event, log",
+        record__event="",
+        record__log="",
+    )
+    assert architecture.problems(known) == ["an arrow up: network.replay imports record.log"]
+
+
+def test_a_circle_within_a_room_is_found(house):
+    one, two = (f"from course_utils.hang.{name} import x" for name in ("two", "one"))
+    (found,) = architecture.problems(house(hang__one=one, hang__two=two))
+    assert "hang.one <- hang.two" in found or "hang.two <- hang.one" in found
+
+
+def test_a_circle_between_rooms_is_found(house):
+    up, down = "import course_utils.hang.b", "import course_utils.record.a"
+    found = architecture.problems(house(record__a=up, hang__b=down, record__c="", hang__d=""))
+    assert any("record" in line and "a circle" in line for line in found)
+    assert "an arrow up: record.a imports hang.b" in found
+
+
+def test_a_package_that_a_room_must_do_without_is_found(house):
+    known = house(network__model="import math, torch", launcher__rank="import torch, numpy")
+    assert architecture.problems(known) == [
+        "a package from outside: launcher.rank imports numpy",
+        "a package from outside: network.model imports torch",
+    ]
+
+
+def test_a_file_and_a_room_that_have_grown_too_long_are_found(house, monkeypatch, tmp_path):
+    monkeypatch.setattr(architecture, "ROOT", tmp_path)
+    known = house(launcher__team="x = 1\n" * 1101)
+    assert architecture.problems(known) == [
+        "course_utils/launcher/team.py: 1101 lines, at most 200",
+        "launcher: 1101 lines, at most 1100",
+    ]
+
+
+def test_too_many_public_names_are_found(house):
+    known = house()
+    known["course_utils"].write_text(f"_ROOMS = {dict.fromkeys(map(str, range(17)))}")
+    assert architecture.problems(known) == ["17 public names, at most 16"]
+
+
+def test_the_house_stands():
+    known = architecture.modules()
+    assert list(architecture.from_outside(known)) == []
+    assert [line for line in architecture.too_long(known) if line.startswith("course_utils/")] == []
+
+
+def test_the_command_prints_every_room_with_its_lines():
+    command = [sys.executable, "tools/architecture.py"]
+    done = subprocess.run(command, cwd=architecture.ROOT, capture_output=True, text=True)
+    rooms = [line.split()[0] for line in done.stdout.splitlines()]
+    assert set(architecture.ALLOWED) <= set(rooms)
