@@ -21,7 +21,7 @@ _ROOMS = {
     "digits": "data",
     "explore": "pictures.explorer",
     "hardware": "machine",
-    "launch": "launcher.launch",
+    "launch": "notebook",
     "plot_calls": "pictures.calls",
     "plot_ranks": "pictures.squares",
     "plot_timeline": "pictures.timeline",

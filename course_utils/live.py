@@ -4,9 +4,10 @@ import html
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from course_utils.launcher.listener import Listener
 from course_utils.pictures.style import OKABE_ITO
 
 if TYPE_CHECKING:
@@ -21,14 +22,15 @@ _CARD = (
 )
 
 
-class Panel:
+class Panel(Listener):
     """One line per rank: progress, the loss so far, numbers, and what it printed last."""
 
-    def __init__(self, world_size: int) -> None:
+    def before(self, world_size: int) -> None:
+        """Show it."""
         self.started, self.shown = time.monotonic(), 0.0
         self.view = _view(world_size)
 
-    def show(self, members: "Iterable[Member]", final: bool = False) -> None:
+    def tick(self, members: "Sequence[Member]", final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
         if self.view is not None and (final or now - self.shown >= _EVERY_S):

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from course_utils.checks.cases import Inputs, draw, public_seed
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
-from course_utils.launcher.launch import launch
 from course_utils.network.trace import Event, Trace
+from course_utils.notebook import launch
 
 _SEED = struct.Struct("<iiQ")  # rank, number of the run, seed
 _MARK = "\x1e"  # between two cases, in what a rank prints

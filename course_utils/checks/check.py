@@ -17,9 +17,9 @@ from course_utils.checks.overview import note
 from course_utils.checks.rules import Budget, Rules, make_rules
 from course_utils.checks.verdict import Finding, judge
 from course_utils.launcher.errors import WorkerError
-from course_utils.launcher.launch import launch
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.network.network import Network
+from course_utils.notebook import launch
 
 _JUDGE_S = 60.0
 

@@ -37,7 +37,7 @@ def worker_timeout(
     pattern, why = diagnose(dead)
     were = "was" if len(running) == 1 else "were"
     head = f"{ranks(running)} {were} not done after {seconds:g} s."
-    error = WorkerTimeout("\n\n".join((head, _rows(dead), why)), [], output)
+    error = WorkerTimeout([head, _rows(dead), why], output, seconds, now)
     error.waiting, error.absent, error.pattern = dead.ranks, dead.absent, pattern
     return error
 

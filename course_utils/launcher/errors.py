@@ -7,18 +7,13 @@ an error on purpose prints the same words in every run.
 import re
 import signal
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
-from course_utils.hang import aborts
 from course_utils.launcher import stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.record.notes import Log
-
-if TYPE_CHECKING:
-    from course_utils.hang.whereabouts import Whereabouts
 
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
 _LOST = re.compile(
@@ -76,18 +71,24 @@ class WorkerError(RuntimeError):
     """At least one rank failed; the others were stopped.
 
     Attributes:
+        parts: the paragraphs of the message: what failed, the likely reason, who was stopped.
         rank: the rank that is the root cause.
         failures: every failure that was seen, the root cause first.
         output: what each rank printed, by rank.
         trace: with `launch(trace=True)`, what was recorded until then; else None.
     """
 
-    trace = None
+    trace: Any = None
 
-    def __init__(self, message: str, failures: list[Failure], output: list[str]) -> None:
-        super().__init__(message)
-        self.failures, self.output = failures, output
+    def __init__(
+        self, parts: Sequence[str], failures: Sequence[Failure] = (), output: Sequence[str] = ()
+    ) -> None:
+        self.parts, self.failures, self.output = list(parts), list(failures), list(output)
+        super().__init__(self.parts)
         self.rank = failures[0].rank if failures else None
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, self.parts))
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the launcher's own frames above it."""
@@ -97,15 +98,27 @@ class WorkerError(RuntimeError):
 class WorkerTimeout(WorkerError):
     """The ranks were not done in time; the message says where each of them was.
 
+    Its parts are who was not done, a row for every rank, and why. A listener fills the rest in:
+
     Attributes:
+        seconds: how long the ranks had; `when` time was up, on the system's monotonic clock.
         waiting: by rank, where it was: its state, its line, its calls, and that which it waited in.
         absent: the ranks that others waited for, and that waited for none.
         pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
     """
 
-    waiting: "dict[int, Whereabouts]"
-    absent: list[int]
-    pattern: str | None
+    def __init__(
+        self,
+        parts: Sequence[str],
+        output: Sequence[str] = (),
+        seconds: float = 0.0,
+        when: float = 0.0,
+    ) -> None:
+        super().__init__(parts, (), output)
+        self.seconds, self.when = seconds, when
+        self.waiting: dict[int, Any] = {}
+        self.absent: list[int] = []
+        self.pattern: str | None = None
 
 
 def from_exception(rank: int, when: float, error: BaseException, note: str = "") -> Failure:
@@ -137,28 +150,58 @@ def from_exit(rank: int, when: float, status: int, dump: str) -> Failure:
     return Failure(rank, when, f"the process died of {name}", stacks.from_dump(dump), advice)
 
 
-def worker_error(
-    failures: list[Failure],
-    world_size: int,
-    output: list[str],
-    logs: Mapping[int, Log | None] | None = None,
-) -> WorkerError:
+def worker_error(failures: list[Failure], world_size: int, output: list[str]) -> WorkerError:
     """The error that names the root cause among the failures seen.
 
     Signals, exits and ordinary exceptions count in order of time; complaints about a lost peer
-    come last. Ranks that failed with the same words are named together, in rank order. What each
-    rank has noted of its calls, `logs`, tells why gloo ended one.
+    come last. Ranks that failed with the same words are named together, in rank order.
     """
     root = min(failures, key=lambda failure: (failure.is_echo, failure.when))
     same = sorted(f.rank for f in failures if f.headline == root.headline)
     root = next(f for f in failures if f.rank == same[0])
     rest = [rank for rank in range(world_size) if rank not in same]
-    parts = [f"{ranks(same)} failed: {root.headline}", root.story()]
-    if root.headline.endswith("SIGABRT") and (told := aborts.reason(root.rank, logs or {}, output)):
-        parts.append(told)
-    elif advice := root.advice or (_LEFT if root.is_echo else ""):
-        parts.append(f"Likely reason: {advice}.")
-    if rest:
-        parts.append(f"{ranks(rest).capitalize()} {'was' if len(rest) == 1 else 'were'} stopped.")
+    what = "\n\n".join(filter(None, (f"{ranks(same)} failed: {root.headline}", root.story())))
+    advice = root.advice or (_LEFT if root.is_echo else "")
+    why = f"Likely reason: {advice}." if advice else ""
+    were = "was" if len(rest) == 1 else "were"
+    stopped = f"{ranks(rest).capitalize()} {were} stopped." if rest else ""
     ordered = [root, *(failure for failure in failures if failure is not root)]
-    return WorkerError("\n\n".join(filter(None, parts)), ordered, output)
+    return WorkerError([what, why, stopped], ordered, output)
+
+
+def worker_timeout(
+    stands: Mapping[int, list[Frame] | None],
+    output: list[str],
+    seconds: float,
+    when: float,
+) -> WorkerTimeout:
+    """The error for ranks that are not done, as far as their stacks tell; see `Listener.explain`.
+
+    Args:
+        stands: By rank its stack, outermost first; None where its function has returned.
+        output: What each rank printed.
+        seconds: How long the ranks had.
+        when: When time was up, on the system's monotonic clock.
+    """
+    running = [rank for rank, frames in stands.items() if frames is not None]
+    waits = [rank for rank in running if stacks.waits_in(stands[rank])]
+    free = [rank for rank in stands if rank not in waits]
+    were = "was" if len(running) == 1 else "were"
+    head = f"{ranks(running)} {were} not done after {seconds:g} s."
+    rows = "\n".join(f"  {ranks([rank])}: {_stand(stands[rank])}" for rank in sorted(stands))
+    if not waits:
+        why = "No rank waits for another: perhaps they only needed longer."
+    elif free:
+        why = f"{ranks(waits).capitalize()} waited, {ranks(free)} did not: look there first."
+    else:
+        why = "Every rank waits: do all of them make the same calls in the same order?"
+    return WorkerTimeout([head, rows, why], output, seconds, when)
+
+
+def _stand(frames: list[Frame] | None) -> str:
+    """Where a rank is, in one line."""
+    if not frames:
+        return "its function has returned" if frames is None else "gives no answer"
+    what, line = stacks.waits_in(frames), stacks.learners_line(frames)
+    doing = f"waiting in {what}" if what else "running"
+    return f"{doing} at {line.place}: {line.code}" if line else f"{doing}, outside of your code"

@@ -6,18 +6,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch._dynamo  # noqa: F401  DDP imports it when first built: once here, not in every rank
 
 from course_utils.launcher import rank
+from course_utils.launcher.listener import Listener
 from course_utils.launcher.placement import cuda_in_use, place
 from course_utils.launcher.team import Interrupts, Team
-from course_utils.live import Panel
-from course_utils.network.trace import Trace
-from course_utils.record import recorder
-from course_utils.record.recorded import Recording
 
 _said: set[str] = set()  # what launch chose for the learner is said once in a kernel
 
@@ -30,9 +27,11 @@ class Results(list):
         trace: what the ranks sent, received and waited for; None unless it was recorded.
     """
 
-    def __init__(self, values: list[Any], output: list[str], trace: Trace | None = None) -> None:
+    trace: Any = None
+
+    def __init__(self, values: list[Any], output: list[str]) -> None:
         super().__init__(values)
-        self.output, self.trace = output, trace
+        self.output = output
 
 
 def launch(
@@ -43,8 +42,7 @@ def launch(
     device: str = "auto",
     nodes: int = 1,
     timeout: float = 60.0,
-    live: bool = False,
-    trace: bool = False,
+    listeners: Sequence[Listener] = (),
 ) -> Results:
     """Run `fn(*args)` in `world_size` forked workers that have joined one process group.
 
@@ -60,12 +58,10 @@ def launch(
         device: "auto", "cpu" or "cuda"; `backend="gloo", device="cuda"` lets ranks share GPUs.
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
         timeout: seconds until all ranks must be done.
-        live: shows a panel with progress, metrics (see `report`) and output while they run.
-        trace: records every send, receive, collective and wait; needs torch 2.15.
+        listeners: what takes part, see `Listener`.
 
     Returns:
         A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.
-        Its `trace` is the recording.
 
     Raises:
         ValueError, TypeError, RuntimeError: for what cannot work; nothing was started.
@@ -73,21 +69,20 @@ def launch(
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
     _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
-    if trace and (reason := recorder.refusal()):
-        raise RuntimeError(reason)
     placement = place(backend, device, world_size)
     if placement.notice and placement.notice not in _said:
         _said.add(placement.notice)
         print(placement.notice, flush=True)
-    team = Team(world_size, nodes, timeout, Panel(world_size) if live else None)
-    recording = Recording(fn, world_size) if trace else None
-    try:
-        with recording or contextlib.nullcontext(), Interrupts() as interrupts, team:
-            team.fork(recording or fn, args, placement)
+    team = Team(world_size, nodes, timeout, listeners)
+    with contextlib.ExitStack() as closing:
+        for listener in listeners:
+            listener.before(world_size)
+            closing.callback(listener.close)
+        closing.callback(lambda: _print_in_rank_order(team.output()))
+        with Interrupts() as interrupts, team:
+            team.fork(fn, args, placement)
             values = team.results(interrupts, time.monotonic() + timeout)
-    finally:
-        _print_in_rank_order(team.output())
-    return Results(values, team.output(), recording and recording.trace)
+    return Results(values, team.output())
 
 
 def _refuse_what_cannot_work(

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from course_utils.launcher import errors, parcel
-from course_utils.record.notes import Notes
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _AT_ONCE = 256 * 1024
@@ -25,7 +24,6 @@ class Member:
         self.pipe = self.stack = -1
         self.theirs: socket.socket | None = None  # the rank's ends, until it is forked
         self.output = -1
-        self.notes = Notes()
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
         self.metrics: dict[str, list[Any]] = {}
@@ -41,9 +39,9 @@ class Member:
         self.pipe, self.output = os.pipe()
         os.set_blocking(self.pipe, False)
 
-    def hand_over(self) -> tuple[socket.socket, int, int, Notes]:
-        """In the rank: its channel, output, stack and notes, which `close` then leaves open."""
-        own = self.theirs, self.output, self.stack, self.notes
+    def hand_over(self) -> tuple[socket.socket, int, int]:
+        """In the rank: its channel, output and stack, which `close` then leaves open."""
+        own = self.theirs, self.output, self.stack
         self.theirs, self.output, self.stack = None, -1, -1
         return own
 

@@ -14,16 +14,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from course_utils.launcher import errors, parcel
+from course_utils.launcher.listener import Listener
 from course_utils.launcher.placement import Placement
 from course_utils.launcher.rendezvous import Rendezvous
-from course_utils.record.observer import Notes, Observer
 
 LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -39,8 +39,8 @@ class Worker:
     channel: socket.socket  # datagrams to and from the kernel
     output: int  # where descriptors 1 and 2 go
     stack: int  # where faulthandler writes
-    notes: Notes  # where its calls are noted
     kernel: int  # process id of the parent
+    listeners: Sequence[Listener] = ()
     reported_at: float = 0.0
     unsent: dict[str, Any] | None = None
 
@@ -67,12 +67,14 @@ class Worker:
         os.environ.update(meet.environment(self.rank))
         multiprocessing.util.get_temp_dir = meet.folder
         self._take_device(placement.devices[self.rank % len(placement.devices)])
-        observer = Observer(self.notes)
-        if placement.backend is None:
-            meet.serve(self.rank)
-        else:
-            meet.join(placement.backend, self.rank)
-        result = observer.run(fn, args)
+        with contextlib.ExitStack() as listening:
+            for listener in self.listeners:
+                listening.enter_context(listener.inside(self.rank))
+            if placement.backend is None:
+                meet.serve(self.rank)
+            else:
+                meet.join(placement.backend, self.rank)
+            result = fn(*args)
         self._send_last_report()
         try:
             parcel.send(self.channel, result)

@@ -5,6 +5,7 @@ inside gloo's waits, inside a loop in C, and at a crash. What it writes is read 
 """
 
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 _DUMPED = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
-_HERE = str(Path(__file__).parents[1])
+_HERE = f"{Path(__file__).parents[1]}{os.sep}"  # `course_utils_lab/` beside it is a learner's
 _LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
 

@@ -6,19 +6,19 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from course_utils.hang import hangs
 from course_utils.launcher import errors, pages, remains, stacks
+from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.placement import Placement
 from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
-from course_utils.live import Panel
-from course_utils.record.notes import Log
+from course_utils.launcher.stacks import Frame
 
+Failed = TypeVar("Failed", bound=errors.WorkerError)
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
 _TICK_S = 0.1
 _FAREWELL_S = 2.0
@@ -51,8 +51,10 @@ class Interrupts:
 class Team:
     """All ranks of one launch."""
 
-    def __init__(self, world_size: int, nodes: int, timeout: float, panel: Panel | None) -> None:
-        self.world_size, self.nodes, self.timeout, self.panel = world_size, nodes, timeout, panel
+    def __init__(
+        self, world_size: int, nodes: int, timeout: float, listeners: Sequence[Listener]
+    ) -> None:
+        self.world_size, self.timeout, self.listeners = world_size, timeout, listeners
         self.members: list[Member] = []
         self.meet = Rendezvous(world_size, nodes, timeout)
 
@@ -66,9 +68,8 @@ class Team:
             steps.callback(remains.remove_segments, stopped)
             steps.callback(self.meet.close)
             for member in self.members:
-                steps.callback(member.notes.close)
                 steps.callback(member.close)
-            steps.callback(self._show, final=True)
+            steps.callback(self._tick, final=True)
             for member in self.members:
                 steps.callback(member.reap)
             for member in self.members:
@@ -99,7 +100,7 @@ class Team:
                 "(open files) and `ulimit -u` (processes) show."
             )
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
-            raise errors.WorkerError(message, [], self.output()) from None
+            raise errors.WorkerError([message], [], self.output()) from None
 
     def _fork(self, number: int, fn: Callable, args: tuple, placement: Placement) -> None:
         kernel, member = os.getpid(), Member(number)
@@ -108,7 +109,7 @@ class Team:
         with _FORKING:
             pid = os.fork()
         if pid == 0:
-            worker = Worker(number, *member.hand_over(), kernel)
+            worker = Worker(number, *member.hand_over(), kernel, self.listeners)
             worker.run(self.members, fn, args, self.meet, placement)
         member.watch(pid)
 
@@ -129,9 +130,9 @@ class Team:
             if now > patience:
                 break
             self._listen(min(_TICK_S, patience - now + 0.001))
-            self._show()
+            self._tick()
         if failures := [member.failure for member in self.members if member.failure]:
-            raise errors.worker_error(failures, self.world_size, self.output(), self._logs())
+            raise self._explained({}, errors.worker_error(failures, self.world_size, self.output()))
         if running:
             raise self._too_late(running)
         self._farewell()
@@ -167,19 +168,25 @@ class Team:
             _is_written(member) or states[member.rank] == "T" for member in running
         ):
             time.sleep(0.02)
-        frames = {}
-        for member in running:
-            frames[member.rank] = stacks.from_dump(member.dump())
-        done = {member.rank for member in self.members} - set(frames)
-        return hangs.worker_timeout(self.timeout, frames, done, self.output(), self._logs(), now)
+        ranks: dict[int, list[Frame] | None] = {member.rank: None for member in self.members}
+        ranks |= {member.rank: stacks.from_dump(member.dump()) for member in running}
+        return self._explained(
+            ranks, errors.worker_timeout(ranks, self.output(), self.timeout, now)
+        )
 
-    def _logs(self) -> dict[int, Log | None]:
-        """What each rank has noted of its calls."""
-        return {member.rank: member.notes.read() for member in self.members}
+    def _explained(self, ranks: Mapping[int, list[Frame] | None], error: Failed) -> Failed:
+        """Let whoever listens say it better; what goes wrong there hides no error."""
+        for listener in self.listeners:
+            try:
+                listener.explain(ranks, error)
+            except Exception as wrong:
+                name = type(listener).__name__
+                error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
+        return error
 
-    def _show(self, final: bool = False) -> None:
-        if self.panel:
-            self.panel.show(self.members, final)
+    def _tick(self, final: bool = False) -> None:
+        for listener in self.listeners:
+            listener.tick(self.members, final)
 
 
 def _is_written(member: Member) -> bool:

@@ -35,11 +35,9 @@ class Observer:
         self.lines: dict[tuple[CodeType, int], int] = {}  # ids of the learner's lines
         self._carefully(self._start)
 
-    def run(self, fn: Callable, args: tuple) -> Any:
-        """Call the learner's function, and note that it has returned."""
-        value = fn(*args)
+    def returned(self) -> None:
+        """Note that the learner's function has returned."""
         self._carefully(self._returned)
-        return value
 
     def _start(self) -> None:
         """See the groups that are yet to be made; none exists so far."""

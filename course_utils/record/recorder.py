@@ -68,6 +68,8 @@ class Recorder:
             register(pg, *args, **options)
             if os.getpid() == rank:  # what a rank forks is no rank
                 Tap(self, pg)
+                if len(c10d._world.pg_map) == 1:  # to join is no work of the learner
+                    self.cpu = thread_time()
 
         c10d._register_pg_in_world = register_and_record
         for group in list(c10d._world.pg_map):

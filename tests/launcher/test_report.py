@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import WorkerError, launch, live, report
-from course_utils.launcher import launch as workers
+from course_utils import WorkerError, launch, live, notebook, report
 from course_utils.launcher import rank
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -19,15 +18,15 @@ def shown(monkeypatch):
     """The metrics of every rank when the panel was drawn last."""
     seen = {}
 
-    class Recorder:
-        def __init__(self, world_size: int) -> None:
+    class Recorder(live.Panel):
+        def before(self, world_size: int) -> None:
             seen["drawn"] = 0
 
-        def show(self, members, final: bool = False) -> None:
+        def tick(self, members, final: bool = False) -> None:
             seen["drawn"] += 1
             seen.update({member.rank: member.metrics for member in members}, final=final)
 
-    monkeypatch.setattr(workers, "Panel", Recorder)
+    monkeypatch.setattr(notebook, "Panel", Recorder)
     return seen
 
 
@@ -102,6 +101,8 @@ def test_reports_without_a_panel_are_free_of_charge():
 
 def test_there_is_no_panel_outside_of_a_notebook(capfd, monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
-    assert live.Panel(2).view is None
+    panel = live.Panel()
+    panel.before(2)
+    assert panel.view is None
     assert list(launch(dist.get_rank, live=True, backend="gloo")) == [0, 1]
     assert capfd.readouterr() == ("", "")

@@ -95,7 +95,7 @@ def test_a_real_hang_and_a_real_recording_are_read_alike(shown):
     assert shown.text == "Collectives #1 to #2 of ranks 0 and 1: all the same."
 
 
-@pytest.mark.parametrize("wrong", [None, WorkerError("rank 1 failed", [], []), [1.0]])
+@pytest.mark.parametrize("wrong", [None, WorkerError(["rank 1 failed"]), [1.0]])
 def test_what_has_no_calls_is_refused_with_a_sentence(wrong):
     with pytest.raises(TypeError, match="drawn of a WorkerTimeout or of a trace, not"):
         plot_calls(wrong)

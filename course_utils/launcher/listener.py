@@ -1,0 +1,41 @@
+"""How recording, the report of a hang and the live panel come into a launch."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.stacks import Frame
+
+if TYPE_CHECKING:
+    from course_utils.launcher.member import Member
+
+
+class Listener:
+    """Five points of a launch, at each of which nothing happens unless a subclass says so."""
+
+    def before(self, world_size: int) -> None:
+        """In the kernel, before anything is forked; what it raises ends the launch."""
+
+    def inside(self, rank: int) -> AbstractContextManager[object]:
+        """In a rank: entered before the process group is made, left when the function has returned.
+
+        An exception of the function passes through it.
+        """
+        return contextlib.nullcontext()
+
+    def tick(self, members: Sequence["Member"], final: bool = False) -> None:
+        """In the kernel, about ten times a second, and once when all ranks are gone."""
+
+    def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+        """In the kernel, when a launch fails, before the ranks are stopped.
+
+        Args:
+            ranks: By global rank its stack, outermost first; [] where it gave none, None where its
+                function has returned. Empty if the error is no time-out.
+            error: Its `parts` may be replaced by better ones.
+        """
+
+    def close(self) -> None:
+        """In the kernel, when all ranks are gone."""
