@@ -48,7 +48,7 @@ def test_a_listener_hears_of_a_launch_from_its_beginning_to_its_end():
 
 def test_a_listener_says_better_why_a_launch_failed():
     told = Told()
-    with pytest.raises(WorkerError, match="(?s)ZeroDivisionError.*The listener knows better"):
+    with pytest.raises(WorkerError, match=r"(?s)ZeroDivisionError.*The listener knows better"):
         launch(lambda: 1 / 0, world_size=1, listeners=[told])
     assert told.seen == ["before 1", "explain {}", "tick", "close"]
 
