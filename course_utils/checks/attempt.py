@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_utils.checks.cases import Inputs, draw, public_seed
+from course_utils.checks.cases import Inputs, draw, public_seed, seed_cpu
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
 from course_utils.network.trace import Event, Trace
@@ -129,7 +129,7 @@ class _Worker:
             print(end=_MARK, flush=True)
             if own:
                 dist.barrier(group=own)  # of this rank alone: only there to be recorded
-            torch.manual_seed(public_seed(rank, len(arguments), number))  # the last one was secret
+            seed_cpu(public_seed(rank, len(arguments), number))  # the last one was secret
             got.append(self._answer(mine))
             self.progress.finish(rank, number + 1)
         return got, own.group_name if own else ""

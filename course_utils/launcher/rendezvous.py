@@ -37,6 +37,7 @@ class Rendezvous:
 
     def open(self) -> None:
         """In the kernel: take a port and a file; `close` undoes it, also when half is done."""
+        _find_gloo()
         self.port = socket.socket()
         self.port.bind((LOOPBACK, 0))
         # Short, since the path of a socket may have 107 bytes; not to be guessed.
@@ -113,3 +114,12 @@ class Rendezvous:
             os.close(self._file)
         if self._folder.name:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _find_gloo() -> None:
+    """Have torch 2.15 look for gloo among all installed packages here, once for all ranks.
+
+    Each rank would otherwise do it when it joins, which is a third of what a launch costs.
+    """
+    if find := getattr(dist.Backend, "_ensure_backend_registered", None):
+        find("gloo")
