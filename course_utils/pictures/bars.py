@@ -1,13 +1,11 @@
 """What every rank does when, as bars and arrows on one clock: what a timeline is drawn from."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from course_utils.network.replay import Interval
-
-INK = "#222222"
-ARROWS = 150  # more than so many messages are not drawn
 
 
 class Style(NamedTuple):
@@ -37,12 +35,7 @@ class Bar(NamedTuple):
     start: float
     end: float
     what: str
-    source: "str | Interval"  # what it is, or what can tell
-
-    @property
-    def label(self) -> str:
-        """What it is, in words."""
-        return self.source if isinstance(self.source, str) else self.source.label
+    source: "str | Interval"  # what it is, or what has a `label` that says so
 
 
 class Arrow(NamedTuple):
@@ -77,40 +70,38 @@ class Activity(NamedTuple):
     @property
     def end(self) -> float:
         """When the last of all is done."""
-        return max((*self.ends, *(bar.end for bar in self.bars)), default=0.0)
+        return max(max(self.ends, default=0.0), max((bar.end for bar in self.bars), default=0.0))
 
 
 def lanes(bars: Iterable[Bar]) -> dict[str, tuple[float, float]]:
-    """Of each kind that occurs: top and height in a rank's row, which is 0 to 1 from the top."""
-    present = {bar.what for bar in bars}
-    found, top = {}, 0.0
+    """Of each kind that occurs: top and height in a rank's row, which is 0 to 1 from the top.
+
+    A rank waits or does not, so both are in one lane, whose place is kept where there is neither.
+    """
+    present, found, top = {bar.what for bar in bars}, {}, 0.0
     for what, style in KINDS.items():
-        if what == "wait":  # a rank waits or does not: one lane for both
-            found[what] = found.get("compute", (0.0, style.height))
-            top = style.height + 0.03
-        elif what == "compute" or what in present:
+        if what in ("compute", "wait") or what in present:
             found[what] = (top, style.height)
             top += 0.0 if what == "compute" else style.height + 0.03
-    scale = 0.97 / max(top, 0.42)
-    return {
-        what: (top * scale, height * scale)
-        for what, (top, height) in found.items()
-        if what in present
-    }
+    scale = 0.97 / top
+    return {what: (scale * a, scale * b) for what, (a, b) in found.items() if what in present}
 
 
-def coarse(bars: Iterable[Bar], pixel: float) -> list[Bar]:
-    """The same to the eye, with fewer bars: neighbours less than a pixel apart become one."""
-    last: dict[tuple[int, str], Bar] = {}
-    done = []
-    for bar in bars:
-        key = bar.rank, bar.what
-        before = last.get(key)
-        if before and bar.start - before.end < pixel and before.end - before.start < pixel:
-            source = before.source if before.label == bar.label else "several"
-            last[key] = before._replace(end=max(before.end, bar.end), source=source)
-        else:
-            if before:
-                done.append(before)
-            last[key] = bar
-    return done + list(last.values())
+def spans(bars: Iterable[Bar], pixel: float, whole: bool = True) -> dict[tuple[int, str], list]:
+    """The same to the eye, with fewer bars: by rank and kind [start, end, source, how many].
+
+    What is shorter than a pixel is joined with the next one within a pixel; unless bars shall stay
+    `whole`, because somebody may hover over them, all that touch are joined.
+    """
+    found = defaultdict(list)
+    for rank, start, end, kind, source in bars:
+        own = found[rank, kind]
+        if own:
+            last = own[-1]
+            gap = start - last[1]
+            if gap < pixel and (last[1] - last[0] < pixel or not (whole or gap > 0)):
+                last[1] = max(last[1], end)
+                last[3] += 1
+                continue
+        own.append([start, end, source, 1])
+    return found

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from course_utils.launcher.errors import WorkerTimeout
 from course_utils.network.trace import Trace
-from course_utils.pictures.bars import INK
 from course_utils.pictures.sequence import Cell, Sequence
+from course_utils.pictures.shapes import INK
 from course_utils.pictures.squares import tint
 from course_utils.pictures.style import rank_style, show
 

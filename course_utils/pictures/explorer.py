@@ -11,7 +11,8 @@ from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity
 from course_utils.pictures.bars import Activity
 from course_utils.pictures.panel import NETWORK, panel
-from course_utils.pictures.svg import timeline_svg
+from course_utils.pictures.shapes import as_svg
+from course_utils.pictures.timeline import draw
 from course_utils.pictures.words import virtual_text
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def _spoken(start: Activity, compute: Any) -> str:
 
 def explored(what: Activity) -> str:
     """The picture and the sentence below it."""
-    step = 10 ** math.floor(math.log10(max(what.end, 1e-9)))
-    end = next(step * by for by in _AXES if step * by >= 0.9999 * what.end)
+    end = max(what.end, 1e-9)
+    step = 10 ** math.floor(math.log10(end))
+    axis = next(step * by for by in _AXES if step * by >= 0.9999 * end)
     said = html.escape(virtual_text(what))
-    return f'{timeline_svg(what, end)}<p style="line-height:1.5;margin:6px">{said}</p>'
+    return f'{as_svg(draw(what, axis))}<p style="line-height:1.5;margin:6px">{said}</p>'

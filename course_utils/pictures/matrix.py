@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from course_utils.launcher.words import ranks
 from course_utils.network.replay import Traffic
 from course_utils.network.trace import Trace
-from course_utils.pictures.bars import INK
+from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import show
 from course_utils.pictures.words import size
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from course_utils.network.network import Network
 from course_utils.pictures.bars import Activity
+from course_utils.pictures.shapes import as_figure
 from course_utils.pictures.style import picture
 from course_utils.pictures.timeline import draw
 
@@ -22,7 +23,7 @@ def panel(rows: list[Any], text: str, what: Activity) -> "VBox":
             return text
 
         def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            png, metadata = picture(draw(what))
+            png, metadata = picture(as_figure(draw(what)))
             shown = super()._repr_mimebundle_(**options)
             return {**shown, "image/png": png, "text/plain": f"Figure: {text}"}, metadata
 

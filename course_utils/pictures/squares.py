@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from course_utils.pictures.bars import INK
 from course_utils.pictures.held import PRINTED, Parts, origins, parts, refuse_misfit, spoken
+from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import rank_style, show
 
 if TYPE_CHECKING:

@@ -1,22 +1,26 @@
 """Rank by time: who computes, communicates and waits when."""
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.network.network import Network
 from course_utils.pictures.activity import activity
-from course_utils.pictures.bars import ARROWS, INK, KINDS, Activity, coarse, lanes
-from course_utils.pictures.style import show
-from course_utils.pictures.words import real_text, virtual_text
+from course_utils.pictures.bars import KINDS, Activity, Arrow, lanes, spans
+from course_utils.pictures.shapes import INK, Corners, Drawing, Lines, Words, arrow, as_figure
+from course_utils.pictures.style import rank_style, show
+from course_utils.pictures.words import real_text, size, virtual_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from course_utils.network.replay import Replay
+    from course_utils.network.replay import Interval, Replay
     from course_utils.network.trace import Trace
 
-_PIXELS = 1500  # at most so many bars side by side
+ARROWS = 150  # more than so many messages are not drawn
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 22, 34, 44
+_PIXEL, _GAP = 1.5, 8  # what the eye cannot tell apart; from one line of a hatch to the next
+_MANY = 4000  # bars, at most, that are drawn one by one: in well under 100 ms
+_THIN, _NARROW = 4, 2.5  # what is less high or wide has no hatch: one would not see it
+_Boxes = list[tuple[float, float, float]]  # left, top and width
 
 
 def plot_timeline(
@@ -40,73 +44,142 @@ def plot_timeline(
     what = activity(source, network)
     if text is None:
         text = real_text(source) if what.unit == "ms" else virtual_text(what)
-    show(draw(what), text)
+    show(as_figure(draw(what)), text)
 
 
-def draw(what: Activity) -> "Figure":
-    """Draw the picture, on white, with its legend above."""
-    import matplotlib.pyplot as plt
+def draw(what: Activity, end: float | None = None, step: int | None = None) -> Drawing:
+    """Draw a timeline.
 
-    height = min(7.5, max(1.0, 0.62 * what.world_size)) + 1.1
-    figure, axes = plt.subplots(figsize=(9, height), layout="constrained")
-    rows = lanes(what.bars)
-    _bars(axes, what, rows)
-    if len(what.arrows) <= ARROWS:
-        _arrows(axes, what, rows)
-    axes.set(xlabel=what.clock, xlim=(0, max(what.end, 1e-9) * 1.01))
-    axes.set_ylim(what.world_size - 0.1, -0.1)
-    step = 1 + what.world_size // 33
-    axes.set_yticks([r + 0.45 for r in range(0, what.world_size, step)])
-    axes.set_yticklabels([f"rank {r}" for r in range(0, what.world_size, step)])
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_axisbelow(True)
-    axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
-    _legend(figure, rows, bool(what.arrows) and len(what.arrows) <= ARROWS)
-    return figure
+    Args:
+        what: To be drawn.
+        end: Of the axis, if it shall not be when the last rank is done.
+        step: The message, from 0, up to which messages are drawn, and each rank's bytes counted.
+    """
+    row = max(16, min(58, 640 // max(1, what.world_size)))
+    end = max(what.end, 1e-9) if end is None else end
+    plan = _Plan(what, lanes(what.bars), (_WIDTH - _LEFT - _RIGHT) / end, row)
+    if step is not None:
+        arrows = what.arrows[max(0, step - ARROWS) : step + 1]
+    else:
+        arrows = what.arrows if len(what.arrows) <= ARROWS else []
+    shapes = [*_axis(plan, end), *_ranks(plan, step), *_legend(plan, bool(arrows)), *_bars(plan)]
+    for message in arrows:
+        shapes += arrow(*plan.way(message), INK + "AA", 0.8)
+    if step is not None:
+        shapes += arrow(*plan.way(arrows[-1]), rank_style(arrows[-1].source)["color"], 2.5)
+    return Drawing(_WIDTH, plan.bottom + _BOTTOM, shapes, what.clock)
 
 
-def _bars(axes: "Axes", what: Activity, rows: dict[str, tuple[float, float]]) -> None:
-    """Draw each kind of each rank in one stroke; what is short stays as wide as its edge."""
-    spans = defaultdict(list)
-    for bar in coarse(what.bars, what.end / _PIXELS):
-        spans[bar.rank, bar.what].append((bar.start, bar.end - bar.start))
-    for (rank, kind), own in spans.items():
-        top, height = rows[kind]
-        style, place = KINDS[kind], (rank + 0.9 * top, 0.9 * height)
-        axes.broken_barh(own, place, facecolor=style.fill, edgecolor=style.fill, linewidth=0.8)
-        axes.broken_barh(
-            own, place, facecolor="none", edgecolor=style.ink, hatch=3 * style.hatch, linewidth=0
+class _Plan(NamedTuple):
+    """Where on the picture times and ranks are."""
+
+    what: Activity
+    lanes: dict[str, tuple[float, float]]
+    scale: float  # pixels of a microsecond or millisecond
+    row: int  # pixels of a rank
+
+    @property
+    def bottom(self) -> int:
+        return _TOP + self.row * self.what.world_size
+
+    def lane(self, rank: int, kind: str) -> tuple[float, float]:
+        """Top and height."""
+        top, high = self.lanes[kind]
+        return _TOP + self.row * (rank + 0.9 * top), 0.9 * self.row * high
+
+    def way(self, message: Arrow) -> tuple[float, float, float, float]:
+        """From the middle of the sender's port to that of the receiver's."""
+        (y1, high1), (y2, high2) = (
+            self.lane(message.source, "send"),
+            self.lane(message.target, "receive"),
         )
+        x1, x2 = (_LEFT + moment * self.scale for moment in (message.start, message.end))
+        return x1, y1 + high1 / 2, x2, y2 + high2 / 2
 
 
-def _arrows(axes: "Axes", what: Activity, rows: dict[str, tuple[float, float]]) -> None:
-    """From the sender's port to the receiver's; a collective in real time has none."""
-    middle = {kind: 0.9 * (top + height / 2) for kind, (top, height) in rows.items()}
-    for arrow in what.arrows:
-        axes.annotate(
-            "",
-            (arrow.end, arrow.target + middle["receive"]),
-            (arrow.start, arrow.source + middle["send"]),
-            arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 0.7, "shrinkA": 0,
-                        "shrinkB": 0, "mutation_scale": 7, "alpha": 0.6},
-        )  # fmt: skip
+def _axis(plan: _Plan, end: float) -> Iterator[Lines | Words]:
+    """About seven round numbers, and which clock this is."""
+    power = 10 ** math.floor(math.log10(end / 7))
+    step = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= end / 7 * 0.999)
+    for k in range(int(end / step * 1.0001) + 1):
+        x = _LEFT + k * step * plan.scale
+        yield Lines([(x, _TOP, x, plan.bottom + 4)], "#DDDDDD")
+        yield Words(x, plan.bottom + 17, f"{k * step:,.10g}", "middle")
+    yield Lines([(_LEFT, plan.bottom, _WIDTH - _RIGHT, plan.bottom)], INK)
+    yield Words((_LEFT + _WIDTH) / 2, plan.bottom + 35, plan.what.clock, "middle")
 
 
-def _legend(figure: "Figure", rows: dict[str, tuple[float, float]], arrows: bool) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
+def _ranks(plan: _Plan, step: int | None) -> Iterator[Words]:
+    """Their names, and what they have been sent up to a message."""
+    for rank in range(plan.what.world_size):
+        y, sent = _TOP + plan.row * (rank + 0.45) + 4, 0.0
+        if step is not None and plan.row > 30:
+            sent = sum(a.bytes for a in plan.what.arrows[: step + 1] if a.target == rank)
+        yield Words(_LEFT - 8, y - 8 * bool(sent), f"rank {rank}", "end")
+        if sent:
+            yield Words(_LEFT - 8, y + 8, f"+ {size(sent)}", "end")
 
-    entries = []
-    for kind, style in KINDS.items():
-        if kind in rows:
-            edge = style.ink if style.hatch else style.fill
-            patch = Patch(
-                facecolor=style.fill, edgecolor=edge, hatch=2 * style.hatch, label=style.name
-            )
-            entries.append(patch)
+
+def _legend(plan: _Plan, arrows: bool) -> Iterator[Lines | Corners | Words]:
+    x = float(_LEFT)
+    for kind in plan.lanes:
+        yield from _boxes(kind, [(x, 10, 26)], 12)
+        yield Words(x + 32, 20, KINDS[kind].name)
+        x += 56 + 6.4 * len(KINDS[kind].name)
     if arrows:
-        entries.append(Line2D([], [], color=INK, linewidth=0.8, marker=">", markersize=4,
-                              label="a message"))  # fmt: skip
-    if entries:
-        figure.legend(handles=entries, loc="outside upper left", ncols=6, frameon=False, fontsize=9)
+        yield from arrow(x, 16, x + 26, 16, INK, 0.8)
+        yield Words(x + 32, 20, "a message")
+
+
+def _bars(plan: _Plan) -> Iterator[Lines]:
+    """All bars of a kind at once; where there are many, nobody hovers over a single one."""
+    few = len(plan.what.bars) <= _MANY
+    found = spans(plan.what.bars, _PIXEL / plan.scale, whole=few)
+    for kind in plan.lanes:
+        boxes, titles = [], []
+        for (rank, own_kind), own in found.items():
+            if own_kind == kind:
+                y, high = plan.lane(rank, kind)
+                for start, end, source, count in own:
+                    wide = (end - start) * plan.scale
+                    boxes.append((_LEFT + start * plan.scale, y, max(1.2, wide)))
+                    if few:
+                        titles.append(_title(source, count))
+        yield from _boxes(kind, boxes, high, titles if few else None)
+
+
+def _title(source: "str | Interval", count: int) -> str:
+    label = source if isinstance(source, str) else source.label
+    return label if count == 1 else f"{label}, and {count - 1} more"
+
+
+def _boxes(
+    kind: str, boxes: _Boxes, high: float, titles: list[str] | None = None
+) -> Iterator[Lines]:
+    """Boxes of one height: a thick line each, and the hatch in thin ones above."""
+    style = KINDS[kind]
+    middles = [(x, y + high / 2, x + wide, y + high / 2) for x, y, wide in boxes]
+    yield Lines(middles, style.fill, high, titles)
+    if high > _THIN:
+        yield Lines([line for box in boxes for line in _hatch(*box, high, style.hatch)], style.ink)
+
+
+def _hatch(
+    x: float, y: float, wide: float, high: float, mark: str
+) -> Iterator[tuple[float, float, float, float]]:
+    """Lines within a box, at places that do not depend on where the box begins."""
+    if wide <= _NARROW:
+        if mark == "/":  # its fill is too faint for a narrow box
+            yield x + wide / 2, y, x + wide / 2, y + high
+    elif mark == "-":
+        for k in (1, 2):
+            yield x, y + k * high / 3, x + wide, y + k * high / 3
+    elif mark:
+        slant = 0.0 if mark == "|" else high
+        for k in range(math.ceil((x - slant) / _GAP), math.ceil((x + wide) / _GAP)):
+            at = k * _GAP
+            start, end = max(at, x), min(at + slant, x + wide)
+            low, up = start - at, end - at if slant else high  # above the lower edge
+            if mark == "\\":
+                low, up = high - low, high - up
+            yield start, y + high - low, end, y + high - up

@@ -1,6 +1,7 @@
 """What a picture shows, in words: the same in every run, so that tests can compare it."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from course_utils.launcher.words import ranks
@@ -9,40 +10,46 @@ from course_utils.pictures.bars import Activity
 if TYPE_CHECKING:
     from course_utils.network.trace import Trace
 
-_SPOKEN = 8  # groups of ranks that are named one by one
+SPOKEN = 8  # groups of ranks, at most, that are named one by one
+
+
+def together(said: Iterable[str], between: str = " ") -> list[str]:
+    """What is said of each rank, once for all ranks of which the same is said."""
+    groups = defaultdict(list)
+    for rank, words in enumerate(said):
+        groups[words].append(rank)
+    return [f"{ranks(own)}{between}{words}" for words, own in groups.items()]
 
 
 def virtual_text(what: Activity) -> str:
     """Who is done when on the virtual clock, and how long it waited in calls."""
-    held = [0.0] * what.world_size
+    held, ends = [0.0] * what.world_size, what.ends
     for bar in what.bars:
         held[bar.rank] += bar.end - bar.start if bar.what == "wait" else 0.0
-    groups = defaultdict(list)
-    for rank, (end, own) in enumerate(zip(what.ends, held, strict=True)):
-        groups[f"done at {us(end)}, waiting for {us(own)} of it"].append(rank)
-    if len(groups) > _SPOKEN:
-        first, last = what.ends.index(min(what.ends)), what.ends.index(max(what.ends))
-        most = held.index(max(held))
-        said = (
-            f"of {what.world_size} ranks rank {first} is done first, at {us(what.ends[first])}, "
-            f"rank {last} last, at {us(what.ends[last])}; rank {most} waits longest, "
-            f"{us(held[most])}"
-        )
-    else:
-        said = "; ".join(f"{ranks(own)} {said}" for said, own in groups.items())
-    return f"V{what.clock[1:]}: {said}."
+    said = together(
+        f"done at {us(end)}, waiting for {us(own)} of it"
+        for end, own in zip(ends, held, strict=True)
+    )
+    if len(said) > SPOKEN:
+        first, last, most = ends.index(min(ends)), ends.index(max(ends)), held.index(max(held))
+        said = [
+            f"of {what.world_size} ranks rank {first} is done first, at {us(ends[first])}, "
+            f"rank {last} last, at {us(ends[last])}",
+            f"rank {most} waits longest, {us(held[most])}",
+        ]
+    return f"V{what.clock[1:]}: {'; '.join(said)}."
 
 
 def real_text(trace: "Trace") -> str:
     """How many calls of which kind each rank made: in every run the same, unlike the times."""
-    groups = defaultdict(list)
-    for rank in range(trace.world_size):
-        calls = Counter(event.kind for event in trace.of_rank(rank))
-        said = ", ".join(f"{n} {kind}" for kind, n in calls.items()) or "no calls"
-        groups[said].append(rank)
-    said = "; ".join(f"{ranks(own)}: {said}" for said, own in list(groups.items())[:_SPOKEN])
-    more = "; and others" if len(groups) > _SPOKEN else ""
-    return f"Real time, calls of {said}{more}."
+    calls = [Counter() for _ in range(trace.world_size)]
+    for event in trace:
+        calls[event.rank][event.kind] += 1
+    said = together(
+        (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls), ": "
+    )
+    more = "; and others" if len(said) > SPOKEN else ""
+    return f"Real time, calls of {'; '.join(said[:SPOKEN])}{more}."
 
 
 def us(value: float) -> str:

@@ -13,9 +13,9 @@ from course_utils import Network, Trace, launch, plot_timeline
 from course_utils.launcher.words import ranks
 from course_utils.network.matching import ReplayError
 from course_utils.pictures.activity import activity, named
-from course_utils.pictures.bars import ARROWS, KINDS, Bar, coarse, lanes
-from course_utils.pictures.svg import timeline_svg
-from course_utils.pictures.timeline import draw
+from course_utils.pictures.bars import KINDS, Bar, lanes, spans
+from course_utils.pictures.shapes import Words, as_figure, as_svg
+from course_utils.pictures.timeline import ARROWS, draw
 from course_utils.pictures.words import size, us
 
 
@@ -134,6 +134,17 @@ def test_a_collective_begins_when_the_last_rank_that_it_needs_has_called(kind, r
     assert of(trace, 2, "compute") == [pytest.approx((0.0, 20.0))]
 
 
+def test_groups_that_share_a_name_meet_each_on_its_own():
+    """Of a group that only its members make, every such group has the same name."""
+    calls = [
+        event(rank, 0, "all_reduce", 8, group=group, group_name="1", start_s=rank, end_s=9.0)
+        for group in ((0, 1), (2, 3)) for rank in group
+    ]  # fmt: skip
+    trace = Trace(tuple(calls), ((9.0, 0.0),) * 4)
+    found = [of(trace, rank, "collective") for rank in range(4)]
+    assert found == [[(1000.0, 9000.0)]] * 2 + [[(3000.0, 9000.0)]] * 2
+
+
 def test_each_message_of_a_replay_has_an_arrow_from_its_sender_to_its_receiver():
     arrows = activity(ring(3), NETWORK).arrows
     assert len(arrows) == 12
@@ -159,33 +170,41 @@ def test_lanes_of_a_rank_do_not_overlap_and_only_what_occurs_has_one():
 
 def test_bars_closer_than_a_pixel_become_one():
     bars = [Bar(0, k / 100, k / 100 + 0.005, "send", "x") for k in range(100)]
-    assert len(coarse(bars, 0.5)) == 2
-    assert coarse(bars, 0.0) == bars
+    assert len(spans(bars, 0.5)[0, "send"]) == 2
+    assert len(spans(bars, 0.0)[0, "send"]) == 100
 
 
-def test_the_picture_names_its_clock_and_ranks_and_has_its_legend_outside():
-    figure = draw(activity(ring(4), NETWORK))
-    axes = figure.axes[0]
-    assert axes.get_xlabel() == "virtual time (us), latency 10 us, 80 Gbit/s"
-    assert [t.get_text() for t in axes.get_yticklabels()] == [f"rank {r}" for r in range(4)]
-    assert axes.get_legend() is None
-    names = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert names == ["waiting in a call", "sending", "receiving", "a message"]
+def test_bars_that_touch_stay_whole_only_where_one_may_hover_over_them():
+    bars = [Bar(0, k, k + 1, "send", "x") for k in range(3)]
+    assert len(spans(bars, 0.1)[0, "send"]) == 3
+    assert spans(bars, 0.1, whole=False)[0, "send"] == [[0, 3, "x", 3]]
+
+
+def test_the_picture_names_its_clock_its_ranks_and_what_it_shows():
+    drawn = draw(activity(ring(4), NETWORK))
+    said = [shape.text for shape in drawn.shapes if isinstance(shape, Words)]
+    assert "virtual time (us), latency 10 us, 80 Gbit/s" in said
+    assert [text for text in said if text.startswith("rank")] == [f"rank {r}" for r in range(4)]
+    assert said[-4:] == ["waiting in a call", "sending", "receiving", "a message"]
+    assert all(text in as_svg(drawn) for text in said)
+    figure = as_figure(drawn)
     plt.close(figure)
+    assert [text.get_text() for text in figure.axes[0].texts] == said
 
 
 @pytest.mark.parametrize("network", [None, NETWORK])
 def test_nothing_at_all_can_be_drawn(network):
     for trace in (Trace((), ((0.0, 0.0),)), Trace((), ((0.5, 0.0),) * 3)):
-        plt.close(draw(activity(trace, network)))
-        assert timeline_svg(activity(trace, network)).startswith("<svg")
+        drawn = draw(activity(trace, network))
+        plt.close(as_figure(drawn))
+        assert as_svg(drawn).startswith("<svg")
 
 
 def test_more_messages_than_one_can_follow_are_not_drawn():
-    assert "opacity" in timeline_svg(activity(ring(4), NETWORK))
+    assert "a message" in as_svg(draw(activity(ring(4), NETWORK)))
     many = activity(ring(12), NETWORK)
     assert len(many.arrows) > ARROWS
-    assert "opacity" not in timeline_svg(many)
+    assert "a message" not in as_svg(draw(many))
 
 
 def test_everything_special_about_a_network_is_named():

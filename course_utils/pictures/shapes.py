@@ -1,0 +1,118 @@
+"""What a picture is made of, and its two forms: SVG under sliders, a matplotlib figure to be saved.
+
+SVG is written in milliseconds, sharp at any size, and says on hovering what it shows. What a
+notebook keeps is a PNG of the same shapes: every viewer shows that, and strict tests skip it.
+"""
+
+import html
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK = "#222222"
+_FONT, _INCH = 12, 100  # pixels: height of letters; of an inch
+
+
+class Lines(NamedTuple):
+    """Straight lines (x1, y1, x2, y2), all alike; with titles, each says its own on hovering."""
+
+    ends: list[tuple[float, float, float, float]]
+    colour: str
+    width: float = 1.0
+    titles: list[str] | None = None
+
+
+class Corners(NamedTuple):
+    """A filled polygon."""
+
+    points: list[tuple[float, float]]
+    colour: str
+
+
+class Words(NamedTuple):
+    """One line of text, `align`ed to x ("start", "middle" or "end"), standing on y."""
+
+    x: float
+    y: float
+    text: str
+    align: str = "start"
+
+
+class Drawing(NamedTuple):
+    """Shapes on white, the later ones above the earlier; y grows downwards, in pixels."""
+
+    width: int
+    height: int
+    shapes: list[Lines | Corners | Words]
+    label: str
+
+
+def arrow(
+    x1: float, y1: float, x2: float, y2: float, colour: str, width: float
+) -> list[Lines | Corners]:
+    """A line with a head, which ends at its second point."""
+    length = math.hypot(x2 - x1, y2 - y1) or 1.0
+    head = min(4 + 3 * width, length)
+    dx, dy = (x2 - x1) / length * head, (y2 - y1) / length * head
+    x, y, side = x2 - dx, y2 - dy, 0.38
+    points = [(x2, y2), (x - dy * side, y + dx * side), (x + dy * side, y - dx * side)]
+    return [Lines([(x1, y1, x, y)], colour, width), Corners(points, colour)]
+
+
+def as_svg(drawing: Drawing) -> str:
+    """An `<svg>` element with an opaque background.
+
+    It has no ids (no SVG patterns, no markers): two pictures of one page would share them.
+    """
+    width, height, shapes, label = drawing
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{html.escape(label)}" font-family="system-ui,sans-serif" '
+        f'font-size="{_FONT}" style="width:100%;max-width:{width}px;height:auto;background:#fff">'
+        f'<rect width="{width}" height="{height}" fill="#fff"/>{"".join(map(_element, shapes))}'
+        "</svg>"
+    )
+
+
+def _element(shape: Lines | Corners | Words) -> str:
+    if isinstance(shape, Words):
+        x, y, text, align = shape
+        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{align}"'
+        return f'<text {place} fill="{INK}">{html.escape(text)}</text>'
+    if isinstance(shape, Corners):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
+        return f'<polygon points="{points}" fill="{shape.colour}"/>'
+    style = f'stroke="{shape.colour}" stroke-width="{shape.width:.1f}"'
+    ways = [f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" for x1, y1, x2, y2 in shape.ends]
+    if shape.titles is None:  # nobody can hover over it: what lies below answers
+        return f'<path d="{"".join(ways)}" {style} pointer-events="none"/>'
+    titled = (
+        f'<path d="{way}"><title>{html.escape(title)}</title></path>'
+        for way, title in zip(ways, shape.titles, strict=True)
+    )
+    return f"<g {style}>{''.join(titled)}</g>"
+
+
+def as_figure(drawing: Drawing) -> "Figure":
+    """The same for matplotlib, which writes it as PNG."""
+    import matplotlib.pyplot as plt
+    from matplotlib.collections import LineCollection
+
+    width, height, shapes, _ = drawing
+    point = 72 / _INCH
+    figure = plt.figure(figsize=(width / _INCH, height / _INCH))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    for shape in shapes:
+        if isinstance(shape, Words):
+            at = {"start": "left", "middle": "center", "end": "right"}[shape.align]
+            axes.text(shape.x, shape.y, shape.text, ha=at, size=_FONT * point, color=INK)
+        elif isinstance(shape, Corners):
+            axes.fill(*zip(*shape.points, strict=True), color=shape.colour, linewidth=0)
+        else:
+            ends = [(end[:2], end[2:]) for end in shape.ends]
+            style = {"colors": shape.colour, "linewidths": shape.width * point}
+            axes.add_collection(LineCollection(ends, **style, capstyle="butt"), autolim=False)
+    return figure
