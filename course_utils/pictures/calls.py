@@ -4,16 +4,17 @@ from typing import TYPE_CHECKING
 
 from course_utils.launcher.errors import WorkerTimeout
 from course_utils.network.trace import Trace
-from course_utils.pictures.sequence import Cell, Sequence
+from course_utils.pictures.cells import HIGH, cell, rank_rows
+from course_utils.pictures.sequence import Sequence
 from course_utils.pictures.shapes import INK
-from course_utils.pictures.squares import tint
-from course_utils.pictures.style import rank_style, show
+from course_utils.pictures.style import show
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDE, _HIGH = 1.45, 0.68  # inches of a cell
+_WIDE = 2.5  # of a cell, which is 1 high
+_MISSING = {"linewidth": 2, "linestyle": "--"}
+_DIFFERS = {"linewidth": 2, "edgecolor": INK}
 
 
 def plot_calls(source: WorkerTimeout | Trace, text: str | None = None, last: int = 5) -> None:
@@ -36,43 +37,20 @@ def draw(sequence: Sequence) -> "Figure":
     """Draw a row per rank and a column per collective."""
     import matplotlib.pyplot as plt
 
-    wide, high = len(sequence.numbers), len(sequence.rows)
-    figure, axes = plt.subplots(
-        figsize=(_WIDE * wide + 0.7, _HIGH * high + 0.4), layout="constrained"
-    )
-    axes.set(xlim=(0, wide), ylim=(high, 0))
-    axes.set_xticks([x + 0.5 for x in range(wide)], [f"#{n}" for n in sequence.numbers])
-    axes.set_yticks([y + 0.5 for y in range(high)], [f"rank {rank}" for rank in sequence.rows])
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    for y, (rank, row) in enumerate(sequence.rows.items()):
-        for x, number in enumerate(sequence.numbers):
-            _, blamed = sequence.different.get(number, ("", ()))
-            if number in row:
-                _cell(axes, x, y, rank, row[number], rank in blamed)
-            else:
-                _box(axes, x, y, facecolor="white", edgecolor=INK, linewidth=2, linestyle="--")
-                axes.text(x + 0.5, y + 0.5, "missing", ha="center", va="center", weight="bold")
+    wide, high, row = len(sequence.numbers) * _WIDE, len(sequence.rows), 1.2 * HIGH
+    figure, axes = plt.subplots(figsize=(row * wide + 0.7, row * high + 0.4), layout="constrained")
+    rank_rows(axes, list(sequence.rows), wide)
+    for column, number in enumerate(sequence.numbers):
+        x = column * _WIDE
+        axes.text(x + _WIDE / 2, -0.1, f"#{number}", ha="center", color=INK)
+        _, blamed = sequence.different.get(number, ("", ()))
+        for y, (rank, own) in enumerate(sequence.rows.items()):
+            if number not in own:
+                cell(axes, x, y, "missing", None, _WIDE, **_MISSING)
+                continue
+            said = [*filter(None, own[number].lines), *["waits here"] * own[number].waits]
+            edge = _DIFFERS if rank in blamed else {}
+            cell(axes, x, y, "\n".join(said), rank, _WIDE, **edge)
+            if edge:
+                axes.text(x + _WIDE - 0.25, y + 0.33, "≠", ha="center", weight="bold", color=INK)
     return figure
-
-
-def _cell(axes: "Axes", x: int, y: int, rank: int, cell: Cell, differs: bool) -> None:
-    """A collective that the rank called, in its colour and with its mark."""
-    style = rank_style(rank)
-    edge = {"edgecolor": INK, "linewidth": 2} if differs else {"edgecolor": style["color"]}
-    _box(axes, x, y, facecolor=tint(style["color"], rank), **edge)
-    axes.plot(x + 0.09, y + 0.2, style["marker"], color=style["color"], markersize=4)
-    if differs:
-        axes.text(x + 0.91, y + 0.22, "≠", ha="center", va="center", weight="bold", color=INK)
-    rows = [*filter(None, cell.lines), *(["waits here"] if cell.waits else [])]
-    axes.text(
-        x + 0.5, y + 0.5, "\n".join(rows), ha="center", va="center", fontsize=8.5, color=INK
-    )  # fmt: skip
-
-
-def _box(axes: "Axes", x: int, y: int, **style: object) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
-    shape = "round,pad=0,rounding_size=0.06"
-    axes.add_patch(FancyBboxPatch((x + 0.03, y + 0.07), 0.94, 0.86, boxstyle=shape, **style))

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from course_utils.launcher.words import ranks
+from course_utils.pictures.words import together
 
 PRINTED = 16  # values of a rank, at most, that are named one by one
 Parts = list[list[float]]  # a rank's tensors, flattened; one for a single tensor
@@ -39,10 +39,8 @@ def parts(own: Any) -> Parts:
 
 def spoken(held: list[Parts], undefined: Collection[int] = ()) -> str:
     """The numbers of all ranks."""
-    groups = defaultdict(list)
-    for rank, own in enumerate(held):
-        groups["undefined" if rank in undefined else _numbers(own)].append(rank)
-    return ", ".join(f"{ranks(own)} {said}" for said, own in groups.items())
+    said = ("undefined" if r in undefined else _numbers(own) for r, own in enumerate(held))
+    return ", ".join(together(said))
 
 
 def _numbers(own: Parts) -> str:
@@ -62,9 +60,7 @@ def origins(old: list[Parts]) -> Callable[[float, int], int | None]:
                 had[value].add(rank)
 
     def origin(value: float, rank: int) -> int | None:
-        owners = had.get(value, set())
-        if rank in owners:
-            return rank
-        return next(iter(owners)) if len(owners) == 1 else None
+        owners = had.get(value, ())
+        return rank if rank in owners else min(owners) if len(owners) == 1 else None
 
     return origin

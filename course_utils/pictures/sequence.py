@@ -2,25 +2,34 @@
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.hang.deadlock import differs
 from course_utils.launcher.errors import WorkerTimeout
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.network.trace import Trace
-from course_utils.record.notes import Call
+from course_utils.record.kinds import COLLECTIVES
+from course_utils.record.meetings import Key, key_of, meetings
 
-_OTHERS = {"send", "recv", "wait", "new_group", "return"}
+if TYPE_CHECKING:
+    from course_utils.record.event import Event
+
 _IN = {"order": "kind", "evaluation": "mode", "shape": "shape or dtype"}  # else as it is called
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One collective of one rank; `waits` if the rank did not get out of it."""
 
-    call: Call
-    line: str
+    call: "Event"
     waits: bool
+
+    @property
+    def line(self) -> str:
+        """Such as `line 7`."""
+        place = getattr(self.call, "place", "") or getattr(self.call.line, "place", "")
+        found = re.search(r"line \d+", place)
+        return found[0] if found else ""
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -49,15 +58,14 @@ class Sequence:
 
     def __init__(self, source: WorkerTimeout | Trace, last: int) -> None:
         """Raise TypeError or ValueError where there are no collectives."""
-        found = _of_trace(source) if isinstance(source, Trace) else _of_error(source)
+        found = list(_of_trace(source) if isinstance(source, Trace) else _of_error(source))
         if not found:
             raise ValueError("no rank is known to have called a collective: look at its messages")
-        first = next((cell for _, cell in found if cell.waits), found[0][1]).call
-        self.group = first.group
-        self.rows: dict[int, dict[int, Cell]] = {rank: {} for rank in sorted(first.group)}
-        for rank, cell in found:
-            if cell.call.group_name == first.group_name:
-                self.rows[rank][cell.call.number] = cell
+        key, *_, first = next((one for one in found if one[3].waits), found[0])
+        self.rows: dict[int, dict[int, Cell]] = {rank: {} for rank in sorted(first.call.group)}
+        for its, number, rank, cell in found:
+            if its == key:
+                self.rows[rank][number] = cell
         self.numbers = sorted(set().union(*self.rows.values()))[-last:]
         columns = {n: {r: row[n] for r, row in self.rows.items() if n in row} for n in self.numbers}
         self.missing = {n: ranks(self.rows.keys() - own) for n, own in columns.items()
@@ -89,30 +97,20 @@ def _difference(cells: dict[int, Cell]) -> tuple[str, set[int]] | None:
     return _IN.get(what, what or "line"), {r for r, cell in cells.items() if cell.label != most}
 
 
-def _of_error(error: WorkerTimeout) -> list[tuple[int, Cell]]:
+_Found = Iterator[tuple[Key, int, int, Cell]]  # a group, a collective's number, a rank, what it did
+
+
+def _of_error(error: WorkerTimeout) -> _Found:
     if not isinstance(error, WorkerTimeout):
         raise TypeError(f"calls are drawn of a WorkerTimeout or of a trace, not {error!r:.80}")
-    return [
-        (one.rank, Cell(call, _line(call.line.place if call.line else ""), call in one.open))
-        for one in error.waiting.values() for call in one.calls if call.kind not in _OTHERS
-    ]  # fmt: skip
+    for rank, one in error.waiting.items():
+        for call in one.calls:  # each knows its number, since the first ones may be forgotten
+            if call.kind in COLLECTIVES:
+                yield key_of(call), call.number, rank, Cell(call, call in one.open)
 
 
-def _of_trace(trace: Trace) -> list[tuple[int, Cell]]:
-    found, counts = [], Counter()
-    for event in trace:
-        if event.kind in _OTHERS:
-            continue
-        counts[event.rank, event.group_name] += 1
-        call = Call(
-            event.kind, counts[event.rank, event.group_name], event.group, event.group_name, None,
-            event.start_s, event.dtype, event.shape, event.bytes, root=event.root,
-        )  # fmt: skip
-        found.append((event.rank, Cell(call, _line(event.place), not event.finished)))
-    return found
-
-
-def _line(place: str) -> str:
-    """Such as `line 7`."""
-    found = re.search(r"line \d+", place)
-    return found[0] if found else ""
+def _of_trace(trace: Trace) -> _Found:
+    for meeting in meetings(trace, trace.world_size):
+        if meeting.key[0] == "collective":
+            for rank, call in meeting.calls.items():
+                yield meeting.key, meeting.number, rank, Cell(call, not call.finished)

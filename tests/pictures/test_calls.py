@@ -80,6 +80,16 @@ def test_a_recording_shows_two_collectives_that_were_swapped(shown):
     assert "#1 differs in line: all_reduce of float32 (3,), line 3 on rank 0;" in shown.text
 
 
+def test_groups_that_share_a_name_are_told_apart(shown):
+    """Of a group that only its members make, every such group has the same name."""
+    calls = [
+        event(rank, 0, "all_reduce", 4, group=group, group_name="1", finished=rank < 2)
+        for group in ((0, 1), (2, 3)) for rank in group
+    ]  # fmt: skip
+    plot_calls(Trace(tuple(calls), ((0.0, 0.0),) * 4))
+    assert shown.text == "Collective #1 of ranks 2 and 3: all the same."  # there a rank waits
+
+
 def test_a_real_hang_and_a_real_recording_are_read_alike(shown):
     def work(rounds: int) -> None:
         for step in range(rounds):
