@@ -11,26 +11,19 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg
-BESIDE := $(patsubst %,tests/%.py,lessons/test_lessons_on_mnist lessons/test_browser lessons/test_cluster lessons/test_keras checks/test_grading labs/test_labs)  # long ones first
-BUILT := $(wildcard notebooks/*.ipynb exercises/*.ipynb solutions/*.ipynb)
-# A folder of its own for the line that the library's tests end in, shown again at the very end.
-LOGS := .pytest_cache
+# Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
+BESIDE := -n $(or $(workers),3) --dist loadscope
 
 lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the first notebook
 	@$(RUN) -m jupyterlab --ip=127.0.0.1 $$([ "$$(id -u)" != 0 ] || echo --allow-root) \
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
-# The library's tests run one at a time: they count processes and watch deadlines. The rest only
-# looks at what notebooks and answers give, so three of its parts run side by side (tests/conftest.py).
-test: check .venv/.teach .venv/.extras ## lint, drift, the library's tests, the labs' checks, strict nbval (under 20 minutes)
-	@status=0; mkdir -p $(LOGS); \
-	$(RUN) -u -m pytest tests $(BESIDE:%=--ignore=%) | tee $(LOGS)/tests.log || status=1; \
-	$(RUN) -m pytest $(NBVAL) -n 3 --dist loadscope --no-loadscope-reorder $(BESIDE) $(BUILT) || status=1; \
-	tail -n 1 $(LOGS)/tests.log; exit $$status
+test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (under 12 minutes)
+	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
 
-quick: .venv/.ready ## lint and the library's tests, without the slow ones (under 3 minutes)
+quick: .venv/.ready ## lint and the tests that take a moment (under two minutes)
 	@$(RUN) -m ruff check --quiet .
-	@$(RUN) -m pytest tests -m "not slow and not browser and not soak"
+	@$(RUN) -m pytest $(BESIDE) -m "not slow and not browser and not soak" --ignore=tests/labs/test_labs.py
 
 check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m ruff check --quiet .

@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -194,16 +193,6 @@ def test_a_torch_without_cuda_has_no_gpu_to_share_and_none_in_use(monkeypatch, g
 def test_a_failing_nvml_counts_as_no_gpu(gpus):
     gpus(-1)
     assert gpu_count() == 0
-
-
-@pytest.mark.skipif(gpu_count() > 0, reason="the limit is for machines without a GPU")
-def test_looking_for_cuda_costs_well_under_a_millisecond():
-    times_s = []
-    for _ in range(50):
-        start = time.perf_counter()
-        cuda_in_use()
-        times_s.append(time.perf_counter() - start)
-    assert min(times_s) < 0.0005
 
 
 def test_reading_the_hardware_leaves_cuda_untouched():
