@@ -1,13 +1,13 @@
-"""Who waits for whom: the calls of all ranks, matched as torch matches them."""
+"""Who waits for whom: the record of all ranks, its calls matched as torch matches them."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
-from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts
-from course_utils.record.notes import EVALUATES, FORWARD, Call
-
-# Collectives to which every rank must hand in equally much.
-_EQUAL = {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"}
+from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
+from course_utils.record.event import EVALUATES, FORWARD, Event
+from course_utils.record.kinds import KINDS
+from course_utils.record.meetings import Key, Meeting, key_of, meetings
 
 
 class Difference(NamedTuple):
@@ -15,7 +15,15 @@ class Difference(NamedTuple):
 
     number: int
     what: str  # "order", "evaluation", "root", "shape", or "new_group"
-    calls: dict[int, Call]  # by rank
+    calls: dict[int, Event]  # by rank, in the group's order
+
+
+class Unmet(NamedTuple):
+    """A call that a rank waits in, and who has not come to it."""
+
+    rank: int
+    call: Event
+    missing: set[int]
 
 
 class Deadlock:
@@ -23,41 +31,48 @@ class Deadlock:
 
     Attributes:
         ranks: Where each one is.
+        now: When that was, in seconds from the launch.
+        open: The calls in which ranks wait, and to which somebody has not come.
         waits_for: For each rank that waits for others, those which have not come to its call.
         absent: Ranks that others wait for, and that wait for none themselves.
-        now: When that was, on the system's monotonic clock.
-        open: For each waiting rank, its calls that somebody has not come to.
     """
 
     def __init__(self, all_: Iterable[Whereabouts], now: float) -> None:
         self.ranks, self.now = {one.rank: one for one in all_}, now
-        self._counts = {rank: _counts(one) for rank, one in self.ranks.items()}
-        self.open: dict[int, list[tuple[Call, set[int]]]] = {}
-        self.waits_for: dict[int, set[int]] = {}
-        for rank, one in self.ranks.items():
-            if one.state == "waiting":
-                pairs = [(call, self._missing(rank, call)) for call in one.open]
-                self.open[rank] = [pair for pair in pairs if pair[1]]
-                self.ranks[rank] = one.narrowed([call for call, _ in self.open[rank]])
-                self.waits_for[rank] = set().union(*(who for _, who in self.open[rank]))
-                if one.what in STORE_CALLS:
-                    others = self.ranks.values()
-                    self.waits_for[rank] = {o.rank for o in others if o.what != one.what}
+        self.world = tuple(sorted(self.ranks))
+        self._met: dict[Key, dict[int, Meeting]] = {}
+        self._last: dict[tuple[int, Key], int] = {}
+        calls = (call for one in self.ranks.values() for call in one.calls)
+        for meeting in meetings(calls, len(self.world)):
+            self._met.setdefault(meeting.key, {})[meeting.number] = meeting
+            for rank in meeting.calls:
+                self._last[rank, meeting.key] = meeting.number
+        self.open: list[Unmet] = []
+        self.waits_for = {
+            r: self._look(r) for r, one in self.ranks.items() if one.state == "waiting"
+        }
         if not self.known:
             idle = {one.rank for one in self.ranks.values() if one.state != "waiting"}
             self.waits_for = dict.fromkeys(self.waits_for, idle)
         reached = set().union(*map(self.reachable, self.waits_for))
         self.absent = sorted(rank for rank in reached if not self.waits_for.get(rank))
 
+    def _look(self, rank: int) -> set[int]:
+        """Whom a rank waits for; of the calls that may keep it, those that have met do not."""
+        one = self.ranks[rank]
+        unmet = [
+            Unmet(rank, call, missing) for call in one.open if (missing := self._missing(call))
+        ]
+        self.open += unmet
+        self.ranks[rank] = one.narrowed([call for _, call, _ in unmet])
+        if one.what in STORE_CALLS:
+            return {other.rank for other in self.ranks.values() if other.what != one.what}
+        return set().union(*(missing for *_, missing in unmet))
+
     @property
     def known(self) -> bool:
         """Whether the calls of all ranks are known, so that they can be matched."""
         return all(one.known for one in self.ranks.values())
-
-    @property
-    def world(self) -> tuple[int, ...]:
-        """All ranks."""
-        return tuple(sorted(self.ranks))
 
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""
@@ -67,76 +82,55 @@ class Deadlock:
             found |= new
         return found
 
-    def made(self, rank: int, call: Call) -> int:
+    def made(self, rank: int, call: Event) -> int:
         """How many such calls a rank is known to have made in the same line."""
         here = call.line, call.kind
         return sum((other.line, other.kind) == here for other in self.ranks[rank].calls)
 
-    def _count(self, rank: int, key: tuple) -> int | None:
-        """How many such calls a rank has made; None where that is forgotten."""
-        one = self.ranks[rank]
-        return self._counts[rank].get(key, 0 if one.complete else None)
+    def _missing(self, call: Event) -> set[int]:
+        """Who has not come to a call; of whom that is forgotten, it is not said."""
+        key = key_of(call)
+        if is_message(call) and any(map(self._takes_any, key[1:3])):
+            # Which message a receive from any rank takes is not known, but a rank that has
+            # returned sends none.
+            others = {one.rank for one in self.ranks.values() if one.rank != call.rank}
+            over = all(self.ranks[rank].state == "returned" for rank in others)
+            return others if call.peer is None and over else set()
+        missing = self._met[key][call.number].missing
+        return {rank for rank in missing if self._came(rank, key) < call.number}
 
-    def _missing(self, rank: int, call: Call) -> set[int]:
-        """Who has not come to a call."""
-        if not call.is_message:
-            members = self.ranks if call.kind == "new_group" else call.group
-            counts = {m: self._count(m, _key(m, call)) for m in members if m != rank}
-            return {m for m, count in counts.items() if count is not None and count < call.number}
-        if call.peer is None or self._takes_any(rank) or self._takes_any(call.peer):
-            return set()  # which message a receive from any rank takes is not known
-        kind = "recv" if call.kind == "send" else "send"
-        count = self._count(call.peer, (kind, rank, call.tag, call.group_name))
-        return {call.peer} if count is not None and count < call.number else set()
+    def _came(self, rank: int, key: Key) -> float:
+        """How often a rank has come to a key; where the first calls are forgotten, perhaps more."""
+        return self._last.get((rank, key), 0 if self.ranks[rank].complete else float("inf"))
 
-    def _takes_any(self, rank: int) -> bool:
-        return any(c.kind == "recv" and c.peer is None for c in self.ranks[rank].calls)
+    def _takes_any(self, rank: int | None) -> bool:
+        calls = self.ranks[rank].calls if rank is not None else ()
+        return rank is None or any(c.kind == "recv" and c.peer is None for c in calls)
 
-    def differences(self) -> list[Difference]:
-        """For every group in which a rank waits: the first collective that differs."""
-        found = {}
-        for calls in self.open.values():
-            for call, _ in calls:
-                found.setdefault(_key(0, call), None if call.is_message else call)
-        for rank, one in self.ranks.items():  # complete as it seems, yet it waits there
-            if rank in self.open and one.call and not one.call.is_message:
-                found.setdefault(_key(0, one.call), one.call)
-        differences = (self._difference(call) for call in found.values() if call)
-        return [difference for difference in differences if difference]
+    @cached_property
+    def difference(self) -> Difference | None:
+        """The first collective that differs, in the first group in which a rank waits for one."""
+        # Complete as a call may seem, its rank waits there.
+        calls = [call for _, call, _ in self.open]
+        calls += [one.call for r, one in self.ranks.items() if r in self.waits_for and one.call]
+        keys = dict.fromkeys(key_of(call) for call in calls if not is_message(call))
+        return next(filter(None, map(self._difference, keys)), None)
 
-    def _difference(self, waiting: Call) -> Difference | None:
-        members = self.ranks if waiting.kind == "new_group" else waiting.group
-        key = _key(0, waiting)
-        own = {m: [c for c in self.ranks[m].calls if _key(0, c) == key] for m in members}
-        numbered = {m: {call.number: call for call in calls} for m, calls in own.items()}
-        whole, agreed = all(self.ranks[m].complete for m in members), False
-        for number in sorted(set().union(*numbered.values())):
-            calls = {m: mine[number] for m, mine in numbered.items() if number in mine}
-            what = differs(list(calls.values()))
-            if what and (whole or agreed):  # else an earlier difference may be forgotten
-                return Difference(number, what, calls)
-            if what:
-                return None
-            agreed = agreed or len(calls) > 1
+    def _difference(self, key: Key) -> Difference | None:
+        agreed = False
+        for number, meeting in self._met[key].items():
+            what = differs(list(meeting.calls.values()))
+            if what:  # where nothing was the same before, an earlier difference may be forgotten
+                whole = agreed or all(self.ranks[member].complete for member in meeting.members)
+                return Difference(number, what, meeting.calls) if whole else None
+            agreed = agreed or len(meeting.calls) > 1
         return None
 
 
-def _counts(one: Whereabouts) -> dict[tuple, int]:
-    return {_key(one.rank, call): call.number for call in one.calls}
-
-
-def _key(rank: int, call: Call) -> tuple:
-    """What a call is counted by."""
-    if call.is_message:
-        return call.kind, call.peer, call.tag, call.group_name
-    return (call.kind,) if call.kind in ("new_group", "return") else ("", call.group_name)
-
-
-def differs(calls: list[Call]) -> str | None:
+def differs(calls: list[Event]) -> str | None:
     """What some calls, which shall meet, differ in."""
     first = calls[0]
-    forward = all(call.flags & FORWARD for call in calls)
-    if forward and len({call.flags & EVALUATES for call in calls}) > 1:
+    if all(c.flags & FORWARD for c in calls) and len({c.flags & EVALUATES for c in calls}) > 1:
         return "evaluation"
     if len({call.kind for call in calls}) > 1:
         return "order"
@@ -144,6 +138,5 @@ def differs(calls: list[Call]) -> str | None:
         return "new_group" if len({call.group for call in calls}) > 1 else None
     if len({call.root for call in calls}) > 1:
         return "root"
-    if first.kind in _EQUAL and len({(call.bytes, call.dtype) for call in calls}) > 1:
-        return "shape"
-    return None
+    equal = first.kind in KINDS and KINDS[first.kind].equal
+    return "shape" if equal and len({(call.bytes, call.dtype) for call in calls}) > 1 else None

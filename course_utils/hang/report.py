@@ -1,30 +1,87 @@
-"""The report of a hang comes into a launch."""
+"""The report of a hang: where every rank is, in which call, who never arrived, and what to try."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from course_utils.hang import aborts, hangs
+from course_utils.hang import whereabouts
+from course_utils.hang.deadlock import Deadlock
+from course_utils.hang.rules import SAME, diagnose
+from course_utils.hang.shim import logs_of
+from course_utils.hang.whereabouts import content, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.words import ranks_named
+from course_utils.record.event import Event, Log
 from course_utils.record.record import Record
+
+_ROWS = 8  # ranks with a row of their own; of more, those that do the same share one
+_SIZES = "data size doesn't match"  # what gloo prints before it ends the rank that received
+_UNKNOWN = (
+    "Likely reason: more arrived in gloo than it was told to expect, most often because the ranks "
+    "made one call with different shapes or dtypes (its own words stand in the rank's output)."
+)
 
 
 class HangReport(Listener):
-    """Says why ranks hang, from their stacks and what is recorded of their calls."""
+    """Says where every rank is and why they hang, and why gloo ended one."""
 
     def __init__(self, record: Record) -> None:
-        self.record = record
+        self._record = record
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
-        """Put better parts into an error."""
-        logs = self.record.logs()
-        if not isinstance(error, WorkerTimeout):
-            aborted = error.failures and error.failures[0].headline.endswith("SIGABRT")
-            if aborted and (told := aborts.reason(error.rank, logs, error.output)):
-                error.parts[1] = told
-            return
-        done = {rank for rank, frames in ranks.items() if frames is None}
-        frames = {rank: frames for rank, frames in ranks.items() if frames is not None}
-        told = hangs.worker_timeout(error.seconds, frames, done, error.output, logs, error.when)
-        error.parts, error.pattern = told.parts, told.pattern
-        error.waiting, error.absent = told.waiting, told.absent
+        """Put better parts into an error; see `Listener.explain`."""
+        logs = logs_of(self._record.logs())
+        if isinstance(error, WorkerTimeout):
+            stands = [whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks)]
+            dead = Deadlock(stands, error.when)
+            error.pattern, why = diagnose(dead)
+            error.parts[1:] = _rows(dead), why
+            error.waiting, error.absent = dead.ranks, dead.absent
+        elif error.failures and error.failures[0].headline.endswith("SIGABRT"):
+            error.parts[1] = why_aborted(error.rank, logs, error.output) or error.parts[1]
+
+
+def _rows(dead: Deadlock) -> str:
+    """Where every rank is; many ranks that do the same share a row."""
+    told = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
+    groups: dict[object, list[int]] = defaultdict(list)
+    for rank, text in told.items():
+        groups[text if len(told) > _ROWS else rank].append(rank)
+    return "\n".join(f"  {ranks_named(who)}: {told[who[0]]}" for who in groups.values())
+
+
+def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
+    """What a rank that died of SIGABRT and its peers called differently.
+
+    Args:
+        rank: The one that died.
+        logs: What each rank has called, where that is to be relied on.
+        output: What each rank printed; gloo's words stand in that of the one that died.
+
+    Returns:
+        A few lines; None if it was not gloo, or for another reason.
+    """
+    if _SIZES not in output[rank]:
+        return None
+    world = range(len(output))
+    stands = [whereabouts.of(number, None, logs.get(number)) for number in world]
+    stands[rank] = replace(stands[rank], state="waiting", open=stands[rank].calls[-1:])
+    dead = Deadlock(stands, 0.0)
+    if not dead.known or not (found := dead.difference):
+        return _UNKNOWN
+    told = defaultdict(list)
+    for number, call in found.calls.items():
+        told[_row(call)].append(number)
+    group = of_group(next(iter(found.calls.values())), dead.world)
+    cure = "hand in the same shape and dtype on every rank." if found.what == "shape" else SAME
+    head = f"Gloo ended it, because collective #{found.number}{group} is not the same on all ranks:"
+    return "\n".join((head, *(f"  {ranks_named(who)}: {row}" for row, who in told.items()),
+                      cure[0].upper() + cure[1:]))  # fmt: skip
+
+
+def _row(call: Event) -> str:
+    """Such as `all_reduce, float32 of shape (4,), at cell [3], line 5, in f: dist.all_...`."""
+    what = f"{call.kind}, {content(call)}" if call.dtype else call.kind
+    return f"{what}, at {call.where}" if call.line else what

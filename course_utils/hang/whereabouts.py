@@ -6,8 +6,7 @@ from course_utils.hang import places
 from course_utils.launcher import stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named
-from course_utils.record import notes
-from course_utils.record.notes import Call, Log
+from course_utils.record.event import ASYNC, BACKWARD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
@@ -33,22 +32,17 @@ class Whereabouts:
     state: str
     what: str | None = None
     line: Frame | None = None
-    open: tuple[Call, ...] = ()
-    calls: tuple[Call, ...] = field(default=(), repr=False)
+    open: tuple[Event, ...] = ()
+    calls: tuple[Event, ...] = field(default=(), repr=False)
     known: bool = True
     complete: bool = True
 
     @property
-    def call(self) -> Call | None:
+    def call(self) -> Event | None:
         """The call that it waits in, where there is no doubt about it."""
         return self.open[0] if len(self.open) == 1 else None
 
-    @property
-    def last_flags(self) -> int:
-        """What is known of its last call."""
-        return self.calls[-1].flags if self.calls else 0
-
-    def narrowed(self, unmet: list[Call]) -> "Whereabouts":
+    def narrowed(self, unmet: list[Event]) -> "Whereabouts":
         """The same, now that it is known which of its open calls have no partner."""
         if self.what == "backward":
             return replace(self, open=tuple(unmet[:1]))  # DDP waits for its buckets in order
@@ -69,8 +63,8 @@ class Whereabouts:
 
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
-    """Put together what a stack and the notes say; `frames` is None for a rank that returned."""
-    calls = log.calls if log else ()
+    """Put together what a stack and the record say; `frames` is None for a rank that returned."""
+    calls = tuple(event for event in log.events if event.kind != "wait") if log else ()
     known = {"calls": calls, "known": log is not None, "complete": bool(log and log.complete)}
     if not frames:
         return Whereabouts(rank, "returned" if frames is None else "silent", **known)
@@ -83,27 +77,27 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     return Whereabouts(rank, "running", None, line, **known)
 
 
-def _open(calls: tuple[Call, ...], what: str, line: Frame | None) -> tuple[Call, ...]:
+def _open(calls: tuple[Event, ...], what: str, line: Frame | None) -> tuple[Event, ...]:
     """Which calls a rank may be waiting in; those that have met are sorted out later."""
     if what in STORE_CALLS or not calls:
         return ()
-    if what == "wait":
-        return tuple(call for call in calls if call.flags & notes.ASYNC)
-    if what == "backward":
-        return tuple(call for call in calls if call.flags & notes.BACKWARD)
-    last = calls[-1]
-    return (last,) if _place(last.line) == _place(line) else ()
+    if what in ("wait", "backward"):
+        flag = ASYNC if what == "wait" else BACKWARD
+        return tuple(call for call in calls if call.flags & flag)
+    here = line and (line.file, line.line)
+    return calls[-1:] if (calls[-1].line and calls[-1].line[:2]) == here else ()
 
 
-def _place(line: Frame | None) -> tuple[str, int] | None:
-    return line and (line.file, line.line)
+def is_message(call: Event) -> bool:
+    """Whether a call has one other end, and not a group."""
+    return call.kind in ("send", "recv")
 
 
-def told(call: Call, world: tuple[int, ...]) -> str:
+def told(call: Event, world: tuple[int, ...]) -> str:
     """Such as `collective #3, float32 of shape (4,), root 0`."""
     if call.kind == "new_group":
         return f"new group #{call.number}, of {ranks_named(call.group)}"
-    if call.is_message:
+    if is_message(call):
         end = "any rank" if call.peer is None else f"rank {call.peer}"
         parts = [f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}"]
         if call.tag:
@@ -117,12 +111,12 @@ def told(call: Call, world: tuple[int, ...]) -> str:
     return ", ".join(parts)
 
 
-def content(call: Call) -> str:
+def content(call: Event) -> str:
     """Such as `float32 of shape (4,)`."""
     return f"{call.dtype} of shape {call.shape}"
 
 
-def of_group(call: Call, world: tuple[int, ...]) -> str:
+def of_group(call: Event, world: tuple[int, ...]) -> str:
     """Such as ` of group 1 (ranks 0 and 2)`; nothing for the group of all ranks."""
     if call.group_name == "0" and call.group == world:
         return ""

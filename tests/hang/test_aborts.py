@@ -5,11 +5,11 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from stalls import call
 
 from course_utils import WorkerError, launch
-from course_utils.hang import aborts
-from course_utils.launcher.stacks import Frame
-from course_utils.record.notes import Call, Log
+from course_utils.hang.report import why_aborted
+from course_utils.record.event import Log
 
 GLOO = "what(): [enforce fail] Received data size doesn't match expected size."
 
@@ -20,12 +20,12 @@ def failing(work, world_size: int = 2) -> str:
     return str(caught.value)
 
 
-def log(*shapes: tuple[int, ...], kind: str = "all_reduce", n: int = 2) -> Log:
-    """A rank's calls, of float32, made at lines 1, 2 and so on."""
-    calls = []
-    for number, shape in enumerate(shapes, 1):
-        line, size = Frame("cell.py", number, "work"), 4 * torch.Size(shape).numel()
-        calls.append(Call(kind, number, tuple(range(n)), "0", line, 0.0, "float32", shape, size))
+def log(rank: int, *shapes: tuple[int, ...], kind: str = "all_reduce", n: int = 2) -> Log:
+    """A rank's calls, made at lines 1, 2 and so on."""
+    calls = [
+        call(rank, kind, number, number, shape=shape, group=tuple(range(n)))
+        for number, shape in enumerate(shapes, 1)
+    ]
     return Log(tuple(calls), True)
 
 
@@ -79,8 +79,12 @@ def test_an_abort_of_its_own_says_nothing_of_shapes():
 
 
 def test_ranks_that_agree_share_a_row_and_the_first_difference_counts():
-    logs = {0: log((2,), (4,), n=3), 1: log((2,), (6,), (5,), n=3), 2: log((2,), (6,), n=3)}
-    rows = aborts.reason(0, logs, [GLOO, "", ""]).splitlines()
+    logs = {
+        0: log(0, (2,), (4,), n=3),
+        1: log(1, (2,), (6,), (5,), n=3),
+        2: log(2, (2,), (6,), n=3),
+    }
+    rows = why_aborted(0, logs, [GLOO, "", ""]).splitlines()
     assert rows[0] == "Gloo ended it, because collective #2 is not the same on all ranks:"
     assert [row.split(",")[0] for row in rows[1:3]] == [
         "  rank 0: all_reduce",
@@ -90,14 +94,15 @@ def test_ranks_that_agree_share_a_row_and_the_first_difference_counts():
 
 
 def test_calls_in_another_order_are_told_as_such():
-    text = aborts.reason(0, {0: log((2,)), 1: log((6,), kind="broadcast")}, [GLOO, ""])
+    text = why_aborted(0, {0: log(0, (2,)), 1: log(1, (6,), kind="broadcast")}, [GLOO, ""])
     assert "rank 1: broadcast, float32 of shape (6,)" in text
     assert text.endswith("in the same order, as often as the others.")
 
 
 @pytest.mark.parametrize(
-    "logs", [{}, {0: None, 1: log((2,))}, {0: log((2,)), 1: log((2,))}, {0: log(), 1: log()}]
+    "logs",
+    [{}, {0: None, 1: log(1, (2,))}, {0: log(0, (2,)), 1: log(1, (2,))}, {0: log(0), 1: log(1)}],
 )
 def test_where_the_notes_show_no_difference_the_likely_reason_is_said(logs):
-    assert "different shapes or dtypes" in aborts.reason(0, logs, [GLOO, ""])
-    assert aborts.reason(0, logs, ["", GLOO]) is None
+    assert "different shapes or dtypes" in why_aborted(0, logs, [GLOO, ""])
+    assert why_aborted(0, logs, ["", GLOO]) is None

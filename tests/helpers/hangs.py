@@ -1,13 +1,17 @@
 """Hang patterns: cells that a learner could run, and what the report must make of each.
 
-Every cell defines `work` and launches it for `TIMEOUT_S`. A line that a guilty rank stands in, or
-that the report must name for it, is marked by `# <-`.
+Every cell defines a function that a launch is to run. A line that a guilty rank stands in, or that
+the report must name for it, is marked by `# <-`.
 """
 
+import json
 import textwrap
 from dataclasses import dataclass
 
-TIMEOUT_S = 1.5
+from kernels import Kernel
+
+TIMEOUT_S = 4.0  # until then every rank must have come to where it hangs, on a busy machine as well
+SIDE_BY_SIDE = 10  # launches at a time; most of their ranks do nothing
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,10 @@ class Hang:
 
     @property
     def cell(self) -> str:
-        """What the learner runs."""
+        """What the learner defines."""
         head = "r = dist.get_rank()\n" if self.backend else "r = int(os.environ['RANK'])\n"
         body = textwrap.indent(head + textwrap.dedent(self.body).strip("\n"), "    ")
-        options = f"world_size={self.world_size}, backend={self.backend!r}, timeout={TIMEOUT_S}"
-        return f"def work():\n{body}\n\nlaunch(work, {options})"
+        return f"def work():\n{body}\n\nworks.append((work, {self.world_size}, {self.backend!r}))"
 
     @property
     def lines(self) -> list[int]:
@@ -47,6 +50,10 @@ class Hang:
 
 
 SETUP = """
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+from course_utils import WorkerTimeout
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -68,6 +75,19 @@ def with_buffers():
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
 
 batch = torch.ones(4, 3)
+works = []
+
+def report(work, world_size, backend, timeout):
+    try:
+        return "done", str(launch(work, world_size=world_size, backend=backend, timeout=timeout))
+    except WorkerTimeout as error:
+        return error.pattern, str(error)
+"""
+_ALL = """
+with ThreadPoolExecutor({}) as pool:
+    asked = [pool.submit(report, *options, {}) for options in works]
+    print(json.dumps([one.result() for one in asked]))
+works.clear()
 """
 
 PATTERNS = [
@@ -436,3 +456,18 @@ CONTROLS = [
         "order", 0, ("different calls (all_reduce, monitored_barrier)",),
     ),
 ]  # fmt: skip
+
+
+def reports(kernel: Kernel, hangs: list[Hang]) -> list[tuple[str | None, str]]:
+    """Of each hang the pattern and the report, `[N]` for its cell; they hang side by side."""
+    # Ranks that go round an endless loop come last: they would keep others from getting anywhere.
+    order = sorted(hangs, key=lambda hang: "while" in hang.body)
+    cells = [kernel.run(hang.cell, 60) for hang in order]
+    ran = kernel.run(_ALL.format(SIDE_BY_SIDE, TIMEOUT_S), 60 + 2 * TIMEOUT_S * len(hangs))
+    assert not ran.errors, ran.errors
+    found = json.loads(ran.printed.splitlines()[-1])
+    told = {
+        hang: (pattern, text.replace(f"[{cell.number}]", "[N]"))
+        for hang, cell, (pattern, text) in zip(order, cells, found, strict=True)
+    }
+    return [told[hang] for hang in hangs]

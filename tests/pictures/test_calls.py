@@ -5,35 +5,27 @@ import pytest
 import torch
 import torch.distributed as dist
 from recordings import event, one_message
+from stalls import call, explained, inside
 
 from course_utils import Trace, WorkerError, WorkerTimeout, launch, plot_calls
-from course_utils.hang import hangs
-from course_utils.launcher.stacks import Frame
 from course_utils.pictures.calls import draw
 from course_utils.pictures.sequence import Sequence
-from course_utils.record.notes import Call, Log
 
 ALL, BARRIER, BROADCAST = ("all_reduce", 7), ("barrier", 8), ("broadcast", 9)
 
 
-def log(*calls: tuple[str, int], n: int, shape: tuple[int, ...] = (4,)) -> Log:
-    """A rank's calls, each by its kind and its line."""
-    made = []
-    for number, (kind, line) in enumerate(calls, 1):
-        frame, size = Frame("lesson.py", line, "work"), 4 * torch.Size(shape).numel()
-        group = tuple(range(n))
-        made.append(Call(kind, number, group, "0", frame, 0.0, "float32", shape, size))
-    return Log(tuple(made), True)
+def hang(*lists: list[tuple[str, int]], first: tuple[int, ...] = (4,)) -> WorkerTimeout:
+    """All ranks wait in the last of their calls, each of which is a kind and a line.
 
-
-def hang(*logs: Log) -> WorkerTimeout:
-    """All ranks wait in their last call."""
-    running = {}
-    for rank, one in enumerate(logs):
-        last = one.calls[-1]
-        inside = Frame("torch/distributed/distributed_c10d.py", 80, last.kind)
-        running[rank] = [last.line, inside]
-    return hangs.worker_timeout(2, running, set(), [""], dict(enumerate(logs)), 100.0)
+    Args:
+        first: The shape on rank 0.
+    """
+    group, calls = tuple(range(len(lists))), []
+    for rank, own in enumerate(lists):
+        more = {"group": group, "shape": (4,) if rank else first}
+        calls.append([call(rank, kind, n, line, **more) for n, (kind, line) in enumerate(own, 1)])
+    stacks = {rank: inside(kind, line=line) for rank, (*_, (kind, line)) in enumerate(lists)}
+    return explained(stacks, *calls)
 
 
 def words(figure) -> list[str]:
@@ -42,14 +34,14 @@ def words(figure) -> list[str]:
 
 
 def test_a_missing_collective_is_an_empty_cell_and_is_named(shown):
-    error = hang(log(ALL, BARRIER, n=2), log(ALL, n=2))
+    error = hang([ALL, BARRIER], [ALL])
     plot_calls(error)
     assert shown.text == "Collectives #1 to #2 of ranks 0 and 1: #2 is missing on rank 1."
     assert "missing" in words(draw(Sequence(error, 5)))
 
 
 def test_a_collective_of_another_kind_is_marked_on_the_rank_in_the_minority(shown):
-    error = hang(log(ALL, n=3), log(ALL, n=3), log(BROADCAST, n=3))
+    error = hang([ALL], [ALL], [BROADCAST])
     plot_calls(error)
     assert shown.text == (
         "Collective #1 of ranks 0, 1 and 2: #1 differs in kind: "
@@ -61,12 +53,12 @@ def test_a_collective_of_another_kind_is_marked_on_the_rank_in_the_minority(show
 
 
 def test_of_two_that_differ_none_is_blamed_more_than_the_other():
-    error = hang(log(ALL, n=2, shape=(3,)), log(ALL, n=2))
+    error = hang([ALL], [ALL], first=(3,))
     assert Sequence(error, 5).different == {1: ("shape or dtype", {0, 1})}
 
 
 def test_only_the_last_collectives_are_drawn():
-    error = hang(log(*[ALL] * 9, BARRIER, n=2), log(*[ALL] * 9, n=2))
+    error = hang([*[ALL] * 9, BARRIER], [ALL] * 9)
     assert Sequence(error, 3).numbers == [8, 9, 10]
 
 
@@ -112,6 +104,6 @@ def test_what_has_no_calls_is_refused_with_a_sentence(wrong):
 
 
 def test_ranks_that_only_sent_messages_are_refused_with_a_sentence():
-    for source in (one_message(), hang(log(("send", 3), n=2), log(("send", 3), n=2))):
+    for source in (one_message(), hang([("send", 3)], [("send", 3)])):
         with pytest.raises(ValueError, match="look at its messages"):
             plot_calls(source)

@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 
 from course_utils import WorkerTimeout, launch
-from course_utils.hang import hangs
 from course_utils.launcher.stacks import Frame
 from course_utils.record import notes, observer
 from course_utils.record.notes import KEPT, Notes
@@ -116,10 +115,3 @@ def test_a_bucket_hook_of_ddp_written_in_python_meets_no_lock():
         return model.module.weight.grad.sum().item()
 
     assert list(launch(work, backend="gloo")) == [6.0, 6.0]
-
-
-def test_many_ranks_that_do_the_same_share_a_row():
-    frames = [Frame("train.py", 3, "work")]
-    told = str(hangs.worker_timeout(1, dict.fromkeys(range(9), frames), {9}, [""]))
-    assert "  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 8: running at train.py, line 3, in work" in told
-    assert "  rank 9: its function has returned" in told

@@ -1,0 +1,166 @@
+"""What the rules ask of a hang, section by section: the names that a section's rows use."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from types import SimpleNamespace as Facts
+
+from course_utils.hang.deadlock import Deadlock, Difference
+from course_utils.hang.places import loop_of
+from course_utils.hang.whereabouts import content, is_message, of_group
+from course_utils.launcher.stacks import Frame
+from course_utils.launcher.words import ranks_named as ranks
+from course_utils.launcher.words import times
+from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event
+
+# Of each rank on average: pauses that must be seen, and those that count. A start is slow.
+_MANY_PAUSES, _LAST_PAUSES = 4, 16
+_HELD = {  # what to try for something that holds a rank by itself
+    "a lock": "Nobody opens it: a thread cannot take the same Lock twice, and one that a thread of "
+    "the notebook held at launch stays locked in its copies, the ranks.",
+    "a queue": "Nobody is at its other end: who was to put something in, or to take it out?",
+    "an event": "Nobody sets it: a rank has copies of the notebook's objects, not of its threads.",
+    "a barrier of threads": "It counts threads of one process: for ranks there is dist.barrier().",
+}
+_SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told apart
+    "new_group": lambda call: f"of {ranks(call.group)}",
+    "order": lambda call: f"{call.kind}{_there(call)}",
+    "root": lambda call: f"root {call.root}",
+}
+
+
+def of_all(dead: Deadlock) -> Iterator[Facts]:
+    """Whether anything hangs, and whether anybody waits for another rank."""
+    left = [one for one in dead.ranks.values() if one.state != "returned"]
+    held = [one for one in left if one.state == "held"]
+    alone = len(held) == 1
+    yield Facts(
+        slow=_is_slow(dead), waiting=any(one.state == "waiting" for one in left), held=held,
+        who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
+        its="its" if alone else "their", **_by(held[0].what if held else None),
+    )  # fmt: skip
+
+
+def _by(what: str | None) -> dict[str, str | None]:
+    return {"what": what, "advice": _HELD.get(what, "Look at why that does not come to an end.")}
+
+
+def _is_slow(dead: Deadlock) -> bool:
+    """Whether the silence at the end is shorter than one before it: perhaps nothing hangs."""
+    times_ = sorted(call.start_s for one in dead.ranks.values() for call in one.calls)
+    pauses = [later - earlier for earlier, later in pairwise(times_)]
+    if len(pauses) < _MANY_PAUSES * len(dead.world):
+        return False
+    return dead.now - times_[-1] <= max(pauses[-_LAST_PAUSES * len(dead.world) :])
+
+
+def of_difference(dead: Deadlock) -> Iterator[Facts]:
+    """The first collective of a group that is not the same on all its ranks."""
+    if (found := dead.difference) is None:
+        return
+    number, what, calls = found
+    call = next(iter(calls.values()))
+    name = f"collective #{number}{of_group(call, dead.world)}"
+    said, groups = _SAID.get(what, content), defaultdict(list)
+    for rank, its in calls.items():
+        groups[said(its)].append(rank)
+    alone = {rank: its for rank, its in calls.items() if its.flags & EVALUATES}
+    facts = Facts(
+        number=number, what=what, call=call, Name=name.capitalize(), rarer=0,
+        by=", ".join(f"{words} on {ranks(who)}" for words, who in groups.items()),
+        alone=alone and ranks(alone), there=_there(next(iter(alone.values()), call)),
+        one_in_backward=len({its.flags & BACKWARD for its in calls.values()}) > 1,
+    )  # fmt: skip
+    vars(facts).update(_past_the_loop(dead, found))
+    yield facts
+
+
+def _past_the_loop(dead: Deadlock, difference: Difference) -> dict[str, object]:
+    """One rank goes round a loop once more, when another one has left that loop."""
+    for rank, call in difference.calls.items():
+        for other, its in difference.calls.items():
+            if its.kind == call.kind or not (call.line and its.line):
+                continue
+            loop, same = loop_of(Frame(*call.line)), call.line[::2] == its.line[::2]
+            after = loop and same and its.line[1] > loop.end_lineno
+            if after and 0 < dead.made(other, call) < dead.made(rank, call):
+                return _uneven(dead, rank, other, call, "is past the loop")
+    return {}
+
+
+def _uneven(dead: Deadlock, rank: int, other: int, call: Event, then: str) -> dict[str, object]:
+    """One rank comes to a line more often than another one."""
+    rarer, ddp = dead.made(other, call), call.flags & (FORWARD | BACKWARD)
+    return {
+        "rank": rank, "other": other, "call": call, "then": then,
+        "often": times(dead.made(rank, call)), "rarer": rarer and times(rarer),
+        "in_ddp": " in DDP" if ddp else "",
+        "batches": ": as many batches, each with a backward pass" if ddp else "",
+    }  # fmt: skip
+
+
+def _there(call: Event) -> str:
+    """Such as ` (cell [3], line 5)`."""
+    return f" ({call.place.split(', in ')[0]})" if call.place else ""
+
+
+def of_messages(dead: Deadlock) -> Iterator[Facts]:
+    """A message that one rank sends, and what the rank it goes to waits for instead."""
+    for rank, sent, _ in dead.open:
+        for other, taken, _ in dead.open:
+            if (sent.kind, taken.kind, sent.peer) == ("send", "recv", other):
+                lost = taken.peer is None or dead.ranks[taken.peer].state == "returned"
+                may_come = not lost and other not in dead.reachable(taken.peer)
+                yield Facts(rank=rank, other=other, sent=sent, taken=taken, may_come=may_come)
+
+
+def of_absence(dead: Deadlock) -> Iterator[Facts]:
+    """Some ranks wait for ranks that wait for nobody: of the first, the first such call."""
+    absent, gone = set(dead.absent), "its function has returned"
+    if not absent:
+        return
+    waiting = [rank for rank in dead.waits_for if dead.reachable(rank) & absent]
+    states, first = {dead.ranks[rank].state for rank in absent}, dead.ranks[dead.absent[0]]
+    alone = len(absent) == 1
+    facts = Facts(
+        Waiting=ranks(waiting).capitalize(), absent=ranks(absent), over=False, message=False,
+        sure=False, flags=0, held=states == {"held"}, **_by(first.what),
+        it="it waits" if alone else f"rank {first.rank} waits",
+        gone=gone if alone else "their functions have returned",
+    )  # fmt: skip
+    for rank, call, missing in dead.open:
+        if missing & absent and rank in waiting:
+            other = dead.ranks[min(missing & absent)]
+            sends = call.kind == "send"
+            vars(facts).update(
+                flags=call.flags, over=states == {"returned"}, message=is_message(call),
+                sure=bool(call.line and other.complete),
+                unfinished=bool(other.calls and other.calls[-1].flags & UNFINISHED),
+                did="received" if sends else "sent", way="from" if sends else "to",
+                deed="receive" if sends else "send",
+                **_uneven(dead, rank, other.rank, call, "has returned"),
+            )  # fmt: skip
+            break
+    yield facts
+
+
+def of_circle(dead: Deadlock) -> Iterator[Facts]:
+    """Ranks that wait for each other, and for nobody else."""
+    inside = [rank for rank in dead.waits_for if rank in dead.reachable(rank)]
+    calls = [call for rank, call, _ in dead.open if rank in inside]
+    if inside:
+        yield Facts(
+            Inside=ranks(inside).capitalize(), kinds={call.kind for call in calls},
+            groups=len({call.group_name for call in calls}), what=_names(dead, inside),
+        )  # fmt: skip
+
+
+def of_stacks(dead: Deadlock) -> Iterator[Facts]:
+    """What the stacks tell where no call is seen to lack its partner, or none is known."""
+    names = {str(one.what) for one in dead.ranks.values()}
+    alone = len(dead.world) == 1
+    yield Facts(known=dead.known, names=names, alone=alone, what=_names(dead, dead.world))
+
+
+def _names(dead: Deadlock, who: Iterable[int]) -> str:
+    return ", ".join(sorted({str(dead.ranks[rank].what) for rank in who}))

@@ -1,0 +1,134 @@
+"""The rules of the report of a hang: one table; the first row whose facts are there speaks.
+
+A section of the table looks for its facts in a `Deadlock`; a row has the name of the pattern (None
+where nothing is proven), whether it applies to these facts, and the sentences about them. Where
+the facts prove nothing, no row names a cause: a wrong diagnosis costs more time than none.
+"""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace as Facts
+
+from course_utils.hang import facts
+from course_utils.hang.deadlock import Deadlock
+from course_utils.record.event import BACKWARD, EVALUATES, WRAPS
+
+SAME = "every rank of a group must make the same calls in the same order, as often as the others."
+_ARRIVED = "{Waiting} waited for {absent}, which never arrived: "
+_UNEVEN = (
+    "in line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other}, "
+    "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
+)
+_BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
+
+Row = tuple[str | None, Callable[[Facts], object], str]
+TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
+    (facts.of_all, [
+        ("slow", lambda f: f.slow,
+         "The ranks made calls until shortly before that: perhaps nothing hangs. Raise timeout= "
+         "if the work is long; look for an endless loop if it is not."),
+        ("held", lambda f: f.held and not f.waiting,
+         "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
+        ("running", lambda f: not f.waiting,
+         "No rank waits for another: {who} only needed longer. Raise timeout= if the work is long; "
+         "look for an endless loop if it is not."),
+    ]),
+    (facts.of_difference, [
+        ("uneven", lambda f: f.what == "order" and f.rarer, _UNEVEN),
+        ("new_group", lambda f: f.what == "new_group",
+         "New group #{number} is {by}: every rank must call new_group for every group, member or "
+         "not."),
+        ("evaluation", lambda f: f.what == "evaluation",
+         _BUFFERS + ". {Name} does it for an evaluation{there} on {alone} only: the others train. "
+         "Evaluate on every rank, or call model.module on one."),
+        ("order", lambda f: f.what == "order" and f.one_in_backward,
+         "{Name} is {by}: " + SAME + " In DDP's backward one is lost where a parameter takes no "
+         "part in the loss."),
+        ("order", lambda f: f.what == "order", "{Name} is {by}: " + SAME),
+        ("root", lambda f: f.what == "root",
+         "{Name} ({call.kind}) has {by}: name the same root on every rank."),
+        ("shape", lambda f: f.what == "shape",
+         "{Name} ({call.kind}) has {by}: every rank must hand in the same shape and dtype."),
+    ]),
+    (facts.of_messages, [
+        ("tag", lambda f: f.taken.peer == f.rank and f.taken.tag != f.sent.tag,
+         "Rank {rank} sends to rank {other} with tag {sent.tag}, and rank {other} receives from "
+         "rank {rank} with tag {taken.tag}: both must name one tag."),
+        ("groups", lambda f: f.taken.peer == f.rank and f.taken.group_name != f.sent.group_name,
+         "Rank {rank} sends to rank {other} in another group than that in which rank {other} "
+         "receives: both must name one group."),
+        ("peer", lambda f: f.taken.peer != f.rank and not f.may_come,
+         "Rank {rank} sends to rank {other}, which receives from rank {taken.peer} instead, and "
+         "rank {taken.peer} sends it nothing: a peer is named wrongly, or a send is left out."),
+    ]),
+    (facts.of_absence, [
+        ("missing", lambda f: f.flags & WRAPS,
+         _ARRIVED + "DDP(model) ends only when every rank has wrapped its model."),
+        ("unused", lambda f: f.flags & BACKWARD and f.unfinished,
+         _ARRIVED + "a backward pass ended there without a gradient for some parameter, so DDP has "
+         "not averaged it. Let every parameter take part in the loss, or say "
+         "DDP(model, find_unused_parameters=True)."),
+        ("backward", lambda f: f.flags & BACKWARD and not f.over,
+         _ARRIVED + "DDP averages gradients inside backward, on every rank. Is backward skipped "
+         "there, or does a parameter take no part in its loss?"),
+        ("returned", lambda f: f.over and f.message and f.call.peer is None,
+         _ARRIVED + "{gone}, so nobody is left to send rank {rank} a message. A send is left out, "
+         "or a tag is wrong."),
+        ("returned", lambda f: f.over and f.message,
+         _ARRIVED + "{gone}, and rank {other} never {did} message #{call.number} {way} rank {rank}."
+         " A {deed} is left out, or a peer or a tag is wrong."),
+        ("uneven", lambda f: f.over and f.sure and f.rarer, _ARRIVED + _UNEVEN),
+        ("evaluation", lambda f: f.over and f.sure and f.flags & EVALUATES,
+         _ARRIVED + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
+         "model.module on one."),
+        ("backward", lambda f: f.over and f.sure and f.flags & BACKWARD,
+         _ARRIVED + "{gone} without this backward pass, in which DDP averages gradients. Call it "
+         "on every rank, as often."),
+        ("returned", lambda f: f.over and f.sure,
+         _ARRIVED + "{gone}, and rank {other} never called {call.kind} in that line. Is the call "
+         "in an `if` that only some ranks enter, or does one return early?"),
+        ("held", lambda f: f.held,
+         _ARRIVED + "{it} for {what} of its own process. {advice}"),
+        ("missing", lambda f: True, _ARRIVED + SAME),
+    ]),
+    (facts.of_circle, [
+        ("send/send", lambda f: f.kinds == {"send"},
+         "{Inside} all send, and none receives: a blocking send ends only when its peer receives. "
+         "Let one side receive first, or use isend and irecv."),
+        ("recv/recv", lambda f: f.kinds == {"recv"},
+         "{Inside} all receive, and none sends: a receive ends only when its peer has sent. Let "
+         "one side send first."),
+        ("groups", lambda f: f.groups > 1 and not f.kinds & {"send", "recv", "new_group"},
+         "{Inside} wait for each other in different groups: every rank of a group must come to its "
+         "calls, and all ranks to their groups in the same order."),
+        ("order", lambda f: ", " in f.what, "The ranks wait in different calls ({what}): " + SAME),
+    ]),
+    (facts.of_stacks, [
+        ("alone", lambda f: f.alone and f.names == {"recv"},
+         "There is no other rank that could send rank 0 a message."),
+        (None, lambda f: not f.known and f.names <= {"send", "recv", "batch_isend_irecv"},
+         "Every rank waits in a point-to-point call: a blocking send ends only when its peer "
+         "receives. Let one side receive first, or use isend and irecv."),
+        (None, lambda f: not f.known and len(f.names) > 1,
+         "The ranks wait in different calls ({what}): " + SAME),
+        (None, lambda f: not f.known,
+         "Every rank waits in the same call: look for a call that one rank made more often than "
+         "another, for different groups, and for a peer or a source that does not match."),
+        (None, lambda f: f.names == {"init_process_group"},
+         "Every rank waits in the same call: do all ranks use the same address, is each rank's "
+         "number there once, and does world_size count them all?"),
+        (None, lambda f: True,
+         "No call is seen to lack its partner. If the work is long, raise timeout=; if it is not, "
+         "look for different groups, and for a peer or a source that does not match."),
+    ]),
+]  # fmt: skip
+
+
+def diagnose(dead: Deadlock) -> tuple[str | None, str]:
+    """Say why these ranks hang: the pattern's name, which does not change, and the words."""
+    return next(
+        (pattern, text.format(**vars(found)))
+        for find, rows in TABLE
+        for found in find(dead)
+        for pattern, applies, text in rows
+        if applies(found)
+    )

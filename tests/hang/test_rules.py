@@ -1,0 +1,214 @@
+"""The rules of the hang report, told logs that are made by hand and stacks of real threads."""
+
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from stalls import DDP, at, call, explained, inside
+
+from course_utils.hang import places, whereabouts
+from course_utils.hang.deadlock import differs
+from course_utils.launcher.stacks import Frame
+from course_utils.record.event import Event
+
+Stacks = dict[int, list[Frame] | None]
+
+
+def told(stacks: Stacks, *calls: Iterable[Event], **more) -> tuple[str | None, str]:
+    """The diagnosis of ranks with these stacks and calls."""
+    error = explained(stacks, *calls, **more)
+    return error.pattern, error.parts[-1]
+
+
+def frames_while(waits: Callable[[], object]) -> list[Frame]:
+    """The stack of a thread that does not get on with something."""
+    thread = threading.Thread(target=waits, daemon=True)
+    thread.start()
+    stack, before = [], None
+    while not stack or stack != before:  # it stands still
+        time.sleep(0.1)
+        before, stack, frame = stack, [], sys._current_frames()[thread.ident]
+        while frame and frame.f_code is not threading.Thread.run.__code__:
+            stack.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+    return stack[::-1]
+
+
+def taken(lock):
+    lock.acquire()
+    return lock
+
+
+def enters(mutex) -> None:
+    with mutex:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("waits", "what", "advice"),
+    [
+        (lambda: threading.Event().wait(), "an event", "Nobody sets it"),
+        (lambda: multiprocessing.Event().wait(), "an event", "Nobody sets it"),
+        (lambda: threading.Barrier(2).wait(), "a barrier of threads", "there is dist.barrier()"),
+        (lambda: threading.Semaphore(0).acquire(), "a semaphore", "does not come to an end"),
+        (lambda: taken(threading.Lock()).acquire(), "a lock", "cannot take the same Lock twice"),
+        (lambda: enters(taken(threading.Lock())), "a lock", "held at launch stays locked in its"),
+        (
+            lambda: enters(taken(multiprocessing.Lock())),
+            "a lock",
+            "cannot take the same Lock twice",
+        ),
+    ],
+)
+def test_what_of_its_own_process_holds_a_rank_is_told_by_its_name(waits, what, advice):
+    frames = frames_while(waits)
+    pattern, text = told({0: frames}, [])
+    assert (places.held_by(frames), pattern) == (what, "held")
+    assert text.startswith(f"No rank waits for another: rank 0 waits for {what} of its own process")
+    assert advice in text
+
+
+def test_a_condition_that_nobody_notifies_is_no_lock():
+    def waits() -> None:
+        condition = threading.Condition()
+        with condition:
+            condition.wait()
+
+    assert places.held_by(frames_while(waits)) == "a condition"
+
+
+def test_a_sleep_within_a_with_statement_is_no_lock():
+    assert places.held_by(frames_while(lambda: time.sleep(2))) is None
+
+
+@pytest.mark.parametrize("n", [2, 48, 64])
+def test_work_that_goes_on_is_slow_however_many_ranks_there_are(n):
+    # All ranks come to a call within a millisecond, every 100 ms; time is up 50 ms after the last.
+    logs = [
+        [call(r, number=k, group=tuple(range(n)), start_s=k / 10 + r / 1e5) for k in range(1, 31)]
+        for r in range(n)
+    ]
+    stands = dict.fromkeys(range(n), inside())
+    assert told(stands, *logs, now=3.05)[0] == "slow"
+    assert told(stands, *logs, now=4.0)[0] != "slow"
+
+
+def test_the_first_round_of_many_ranks_says_nothing_about_what_comes():
+    logs = [[call(rank, group=tuple(range(40)), start_s=rank / 10)] for rank in range(39)]
+    assert told({**dict.fromkeys(range(39), inside()), 39: at()}, *logs, [], now=3.85)[0] == (
+        "missing"
+    )
+
+
+def test_shapes_of_five_dimensions_are_told_whole():
+    shapes = (2, 3, 4, 5, 6), (2, 3, 4, 5, 7)
+    calls = [[call(rank, shape=shape)] for rank, shape in enumerate(shapes)]
+    pattern, text = told({0: inside(), 1: inside()}, *calls)
+    assert pattern == "shape"
+    assert "float32 of shape (2, 3, 4, 5, 6) on rank 0, float32 of shape (2, 3, 4, 5, 7) on" in text
+
+
+def test_a_receive_from_any_rank_when_all_others_have_returned_is_told():
+    pattern, text = told({0: inside("recv"), 1: None}, [call(0, "recv", shape=(3,))], [])
+    assert (pattern, text.split(". ")[0]) == (
+        "returned",
+        "Rank 0 waited for rank 1, which never arrived: its function has returned, so nobody is "
+        "left to send rank 0 a message",
+    )
+
+
+def test_a_receive_from_any_rank_while_another_runs_may_still_be_answered():
+    pattern, text = told({0: inside("recv"), 1: at()}, [call(0, "recv")], [])
+    assert (pattern, "No call is seen to lack its partner" in text) == (None, True)
+
+
+def test_a_receive_in_a_world_of_one_rank_is_told():
+    pattern, text = told({0: inside("recv")}, [call(0, "recv", group=(0,))])
+    assert (pattern, text) == ("alone", "There is no other rank that could send rank 0 a message.")
+
+
+def test_who_has_forgotten_its_first_calls_is_not_said_to_lack_one():
+    logs = [call(0, number=2000)], [call(1, "barrier", group_name="1", number=5)]
+    assert told({0: inside(), 1: inside("barrier")}, *logs, complete=False)[0] is None
+    assert told({0: inside(), 1: at()}, *logs, complete=True)[0] == "missing"
+
+
+def test_a_difference_counts_only_where_an_earlier_one_cannot_be_forgotten():
+    logs = [call(0, number=2000)], [call(1, "broadcast", number=2000, root=0)]
+    assert told({0: inside(), 1: inside()}, *logs, complete=False)[0] is None
+    same = [[call(rank, number=1999), *log] for rank, log in enumerate(logs)]
+    assert told({0: inside(), 1: inside()}, *same, complete=False)[0] == "order"
+
+
+def test_two_groups_with_one_name_are_two_groups():
+    # Made by their members alone, groups of ranks 0 and 1 and of ranks 2 and 3 are both called "1".
+    pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    logs = [[call(rank, group=pair, group_name="1")] for rank, pair in enumerate(pairs)]
+    text = told({0: inside(), 1: None, 2: at(), 3: at()}, *[logs[0], [], *logs[2:]])[1]
+    assert text.startswith("Rank 0 waited for rank 1, which never arrived")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({}, None),
+        ({"kind": "barrier"}, "order"),
+        ({"root": 1}, "root"),
+        ({"bytes": 8}, "shape"),
+        ({"dtype": "int32"}, "shape"),
+        ({"shape": (1, 1)}, None),
+    ],
+)
+def test_calls_that_shall_meet_differ_in_what_matters_to_torch(more, what):
+    assert differs([call(0), replace(call(1), **more)]) == what
+
+
+@pytest.mark.parametrize(
+    ("stacks", "says"),
+    [
+        ({0: inside("send"), 1: inside("recv")}, "a blocking send ends only when its peer"),
+        ({0: inside(), 1: inside("broadcast")}, "in different calls (all_reduce, broadcast)"),
+        ({0: inside(), 1: inside()}, "Every rank waits in the same call"),
+        ({0: inside(), 1: at()}, "Rank 0 waited for rank 1, which never arrived"),
+        ({0: inside(), 1: None, 2: inside()}, "Ranks 0 and 2 waited for rank 1, which never"),
+        ({0: at(), 1: at(), 2: at()}, "ranks 0, 1 and 2 only needed longer"),
+        ({0: at(), 1: None}, "rank 0 only needed longer"),
+    ],
+)
+def test_where_no_calls_are_known_the_stacks_tell_what_they_can(stacks, says):
+    assert says in told(stacks)[1]
+
+
+@pytest.mark.parametrize(
+    ("frames", "row"),
+    [
+        (inside(), "waiting in all_reduce at train.py, line 7, in train: "),
+        (inside("forward", DDP), "waiting in DDP's forward at train.py, line 7, in train: "),
+        (inside("__init__", DDP), "waiting in DDP(model) at train.py, line 7, in train: "),
+        (inside("_engine_run_backward"), "waiting in backward at train.py, line 7, in train: "),
+        (at(), "running at train.py, line 7, in train: "),
+        (inside()[1:], "waiting in all_reduce, outside of your code"),
+        ([], "gives no answer: it is stopped by a signal, or held up inside the system"),
+        (None, "its function has returned"),
+    ],
+)
+def test_where_a_rank_is_in_one_line(frames, row):
+    assert whereabouts.of(0, frames, None).row((0, 1)) == row
+
+
+def test_many_ranks_that_do_the_same_share_a_row():
+    text = str(explained({**dict.fromkeys(range(9), at(3)), 9: None}))
+    assert "  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 8: running at train.py, line 3, in train" in text
+    assert "  rank 9: its function has returned" in text
+
+
+def test_where_every_rank_is_can_be_asked_of_the_error():
+    error = explained({0: inside(), 1: None}, [call(0, shape=(2, 3))], [])
+    first, second = error.waiting[0], error.waiting[1]
+    assert (first.state, first.what, first.line) == ("waiting", "all_reduce", *at())
+    assert (first.call.kind, first.call.number, first.call.shape) == ("all_reduce", 1, (2, 3))
+    assert (second.state, second.call, error.absent) == ("returned", None, [1])
