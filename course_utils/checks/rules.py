@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from course_utils.checks.cases import Misuse
 from course_utils.checks.compare import Tolerance
 from course_utils.launcher.words import ranks
-from course_utils.network.matching import ReplayError, match
 from course_utils.network.network import Network
+from course_utils.network.schedule import ReplayError
 from course_utils.network.trace import Event, Trace
 
 COLLECTIVES = (
@@ -98,7 +98,7 @@ def _at_odds(trace: Trace) -> str | None:
 
 def _unmatched(trace: Trace) -> str | None:
     try:
-        match(trace, "ring")
+        trace.schedule("ring")
     except ReplayError as error:
         said = str(error)
         return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."

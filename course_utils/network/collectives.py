@@ -26,13 +26,13 @@ direct: everything straight to the rank that needs it; an all_reduce goes to one
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 ALGORITHMS = ("ring", "tree", "direct")
 
-# One rank's part: (other, bytes) sends to the other and does not wait, (other, None) waits for what
-# the other sends. A rank takes its steps in order.
-Step = tuple[int, float | None]
-Steps = list[list[Step]]
+# (source, target, bytes), by places in the group; in a round every rank first sends all that it
+# has to send in it, without waiting, and then waits for what the round brings it, both in order.
+Round = list[tuple[int, int, float]]
 Parts = Sequence[Sequence[int]]
 
 
@@ -42,7 +42,8 @@ def refuse_unknown(algorithm: str) -> None:
         raise ValueError(f"algorithm={algorithm!r}: choose 'ring', 'tree' or 'direct'")
 
 
-def lower(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts) -> Steps:
+@lru_cache(maxsize=32)  # a training loop calls the same ones again and again
+def rounds(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
     """Spell a collective out.
 
     Args:
@@ -52,105 +53,78 @@ def lower(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts)
         root: Where a broadcast, reduce, scatter or gather starts or ends.
         size: Bytes that a rank hands in.
         parts: For scatter, reduce_scatter and all_to_all: `parts[i][j]` bytes from i for j.
-
-    Returns:
-        For each rank the list of its steps, to be taken in order.
     """
-    steps: Steps = [[] for _ in range(n)]
     if kind == "barrier":
         kind, size = "all_reduce", 0
-    {"ring": _by_ring, "tree": _by_tree, "direct": _directly}[algorithm](
-        steps, kind, root, size, parts
-    )
-    return steps
+    spell = {"ring": _by_ring, "tree": _by_tree, "direct": _directly}[algorithm]
+    return spell(kind, n, root, size, parts)
 
 
-def _by_ring(steps: Steps, kind: str, root: int, size: int, parts: Parts) -> None:
-    n = len(steps)
+def _by_ring(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
     if kind == "all_reduce":
-        _rotate(steps, 2 * (n - 1), lambda rank, turn: size / n)
-    elif kind == "all_gather":
-        _rotate(steps, n - 1, lambda rank, turn: size)
-    elif kind == "reduce_scatter":
-        _rotate(steps, n - 1, lambda rank, turn: parts[rank][(rank - 1 - turn) % n])
-    elif kind in ("broadcast", "reduce"):  # n pieces once around the ring, one behind the other
+        return _rotate(n, 2 * (n - 1), lambda rank, turn: size / n)
+    if kind == "all_gather":
+        return _rotate(n, n - 1, lambda rank, turn: size)
+    if kind == "reduce_scatter":
+        return _rotate(n, n - 1, lambda rank, turn: parts[rank][(rank - 1 - turn) % n])
+    if kind in ("broadcast", "reduce"):  # n pieces once around the ring, one behind the other
         first = root if kind == "broadcast" else root + 1
-        for hop in list(range(n - 1)) * n:
-            _message(steps, first + hop, first + hop + 1, size / n)
-    elif kind == "all_to_all":
-        for rank in range(n):
-            for k in range(1, n):  # in turns with one partner each
-                to = (rank + k) % n
-                steps[rank] += [(to, parts[rank][to]), ((rank - k) % n, None)]
-    else:
-        _directly(steps, kind, root, size, parts)
+        hops = [first + hop for hop in range(n - 1)] * n
+        return [[(hop % n, (hop + 1) % n, size / n)] for hop in hops]
+    if kind == "all_to_all":  # in turns with one partner each
+        return [_shift(n, k, lambda rank, to: parts[rank][to]) for k in range(1, n)]
+    return _directly(kind, n, root, size, parts)
 
 
-def _by_tree(steps: Steps, kind: str, root: int, size: int, parts: Parts) -> None:
-    n = len(steps)
+def _by_tree(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
+    # A binomial tree from its leaves to place 0: (child, parent, places below the child).
+    masks = [2**k for k in range((n - 1).bit_length())]
+    edges = [(v + m, v, min(m, n - v - m)) for m in masks for v in range(0, n - m, 2 * m)]
+
+    def up(size: Callable[[int, int], float]) -> list[Round]:
+        """To the root; `size(v, m)` for the m ranks from v on, counted from the root."""
+        return [[((v + root) % n, (to + root) % n, size(v, m))] for v, to, m in edges]
+
+    def down(size: Callable[[int, int], float]) -> list[Round]:
+        return [[(to, v, bytes_)] for ((v, to, bytes_),) in reversed(up(size))]
+
+    if kind == "all_gather":
+        return [_shift(n, -m, lambda rank, to, m=m: size * min(m, n - m)) for m in masks]
+    if kind == "all_to_all":
+        return _by_ring(kind, n, root, size, parts)
+    found: list[Round] = []
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
-        _up(steps, root, lambda v, count: size)
+        found += up(lambda v, below: size)
     if kind in ("all_reduce", "broadcast"):
-        _down(steps, root, lambda v, count: size)
+        found += down(lambda v, below: size)
     if kind in ("scatter", "reduce_scatter"):
         own = [*parts[root][root:], *parts[root][:root]]
-        _down(steps, root, lambda v, count: sum(own[v : v + count]))
+        found += down(lambda v, below: sum(own[v : v + below]))
     if kind == "gather":
-        _up(steps, root, lambda v, count: count * size)
-    if kind == "all_gather":
-        for step in (2**k for k in range((n - 1).bit_length())):
-            for rank in range(n):
-                to = (rank - step) % n
-                steps[rank] += [(to, size * min(step, n - step)), ((rank + step) % n, None)]
-    if kind == "all_to_all":
-        _by_ring(steps, kind, root, size, parts)
+        found += up(lambda v, below: below * size)
+    return found
 
 
-def _directly(steps: Steps, kind: str, root: int, size: int, parts: Parts) -> None:
-    n = len(steps)
-    others = [(root + k) % n for k in range(1, n)]
+def _directly(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
+    others, found = [(root + k) % n for k in range(1, n)], []
     if kind in ("all_reduce", "reduce", "gather"):
-        for other in others:
-            _message(steps, other, root, size)
-    if kind in ("all_reduce", "broadcast", "scatter"):
-        for other in others:
-            _message(steps, root, other, parts[root][other] if kind == "scatter" else size)
+        found.append([(other, root, size) for other in others])
+    if kind in ("all_reduce", "broadcast"):
+        found.append([(root, other, size) for other in others])
+    if kind == "scatter":
+        found.append([(root, other, parts[root][other]) for other in others])
     if kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        for rank in range(n):
-            to = [(rank + k) % n for k in range(1, n)]
-            own = [size] * n if kind == "all_gather" else parts[rank]
-            steps[rank] += [(other, own[other]) for other in to]
-            steps[rank] += [((rank - k) % n, None) for k in range(1, n)]
+        own = [[size] * n] * n if kind == "all_gather" else parts
+        shifts = [_shift(n, k, lambda rank, to: own[rank][to]) for k in range(1, n)]
+        found.append([message for shift in shifts for message in shift])
+    return found
 
 
-def _message(steps: Steps, source: int, target: int, size: float) -> None:
-    """One rank sends, another one takes; places count around the group."""
-    source, target = source % len(steps), target % len(steps)
-    steps[source].append((target, size))
-    steps[target].append((source, None))
+def _shift(n: int, by: int, size: Callable[[int, int], float]) -> Round:
+    """Every rank sends to the one `by` places further on; `size(rank, to)`."""
+    return [(rank, (rank + by) % n, size(rank, (rank + by) % n)) for rank in range(n)]
 
 
-def _rotate(steps: Steps, turns: int, size: Callable[[int, int], float]) -> None:
-    """Let every rank send to the next one of the ring, turn after turn."""
-    n = len(steps)
-    for turn in range(turns):
-        for rank in range(n):
-            steps[rank] += [((rank + 1) % n, size(rank, turn)), ((rank - 1) % n, None)]
-
-
-def _edges(n: int) -> list[tuple[int, int, int]]:
-    """A binomial tree from its leaves to place 0: (child, parent, places below the child)."""
-    masks = [2**k for k in range((n - 1).bit_length())]
-    return [(v + m, v, min(m, n - v - m)) for m in masks for v in range(0, n - m, 2 * m)]
-
-
-def _up(steps: Steps, root: int, size: Callable[[int, int], float]) -> None:
-    """Along the tree to the root; `size(v, m)` for the m ranks from v on, counted from the root."""
-    for child, parent, below in _edges(len(steps)):
-        _message(steps, child + root, parent + root, size(child, below))
-
-
-def _down(steps: Steps, root: int, size: Callable[[int, int], float]) -> None:
-    """Along the same tree from the root."""
-    for child, parent, below in reversed(_edges(len(steps))):
-        _message(steps, parent + root, child + root, size(child, below))
+def _rotate(n: int, turns: int, size: Callable[[int, int], float]) -> list[Round]:
+    """Every rank sends to the next one of the ring, turn after turn; `size(rank, turn)`."""
+    return [_shift(n, 1, lambda rank, to, k=turn: size(rank, k)) for turn in range(turns)]

@@ -8,39 +8,24 @@ whether or not anybody waits for it. Between the ports nothing is shared. Source
 communication challenge for MPP, Parallel Computing 20, 1994.
 """
 
-import contextlib
-import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from course_utils.network.collectives import refuse_unknown
-from course_utils.network.replay import Replay
-from course_utils.network.simulation import Think, simulate
-
-if TYPE_CHECKING:
-    from course_utils.network.trace import Trace
-    from course_utils.record.event import Event
-
-Compute = str | Callable[["Event"], float] | Sequence[float]
 
 
 class Link(NamedTuple):
-    """From one rank to another."""
+    """From one rank to another: microseconds until the first byte arrives, and bytes' rate."""
 
-    latency_us: float
-    gbit_s: float
-    factor: float = 1.0  # so many times slower in both
-
-    @property
-    def alpha(self) -> float:
-        """Microseconds until the first byte arrives."""
-        return self.latency_us * self.factor
+    alpha: float
+    bits_us: float
+    factor: float = 1.0  # so many times slower
 
     def transfer_us(self, size: float) -> float:
-        """Microseconds that `size` bytes keep a port busy; 1 Gbit/s is 125 bytes in one of them."""
-        return size * 8 / (self.gbit_s * 1000) * self.factor
+        """Microseconds that `size` bytes keep a port busy."""
+        return size * 8 / self.bits_us * self.factor
 
 
 @dataclass(frozen=True)
@@ -88,39 +73,17 @@ class Network:
 
     def link(self, source: int, target: int, world_size: int) -> Link:
         """What a message from one rank to another meets."""
-        slow = self.slow_links.get((source, target), 1.0)
-        if isinstance(slow, Network):
-            return Link(slow.latency_us, slow.gbit_s)
+        factor, own = self.slow_links.get((source, target), 1.0), (self.latency_us, self.gbit_s)
         per_node = world_size // self.nodes
-        if self.between is not None and source // per_node != target // per_node:
-            return Link(*self.between, slow)
-        return Link(self.latency_us, self.gbit_s, slow)
+        if isinstance(factor, Network):
+            own, factor = (factor.latency_us, factor.gbit_s), 1.0
+        elif self.between is not None and source // per_node != target // per_node:
+            own = self.between
+        latency_us, gbit_s = own
+        return Link(latency_us * factor, gbit_s * 1000, factor)
 
-    def replay(self, trace: "Trace", compute: Compute = "zero") -> Replay:
-        """Run a recording again on this network, on a virtual clock.
-
-        Args:
-            trace: What `launch(..., trace=True)` recorded.
-            compute: What the ranks compute between their events: "zero"; "measured", the CPU
-                seconds of the recording, which differ from run to run; one number per rank,
-                microseconds before its first event; or a function that tells for each event how
-                many microseconds its rank computes before it.
-
-        Returns:
-            Each rank's virtual finishing time, and what it did when. The same recording, network
-            and compute give the same numbers, to the last digit, in every run.
-
-        Raises:
-            ReplayError: The launch failed; or a message or a collective has no partner: says which.
-            ValueError: This network or this compute does not fit the recording.
-        """
-        self._refuse_misfit(trace.world_size)
-        think, slow = _compute_us(trace, compute), self.slow_ranks
-        slowed = slow and think and (lambda rank, event: think(rank, event) * slow.get(rank, 1.0))
-        with without_gc():
-            return simulate(trace.schedule(self.algorithm), self, slowed or think)
-
-    def _refuse_misfit(self, world_size: int) -> None:
+    def refuse_misfit(self, world_size: int) -> None:
+        """Raise ValueError unless this is a network for so many ranks."""
         if world_size % self.nodes:
             raise ValueError(f"{world_size} ranks cannot be laid out as {self.nodes} equal nodes")
         named = [*self.slow_ranks, *(rank for link in self.slow_links for rank in link)]
@@ -128,43 +91,9 @@ class Network:
             if rank not in range(world_size):
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
 
-
-@contextlib.contextmanager
-def without_gc() -> Iterator[None]:
-    """Where many objects are made and no garbage, looking for it would take half of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def _compute_us(trace: "Trace", compute: Compute) -> Think | None:
-    """Microseconds that a rank computes before an event, or, where that is None, at its end."""
-    if callable(compute):
-        return lambda rank, event: _checked(compute(event)) if event else 0.0
-    if compute == "zero":
-        return None
-    if compute == "measured":
-        return lambda rank, event: 1e6 * (event.cpu_s if event else trace.ended[rank][1])
-    if isinstance(compute, str) or len(compute) != trace.world_size:
-        raise ValueError(
-            f"compute={compute!r}: choose 'zero', 'measured', one number of microseconds for each "
-            f"of the {trace.world_size} ranks, or a function of an event"
-        )
-    begins = [_checked(us) for us in compute]
-    quiet = set(range(trace.world_size)) - {event.rank for event in trace.events}
-    return lambda rank, event: (
-        begins[rank] if (event.index == 0 if event else rank in quiet) else 0.0
-    )
-
-
-def _checked(us: float) -> float:
-    if not math.isfinite(us) or us < 0:
-        raise ValueError(f"compute gave {us!r}: microseconds must be finite and at least 0")
-    return us
+    def replay(self, trace: Any, compute: Any = "zero") -> Any:
+        """What `trace.replay(network, compute)` gives: see there."""
+        return trace.replay(self, compute)
 
 
 def _refuse(name: str, value: float, least: float | None = None) -> None:

@@ -1,11 +1,10 @@
 """What a recording tells, counted or run again: traffic, finishing times, intervals."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from course_utils.network.network import Network
-    from course_utils.record.event import Event
+from course_utils.network.network import Network
+from course_utils.record.event import Event
 
 
 class Interval(NamedTuple):
@@ -26,7 +25,7 @@ class Interval(NamedTuple):
     start_us: float
     end_us: float
     what: str
-    event: "Event | None"
+    event: Event | None
     peer: int | None = None
     bytes: float = 0
 
@@ -60,7 +59,7 @@ class Replay:
 
     finish_us: tuple[float, ...]
     intervals: tuple[Interval, ...]
-    network: "Network | None" = field(default=None, compare=False)
+    network: Network | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} us)"

@@ -2,20 +2,26 @@
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from course_utils.network.matching import Schedule, match
-from course_utils.network.replay import Traffic
+from course_utils.network.collectives import refuse_unknown
+from course_utils.network.network import Network
+from course_utils.network.replay import Replay, Traffic
+from course_utils.network.schedule import ReplayError, Schedule, schedule
+from course_utils.network.simulation import Think, simulate, without_gc
 from course_utils.record.event import Event
 
-if TYPE_CHECKING:
-    from course_utils.network.network import Network
-    from course_utils.network.replay import Replay
-
 FORMAT = "course_utils trace 1"
+Compute = str | Callable[[Event], float] | Sequence[float]
+
+_FAILED = (
+    "this recording is of a launch that failed, so it ends in the middle and cannot be replayed or "
+    "counted: plot_timeline(error.trace) shows in real time how far each rank came."
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +80,10 @@ class Trace:
     def schedule(self, algorithm: str) -> Schedule:
         """Who meets whom, found once for all networks: see `match`."""
         if algorithm not in self._schedules:
-            self._schedules[algorithm] = match(self, algorithm)
+            refuse_unknown(algorithm)
+            if self.failed:
+                raise ReplayError(_FAILED)
+            self._schedules[algorithm] = schedule(self.events, self.world_size, algorithm)
         return self._schedules[algorithm]
 
     def traffic(self, algorithm: str = "ring") -> Traffic:
@@ -95,13 +104,45 @@ class Trace:
         whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
         return Traffic(whole, tuple(map(tuple, counts)))
 
-    def replay(
-        self,
-        network: "Network",
-        compute: "str | Callable[[Event], float] | Sequence[float]" = "zero",
-    ) -> "Replay":
-        """Run the recording again on a modelled network: see `Network.replay`."""
-        return network.replay(self, compute)
+    def replay(self, network: Network, compute: Compute = "zero") -> Replay:
+        """Run the recording again on a modelled network, on a virtual clock.
+
+        Args:
+            network: What it runs on.
+            compute: What the ranks compute between their events: "zero"; one number per rank,
+                microseconds before its first event; or a function that tells for each event how
+                many microseconds its rank computes before it.
+
+        Returns:
+            Each rank's virtual finishing time, and what it did when. The same recording, network
+            and compute give the same numbers, to the last digit, in every run.
+
+        Raises:
+            ReplayError: The launch failed; or a message or a collective has no partner: says which.
+            ValueError: The network or the compute does not fit the recording.
+        """
+        network.refuse_misfit(self.world_size)
+        think, slow = self._think(compute), network.slow_ranks
+        slowed = slow and think and (lambda rank, event: think(rank, event) * slow.get(rank, 1.0))
+        with without_gc():
+            return simulate(self.schedule(network.algorithm), network, slowed or think)
+
+    def _think(self, compute: Compute) -> Think | None:
+        """Microseconds that a rank computes before an event, or, where that is None, at its end."""
+        if callable(compute):
+            return lambda rank, event: _checked(compute(event)) if event else 0.0
+        if compute == "zero":
+            return None
+        if isinstance(compute, str) or len(compute) != self.world_size:
+            raise ValueError(
+                f"compute={compute!r}: choose 'zero', one number of microseconds for each of the "
+                f"{self.world_size} ranks, or a function of an event"
+            )
+        begins = [_checked(us) for us in compute]
+        quiet = set(range(self.world_size)) - {event.rank for event in self.events}
+        return lambda rank, event: (
+            begins[rank] if (event.index == 0 if event else rank in quiet) else 0.0
+        )
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
@@ -127,34 +168,13 @@ class Trace:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
 
-    def to_chrome(self, path: str | Path) -> None:
-        """Write the Chrome trace format, which https://ui.perfetto.dev opens: a row per rank.
-
-        What blocks the rank is drawn as a slice; what runs beside it, from call to completion, as
-        an asynchronous one. Source: Chromium, Trace Event Format (2016).
-        """
-        names = [
-            {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
-            for rank in range(self.world_size)
-        ]
-        rows = [row for event in self.events for row in _chrome(event)]
-        text = json.dumps({"traceEvents": names + rows, "displayTimeUnit": "ms"})
-        Path(path).write_text(text, encoding="utf-8")
-
 
 def _frozen(value: Any) -> Any:
     """JSON has lists where an event has tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
-def _chrome(event: Event) -> list[dict[str, Any]]:
-    start, end = 1e6 * event.start_s, 1e6 * event.end_s
-    shown = {"line": event.where, "bytes": event.bytes, "dtype": event.dtype, "shape": event.shape}
-    row = {"name": event.what, "cat": event.kind, "pid": event.rank, "tid": 0, "args": shown}
-    if event.blocking or event.kind == "wait":
-        return [{**row, "ph": "X", "ts": start, "dur": max(0.0, end - start)}]
-    number = f"{event.rank}.{event.index}"
-    return [
-        {**row, "ph": "b", "id": number, "ts": start},
-        {**row, "ph": "e", "id": number, "ts": max(start, end)},
-    ]
+def _checked(us: float) -> float:
+    if not math.isfinite(us) or us < 0:
+        raise ValueError(f"compute gave {us!r}: microseconds must be finite and at least 0")
+    return us

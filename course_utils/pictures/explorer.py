@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from course_utils.network.network import Network, without_gc
+from course_utils.network.network import Network
+from course_utils.network.simulation import without_gc
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity
 from course_utils.pictures.bars import Activity
@@ -55,7 +56,7 @@ def explore(
     for slider in sliders:
         slider.observe(redraw, "value")
     rows = [HBox(sliders[:2]), HBox(sliders[2:]), picture]
-    return panel(rows, f"Explore {trace.world_size} ranks: {_spoken(start, compute)}", start)
+    return panel(rows, f"Explore {trace.world_size} ranks: {virtual_text(start)}", start)
 
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
@@ -97,11 +98,6 @@ def _moved(
         factor = how * network.slow_ranks.get(slow, 1.0)
         moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
     return activity(trace.replay(moved, compute))
-
-
-def _spoken(start: Activity, compute: Any) -> str:
-    """What is the same in every run."""
-    return "computing what was measured." if compute == "measured" else virtual_text(start)
 
 
 def explored(what: Activity) -> str:

@@ -10,7 +10,7 @@ from test_network import event, one_collective, trace_of
 
 from course_utils import Network, Trace, WorkerError, launch
 from course_utils.network.collectives import ALGORITHMS
-from course_utils.network.matching import ReplayError
+from course_utils.network.schedule import ReplayError
 
 REDUCED = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather")
 bounded = settings(max_examples=40, derandomize=True, deadline=None, database=None)
