@@ -13,7 +13,7 @@ from course_utils.pictures.style import OKABE_ITO
 if TYPE_CHECKING:
     from course_utils.launcher.member import Member
 
-_EVERY_S, _POINTS = 0.12, 80  # between two drawings; of a loss curve
+_EVERY_S = 0.12  # between two drawings
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
 _CARD = (
     f"display:inline-block;padding:6px 4px 4px;border:1px solid {_GREY};border-radius:6px;"
@@ -23,7 +23,7 @@ _CARD = (
 
 
 class Panel(Listener):
-    """One line per rank: progress, the loss so far, numbers, and what it printed last."""
+    """One line per rank: progress, numbers, and what it printed last."""
 
     def before(self, world_size: int) -> None:
         """Show it."""
@@ -59,8 +59,7 @@ def _view(world_size: int) -> Any:
 def render(members: "Iterable[Member]", seconds: float) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes."""
     members = list(members)
-    top = max((v for m in members for v in _finite(m, "loss")), default=0.0)
-    rows = "".join(_row(member, top) for member in members)
+    rows = "".join(map(_row, members))
     head = f"{len(members)} rank{'s' * (len(members) > 1)}"
     return (
         f'<div style="{_CARD}"><div style="padding:0 10px">{head} · {seconds:.1f} s</div>'
@@ -68,25 +67,18 @@ def render(members: "Iterable[Member]", seconds: float) -> str:
     )
 
 
-def _row(member: "Member", top: float) -> str:
+def _row(member: "Member") -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     state = "✗ failed" if member.failure else "✓ done" if member.settled else "running"
     last = member.text().rstrip().rpartition("\n")[2][-60:]
     cells = [
         f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>',
         _bar(member, colour),
-        _curve(_finite(member, "loss"), top, colour),
         *(_number(name, member.metrics) for name in member.metrics if name != "steps"),
         state,
         f'<code style="font-size:12px">{html.escape(last)}</code>' if last else "",
     ]
     return "<tr>" + "".join(f'<td style="white-space:pre">{c}</td>' for c in cells if c) + "</tr>"
-
-
-def _finite(member: "Member", name: str) -> list[float]:
-    """What a rank reported under a name, without what cannot be drawn."""
-    values = member.metrics.get(name, [])
-    return [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
 
 
 def _number(name: str, metrics: dict[str, list[Any]]) -> str:
@@ -100,22 +92,12 @@ def _number(name: str, metrics: dict[str, list[Any]]) -> str:
 
 
 def _bar(member: "Member", colour: str) -> str:
-    steps, done = _finite(member, "steps")[-1:], _finite(member, "step")[-1:]
-    share = 100 * min(1.0, max(0.0, done[0] / steps[0])) if done and steps and steps[0] else 0
+    """How many of its steps a rank has done, where it reports numbers for both."""
+    step, steps = (member.metrics.get(name, [0])[-1] for name in ("step", "steps"))
+    numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in (step, steps))
+    share = 100 * min(1.0, max(0.0, step / steps)) if numbers and steps else 0
+    filled = f"linear-gradient(90deg,{colour} {share:.1f}%,{_GREY} {share:.1f}%)"
     return (
-        f'<div style="width:150px;height:10px;border-radius:5px;background:{_GREY};'
-        f'overflow:hidden" role="progressbar" aria-valuenow="{share:.0f}">'
-        f'<div style="width:{share:.1f}%;height:100%;background:{colour}"></div></div>'
-    )
-
-
-def _curve(values: list[float], top: float, colour: str) -> str:
-    """A curve from 0 to the largest value of all ranks, 120 x 26 pixels."""
-    if len(values) < 2 or top <= 0:
-        return ""
-    values = [values[i * (len(values) - 1) // (_POINTS - 1)] for i in range(_POINTS)]
-    points = " ".join(f"{1.5 * i:.1f},{25 - 24 * v / top:.1f}" for i, v in enumerate(values))
-    return (
-        '<svg width="120" height="26" role="img" aria-label="loss so far">'
-        f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/></svg>'
+        f'<div role="progressbar" aria-valuenow="{share:.0f}" '
+        f'style="width:150px;height:10px;border-radius:5px;background:{filled}"></div>'
     )

@@ -55,11 +55,5 @@ def test_progress_and_numbers_of_every_rank_are_shown():
     assert "step 4 / 4 loss 0.2500 ✓ done" in words(panel)
 
 
-def test_the_curves_of_all_ranks_share_one_scale():
-    panel = render([member(0, loss=[4.0, 0.0]), member(1, loss=[2.0, 0.0])], 1.0)
-    assert "0.0,1.0 " in panel  # the largest loss of all, at the top
-    assert "0.0,13.0 " in panel  # half of it, half as high
-
-
-def test_no_line_is_drawn_in_black_since_dark_themes_hide_it():
+def test_nothing_is_drawn_in_black_since_dark_themes_hide_it():
     assert "#000000" not in render([member(6, loss=[1.0, 0.5])], 1.0)
