@@ -247,6 +247,31 @@ def recorded(ranks: int, repeats: int) -> dict[str, Any]:
     return {"ratio": quartiles([a / b for a, b in pairs]), "added_cpu_us_per_call": 1e3 * added}
 
 
+def redraw_speed(ranks: int, repeats: int = 15) -> dict[str, Any]:
+    """Milliseconds from a slider of `explore` to its picture, of a ring all-reduce.
+
+    The ratio is to writing one SVG element for every bar of it, and nothing else.
+    """
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    from recordings import NETWORK, ring
+
+    from course_utils import explore
+
+    def floor() -> str:
+        boxes = ((bar.start_us, bar.end_us, bar.rank) for bar in bars)
+        return "".join(f'<path d="M{x:.1f} {y}L{z:.1f} {y}"/>' for x, z, y in boxes)
+
+    trace = ring(ranks)
+    bars, slider = trace.replay(NETWORK).intervals, explore(trace).children[0].children[0]
+    redraws, floors = [], []
+    for turn in range(repeats + 1):
+        value = slider.options[turn % 2][1]
+        redraws.append(1e3 * seconds(functools.partial(setattr, slider, "value", value)))
+        floors.append(1e3 * seconds(floor))
+    ratios = [a / b for a, b in zip(redraws[1:], floors[1:], strict=True)]  # the first one warms
+    return {"ms": quartiles(redraws[1:]), "ratio": quartiles(ratios)}
+
+
 def table(rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -306,6 +331,11 @@ def main() -> None:
                 found["added_cpu_us_per_call"], verdict(ratio["median"], RECORDED_TARGET),
             )
         )  # fmt: skip
+    redraws = {ranks: redraw_speed(ranks) for ranks in (8, 64)}
+    for ranks, found in redraws.items():
+        told = "a redraw of explore with {} ranks: {:.0f} ms, {:.1f} times writing its bars"
+        told = told.format(ranks, found["ms"]["median"], found["ratio"]["median"])
+        print(told + ", quartiles {low:.1f} to {high:.1f}".format(**found["ratio"]))
     ddp = ddp_speed(max(5, options.repeats // 2))
     for name in ("launch", "torchrun"):
         print(f"DDP under {name}: {ddp[name]['median']:,.0f} images/s")
@@ -319,6 +349,7 @@ def main() -> None:
         machine["python"] = sys.version.split()[0]
         found = {"machine": machine, "launchers": rows, "absent": list(absent)}
         found |= {"recording": recording, "first": first, "large_results_gb_s": speed}
+        found |= {"redraws": redraws}
         found |= {"ddp_images_s": ddp}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
