@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from course_utils.checks.cases import Inputs, draw, public_seed, seed_cpu

@@ -32,6 +32,10 @@ _LEFT = (
     "another rank left the group, such as by destroy_process_group(), before this one was done "
     "with it, or a timeout of the group itself ran out"
 )
+_TWICE = (
+    "launch makes the group before your function runs: leave init_process_group() out, or make "
+    "the group yourself, once, under launch(..., backend=None)"
+)
 _LIKELY = {
     "SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
@@ -162,6 +166,8 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
     rest = [rank for rank in range(world_size) if rank not in same]
     what = "\n\n".join(filter(None, (f"{ranks(same)} failed: {root.headline}", root.story())))
     advice = root.advice or (_LEFT if root.is_echo else "")
+    if "initialize the default process group twice" in root.headline:
+        advice = _TWICE
     why = f"Likely reason: {advice}." if advice else ""
     were = "was" if len(rest) == 1 else "were"
     stopped = f"{ranks(rest).capitalize()} {were} stopped." if rest else ""

@@ -16,6 +16,12 @@ from course_utils.launcher.listener import Listener
 from course_utils.launcher.placement import cuda_in_use, place
 from course_utils.launcher.team import Interrupts, Team
 
+# Parameters that `torch.multiprocessing.spawn` and many a tutorial hand in, and whom to ask here.
+_ASKED = {
+    "rank": "dist.get_rank()",
+    "world_size": "dist.get_world_size()",
+    "local_rank": "os.environ['LOCAL_RANK']",
+}
 _said: set[str] = set()  # what launch chose for the learner is said once in a kernel
 
 
@@ -98,8 +104,8 @@ def _refuse_what_cannot_work(
         )
     if not callable(fn):
         raise TypeError(
-            f"launch needs a function, got {type(fn).__name__}: "
-            "write launch(fn, 1, 2), not launch(fn(1, 2))."
+            f"launch needs a function, got {'None' if fn is None else type(fn).__name__}: write "
+            "launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel."
         )
     for name, value in (("world_size", world_size), ("nodes", nodes)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -126,6 +132,9 @@ def _refuse_wrong_arguments(fn: Callable[..., Any], args: tuple) -> None:
     except TypeError as error:
         name = getattr(fn, "__name__", type(fn).__name__)
         message = f"{name}{signature} does not fit the {len(args)} arguments given to launch"
+        if asked := _ASKED.keys() & signature.parameters:
+            ways = " and ".join(f"{_ASKED[it]} for {it}" for it in sorted(asked))
+            error = f"{error}. A rank asks {ways}, and is given neither"
         raise TypeError(f"{message}: {error}.") from None
 
 

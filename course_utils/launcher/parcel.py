@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+BUFFER, RESULT, FAILED, REPORT = b"buffer", b"result", b"failed", b"report"  # kinds of messages
 LARGE_BYTES = 32 * 1024  # what does not fit comfortably into one datagram gets a file of its own
 STRIDED = (torch.Tensor, torch.nn.Parameter)
 WRITE_AT_MOST = 1 << 30  # one write() moves at most 2 GiB on Linux
@@ -51,7 +52,15 @@ def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns
     return tensor.requires_grad_(learns) if learns else tensor
 
 
-def send(channel: socket.socket, value: Any) -> None:
+def channel() -> tuple[socket.socket, socket.socket]:
+    """Two ends for datagrams between the kernel and a rank."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for end in ends:  # on macOS a datagram has at most 2,048 bytes unless more is asked for
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGE_BYTES)
+    return ends
+
+
+def send(channel: socket.socket, kind: bytes, value: Any) -> None:
     """Send a picklable object; tensors arrive on the CPU, detached, contiguous and owning.
 
     Raises:
@@ -68,11 +77,11 @@ def send(channel: socket.socket, value: Any) -> None:
     stream = BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=inside).dump(value)
     for buffer in large:
-        _send_file(channel, b"buffer", buffer.raw())
+        _send_file(channel, BUFFER, buffer.raw())
     if stream.tell() < LARGE_BYTES:
-        channel.send(b"result" + stream.getbuffer())
+        channel.send(kind + stream.getbuffer())
     else:
-        _send_file(channel, b"stream", stream.getbuffer())
+        _send_file(channel, kind, stream.getbuffer())
 
 
 def _send_file(channel: socket.socket, kind: bytes, data: memoryview) -> None:
@@ -84,6 +93,15 @@ def _send_file(channel: socket.socket, kind: bytes, data: memoryview) -> None:
         socket.send_fds(channel, [kind], [file])
     finally:
         os.close(file)
+
+
+def receive(content: memoryview, files: list[int]) -> Any:
+    """What a message holds: itself, or the file that came with it."""
+    try:
+        return receive_buffer(files[0]) if files else content
+    finally:
+        for file in files:
+            os.close(file)
 
 
 def receive_buffer(file: int) -> Any:

@@ -8,7 +8,6 @@ import gc
 import logging
 import multiprocessing.util
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any, NoReturn
 
 import torch
@@ -37,24 +37,20 @@ class Worker:
 
     rank: int
     channel: socket.socket  # datagrams to and from the kernel
-    output: int  # where descriptors 1 and 2 go
-    stack: int  # where faulthandler writes
+    output: FileIO  # where descriptors 1 and 2 go
+    stack: FileIO  # where faulthandler writes
     kernel: int  # process id of the parent
     listeners: Sequence[Listener] = ()
     reported_at: float = 0.0
     unsent: dict[str, Any] | None = None
 
-    def run(
-        self, foreign: list, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement
-    ) -> NoReturn:
+    def run(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> NoReturn:
         """Become the rank, run the learner's function, hand over its result, and never return."""
         global _me
         torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
         _me = self
         gc.freeze()  # what the kernel made is the kernel's to finalise
         try:
-            for end in foreign:  # the kernel's ends of our own and of earlier ranks' channels
-                end.close()
             self._live_and_die_with_the_kernel()
             self._capture_output()
             self._work(fn, args, meet, placement)
@@ -77,7 +73,7 @@ class Worker:
             result = fn(*args)
         self._send_last_report()
         try:
-            parcel.send(self.channel, result)
+            self.send(parcel.RESULT, result)
         except Exception as error:
             kind = type(result).__name__
             note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
@@ -100,10 +96,10 @@ class Worker:
     def _capture_output(self) -> None:
         """Send everything printed, by Python or by C++, to the kernel through one pipe."""
         nowhere = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nowhere, 0), (self.output, 1), (self.output, 2)):
+        for source, target in ((nowhere, 0), (self.output.fileno(), 1), (1, 2)):
             os.dup2(source, target)
         os.close(nowhere)
-        os.close(self.output)
+        self.output.close()
         old = {sys.stdout, sys.stderr}
         # The kernel's own stream objects bypass descriptors 1 and 2, and log handlers hold them.
         sys.stdin = sys.__stdin__ = _stream(0)
@@ -123,26 +119,26 @@ class Worker:
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that torch.cuda.is_available() says no
 
-    def send(self, kind: str, content: Any) -> None:
-        """Send a small message to the kernel."""
-        self.channel.send(kind.encode() + pickle.dumps(content))
+    def send(self, kind: bytes, content: Any) -> None:
+        """Send a message to the kernel."""
+        parcel.send(self.channel, kind, content)
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Send metrics, at most twenty times a second; the last ones always arrive."""
         self.unsent = {**(self.unsent or {}), **metrics}
         if time.monotonic() - self.reported_at > _REPORT_EVERY_S:
-            self.send("report", self.unsent)
+            self.send(parcel.REPORT, self.unsent)
             self.reported_at, self.unsent = time.monotonic(), None
 
     def _tell_failure(self, failure: errors.Failure) -> None:
         with contextlib.suppress(Exception):  # it may be what failed
             self._send_last_report()
-        self.send("failed", failure)
+        self.send(parcel.FAILED, failure)
 
     def _send_last_report(self) -> None:
         if self.unsent:
             last, self.unsent = self.unsent, None
-            self.send("report", last)
+            self.send(parcel.REPORT, last)
 
     def _leave(self) -> NoReturn:
         """Hold connections until all ranks are done, then end without destructors.

@@ -28,10 +28,3 @@ def remove_segments(owners: set[int]) -> None:
         for segment in _SEGMENTS.glob(f"torch_{owner}_*"):
             with contextlib.suppress(OSError):
                 segment.unlink()
-
-
-def state(process: int) -> str:
-    """Such as "R" for a process that runs, or "T" for one that is stopped; empty if not known."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
-    return ""

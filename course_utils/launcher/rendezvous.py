@@ -6,6 +6,7 @@ the disk under it. A group made by the learner (`backend=None`) needs an address
 it, the kernel never serves it: a store thread in a process that forks hangs its children.
 """
 
+import importlib
 import os
 import secrets
 import shutil
@@ -87,6 +88,7 @@ class Rendezvous:
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""
+        _promise_only(self.port.getsockname()[1])
         if rank == 0:
             self._server = dist.TCPStore(
                 LOOPBACK,
@@ -114,6 +116,23 @@ class Rendezvous:
             os.close(self._file)
         if self._folder.name:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _promise_only(ours: int) -> None:
+    """Let a `setup()` that sets a MASTER_PORT of its own work as it does under plain `python`.
+
+    TORCHELASTIC_USE_AGENT_STORE says that somebody serves the store. Torch takes that to be so for
+    whatever address stands in the environment by then, where nobody would serve it.
+    """
+    torchs = importlib.import_module("torch.distributed.rendezvous")  # `dist.rendezvous` is another
+    promised = torchs._torchelastic_use_agent_store
+
+    def serves(host: str, port: int) -> bool:
+        if port != ours:  # the C++ part asks as well, and would forgive that a port is taken
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        return promised() and port == ours
+
+    torchs._agent_store_serves = serves
 
 
 def _find_gloo() -> None:

@@ -1,6 +1,7 @@
 """The kernel's side of a launch: one member per rank, all watched together, none left behind."""
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -33,8 +34,10 @@ class Interrupts:
     pressed = False
 
     def __enter__(self) -> "Interrupts":
-        self._old = None
-        if threading.current_thread() is threading.main_thread():
+        self._ours = threading.current_thread() is threading.main_thread()
+        if self._ours:
+            self._action = ctypes.create_string_buffer(256)  # Python knows only of handlers it set
+            LIBC.sigaction(signal.SIGINT, None, self._action)
             self._old = signal.signal(signal.SIGINT, self._press)
         return self
 
@@ -42,8 +45,9 @@ class Interrupts:
         self.pressed = True
 
     def __exit__(self, kind: type | None, error: object, trace: TracebackType | None) -> None:
-        if self._old is not None:
-            signal.signal(signal.SIGINT, self._old)
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._old is None else self._old)
+            LIBC.sigaction(signal.SIGINT, self._action, None)
         if self.pressed and kind is None:
             raise KeyboardInterrupt
 
@@ -109,8 +113,11 @@ class Team:
         with _FORKING:
             pid = os.fork()
         if pid == 0:
-            worker = Worker(number, *member.hand_over(), kernel, self.listeners)
-            worker.run(self.members, fn, args, self.meet, placement)
+            for other in self.members[:-1]:
+                other.close()
+            Worker(number, *member.become(), kernel, self.listeners).run(
+                fn, args, self.meet, placement
+            )
         member.watch(pid)
 
     def results(self, interrupts: Interrupts, deadline: float) -> list[Any]:
@@ -146,7 +153,7 @@ class Team:
                 poll.register(descriptor, select.POLLIN)
                 owners[descriptor] = member
         ready = {owners[descriptor] for descriptor, _ in poll.poll(seconds * 1000)}
-        unwatched = {member for member in self.members if member.process < 0}  # no pidfd: macOS
+        unwatched = {member for member in self.members if not member.process}  # no pidfd: macOS
         for member in ready | unwatched:
             member.read()
 
@@ -160,13 +167,10 @@ class Team:
 
     def _too_late(self, running: list[Member]) -> errors.WorkerTimeout:
         now = time.monotonic()
-        states = {member.rank: remains.state(member.pid) for member in running}
         for member in running:
             member.ask_for_stack()
         end = time.monotonic() + _STACK_S
-        while time.monotonic() < end and not all(
-            _is_written(member) or states[member.rank] == "T" for member in running
-        ):
+        while time.monotonic() < end and not all(map(_is_written, running)):
             time.sleep(0.02)
         ranks: dict[int, list[Frame] | None] = {member.rank: None for member in self.members}
         ranks |= {member.rank: stacks.from_dump(member.dump()) for member in running}

@@ -231,3 +231,8 @@ def test_law_5_an_error_that_cannot_be_printed_is_still_told():
 
     with pytest.raises(WorkerError, match=r"Shy: .its message cannot be printed"):
         launch(shy)
+
+
+def test_a_second_init_process_group_is_told_what_to_leave_out():
+    with pytest.raises(WorkerError, match="leave init_process_group.. out.* backend=None"):
+        launch(lambda: dist.init_process_group("gloo"), world_size=1, backend="gloo")

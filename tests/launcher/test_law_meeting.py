@@ -1,6 +1,9 @@
 """The law of launch, lines 2 and 3: threads that a fork leaves behind, and where ranks meet."""
 
+import importlib
+import inspect
 import os
+import socket
 import stat
 import sys
 import threading
@@ -150,6 +153,46 @@ def test_law_3_launches_at_the_same_time_do_not_meet(backend):
     for thread in threads:
         thread.join()
     assert results == {(n, t): [(3.0, 6.0)[n]] * (n + 2) for n in (0, 1) for t in range(4)}
+
+
+def published(port: int, host: str = "localhost") -> float:
+    """The `setup()` of many tutorials."""
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=3)
+    return total()
+
+
+def a_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_law_3_a_setup_with_a_port_of_its_own_works_as_under_plain_python():
+    assert (
+        list(launch(published, a_free_port(), world_size=3, backend=None, timeout=20)) == [6.0] * 3
+    )
+
+
+def test_law_3_a_port_of_its_own_that_is_taken_is_told_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as somebody_else:
+        taken = somebody_else.getsockname()[1]
+        with pytest.raises(WorkerError, match="EADDRINUSE"):
+            launch(published, taken, "127.0.0.1", world_size=3, backend=None, timeout=20)
+
+
+def test_law_3_the_port_of_launch_may_be_written_as_an_address():
+    def joining_by_address() -> float:
+        address = "tcp://{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+        dist.init_process_group("gloo", address, rank=int(os.environ["RANK"]), world_size=3)
+        return total()
+
+    assert list(launch(joining_by_address, world_size=3, backend=None, timeout=20)) == [6.0] * 3
+
+
+def test_law_3_torch_asks_who_serves_a_store_where_launch_answers():
+    torchs = importlib.import_module("torch.distributed.rendezvous")
+    assert inspect.signature(torchs._agent_store_serves).parameters.keys() == {"hostname", "port"}
+    assert "_agent_store_serves(hostname, port)" in inspect.getsource(torchs._create_c10d_store)
 
 
 def test_the_environment_is_that_of_torchrun():

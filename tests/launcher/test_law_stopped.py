@@ -213,3 +213,13 @@ def test_law_8_ranks_that_are_just_being_forked_do_not_survive_either(kernel, de
     family = killed.family()
     killed.end()
     assert gone_within(family, 1)
+
+
+def test_law_9_a_handler_set_by_compiled_code_is_there_afterwards():
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    theirs = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
+    address = ctypes.cast(theirs, ctypes.c_void_p).value
+    pythons = libc.signal(signal.SIGINT, address)
+    launch(int, world_size=1, backend="gloo")
+    assert libc.signal(signal.SIGINT, pythons) == address

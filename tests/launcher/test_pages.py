@@ -59,23 +59,19 @@ MAPS = """\
 """
 
 
-def test_only_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatch):
-    asked = []
+def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatch, tmp_path):
+    asked, maps = [], tmp_path / "maps"
+    maps.write_text(MAPS)
     monkeypatch.setattr(pages, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
-    pages._enlarge(MAPS)
+    monkeypatch.setattr(pages, "Path", lambda name: maps)
+    monkeypatch.setattr(pages, "_ranks", 0)
+    for count, so_far in ((6, 0), (6, 0), (6, 2), (64, 2)):
+        pages.before_forks(count)
+        assert len(asked) == so_far
     assert [(hex(begin.value), size.value, how) for begin, size, how in asked] == [
         ("0x560000200000", 2 << 20, 25),
         ("0x7f0080e00000", 4 << 20, 25),
     ]
-
-
-def test_pages_are_enlarged_before_the_first_rank_of_a_launch_and_once(monkeypatch):
-    when = []
-    monkeypatch.setattr(pages, "_ranks", 0)
-    monkeypatch.setattr(pages, "_enlarge", lambda maps: when.append(pages._ranks))
-    for count in (6, 6, 6, 6, 64):
-        pages.before_forks(count)
-    assert when == [18]
 
 
 def test_without_proc_a_launch_goes_on(monkeypatch):

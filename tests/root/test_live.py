@@ -12,7 +12,7 @@ from course_utils.live import render
 def member(rank=0, text="", **metrics):
     made = Member(rank)
     made.metrics = metrics
-    made._head = bytearray(text.encode())
+    made._printed = bytearray(text.encode())
     return made
 
 

@@ -1,0 +1,71 @@
+"""What macOS lacks is taken away: ranks run, fail, time out and leave nothing all the same."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_utils import WorkerError, WorkerTimeout, launch
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def less(nothing_left, monkeypatch):
+    """No waitid, pidfd_open, memfd_create or /proc, and small datagrams."""
+    pair, exists, listdir = socket.socketpair, os.path.exists, os.listdir
+
+    def small(*kind) -> tuple[socket.socket, ...]:
+        ends = pair(*kind)
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
+        return ends
+
+    def without_proc(path=".") -> list[str]:
+        if str(path).startswith("/proc"):
+            raise FileNotFoundError(path)
+        return listdir(path)
+
+    with monkeypatch.context() as patch:
+        for name in ("waitid", "pidfd_open", "memfd_create"):
+            patch.delattr(os, name, raising=False)
+        patch.setattr(socket, "socketpair", small)
+        patch.setattr(os.path, "exists", lambda path: "/proc" not in str(path) and exists(path))
+        patch.setattr(os, "listdir", without_proc)
+        yield
+
+
+@pytest.mark.parametrize("size", [10, 3_000, 300_000])
+def test_results_of_any_size_come_back(size):
+    results = launch(lambda: (torch.arange(size), "x" * size), world_size=3, backend="gloo")
+    for numbers, text in results:
+        assert (len(numbers), numbers[-1], len(text)) == (size, size - 1, size)
+
+
+def test_a_group_of_the_learner_meets():
+    def work() -> int:
+        dist.init_process_group("gloo")
+        return dist.get_rank()
+
+    assert list(launch(work, backend=None)) == [0, 1]
+
+
+@pytest.mark.parametrize("end", [lambda: 1 / 0, lambda: os._exit(3), lambda: os.abort()])
+def test_a_rank_that_fails_is_reported_and_its_peers_are_stopped(end):
+    with pytest.raises(WorkerError, match=r"rank 1 failed: .*(ZeroDivision|status 3|SIGABRT)"):
+        launch(lambda: end() if dist.get_rank() else dist.barrier(), backend="gloo")
+
+
+def test_a_failure_told_at_length_arrives():
+    def work() -> None:
+        raise ValueError("long " * 500)
+
+    with pytest.raises(WorkerError, match="long long"):
+        launch(work, world_size=1, backend="gloo")
+
+
+def test_a_rank_that_hangs_is_told_and_stopped():
+    with pytest.raises(WorkerTimeout, match="rank 0: waiting in barrier"):
+        launch(lambda: dist.get_rank() or dist.barrier(), backend="gloo", timeout=1)
