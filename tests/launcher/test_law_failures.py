@@ -234,5 +234,5 @@ def test_law_5_an_error_that_cannot_be_printed_is_still_told():
 
 
 def test_a_second_init_process_group_is_told_what_to_leave_out():
-    with pytest.raises(WorkerError, match="leave init_process_group.. out.* backend=None"):
+    with pytest.raises(WorkerError, match=r"leave init_process_group.. out.* backend=None"):
         launch(lambda: dist.init_process_group("gloo"), world_size=1, backend="gloo")
