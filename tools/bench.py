@@ -11,6 +11,7 @@ training itself, as `launch` and as `torchrun` start it (throughput.py).
 import argparse
 import contextlib
 import functools
+import heapq
 import importlib.util
 import io
 import json
@@ -32,12 +33,14 @@ import torch
 import torch.distributed as dist
 
 import throughput
-from course_utils import launch
+from course_utils import Network, Trace, launch
+from course_utils.network.trace import Event
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS, FLOOR = "launch", "bare fork"
 TARGETS = {2: 1.15, 4: None, 8: 1.25}  # launch against the bare fork
 FIRST_TARGET, GB_S_TARGET, RECORDED_TARGET = 1.5, 1.0, 1.1
+REPLAY_TARGET = 2.0  # seconds
 DDP_TARGET = 0.97  # images per second under launch, to torchrun's
 MEGABYTE = 1 << 20
 
@@ -272,6 +275,42 @@ def redraw_speed(ranks: int, repeats: int = 15) -> dict[str, Any]:
     return {"ms": quartiles(redraws[1:]), "ratio": quartiles(ratios)}
 
 
+def replay_speed(repeats: int = 5, messages: int = 100_000) -> dict[str, Any]:
+    """Seconds to replay a recording of so many messages, against as many operations of a heap.
+
+    Eight ranks, each sending to the next; every message is a send, a recv and two waits. Whom each
+    one meets is found anew in every turn. A heap is what orders a simulation, so 5 pushes and pops
+    a message are what the machine itself can do.
+    """
+    ranks, at_once = 8, {"group": tuple(range(8)), "tag": 0, "start_s": 0.0, "end_s": 0.0}
+
+    def turn(rank: int, at: int) -> list[Event]:
+        ring = (("send", rank + 1, None), ("recv", rank - 1, None), ("wait", 0, 0), ("wait", 0, 1))
+        return [
+            Event(rank=rank, index=at + i, kind=kind, bytes=4096, peer=peer % ranks,
+                  of=None if of is None else at + of, **at_once)
+            for i, (kind, peer, of) in enumerate(ring)
+        ]  # fmt: skip
+
+    turns = range(0, messages // ranks * 4, 4)
+    events = tuple(event for rank in range(ranks) for at in turns for event in turn(rank, at))
+    numbers, spent, ratios = [hash(str(k)) for k in range(5 * messages)], [], []
+    for _ in range(repeats):
+        trace = Trace(events, ((0.0, 0.0),) * ranks)
+        floor = seconds(functools.partial(_through_a_heap, numbers))
+        spent.append(seconds(functools.partial(trace.replay, Network(10, 80))))
+        ratios.append(spent[-1] / floor)
+    return {"seconds": quartiles(spent), "ratio": quartiles(ratios)}
+
+
+def _through_a_heap(numbers: list[int]) -> None:
+    heap: list[int] = []
+    for number in numbers:
+        heapq.heappush(heap, number)
+    while heap:
+        heapq.heappop(heap)
+
+
 def table(rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -331,6 +370,10 @@ def main() -> None:
                 found["added_cpu_us_per_call"], verdict(ratio["median"], RECORDED_TARGET),
             )
         )  # fmt: skip
+    replays = replay_speed()
+    told = "replay of 100,000 messages: {:.2f} s, {:.2f} times 500,000 numbers through a heap ({})"
+    took = replays["seconds"]["median"]
+    print(told.format(took, replays["ratio"]["median"], verdict(took, REPLAY_TARGET)))
     redraws = {ranks: redraw_speed(ranks) for ranks in (8, 64)}
     for ranks, found in redraws.items():
         told = "a redraw of explore with {} ranks: {:.0f} ms, {:.1f} times writing its bars"
@@ -349,7 +392,7 @@ def main() -> None:
         machine["python"] = sys.version.split()[0]
         found = {"machine": machine, "launchers": rows, "absent": list(absent)}
         found |= {"recording": recording, "first": first, "large_results_gb_s": speed}
-        found |= {"redraws": redraws}
+        found |= {"redraws": redraws, "replays": replays}
         found |= {"ddp_images_s": ddp}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
