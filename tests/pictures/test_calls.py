@@ -8,8 +8,7 @@ from recordings import event, one_message
 from stalls import call, explained, inside
 
 from course_utils import Trace, WorkerError, WorkerTimeout, launch, plot_calls
-from course_utils.pictures.calls import draw
-from course_utils.pictures.sequence import Sequence
+from course_utils.pictures.calls import Sequence, draw
 
 ALL, BARRIER, BROADCAST = ("all_reduce", 7), ("barrier", 8), ("broadcast", 9)
 
