@@ -30,13 +30,13 @@ class Trace:
 
     Attributes:
         events: All events, by rank and then in the order in which the rank issued them.
-        ended: Of each rank: when its function returned or was stopped (seconds since the launch),
-            and the CPU seconds that it had computed since its last event.
+        ended: Of each rank, first: seconds from the launch until its function returned or was
+            stopped; nothing asks for what stands behind it.
         failed: Whether the launch failed, so that the recording ends before its time.
     """
 
     events: tuple[Event, ...]
-    ended: tuple[tuple[float, float], ...]
+    ended: tuple[tuple[float, ...], ...]
     failed: bool = False
 
     @classmethod
@@ -78,7 +78,7 @@ class Trace:
         return {}
 
     def schedule(self, algorithm: str) -> Schedule:
-        """Who meets whom, found once for all networks: see `match`."""
+        """Who meets whom, found once for all networks: see `schedule.py`."""
         if algorithm not in self._schedules:
             refuse_unknown(algorithm)
             if self.failed:
