@@ -7,7 +7,6 @@ from dataclasses import replace
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.rules import SAME, diagnose
-from course_utils.hang.shim import logs_of
 from course_utils.hang.whereabouts import content, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
@@ -32,7 +31,7 @@ class HangReport(Listener):
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put better parts into an error; see `Listener.explain`."""
-        logs = logs_of(self._record.logs())
+        logs = self._record.logs()
         if isinstance(error, WorkerTimeout):
             stands = [whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks)]
             dead = Deadlock(stands, error.when)

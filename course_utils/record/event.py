@@ -32,7 +32,6 @@ class Event:
         blocking: Whether the caller waited at once, so that no wait follows.
         of: The index of the operation that a wait waits for.
         parts: Bytes for each rank of the group, where one part is handed in for each.
-        cpu_s: CPU seconds that the rank computed between its last event and this one.
         place: The learner's line, such as "cell [5], line 7, in train"; empty if there is none.
         code: The text of that line.
         finished: False for what was not complete when the launch failed.
@@ -57,7 +56,6 @@ class Event:
     blocking: bool = False
     of: int | None = None
     parts: tuple[int, ...] = ()
-    cpu_s: float = 0.0
     place: str = ""
     code: str = ""
     finished: bool = True

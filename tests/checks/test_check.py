@@ -12,7 +12,7 @@ from course_utils import Network, check, progress
 from course_utils.checks.cases import CASES
 from course_utils.checks.outcome import CheckFailed
 from course_utils.checks.rules import COLLECTIVES, KINDS
-from course_utils.record.tap import _KINDS
+from course_utils.record.kinds import KINDS as RECORDED
 
 WRONG = {
     answers.alone: "Rank 0: element [0]: wanted",
@@ -275,8 +275,8 @@ def test_a_check_takes_less_than_three_seconds_and_a_hang_less_than_fifteen():
 
 
 def test_every_kind_that_is_recorded_can_be_forbidden():
-    assert set(KINDS) == set(_KINDS)
-    assert set(COLLECTIVES) == set(_KINDS) - {"send", "recv"}
+    assert set(KINDS) == set(RECORDED)
+    assert set(COLLECTIVES) == set(RECORDED) - {"send", "recv"}
 
 
 def test_the_cases_have_odd_empty_whole_double_and_strided_tensors():

@@ -1,0 +1,215 @@
+"""Inside a rank: see every call of every process group, and write it down before it is issued.
+
+torch 2.15 lets a `ProcessGroup` have hooks (`register_pre_hook`, `register_post_hook`) that run
+around each of its operations, whoever asks for it: the learner, DDP's reducer in C++, FSDP2, a
+functional collective. Nothing stands between the group and its backend, so a recorded run computes
+what any other run computes. A Python subclass of `Backend` that forwards to gloo was tried first:
+under it some works never complete, `monitored_barrier` fails, and DDP can crash.
+
+The hooks run a thousand times where a learner measures. So they look up what an operation is by a
+key of what it was called with, and spell it out only at its first time. All of this happens in a
+forked worker; the kernel's torch stays as it is.
+"""
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from course_utils.record import frames
+from course_utils.record.event import ASYNC, BACKWARD, UNFINISHED
+from course_utils.record.kinds import KINDS, Kind
+from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Known, Writer
+from course_utils.record.models import Models
+from course_utils.record.waits import Issued, Waits
+
+_HOOK = 0x7ACE  # the number under which our hooks are registered with a group
+_PATCHED = ("_register_pg_in_world", "_process_group_name")
+_NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0)
+
+
+def refusal() -> str | None:
+    """Say why this torch cannot record, or None when it can."""
+    hooks = hasattr(c10d.ProcessGroup, "register_pre_hook")
+    if hooks and all(hasattr(c10d, name) for name in _PATCHED):
+        return None
+    return (
+        f"trace=True needs torch 2.15 or newer, whose process groups have hooks; this is torch "
+        f"{torch.__version__}. Install the pinned one, or launch without trace=True."
+    )
+
+
+class _Called(NamedTuple):
+    """What torch calls an operation, as it is called here; `listed`: with a tensor per rank."""
+
+    name: str
+    kind: Kind
+    listed: bool
+
+
+@functools.cache
+def _called() -> dict[int, _Called]:
+    names = torch._C._distributed_c10d.HookOpName
+    return {
+        getattr(names, name).value: _Called(kind, row, listed)
+        for kind, row in KINDS.items()
+        for listed, all_ in ((False, row.hooks), (True, row.lists))
+        for name in all_.split()
+    }
+
+
+class Recorder:
+    """What the hooks of all groups of this rank have in common."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer, self.models = writer, Models(self.carefully)
+        self.waits = Waits(writer) if writer.whole else None
+        self.counts: dict[tuple, int] = {}  # calls made, by what they are counted by
+        self.forked = False
+
+    def carefully(self, do: Callable, *args: Any) -> None:
+        """Whatever goes wrong here, a call that nobody asked to record goes on."""
+        if self.forked:
+            return
+        try:
+            do(*args)
+        except Exception:
+            self.writer.give_up()
+            if self.writer.whole:
+                raise
+
+    def listen(self) -> None:
+        """Have every group recorded that is yet to be made; none exists so far."""
+        if refusal():
+            self.writer.give_up()
+            return
+        register, name = (getattr(c10d, patched) for patched in _PATCHED)
+
+        @functools.wraps(register)
+        def register_and_record(pg: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
+            register(pg, *args, **options)
+            if isinstance(pg, c10d.ProcessGroup):
+                self.carefully(_Tap, self, pg)
+
+        @functools.wraps(name)
+        def name_and_record(ranks: Any, *args: Any, **options: Any) -> str:
+            if ranks:  # the group of all ranks has none given
+                self.carefully(self._new_group, ranks, sys._getframe(1))
+            return name(ranks, *args, **options)
+
+        c10d._register_pg_in_world, c10d._process_group_name = register_and_record, name_and_record
+        if self.waits:
+            self.waits.listen()
+        os.register_at_fork(after_in_child=self._fall_silent)
+
+    def _fall_silent(self) -> None:
+        """What a rank forks, such as a DataLoader's worker, is no rank."""
+        self.forked = True
+        if self.waits:
+            self.waits.unwaited.clear()
+
+    def returned(self) -> None:
+        """Write down that the learner's function has returned."""
+        self.models.ask()
+        flags = UNFINISHED if self.models.unfinished else 0
+        known = self.writer.known_as(("return",), None, kind="return", bytes=0)
+        self.writer.add(known.number, 1, flags)
+
+    def _new_group(self, ranks: Any, caller: FrameType) -> None:
+        frame, flags = self.seen(caller)
+        key = ("new_group", *ranks, frame and id(frame.f_code), frame and frame.f_lasti)
+        with self.writer.lock:
+            fields = {"kind": "new_group", "bytes": 0, "group": tuple(ranks)}
+            known = self.writer.known.get(key) or self.writer.known_as(key, frame, **fields)
+            self.writer.add(known.number, self.count("new_group"), flags)
+
+    def count(self, *key: Any) -> int:
+        """The how-manieth call of its key this is."""
+        number = self.counts[key] = self.counts.get(key, 0) + 1
+        return number
+
+    def seen(self, caller: FrameType | None) -> tuple[FrameType | None, int]:
+        """The learner's frame, and what DDP has to do with a call."""
+        if self.models.wrapping:
+            self.models.follow()
+        frame, flags = caller, 0
+        if caller and caller.f_code.co_name == frames.BACKWARD:
+            flags = BACKWARD
+        while frame and not frames.is_learners(file := frame.f_code.co_filename):
+            if file == frames.DDP:
+                flags |= self.models.flags(frame)
+            frame = frame.f_back
+        return frame, flags
+
+
+class _Tap:
+    """The hooks of one process group."""
+
+    def __init__(self, recorder: Recorder, group: c10d.ProcessGroup) -> None:
+        self.recorder, self.writer, self.group = recorder, recorder.writer, weakref.ref(group)
+        self.called = _called()
+        self.issuing: dict[int, Issued] = {}
+        group.register_pre_hook(_HOOK, functools.partial(recorder.carefully, self._before))
+        if recorder.waits:
+            group.register_post_hook(_HOOK, functools.partial(recorder.carefully, self._after))
+
+    @functools.cached_property
+    def _members(self) -> tuple[tuple[int, ...], str]:
+        """Global ranks in the group's order, and its name; known only once the group is used.
+
+        Groups that only their members make can have one name, so both together say which it is.
+        """
+        return tuple(c10d.get_process_group_ranks(self.group())), self.group().group_name
+
+    def _before(self, call: Any) -> None:
+        """An operation is about to be issued."""
+        called = self.called.get(call.name.value)
+        if called is None:
+            return
+        (name, kind, listed), caller = called, sys._getframe(1).f_back
+        frame, flags = self.recorder.seen(caller)
+        if call.async_op and not frames.is_blocking(caller):
+            flags |= ASYNC
+        inputs, place = call.input_tensors, call.root
+        tensors = inputs or call.output_tensors
+        first = tensors[0] if tensors else _NOTHING
+        size = first.nbytes if len(tensors) < 2 else sum(tensor.nbytes for tensor in tensors)
+        tag = frames.tag(caller) if kind.message else None
+        op = frames.operator(caller) if kind.reduces else None
+        n = len(self._members[0])
+        split = frames.parts(inputs, listed, n, caller) if kind.parted else ()
+        code, at = (frame.f_code, frame.f_lasti) if frame else (None, 0)
+        key = (name, self._members, first.dtype, first.shape, size, place, tag, split, id(op),
+               id(code), at)  # fmt: skip
+        with self.writer.lock:
+            known = self.writer.known.get(key) or self._describe(key, frame, op)
+            counted = (self._members, name, place, tag) if kind.message else (self._members,)
+            number = self.recorder.count(*counted)
+            row = self.writer.add(known.number, number, flags, ON_ITS_WAY)
+        if self.recorder.waits:
+            self.issuing[call.op_id] = Issued(known, row, not flags & ASYNC)
+
+    def _describe(self, key: tuple, frame: FrameType | None, op: Any) -> Known:
+        """Say what is called by a key that was not seen before."""
+        name, (group, group_name), dtype, shape, size, place, tag, split, *_ = key
+        other = group[place] if place >= 0 else None
+        return self.writer.known_as(
+            key, frame, op, kind=name, bytes=size, tag=tag, parts=split, group=group,
+            group_name=group_name, shape=tuple(shape),
+            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            op=op and str(op).rpartition(".")[2].lower(),
+            **({"peer": other} if KINDS[name].message else {"root": other}),
+        )  # fmt: skip
+
+    def _after(self, call: Any) -> None:
+        """An operation was issued; its work object tells when it is complete."""
+        if issued := self.issuing.pop(call.op_id, None):
+            self.writer.put(issued.row, OF, ISSUED)
+            if call.work is not None:
+                self.recorder.waits.follow(call, issued, sys._getframe(1).f_back)
