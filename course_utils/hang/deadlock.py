@@ -1,21 +1,12 @@
 """Who waits for whom: the record of all ranks, its calls matched as torch matches them."""
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import NamedTuple
 
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
 from course_utils.record.event import EVALUATES, FORWARD, Event
 from course_utils.record.kinds import KINDS
 from course_utils.record.meetings import Key, Meeting, key_of, meetings
-
-
-class Difference(NamedTuple):
-    """The first collective of a group that its members call differently."""
-
-    number: int
-    what: str  # "order", "evaluation", "root", "shape", or "new_group"
-    calls: dict[int, Event]  # by rank, in the group's order
 
 
 class Unmet(NamedTuple):
@@ -107,28 +98,27 @@ class Deadlock:
         calls = self.ranks[rank].calls if rank is not None else ()
         return rank is None or any(c.kind == "recv" and c.peer is None for c in calls)
 
-    @cached_property
-    def difference(self) -> Difference | None:
-        """The first collective that differs, in the first group in which a rank waits for one."""
+    def difference(self) -> tuple[str, Meeting] | None:
+        """What differs in the first such collective of the first group in which a rank waits."""
         # Complete as a call may seem, its rank waits there.
         calls = [call for _, call, _ in self.open]
         calls += [one.call for r, one in self.ranks.items() if r in self.waits_for and one.call]
         keys = dict.fromkeys(key_of(call) for call in calls if not is_message(call))
         return next(filter(None, map(self._difference, keys)), None)
 
-    def _difference(self, key: Key) -> Difference | None:
+    def _difference(self, key: Key) -> tuple[str, Meeting] | None:
         agreed = False
-        for number, meeting in self._met[key].items():
-            what = differs(list(meeting.calls.values()))
-            if what:  # where nothing was the same before, an earlier difference may be forgotten
+        for meeting in self._met[key].values():
+            if what := differs(list(meeting.calls.values())):
+                # Where nothing was the same before, an earlier difference may be forgotten.
                 whole = agreed or all(self.ranks[member].complete for member in meeting.members)
-                return Difference(number, what, meeting.calls) if whole else None
+                return (what, meeting) if whole else None
             agreed = agreed or len(meeting.calls) > 1
         return None
 
 
 def differs(calls: list[Event]) -> str | None:
-    """What some calls, which shall meet, differ in."""
+    """What calls that shall meet differ in, such as "order": they are of several kinds."""
     first = calls[0]
     if all(c.flags & FORWARD for c in calls) and len({c.flags & EVALUATES for c in calls}) > 1:
         return "evaluation"

@@ -1,17 +1,18 @@
 """What the rules ask of a hang, section by section: the names that a section's rows use."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from types import SimpleNamespace as Facts
 
-from course_utils.hang.deadlock import Deadlock, Difference
+from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.places import loop_of
 from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import times
 from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event
+from course_utils.record.meetings import Meeting
 
 # Of each rank on average: pauses that must be seen, and those that count. A start is slow.
 _MANY_PAUSES, _LAST_PAUSES = 4, 16
@@ -56,29 +57,35 @@ def _is_slow(dead: Deadlock) -> bool:
 
 def of_difference(dead: Deadlock) -> Iterator[Facts]:
     """The first collective of a group that is not the same on all its ranks."""
-    if (found := dead.difference) is None:
+    if (found := dead.difference()) is None:
         return
-    number, what, calls = found
-    call = next(iter(calls.values()))
-    name = f"collective #{number}{of_group(call, dead.world)}"
-    said, groups = _SAID.get(what, content), defaultdict(list)
-    for rank, its in calls.items():
-        groups[said(its)].append(rank)
-    alone = {rank: its for rank, its in calls.items() if its.flags & EVALUATES}
+    what, meeting = found
+    call, said = next(iter(meeting.calls.values())), _SAID.get(what, content)
+    name = f"collective #{meeting.number}{of_group(call, dead.world)}"
+    by = together({rank: said(its) for rank, its in meeting.calls.items()})
+    alone = {rank: its for rank, its in meeting.calls.items() if its.flags & EVALUATES}
     facts = Facts(
-        number=number, what=what, call=call, Name=name.capitalize(), rarer=0,
-        by=", ".join(f"{words} on {ranks(who)}" for words, who in groups.items()),
+        number=meeting.number, what=what, call=call, Name=name.capitalize(), rarer=0,
+        by=", ".join(f"{words} on {ranks(who)}" for words, who in by.items()),
         alone=alone and ranks(alone), there=_there(next(iter(alone.values()), call)),
-        one_in_backward=len({its.flags & BACKWARD for its in calls.values()}) > 1,
+        one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
     )  # fmt: skip
-    vars(facts).update(_past_the_loop(dead, found))
+    vars(facts).update(_past_the_loop(dead, meeting))
     yield facts
 
 
-def _past_the_loop(dead: Deadlock, difference: Difference) -> dict[str, object]:
+def together(said: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks of which the same words are said."""
+    groups = defaultdict(list)
+    for rank, words in said.items():
+        groups[words].append(rank)
+    return groups
+
+
+def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     """One rank goes round a loop once more, when another one has left that loop."""
-    for rank, call in difference.calls.items():
-        for other, its in difference.calls.items():
+    for rank, call in meeting.calls.items():
+        for other, its in meeting.calls.items():
             if its.kind == call.kind or not (call.line and its.line):
                 continue
             loop, same = loop_of(Frame(*call.line)), call.line[::2] == its.line[::2]
@@ -144,23 +151,13 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
     yield facts
 
 
-def of_circle(dead: Deadlock) -> Iterator[Facts]:
-    """Ranks that wait for each other, and for nobody else."""
+def of_waiting(dead: Deadlock) -> Iterator[Facts]:
+    """Ranks that wait for each other, and for nobody else; or what the stacks tell."""
     inside = [rank for rank in dead.waits_for if rank in dead.reachable(rank)]
     calls = [call for rank, call, _ in dead.open if rank in inside]
-    if inside:
-        yield Facts(
-            Inside=ranks(inside).capitalize(), kinds={call.kind for call in calls},
-            groups=len({call.group_name for call in calls}), what=_names(dead, inside),
-        )  # fmt: skip
-
-
-def of_stacks(dead: Deadlock) -> Iterator[Facts]:
-    """What the stacks tell where no call is seen to lack its partner, or none is known."""
-    names = {str(one.what) for one in dead.ranks.values()}
-    alone = len(dead.world) == 1
-    yield Facts(known=dead.known, names=names, alone=alone, what=_names(dead, dead.world))
-
-
-def _names(dead: Deadlock, who: Iterable[int]) -> str:
-    return ", ".join(sorted({str(dead.ranks[rank].what) for rank in who}))
+    names = {str(dead.ranks[rank].what) for rank in inside or dead.world}
+    yield Facts(
+        Inside=inside and ranks(inside).capitalize(), kinds={call.kind for call in calls},
+        groups=len({call.group_name for call in calls}), names=names, what=", ".join(sorted(names)),
+        known=dead.known, alone=len(dead.world) == 1,
+    )  # fmt: skip

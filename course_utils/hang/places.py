@@ -28,7 +28,7 @@ _BUILT_OF_LOCKS = {
     "Thread": "a thread's end",
 }
 # A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
-_LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:$)", re.IGNORECASE)
+_LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
 _SLEEPS = re.compile(r"\bsleep\(")
 
 

@@ -1,11 +1,11 @@
 """The report of a hang: where every rank is, in which call, who never arrived, and what to try."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
+from course_utils.hang.facts import together
 from course_utils.hang.rules import SAME, diagnose
 from course_utils.hang.whereabouts import content, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
@@ -45,10 +45,9 @@ class HangReport(Listener):
 def _rows(dead: Deadlock) -> str:
     """Where every rank is; many ranks that do the same share a row."""
     told = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
-    groups: dict[object, list[int]] = defaultdict(list)
-    for rank, text in told.items():
-        groups[text if len(told) > _ROWS else rank].append(rank)
-    return "\n".join(f"  {ranks_named(who)}: {told[who[0]]}" for who in groups.values())
+    if len(told) > _ROWS:
+        return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in together(told).items())
+    return "\n".join(f"  rank {rank}: {row}" for rank, row in told.items())
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
@@ -68,16 +67,15 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     stands = [whereabouts.of(number, None, logs.get(number)) for number in world]
     stands[rank] = replace(stands[rank], state="waiting", open=stands[rank].calls[-1:])
     dead = Deadlock(stands, 0.0)
-    if not dead.known or not (found := dead.difference):
+    if not dead.known or not (found := dead.difference()):
         return _UNKNOWN
-    told = defaultdict(list)
-    for number, call in found.calls.items():
-        told[_row(call)].append(number)
-    group = of_group(next(iter(found.calls.values())), dead.world)
-    cure = "hand in the same shape and dtype on every rank." if found.what == "shape" else SAME
-    head = f"Gloo ended it, because collective #{found.number}{group} is not the same on all ranks:"
-    return "\n".join((head, *(f"  {ranks_named(who)}: {row}" for row, who in told.items()),
-                      cure[0].upper() + cure[1:]))  # fmt: skip
+    what, meeting = found
+    told = together({number: _row(call) for number, call in meeting.calls.items()})
+    group = of_group(next(iter(meeting.calls.values())), dead.world)
+    cure = "hand in the same shape and dtype on every rank." if what == "shape" else SAME
+    head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
+    rows = (f"  {ranks_named(who)}: {row}" for row, who in told.items())
+    return "\n".join((f"{head} ranks:", *rows, cure[0].upper() + cure[1:]))
 
 
 def _row(call: Event) -> str:

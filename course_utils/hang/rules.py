@@ -90,7 +90,7 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          _ARRIVED + "{it} for {what} of its own process. {advice}"),
         ("missing", lambda f: True, _ARRIVED + SAME),
     ]),
-    (facts.of_circle, [
+    (facts.of_waiting, [
         ("send/send", lambda f: f.kinds == {"send"},
          "{Inside} all send, and none receives: a blocking send ends only when its peer receives. "
          "Let one side receive first, or use isend and irecv."),
@@ -100,9 +100,8 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("groups", lambda f: f.groups > 1 and not f.kinds & {"send", "recv", "new_group"},
          "{Inside} wait for each other in different groups: every rank of a group must come to its "
          "calls, and all ranks to their groups in the same order."),
-        ("order", lambda f: ", " in f.what, "The ranks wait in different calls ({what}): " + SAME),
-    ]),
-    (facts.of_stacks, [
+        ("order", lambda f: f.Inside and len(f.names) > 1,
+         "The ranks wait in different calls ({what}): " + SAME),
         ("alone", lambda f: f.alone and f.names == {"recv"},
          "There is no other rank that could send rank 0 a message."),
         (None, lambda f: not f.known and f.names <= {"send", "recv", "batch_isend_irecv"},

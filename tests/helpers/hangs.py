@@ -75,6 +75,8 @@ def with_buffers():
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
 
 batch = torch.ones(4, 3)
+mutex = threading.Lock()
+mutex.acquire()
 works = []
 
 def report(work, world_size, backend, timeout):
@@ -317,6 +319,14 @@ PATTERNS = [
         dist.barrier()
         """,
         "held", 1, ("rank 1: waiting for a lock at", "Rank 0 waited for rank 1, which never"),
+    ),
+    Hang(
+        "a lock that the notebook holds",
+        """
+        with mutex:  # <-
+            dist.barrier()
+        """,
+        "held", 1, ("ranks 0 and 1 wait for a lock of their own process", "locked in its copies"),
     ),
     Hang(
         "a queue that stays empty",
