@@ -1,4 +1,4 @@
-"""A recording to play with: sliders for the network under it."""
+"""A recording to play with: sliders for the network under it, or its messages one by one."""
 
 import html
 import math
@@ -7,20 +7,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from course_utils.network.network import Network
+from course_utils.network.replay import Replay
 from course_utils.network.simulation import without_gc
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity
-from course_utils.pictures.bars import Activity
-from course_utils.pictures.panel import NETWORK, panel
-from course_utils.pictures.shapes import as_svg
+from course_utils.pictures.bars import Activity, Arrow
+from course_utils.pictures.shapes import as_figure, as_svg
+from course_utils.pictures.style import picture
 from course_utils.pictures.timeline import draw
-from course_utils.pictures.words import virtual_text
+from course_utils.pictures.words import size, us, virtual_text
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
 
     from course_utils.network.trace import Event
 
+NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
+_TOLD = 12  # messages, at most, that the text form names
 _ROUND = (1, 1.5, 2, 3, 4, 5, 6, 8)
 _AXES = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)  # an axis that jumps seldom lets bars be compared
 
@@ -56,7 +59,7 @@ def explore(
     for slider in sliders:
         slider.observe(redraw, "value")
     rows = [HBox(sliders[:2]), HBox(sliders[2:]), picture]
-    return panel(rows, f"Explore {trace.world_size} ranks: {virtual_text(start)}", start)
+    return _panel(rows, f"Explore {trace.world_size} ranks: {virtual_text(start)}", start)
 
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
@@ -107,3 +110,69 @@ def explored(what: Activity) -> str:
     axis = next(step * by for by in _AXES if step * by >= 0.9999 * end)
     said = html.escape(virtual_text(what))
     return f'{as_svg(draw(what, axis))}<p style="line-height:1.5;margin:6px">{said}</p>'
+
+
+def animate(source: Trace | Replay, network: Network = NETWORK) -> "VBox":
+    """Step through the messages, one after the other: arrows on a timeline, the last one thick.
+
+    Args:
+        source: `results.trace`, which is replayed on `network`; or a replay.
+        network: Of a trace.
+
+    Raises:
+        TypeError: `source` is neither.
+        ValueError: No message was sent.
+        ReplayError: A message or a collective has no partner.
+    """
+    what = activity(source, None if isinstance(source, Replay) else network)
+    if not what.arrows:
+        raise ValueError("there is nothing to animate: these ranks sent no message")
+    from ipywidgets import HTML, HBox, IntSlider, Layout, Play, jslink
+
+    last = len(what.arrows)
+    play = Play(value=1, min=1, max=last, interval=1100, description="messages")
+    step = IntSlider(1, min=1, max=last, description="message", layout=Layout(width="420px"))
+    picture = HTML(animated(what, 0))
+
+    def redraw(_: Any) -> None:
+        picture.value = animated(what, step.value - 1)
+
+    step.observe(redraw, "value")
+    jslink((play, "value"), (step, "value"))
+    return _panel([HBox([play, step]), picture], _messages(what), what)
+
+
+def animated(what: Activity, step: int) -> str:
+    """Message number `step`, from 0, and those before it."""
+    now = what.arrows[step]
+    start, end = (us(t) if what.unit == "us" else f"{t:.2f} ms" for t in (now.start, now.end))
+    head = f"<b>message {step + 1} of {len(what.arrows)}</b>: {_told(now)}, from {start} to {end}"
+    return f'<p style="margin:6px">{head}</p>{as_svg(draw(what, step=step))}'
+
+
+def _told(message: Arrow) -> str:
+    return f"rank {message.source} to {message.target}, {size(message.bytes)}"
+
+
+def _messages(what: Activity) -> str:
+    """The first messages in words."""
+    count = len(what.arrows)
+    told = "; ".join(map(_told, what.arrows[:_TOLD]))
+    more = f"; and {count - _TOLD} more" if count > _TOLD else ""
+    return f"{count} message{'s' * (count > 1)} among {what.world_size} ranks: {told}{more}."
+
+
+def _panel(rows: list[Any], text: str, what: Activity) -> "VBox":
+    """Rows of widgets; where widgets do not live, the timeline stands still, with a text."""
+    from ipywidgets import VBox
+
+    class Panel(VBox):
+        def __repr__(self) -> str:
+            return text
+
+        def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            png, metadata = picture(as_figure(draw(what)))
+            shown = super()._repr_mimebundle_(**options)
+            return {**shown, "image/png": png, "text/plain": f"Figure: {text}"}, metadata
+
+    return Panel(rows)

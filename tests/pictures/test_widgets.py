@@ -8,9 +8,9 @@ from recordings import NETWORK, one_message, ring, straggler
 
 from course_utils import Network, Trace, animate, explore
 from course_utils.pictures.activity import activity
-from course_utils.pictures.animation import animated
 from course_utils.pictures.shapes import Corners, as_svg
 from course_utils.pictures.timeline import ARROWS, draw
+from course_utils.pictures.widgets import animated
 
 
 def widgets(panel):
