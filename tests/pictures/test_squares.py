@@ -6,9 +6,8 @@ import torch
 from recordings import one_message, ring
 
 from course_utils import Trace, plot_ranks, plot_traffic
-from course_utils.pictures.held import origins, parts
 from course_utils.pictures.matrix import draw as draw_matrix
-from course_utils.pictures.squares import draw
+from course_utils.pictures.squares import draw, origins, parts
 
 BEFORE = [torch.arange(2) + 10 * rank for rank in range(4)]
 
