@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.mnist import FILES
+from course_utils.data import FILES
 
 MNIST_HERE = Path(__file__).resolve().parents[3] / "shared" / "data" / "mnist"
 needs_mnist = pytest.mark.skipif(

@@ -14,8 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from course_utils import data
-from course_utils.data import MEAN, STD, digits
-from course_utils.mnist import FILES
+from course_utils.data import FILES, MEAN, STD, digits
 
 fork = multiprocessing.get_context("fork")
 
