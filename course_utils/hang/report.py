@@ -51,15 +51,9 @@ def _rows(dead: Deadlock) -> str:
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
-    """What a rank that died of SIGABRT and its peers called differently.
+    """What a rank that died of SIGABRT and its peers called differently; None if it was not gloo.
 
-    Args:
-        rank: The one that died.
-        logs: What each rank has called, where that is to be relied on.
-        output: What each rank printed; gloo's words stand in that of the one that died.
-
-    Returns:
-        A few lines; None if it was not gloo, or for another reason.
+    What each rank printed tells that, for there stand gloo's words.
     """
     if _SIZES not in output[rank]:
         return None

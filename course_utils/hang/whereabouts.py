@@ -64,7 +64,7 @@ class Whereabouts:
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     """Put together what a stack and the record say; `frames` is None for a rank that returned."""
-    calls = tuple(event for event in log.events if event.kind != "wait") if log else ()
+    calls = log.events if log else ()
     known = {"calls": calls, "known": log is not None, "complete": bool(log and log.complete)}
     if not frames:
         return Whereabouts(rank, "returned" if frames is None else "silent", **known)
