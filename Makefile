@@ -40,8 +40,8 @@ progress: .venv/.ready ## which exercises pass? runs your notebooks in exercises
 handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
 	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only)
 
-bench: .venv/.bench ## what a launch costs, beside a bare fork and beside other launchers
-	@$(RUN) tools/bench.py
+bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
+	@$(RUN) tools/bench.py $(if $(against),--against $(against))
 
 look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make look to=FOLDER only=05
 	@COURSE_SCREENSHOTS=$(or $(to),$(error say where: make look to=FOLDER only=05)) \

@@ -1,17 +1,18 @@
-"""What a launch costs, beside a bare fork that does the same and beside other launchers.
+"""What it costs: each figure beside a baseline that is measured in the same turn.
 
-A launch here is: start the ranks, join a gloo group, one all_reduce, bring every result back, and
-end with nobody left. All of them take turns (A B C, A B C, ...), so that a drift of the machine
-hits them alike; what counts is the median of the ratios within a turn. Last comes the speed of DDP
-training itself, as `launch` and as `torchrun` start it (throughput.py).
+A figure's turn gives two numbers, ours and the baseline's; what counts is the median of their
+ratios and its quartiles, since a drift of the machine hits both alike. `--against FOLDER` runs the
+same figures on another checkout of the project as well, in alternating turns, and prints how much
+longer this one takes.
 
-    python tools/bench.py [--repeats 25] [--ranks 2 4 8] [--json FILE]
+    python tools/bench.py [--against FOLDER] [--only WORDS] [--seconds 16] [--others] [--json FILE]
 """
 
 import argparse
 import contextlib
 import functools
 import heapq
+import importlib
 import importlib.util
 import io
 import json
@@ -27,22 +28,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-import throughput
 from course_utils import Network, Trace, launch
-from course_utils.network.trace import Event
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS, FLOOR = "launch", "bare fork"
-TARGETS = {2: 1.15, 4: None, 8: 1.25}  # launch against the bare fork
-FIRST_TARGET, GB_S_TARGET, RECORDED_TARGET = 1.5, 1.0, 1.1
-REPLAY_TARGET = 2.0  # seconds
-DDP_TARGET = 0.97  # images per second under launch, to torchrun's
-MEGABYTE = 1 << 20
+MESSAGES, MEGABYTES = 100_000, 256
+Turn = tuple[float, float]  # what one turn of ours took, and of the baseline (seconds)
 
 
 def total() -> float:
@@ -132,178 +127,55 @@ def with_lightning(ranks: int) -> list[float]:
         logging.disable(logging.NOTSET)
 
 
-LAUNCHERS: dict[str, tuple[str, Callable[[int], list[float]]]] = {
-    FLOOR: ("torch", with_bare_fork),
-    OURS: ("torch", with_launch),
-    "torch start_processes(fork)": ("torch", with_start_processes),
-    "Accelerate notebook_launcher": ("accelerate", with_accelerate),
-    "Lightning ddp_notebook": ("lightning", with_lightning),
-}
-
-
-def installed() -> dict[str, Callable[[int], list[float]]]:
-    return {n: run for n, (package, run) in LAUNCHERS.items() if importlib.util.find_spec(package)}
-
-
 def seconds(run: Callable[[], Any]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
-def quartiles(values: list[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": middle, "low": low, "high": high}
+def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
+    """A launcher beside the bare fork, which does the same with nothing around it."""
+    return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))
 
 
-def compare(ranks: int, repeats: int) -> list[dict[str, Any]]:
-    """One row for every launcher, in milliseconds, with its ratio to the bare fork."""
-    runs, times = installed(), {name: [] for name in installed()}
-    for name, run in list(runs.items()):
-        try:
-            wrong = run(ranks) != [ranks * (ranks + 1) / 2] * ranks  # warm, and right?
-        except Exception as error:
-            wrong = error
-        if wrong:
-            print(f"{name} failed: {wrong!r}", file=sys.stderr)
-            del runs[name], times[name]
-    for turn in range(repeats):
-        for name in sorted(runs, reverse=turn % 2 == 1):  # nobody is always after the same other
-            times[name].append(1e3 * seconds(functools.partial(runs[name], ranks)))
-    return [
-        {
-            "launcher": name,
-            "ranks": ranks,
-            **quartiles(mine),
-            "ratio": quartiles([a / b for a, b in zip(mine, times[FLOOR], strict=True)]),
-            "ratio_of_medians": statistics.median(mine) / statistics.median(times[FLOOR]),
-            "all_ms": [round(value, 2) for value in mine],
-        }
-        for name, mine in times.items()
-    ]
-
-
-FRESH = """
-import sys, time
-from course_utils import launch
-import torch, torch.distributed as dist
-sys.path.insert(0, "tools")
-import bench
-print([bench.seconds(lambda: bench.with_launch(2)) for _ in range(7)])
-"""
-
-
-def first_against_later(repeats: int) -> dict[str, Any]:
-    """In fresh processes: the first launch against the median of the next six."""
-    ratios, firsts, laters = [], [], []
-    for _ in range(repeats):
-        command = [sys.executable, "-c", FRESH]
-        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        first, *later = json.loads(told.stdout.splitlines()[-1])
-        firsts.append(1e3 * first)
-        laters.append(1e3 * statistics.median(later))
-        ratios.append(firsts[-1] / laters[-1])
-    return {"first": quartiles(firsts), "later": quartiles(laters), "ratio": quartiles(ratios)}
-
-
-def large_results(repeats: int, megabytes: int = 256) -> dict[str, float]:
-    """GB/s at which two ranks make and hand over `megabytes` each, a whole launch included."""
-
-    def work(size: int) -> torch.Tensor:
-        return torch.ones(size // 4)
-
-    size, speeds, kept = megabytes * MEGABYTE, [], []
-    for _ in range(repeats):
-        spent = seconds(lambda: kept.extend(launch(work, size, world_size=2, backend="gloo")))
-        speeds.append(2 * size / spent / 1e9)
-        kept.clear()  # giving the memory back is not part of a launch
-    return quartiles(speeds)
-
-
-def ddp_speed(repeats: int) -> dict[str, Any]:
-    """Images per second of one function, started both ways in turns, and the ratio in a turn."""
-    found = throughput.paired(repeats)
-    ratios = [a / b for a, b in zip(found["launch"], found["torchrun"], strict=True)]
-    return {**{name: quartiles(all_) for name, all_ in found.items()}, "ratio": quartiles(ratios)}
-
-
-def many_small() -> float:
-    """CPU seconds of this rank's main thread in a thousand small all_reduces."""
-    tensor, start = torch.ones(8), time.thread_time()
+def many_small() -> None:
+    """What is recorded: a thousand small all_reduces."""
+    tensor = torch.ones(8)
     for _ in range(1000):
         dist.all_reduce(tensor)
-    return time.thread_time() - start
 
 
-def recorded(ranks: int, repeats: int) -> dict[str, Any]:
-    """A launch with a thousand small all_reduces, recorded against not recorded, in pairs."""
-    times, cpu = {False: [], True: []}, {False: [], True: []}
-    for turn in range(2 * repeats + 2):
-        trace = turn % 4 in (1, 2)  # nobody always comes first
-        started = time.perf_counter()
-        used = launch(many_small, world_size=ranks, backend="gloo", trace=trace)
-        if turn > 1:  # warm
-            times[trace].append(time.perf_counter() - started)
-            cpu[trace].append(statistics.mean(used))
-    pairs = zip(times[True], times[False], strict=True)
-    added = statistics.median(cpu[True]) - statistics.median(cpu[False])
-    return {"ratio": quartiles([a / b for a, b in pairs]), "added_cpu_us_per_call": 1e3 * added}
+def recording() -> Turn:
+    """A thousand small all_reduces of two ranks, recorded, beside the same not recorded."""
+    on, off = (
+        seconds(functools.partial(launch, many_small, world_size=2, backend="gloo", trace=trace))
+        for trace in (True, False)
+    )
+    return on, off
 
 
-def redraw_speed(ranks: int, repeats: int = 15) -> dict[str, Any]:
-    """Milliseconds from a slider of `explore` to its picture, of a ring all-reduce.
-
-    The ratio is to writing one SVG element for every bar of it, and nothing else.
-    """
-    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-    from recordings import NETWORK, ring
-
-    from course_utils import explore
-
-    def floor() -> str:
-        boxes = ((bar.start_us, bar.end_us, bar.rank) for bar in bars)
-        return "".join(f'<path d="M{x:.1f} {y}L{z:.1f} {y}"/>' for x, z, y in boxes)
-
-    trace = ring(ranks)
-    bars, slider = trace.replay(NETWORK).intervals, explore(trace).children[0].children[0]
-    redraws, floors = [], []
-    for turn in range(repeats + 1):
-        value = slider.options[turn % 2][1]
-        redraws.append(1e3 * seconds(functools.partial(setattr, slider, "value", value)))
-        floors.append(1e3 * seconds(floor))
-    ratios = [a / b for a, b in zip(redraws[1:], floors[1:], strict=True)]  # the first one warms
-    return {"ms": quartiles(redraws[1:]), "ratio": quartiles(ratios)}
+def ring(ranks: int, messages: int) -> Trace:
+    """So many messages of a ring all-reduce, as isend and irecv would be recorded."""
+    try:
+        event = importlib.import_module("course_utils.record.event").Event
+    except ImportError:  # another checkout, from before the rooms
+        event = importlib.import_module("course_utils.recording.event").Event
+    common = {"group": tuple(range(ranks)), "start_s": 0.0, "end_s": 0.0}
+    events = []
+    for rank in range(ranks):
+        to, fro = (rank + 1) % ranks, (rank - 1) % ranks
+        for at in range(0, 4 * messages // ranks, 4):
+            own = {"rank": rank, **common}
+            sent = {"kind": "send", "bytes": 4096, "peer": to, "tag": 0}
+            got = {"kind": "recv", "bytes": 4096, "peer": fro, "tag": 0}
+            events += [event(index=at, **sent, **own), event(index=at + 1, **got, **own)]
+            events += [
+                event(index=at + 2 + n, kind="wait", bytes=0, of=at + n, **own) for n in (0, 1)
+            ]
+    return Trace(tuple(events), ((0.0, 0.0),) * ranks)
 
 
-def replay_speed(repeats: int = 5, messages: int = 100_000) -> dict[str, Any]:
-    """Seconds to replay a recording of so many messages, against as many operations of a heap.
-
-    Eight ranks, each sending to the next; every message is a send, a recv and two waits. Whom each
-    one meets is found anew in every turn. A heap is what orders a simulation, so 5 pushes and pops
-    a message are what the machine itself can do.
-    """
-    ranks, at_once = 8, {"group": tuple(range(8)), "tag": 0, "start_s": 0.0, "end_s": 0.0}
-
-    def turn(rank: int, at: int) -> list[Event]:
-        ring = (("send", rank + 1, None), ("recv", rank - 1, None), ("wait", 0, 0), ("wait", 0, 1))
-        return [
-            Event(rank=rank, index=at + i, kind=kind, bytes=4096, peer=peer % ranks,
-                  of=None if of is None else at + of, **at_once)
-            for i, (kind, peer, of) in enumerate(ring)
-        ]  # fmt: skip
-
-    turns = range(0, messages // ranks * 4, 4)
-    events = tuple(event for rank in range(ranks) for at in turns for event in turn(rank, at))
-    numbers, spent, ratios = [hash(str(k)) for k in range(5 * messages)], [], []
-    for _ in range(repeats):
-        trace = Trace(events, ((0.0, 0.0),) * ranks)
-        floor = seconds(functools.partial(_through_a_heap, numbers))
-        spent.append(seconds(functools.partial(trace.replay, Network(10, 80))))
-        ratios.append(spent[-1] / floor)
-    return {"seconds": quartiles(spent), "ratio": quartiles(ratios)}
-
-
-def _through_a_heap(numbers: list[int]) -> None:
+def through_a_heap(numbers: list[int]) -> None:
     heap: list[int] = []
     for number in numbers:
         heapq.heappush(heap, number)
@@ -311,90 +183,224 @@ def _through_a_heap(numbers: list[int]) -> None:
         heapq.heappop(heap)
 
 
-def table(rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in cells)
-        for cells in (list(enumerate(zip(row, widths, strict=True))) for row in rows)
+def replay_speed() -> Turn:
+    """A first replay of 100,000 messages, beside what orders a simulation: 5 pushes for each."""
+    trace, numbers = ring(8, MESSAGES), [hash(str(k)) for k in range(5 * MESSAGES)]
+    return (
+        seconds(lambda: trace.replay(Network(latency_us=10, gbit_s=80))),
+        seconds(lambda: through_a_heap(numbers)),
     )
 
 
-def shown(row: dict[str, Any]) -> list[str]:
-    target = TARGETS.get(row["ranks"]) if row["launcher"] == OURS else None
-    ratio = row["ratio"]
-    return [
-        row["launcher"],
-        str(row["ranks"]),
-        f"{row['median']:.1f}",
-        f"{row['low']:.1f} to {row['high']:.1f}",
-        f"{ratio['median']:.2f}",
-        f"{ratio['low']:.2f} to {ratio['high']:.2f}",
-        f"{row['ratio_of_medians']:.2f}",
-        verdict(ratio["median"], target) if target else "",
-    ]
+def redraw_speed() -> Turn:
+    """A slider of `explore` is moved, beside writing one SVG element for each bar of it."""
+    from course_utils import explore
+
+    trace = ring(16, 16 * 30)
+    inside = [explore(trace)]
+    for widget in inside:
+        inside += getattr(widget, "children", ())
+    slider = next(widget for widget in inside if type(widget).__name__ == "SelectionSlider")
+    values = [value for _, value in slider.options if value != slider.value][:8]
+    drawn = seconds(lambda: [setattr(slider, "value", value) for value in values])
+    bars = trace.replay(Network(latency_us=10, gbit_s=80)).intervals
+
+    def write() -> str:
+        boxes = ((bar.start_us, bar.end_us, bar.rank) for bar in bars)
+        return "".join(f'<path d="M{x:.1f} {y}L{z:.1f} {y}"/>' for x, z, y in boxes)
+
+    return drawn / len(values), seconds(write)
 
 
-def verdict(value: float, limit: float, least: bool = False) -> str:
-    reached = value >= limit if least else value <= limit
-    return f"{'>=' if least else '<='} {limit:g} {'reached' if reached else 'MISSED'}"
+IMPORT = """
+import time
+import torch, torch.distributed
+torchs = time.process_time()
+from course_utils import launch
+print(time.process_time(), torchs)
+"""
 
 
-HEAD = ["launcher", "ranks", "ms", "quartiles", "x fork", "quartiles", "of medians", "target"]
+def importing() -> Turn:
+    """CPU seconds of a fresh Python that imports torch and our launch, beside torch alone."""
+    command = [sys.executable, "-c", IMPORT]
+    both, torchs = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return float(both), float(torchs)
+
+
+def large_results() -> Turn:
+    """Two ranks make 256 MB each and hand them over, beside making them here."""
+    kept: list[torch.Tensor] = []
+
+    def make() -> torch.Tensor:
+        return torch.ones(MEGABYTES * (1 << 20) // 4)
+
+    ours = seconds(lambda: kept.extend(launch(make, world_size=2, backend="gloo")))
+    kept.clear()  # giving the memory back is not part of a launch
+    return ours, seconds(lambda: kept.extend(make() for _ in range(2)))
+
+
+def training() -> Turn:
+    """Seconds for a thousand images of DDP under launch, beside torchrun."""
+    import throughput
+
+    found = throughput.paired(1)
+    return 1e3 / found["launch"][0], 1e3 / found["torchrun"][0]
+
+
+class Figure(NamedTuple):
+    """What is measured: a turn, what it is compared with, and the aim for their ratio."""
+
+    turn: Callable[[], Turn]
+    beside: str
+    aim: float | None = None
+
+
+FORK = "bare fork"
+FIGURES = {
+    **{
+        f"launch, {ranks} ranks": Figure(
+            functools.partial(against_the_fork, with_launch, ranks), FORK, aim
+        )
+        for ranks, aim in {2: 1.10, 4: 1.10, 8: 1.10, 64: None}.items()
+    },
+    **{
+        f"start_processes(fork), {ranks} ranks": Figure(
+            functools.partial(against_the_fork, with_start_processes, ranks), FORK
+        )
+        for ranks in (2, 4, 8)
+    },
+    "1,000 all_reduces recorded": Figure(recording, "not recorded", 1.10),
+    "replay of 100,000 messages": Figure(replay_speed, "5 heap operations each"),
+    "redraw of explore": Figure(redraw_speed, "its bars written"),
+    "CPU of import": Figure(importing, "torch alone"),
+    "2 x 256 MB back": Figure(large_results, "made here"),
+}
+OTHERS = {"Accelerate": ("accelerate", with_accelerate), "Lightning": ("lightning", with_lightning)}
+ASKED_FOR = {
+    **{
+        f"{name}, {ranks} ranks": Figure(functools.partial(against_the_fork, run, ranks), FORK)
+        for name, (package, run) in OTHERS.items()
+        if importlib.util.find_spec(package)
+        for ranks in (2, 4, 8)
+    },
+    "1,000 images of DDP": Figure(training, "torchrun"),
+}
+
+
+class Checkout:
+    """A process that measures with the `course_utils` of a folder, a turn at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
+        self._process = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": str(folder)},
+            cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def measure(self, figure: str) -> Turn | str:
+        """One turn's two numbers, or why there are none."""
+        print(figure, file=self._process.stdin, flush=True)
+        told = json.loads(self._process.stdout.readline())
+        return told if isinstance(told, str) else tuple(told)
+
+    def close(self) -> None:
+        """End it, and wait until it has."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve() -> None:
+    """Read names of figures, and write what a turn gives; what else is printed goes nowhere."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for line in sys.stdin:
+        try:
+            told: Turn | str = (FIGURES | ASKED_FOR)[line.strip()].turn()
+        except Exception as error:
+            told = repr(error)
+        print(json.dumps(told), file=out, flush=True)
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": middle, "low": low, "high": high}
+
+
+def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[list[Turn]] | str:
+    """All turns of each checkout, in alternating order, within so many seconds; or why not."""
+    for checkout in checkouts:
+        if isinstance(why := checkout.measure(figure), str):  # and this one warms up
+            return why
+    turns: list[list[Turn]] = [[] for _ in checkouts]
+    end = time.monotonic() + budget_s
+    while len(turns[0]) < 5 or (time.monotonic() < end and len(turns[0]) < 40):
+        order = list(zip(checkouts, turns, strict=True))
+        for checkout, mine in order if len(turns[0]) % 2 else reversed(order):
+            mine.append(checkout.measure(figure))
+    return turns
+
+
+def row(turns: list[list[Turn]]) -> dict[str, Any]:
+    """What the turns of a figure come to."""
+    ours, beside = zip(*turns[0], strict=True)
+    found = {"ms": 1e3 * statistics.median(ours), "beside_ms": 1e3 * statistics.median(beside)}
+    found |= {"ratio": quartiles([a / b for a, b in turns[0]]), "turns": len(ours)}
+    if len(turns) > 1:
+        pairs = zip(*turns, strict=True)
+        found["then"] = quartiles([a / b for a, b in turns[1]])
+        found["to_then"] = quartiles([now[0] / then[0] for now, then in pairs])
+    return found
+
+
+def told(spread: dict[str, float]) -> str:
+    return "{median:.2f} ({low:.2f} to {high:.2f})".format(**spread)
+
+
+def line(name: str, figure: Figure, found: dict[str, Any]) -> str:
+    """A row of the table: times, the ratio with its quartiles, the aim, and the other checkout."""
+    text = f"{name:32} {found['ms']:8.1f} ms, {figure.beside} {found['beside_ms']:.1f} ms: "
+    text += f"{told(found['ratio'])}"
+    if figure.aim:
+        reached = found["ratio"]["median"] <= figure.aim
+        text += f", aim {figure.aim:g} {'reached' if reached else 'MISSED'}"
+    if "then" in found:
+        text += f"; there {told(found['then'])}; here to there {told(found['to_then'])}"
+    return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--ranks", type=int, nargs="+", default=list(TARGETS))
-    parser.add_argument("--json", type=Path, help="also write everything measured to this file")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout")
+    parser.add_argument("--only", default="", help="figures whose name contains this")
+    parser.add_argument("--seconds", type=float, default=16, help="of each figure")
+    parser.add_argument("--others", action="store_true", help="other launchers and DDP as well")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    absent = {n: p for n, (p, _) in LAUNCHERS.items() if n not in installed()}
-    rows = [row for ranks in options.ranks for row in compare(ranks, options.repeats)]
-    print(table([HEAD, *map(shown, rows)]))
-    for name, package in absent.items():
-        print(f"{name}: not installed (pip install {package})")
-    first = first_against_later(max(3, options.repeats // 5))
-    ratio, both = first["ratio"]["median"], (first["first"]["median"], first["later"]["median"])
-    print("\nfirst launch of a fresh process {:.1f} ms, later ones {:.1f} ms".format(*both), end="")
-    print(f": {ratio:.2f} times ({verdict(ratio, FIRST_TARGET)})")
-    speed = large_results(max(5, options.repeats // 3))
-    print(f"256 MB from each of 2 ranks: {speed['median']:.2f} GB/s", end="")
-    print(f" ({verdict(speed['median'], GB_S_TARGET, least=True)})")
-    recording = {ranks: recorded(ranks, options.repeats) for ranks in options.ranks if ranks < 8}
-    for ranks, found in recording.items():
-        ratio = found["ratio"]
-        print(
-            "recording 1,000 small all_reduces of {} ranks: {:.2f} times, quartiles {:.2f} to "
-            "{:.2f}, and {:.1f} us of CPU a call ({})".format(
-                ranks, ratio["median"], ratio["low"], ratio["high"],
-                found["added_cpu_us_per_call"], verdict(ratio["median"], RECORDED_TARGET),
-            )
-        )  # fmt: skip
-    replays = replay_speed()
-    told = "replay of 100,000 messages: {:.2f} s, {:.2f} times 500,000 numbers through a heap ({})"
-    took = replays["seconds"]["median"]
-    print(told.format(took, replays["ratio"]["median"], verdict(took, REPLAY_TARGET)))
-    redraws = {ranks: redraw_speed(ranks) for ranks in (8, 64)}
-    for ranks, found in redraws.items():
-        told = "a redraw of explore with {} ranks: {:.0f} ms, {:.1f} times writing its bars"
-        told = told.format(ranks, found["ms"]["median"], found["ratio"]["median"])
-        print(told + ", quartiles {low:.1f} to {high:.1f}".format(**found["ratio"]))
-    ddp = ddp_speed(max(5, options.repeats // 2))
-    for name in ("launch", "torchrun"):
-        print(f"DDP under {name}: {ddp[name]['median']:,.0f} images/s")
-    ratio = ddp["ratio"]
-    print("  ratio {median:.3f}, quartiles {low:.3f} to {high:.3f}".format(**ratio), end="")
-    print(f" ({verdict(ratio['median'], DDP_TARGET, least=True)})")
+    if options.serve:
+        return serve()
+    folders = [ROOT, *([options.against.resolve()] if options.against else [])]
+    checkouts, rows = [Checkout(folder) for folder in folders], {}
+    for name, figure in (FIGURES | (ASKED_FOR if options.others else {})).items():
+        if options.only in name:
+            turns = compare(name, checkouts, options.seconds)
+            if isinstance(turns, str):
+                print(f"{name}: failed: {turns}")
+                continue
+            rows[name] = row(turns)
+            print(line(name, figure, rows[name]), flush=True)
+    for checkout in checkouts:
+        checkout.close()
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", end="")
     print(": other programs took part in this" * (os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)))
     if options.json:
         machine = {"cores": os.cpu_count(), "load": os.getloadavg(), "torch": version("torch")}
-        machine["python"] = sys.version.split()[0]
-        found = {"machine": machine, "launchers": rows, "absent": list(absent)}
-        found |= {"recording": recording, "first": first, "large_results_gb_s": speed}
-        found |= {"redraws": redraws, "replays": replays}
-        found |= {"ddp_images_s": ddp}
+        found = {"machine": machine | {"python": sys.version.split()[0]}, "figures": rows}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return None
 
 
 if __name__ == "__main__":
