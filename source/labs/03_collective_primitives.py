@@ -12,8 +12,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from course_utils import CASES, Network, Trace, check, launch, plot_timeline, progress
-from course_utils.network.trace import Event
+from course_utils import Network, check, launch, plot_timeline, progress
+from course_utils.checks.cases import CASES
+from course_utils.network.trace import Event, Trace
 
 NO_GAPS = CASES[:6]  # all kinds of tensors but those with gaps, which send refuses
 

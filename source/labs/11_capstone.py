@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_utils import Network, Trace, check, digits, launch, plot_timeline, progress
-from course_utils.network.trace import Event
+from course_utils import Network, check, digits, launch, plot_timeline, progress
+from course_utils.network.trace import Event, Trace
 
 # %% [markdown]
 # ## 1 · Repair it

@@ -26,7 +26,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_utils import digits, hardware, launch, rank_style, report, show
+from course_utils import digits, hardware, launch, report, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## Check-up: what can your machine show?

@@ -33,7 +33,8 @@ from torch.nn import parallel
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from course_utils import hardware, launch, rank_style, show
+from course_utils import hardware, launch, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · A mutex

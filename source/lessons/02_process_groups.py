@@ -33,7 +33,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from IPython.display import Markdown
 
-from course_utils import WorkerError, hardware, launch, rank_style, show
+from course_utils import WorkerError, hardware, launch, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · Is there a master?

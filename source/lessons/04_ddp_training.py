@@ -38,7 +38,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from course_utils import digits, hardware, launch, rank_style, show
+from course_utils import digits, hardware, launch, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · Six lines

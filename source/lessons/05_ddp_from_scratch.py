@@ -28,7 +28,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import Network, WorkerError, WorkerTimeout, digits, launch, rank_style, show
+from course_utils import Network, WorkerError, WorkerTimeout, digits, launch, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · Start equal

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_utils import Network, animate, explore, launch, plot_timeline, rank_style, show
+from course_utils import Network, animate, explore, launch, plot_timeline, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · What one message costs

@@ -36,7 +36,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from course_utils import WorkerError, digits, launch, rank_style, show
+from course_utils import WorkerError, digits, launch, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · Who is dealt which sample?

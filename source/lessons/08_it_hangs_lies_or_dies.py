@@ -37,7 +37,8 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import WorkerError, WorkerTimeout, launch, plot_calls, rank_style, show
+from course_utils import WorkerError, WorkerTimeout, launch, plot_calls, show
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, and the numbers are wrong. It **dies**: a rank raises an error, or is

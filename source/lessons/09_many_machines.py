@@ -38,7 +38,9 @@ from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils import Network, digits, launch, rank_style, show, two_hosts
+from course_utils import Network, digits, launch, show
+from course_utils.machines.hosts import two_hosts
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · Two hosts in one computer

@@ -28,7 +28,8 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 # Before Keras, which looks for GPUs: this makes it look without starting CUDA, so we can fork.
-from course_utils import digits, launch, rank_style, show
+from course_utils import digits, launch, show
+from course_utils.pictures.style import rank_style
 
 os.environ["KERAS_BACKEND"] = "torch"  # read once, by the import
 os.environ["KERAS_TORCH_DEVICE"] = "cpu"

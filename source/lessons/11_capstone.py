@@ -30,7 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_utils import Network, Trace, digits, launch, plot_timeline, rank_style, show
+from course_utils import Network, digits, launch, plot_timeline, show
+from course_utils.network.trace import Trace
+from course_utils.pictures.style import rank_style
 
 # %% [markdown]
 # ## 1 · The script
