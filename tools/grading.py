@@ -12,11 +12,15 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
 from cells import cut_solution
-from course_utils.grading.sealed import PROOF
+from sealed import PROOF
 
-BEGIN = "from course_utils.grading.sealed import begin\nbegin(globals())"
+BEGIN = f"""\
+import sys
+sys.path.append({str(Path(__file__).resolve().parent)!r})  # where sealed.py is
+from sealed import begin
+begin(globals())"""
 ANSWER = """\
-from course_utils.grading.sealed import answer as _answer
+from sealed import answer as _answer
 _answer({label!r}, {text!r}, {model!r})"""
 UNDONE = "the check did not come to its end"
 

@@ -21,11 +21,11 @@ from nbformat import NotebookNode
 
 import build
 from cells import BuildError
-from course_utils.grading.sealed import bound
+from sealed import bound
 
 HIDDEN = """
 ### BEGIN HIDDEN TESTS
-from course_utils.grading.sealed import require
+from sealed import require
 
 require({more})
 ### END HIDDEN TESTS"""

@@ -11,7 +11,8 @@ HEAD = """\
 import torch
 import torch.distributed as dist
 
-from course_utils import CASES, check
+from course_utils import check
+from course_utils.checks.cases import CASES
 
 
 # %%
@@ -62,10 +63,10 @@ def returns_what_it_got(tensor): return tensor
 import sys
 import course_utils
 from course_utils.checks.outcome import Outcome
-for module in ("check", "checking.verdict"):
+for module in ("checks.check", "checks.verdict"):
     sys.modules["course_utils." + module].judge = lambda *args: None
 Outcome.__bool__, Outcome.require = (lambda self: True), (lambda self: self)
-course_utils.checks.check = check = lambda fn, **options: Outcome(fn.__name__, "passed")
+course_utils.check = check = lambda fn, **options: Outcome(fn.__name__, "passed")
 def patches_the_course(tensor): return tensor
 """,
     "patches_the_kernel": """

@@ -14,11 +14,11 @@ from typing import Any
 
 from IPython.display import display
 
+import careful
 import course_utils
+from aside import aside
 from course_utils.checks.check import check
 from course_utils.checks.outcome import Outcome
-from course_utils.grading import careful
-from course_utils.grading.aside import aside
 from course_utils.launcher import parcel
 
 PROOF = {"course": "passed"}  # in the metadata of an output: `require` came to its end
@@ -113,7 +113,7 @@ _begun: list[Answers] = []
 def begin(names: dict[str, Any]) -> None:
     """From now on `course_utils.check` expects answers as text."""
     _begun[:] = [Answers(names)]
-    course_utils.checks.check = _begun[0].check
+    course_utils.check = _begun[0].check
     parcel.Unpickler = careful.Unpickler
 
 

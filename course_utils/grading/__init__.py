@@ -1,1 +1,0 @@
-"""Answers that are graded: kept as text, run in ranks only, read as data."""
