@@ -25,7 +25,7 @@ ALLOWED = {
     "hang": ("record", "launcher"),
     "network": ("record.event", "record.meetings"),
     "pictures": ("network", "hang", "record", "launcher"),
-    "checks": ("network", "record", "launcher"),
+    "checks": ("network", "hang", "record", "launcher"),
     "machines": ("launcher",),
     HOUSE: ("launcher", "record", "hang", "network", "pictures", "checks", "machines"),
 }

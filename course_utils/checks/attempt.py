@@ -11,18 +11,21 @@ import io
 import mmap
 import os
 import struct
-import time
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from time import monotonic, sleep
 from typing import Any
 
 import torch.distributed as dist
 
 from course_utils.checks.cases import Inputs, draw, public_seed, seed_cpu
+from course_utils.hang.report import HangReport
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.launch import launch
 from course_utils.network.trace import Event, Trace
-from course_utils.notebook import launch
+from course_utils.record.record import Record
 
 _SEED = struct.Struct("<iiQ")  # rank, number of the run, seed
 _MARK = "\x1e"  # between two cases, in what a rank prints
@@ -35,6 +38,9 @@ class Run:
     number: int
     case: Any
     fresh: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.case}, fresh numbers" if self.fresh else str(self.case)
 
 
 @dataclass
@@ -49,6 +55,7 @@ class Attempt:
         seeds: By rank and number of the run.
         output: For each rank what it printed, run by run.
         error: Why it ended early; `got` and `traces` are empty then.
+        returned: Ranks whose answer had returned when it ended.
         reached: The run that it ended in.
     """
 
@@ -59,23 +66,23 @@ class Attempt:
     seeds: dict[tuple[int, int], int] = field(default_factory=dict)
     output: list[list[str]] = field(default_factory=list)
     error: WorkerError | None = None
-    returned: tuple[int, ...] = ()  # ranks whose answer had returned when it ended
+    returned: tuple[int, ...] = ()
     reached: int = 0
 
 
 def attempt(
     fn: Callable, inputs: Inputs, world_size: int, runs: list[Run], **options: Any
 ) -> Attempt:
-    """Launch an answer once, on all these runs; `options` go to `launch`."""
-    progress, said = Progress(world_size), io.StringIO()
+    """Launch an answer once, on all these runs; `options` go to the launcher."""
+    done, progress, record = Attempt(world_size, runs), Progress(world_size), Record(trace=True)
     reading, writing = os.pipe()
     worker = _Worker(fn, inputs, runs, progress, (reading, writing), options["backend"])
-    done = Attempt(world_size, runs)
+    options |= {"world_size": world_size, "listeners": (record, HangReport(record))}
     try:
-        with contextlib.redirect_stdout(said):  # what the answer prints is shown when it is wrong
-            results = launch(worker, world_size=world_size, device="cpu", trace=True, **options)
-        done.got = [list(own) for own in zip(*(result[0] for result in results), strict=True)]
-        done.traces = _split(results.trace, [result[1] for result in results], len(runs))
+        with contextlib.redirect_stdout(io.StringIO()):  # it is shown when the answer is wrong
+            results = launch(worker, device="cpu", **options)
+        done.got = [list(own) for own in zip(*(got for got, _ in results), strict=True)]
+        done.traces = _split(record, [begun for _, begun in results])
         output = results.output
     except WorkerError as error:
         done.error, output = error, error.output
@@ -105,7 +112,7 @@ class Progress:
         """Say that a rank has so many runs behind it, and wait until all others have as well."""
         self.memory[8 * rank : 8 * rank + 8] = runs.to_bytes(8, "little")
         while min(self) < runs:
-            time.sleep(0.0003)
+            sleep(0.0003)
 
 
 @dataclass
@@ -119,19 +126,18 @@ class _Worker:
     pipe: tuple[int, int]
     backend: str | None
 
-    def __call__(self) -> tuple[list[bytes], str]:
+    def __call__(self) -> tuple[list[bytes], list[float]]:
+        """What the answer returned for each run, and when each of them began."""
         rank = int(os.environ["RANK"])
         arguments = self._draw(rank)
-        own = self.backend and dist.new_group([rank], use_local_synchronization=True)
-        got = []
+        got, begun = [], []
         for number, mine in enumerate(arguments):
             print(end=_MARK, flush=True)
-            if own:
-                dist.barrier(group=own)  # of this rank alone: only there to be recorded
             seed_cpu(public_seed(rank, len(arguments), number))  # the last one was secret
+            begun.append(monotonic())
             got.append(self._answer(mine))
             self.progress.finish(rank, number + 1)
-        return got, own.group_name if own else ""
+        return got, begun
 
     def _draw(self, rank: int) -> list[tuple]:
         """All arguments of this rank, and the fresh seeds on their way, before the answer runs."""
@@ -158,16 +164,14 @@ class _Worker:
             raise TypeError(f"what it returns, a {kind}, cannot be sent back: {error}") from None
 
 
-def _split(trace: Trace, marks: list[str], runs: int) -> list[Trace]:
-    """The recording of each run, its events counted from 0."""
-    found: list[list[Event]] = [[] for _ in range(runs)]
-    for rank, mark in enumerate(marks):
-        run, base = (-1, 0) if mark else (0, 0)
-        for event in trace.of_rank(rank):
-            if mark and event.group_name == mark:
-                run, base = run + 1, event.index + 1
-            elif run >= 0:
-                of = None if event.of is None else event.of - base
-                found[run].append(replace(event, index=event.index - base, of=of))
-    ended = ((0.0, 0.0),) * trace.world_size
-    return [Trace(tuple(events), ended) for events in found]
+def _split(record: Record, begun: list[list[float]]) -> list[Trace]:
+    """The recording of each run, its events counted from 0; `begun`: by rank, when each began."""
+    found: list[list[Event]] = [[] for _ in begun[0]]
+    first: dict[tuple[int, int], int] = {}
+    begun = [[when - record.start_s for when in own] for own in begun]
+    for event in record.events():
+        if run := bisect(begun[event.rank], event.start_s):  # 0: before the first one
+            base = first.setdefault((event.rank, run), event.index)
+            of = None if event.of is None else event.of - base
+            found[run - 1].append(replace(event, index=event.index - base, of=of))
+    return [Trace(tuple(events), ((0.0, 0.0),) * len(begun)) for events in found]

@@ -14,14 +14,15 @@ from course_utils.checks.attempt import Attempt, Run, attempt
 from course_utils.checks.cases import CASES, Inputs
 from course_utils.checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome
 from course_utils.checks.overview import note
-from course_utils.checks.rules import Budget, Rules, make_rules
+from course_utils.checks.rules import Budget, make_rules
 from course_utils.checks.verdict import Finding, judge
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.launch import launch
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.network.network import Network
-from course_utils.notebook import launch
 
 _JUDGE_S = 60.0
+Judging = Callable[[list[Attempt]], Finding | None]
 
 
 def check(
@@ -75,18 +76,18 @@ def check(
     sizes, name = sorted(world_sizes), getattr(fn, "__name__", "answer")
     if not sizes or not cases:
         raise ValueError("check needs at least one world size and one case")
+    if fn is None:
+        return note(Outcome(name, NOT_ATTEMPTED))
     if not callable(fn):
-        state = NOT_ATTEMPTED if fn is None else WRONG
-        message = "" if fn is None else f"A function is wanted, and this is {fn!r:.60}."
-        return note(Outcome(name, state, message=message))
-    attempts = []
-    options = {"backend": backend, "timeout": timeout}
+        message = f"A function is wanted, and this is {fn!r:.60}."
+        return note(Outcome(name, WRONG, message=message))
+    attempts: list[Attempt] = []
     for size, runs in _plan(sizes, cases, one_by_one=backend is None):
-        options["nodes"] = nodes if size % nodes == 0 else 1
+        options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
         attempts += _try(fn, inputs, size, runs, options)
         if attempts[-1].error:
             break
-    return note(_outcome(name, attempts, inputs, spec, rules, sizes))
+    return note(_outcome(name, attempts, lambda own: judge(own, inputs, spec, rules)))
 
 
 def _plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
@@ -109,10 +110,7 @@ def _try(
     return [done]
 
 
-def _outcome(
-    name: str, attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules,
-    sizes: list[int],
-) -> Outcome:  # fmt: skip
+def _outcome(name: str, attempts: list[Attempt], judging: Judging) -> Outcome:
     last = attempts[-1]
     if last.error:
         _refuse_misuse(last.error)
@@ -120,26 +118,20 @@ def _outcome(
             _, _, hint = last.error.failures[0].headline.partition(": ")
             return Outcome(name, NOT_ATTEMPTED, hint)
     launched = [one for one in attempts if not one.error]
-    if launched and (found := _judged(launched, inputs, spec, rules)):
+    if launched and (found := _judged(launched, judging)):
         return _wrong(name, launched, found)
     if last.error:
-        run = last.runs[last.reached]
-        case = f"{run.case}, fresh numbers" if run.fresh else str(run.case)
-        finding = Finding((0, last.reached), last.world_size, case, _told(last))
-        return _wrong(name, [last], finding)
-    return Outcome(name, PASSED, f"{_many(sizes)}")
+        case = str(last.runs[last.reached])
+        return _wrong(name, [last], Finding((0, last.reached), last.world_size, case, _told(last)))
+    return Outcome(name, PASSED, _many(sorted({one.world_size for one in attempts})))
 
 
-def _judged(
-    attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules
-) -> Finding | None:
+def _judged(attempts: list[Attempt], judging: Judging) -> Finding | None:
     """What the judge finds, who works in a process of its own."""
+    how = {"world_size": 1, "backend": "gloo", "device": "cpu", "timeout": _JUDGE_S}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return launch(
-                judge, attempts, inputs, spec, rules,
-                world_size=1, backend="gloo", device="cpu", timeout=_JUDGE_S,
-            )[0]  # fmt: skip
+            return launch(judging, attempts, **how)[0]
     except WorkerError as error:
         _refuse_misuse(error)
         raise ValueError(f"the check itself failed: {error}") from None

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from course_utils.checks.verdict import Row
-from course_utils.pictures.style import OKABE_ITO
 
 PASSED, NOT_ATTEMPTED, WRONG = "passed", "not attempted", "wrong"
 SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", WRONG: "✗"}
-COLOURS = {PASSED: OKABE_ITO[2], NOT_ATTEMPTED: "#888888", WRONG: OKABE_ITO[1]}
+COLOURS = {PASSED: "#009E73", NOT_ATTEMPTED: "#888888", WRONG: "#D55E00"}  # two of Okabe and Ito
 _HEAD = ("rank", "given", "wanted", "got")
 _PRINTED = 8  # lines of each rank
 
@@ -112,7 +111,7 @@ def _face(text: str) -> str:
 
 
 def _row(rank: int, row: Row) -> str:
-    mark = f"background:{OKABE_ITO[1]}22;" if row.wrong else ""
+    mark = f"background:{COLOURS[WRONG]}22;" if row.wrong else ""
     name = f"→ {rank}" if row.wrong else str(rank)
     cells = "".join(f'<td style="{_CELL}{_MONO}">{html.escape(text)}</td>' for text in row[:3])
     return f'<tr style="{mark}"><td style="{_CELL}">{name}</td>{cells}</tr>'

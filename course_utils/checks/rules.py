@@ -8,13 +8,10 @@ from course_utils.checks.compare import Tolerance
 from course_utils.launcher.words import ranks
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError
-from course_utils.network.trace import Event, Trace
+from course_utils.network.trace import Trace
+from course_utils.record.event import Event
+from course_utils.record.kinds import COLLECTIVES, KINDS
 
-COLLECTIVES = (
-    "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
-    "scatter", "gather",
-)  # fmt: skip
-KINDS = ("send", "recv", *COLLECTIVES)
 BUDGETS = ("sent_bytes", "sent_messages", "finish_us")
 Budget = Mapping[str, float]
 

@@ -59,9 +59,7 @@ def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules)
             given, wanted = _specified(attempt, number, inputs, spec)
             found = _judge_run(attempt, number, given, wanted, rules)
             if found:
-                case = f"{run.case}, fresh numbers" if run.fresh else str(run.case)
-                reason, rows = found
-                return Finding((launched, number), attempt.world_size, case, reason, rows)
+                return Finding((launched, number), attempt.world_size, str(run), *found)
     return _missing(attempts, rules.require)
 
 

@@ -1,6 +1,7 @@
 """The labs as their sources say them: each check that a lab makes, and answers to try it on."""
 
 import importlib.util
+import inspect
 import linecache
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from unittest import mock
 
 import build
 import course_utils
+from course_utils.checks.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 RAN: dict[str, dict[str, Any]] = {}  # by lab, what its cells defined when they last ran
@@ -19,6 +21,10 @@ SLUGS = [
     for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py"))
     if importlib.util.find_spec(EXTRAS.get(path.stem, "torch"))
 ]
+SIZES = inspect.signature(course_utils.check).parameters["world_sizes"].default
+HUNG = {"timeout": 1.0}  # long enough to hang; who only needs longer gets it
+PATIENT = {"timeout": 100.0}  # on a busy machine a right answer may take long
+SLOW = ("only needed longer", "perhaps nothing hangs")  # what a report says of such a one
 
 
 class Exercise(NamedTuple):
@@ -61,6 +67,20 @@ def answers(slug: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": path.stem}
     _run(path.read_text(encoding="utf-8"), str(path), names)
     return names
+
+
+def one_size_at_a_time(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The options of a check for each of its world sizes: two ranks show most mistakes."""
+    for size in sorted(options.get("world_sizes", SIZES), key=lambda size: (size == 1, size)):
+        yield options | {"world_sizes": (size,)}
+
+
+def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
+    """What a check says of a wrong answer, with little time for those that hang."""
+    outcome = course_utils.check(fn, **options | HUNG)
+    if any(said in outcome.message for said in SLOW):
+        return course_utils.check(fn, **options | {"timeout": 5.0})
+    return outcome
 
 
 def _run(source: str, name: str, names: dict[str, Any]) -> None:
