@@ -125,7 +125,7 @@ def _legend(plan: _Plan, arrows: bool) -> Iterator[Lines | Corners | Words]:
     for kind in plan.lanes:
         yield from _boxes(kind, [(x, 10, 26)], 12)
         yield Words(x + 32, 20, KINDS[kind].name)
-        x += 56 + 6.4 * len(KINDS[kind].name)
+        x += 58 + 5.6 * len(KINDS[kind].name)
     if arrows:
         yield from arrow(x, 16, x + 26, 16, INK, 0.8)
         yield Words(x + 32, 20, "a message")
