@@ -17,13 +17,13 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record import frames
-from course_utils.record.event import ASYNC, BACKWARD, UNFINISHED
+from course_utils.record.event import ASYNC, UNFINISHED
 from course_utils.record.kinds import KINDS, Kind
 from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Known, Writer
 from course_utils.record.models import Models
@@ -45,19 +45,12 @@ def refusal() -> str | None:
     )
 
 
-class _Called(NamedTuple):
-    """What torch calls an operation, as it is called here; `listed`: with a tensor per rank."""
-
-    name: str
-    kind: Kind
-    listed: bool
-
-
 @functools.cache
-def _called() -> dict[int, _Called]:
+def _called() -> dict[int, tuple[str, Kind, bool]]:
+    """By torch's number of an operation: what it is called here; is it handed a tensor per rank."""
     names = torch._C._distributed_c10d.HookOpName
     return {
-        getattr(names, name).value: _Called(kind, row, listed)
+        getattr(names, name).value: (kind, row, listed)
         for kind, row in KINDS.items()
         for listed, all_ in ((False, row.hooks), (True, row.lists))
         for name in all_.split()
@@ -122,7 +115,7 @@ class Recorder:
         self.writer.add(known.number, 1, flags)
 
     def _new_group(self, ranks: Any, caller: FrameType) -> None:
-        frame, flags = self.seen(caller)
+        frame, flags = self.models.seen(caller)
         key = ("new_group", *ranks, frame and id(frame.f_code), frame and frame.f_lasti)
         with self.writer.lock:
             fields = {"kind": "new_group", "bytes": 0, "group": tuple(ranks)}
@@ -133,19 +126,6 @@ class Recorder:
         """The how-manieth call of its key this is."""
         number = self.counts[key] = self.counts.get(key, 0) + 1
         return number
-
-    def seen(self, caller: FrameType | None) -> tuple[FrameType | None, int]:
-        """The learner's frame, and what DDP has to do with a call."""
-        if self.models.wrapping:
-            self.models.follow()
-        frame, flags = caller, 0
-        if caller and caller.f_code.co_name == frames.BACKWARD:
-            flags = BACKWARD
-        while frame and not frames.is_learners(file := frame.f_code.co_filename):
-            if file == frames.DDP:
-                flags |= self.models.flags(frame)
-            frame = frame.f_back
-        return frame, flags
 
 
 class _Tap:
@@ -173,7 +153,7 @@ class _Tap:
         if called is None:
             return
         (name, kind, listed), caller = called, sys._getframe(1).f_back
-        frame, flags = self.recorder.seen(caller)
+        frame, flags = self.recorder.models.seen(caller)
         if call.async_op and not frames.is_blocking(caller):
             flags |= ASYNC
         inputs, place = call.input_tensors, call.root

@@ -28,8 +28,8 @@ KEPT = 1024  # rows of a ring that can be read
 _ALL = 8 << 20  # rows of a whole record
 _TOLD = {False: 2 << 20, True: 448 << 20}  # bytes of descriptions; a file takes what was written
 _ROWS, _FIRST, _TOLD_BYTES, _WRONG, _HEAD = range(5)  # cells of a part's beginning
-CALL, NUMBER, FLAGS, OF, PEER, START_S, END_S, WIDE = range(8)  # cells of a row
-ISSUED, ON_ITS_WAY = -1, -2  # in OF, of what is no wait
+_, _, _, OF, PEER, _, END_S, WIDE = range(8)  # cells of a row that are written later
+ISSUED, ON_ITS_WAY = -1, -2  # in OF
 _CELL = 8  # bytes: every number is a double
 _ROW = struct.Struct(f"{WIDE}d")
 _TRIES = 5
@@ -49,20 +49,37 @@ class Known(NamedTuple):
     kept: tuple[Any, ...]
 
 
+class Row(NamedTuple):
+    """One event, in numbers.
+
+    Attributes:
+        call: The number of its description, from 0.
+        number: That of the `Event`, as its `flags`.
+        of: The row that it waits for; of what is no wait ISSUED, or ON_ITS_WAY until it is.
+        peer: The rank that has sent, where that was not known before, else -1.
+        start_s: On the system's monotonic clock, as `end_s`, which is 0 if nobody saw the end.
+    """
+
+    call: float
+    number: float
+    flags: float
+    of: float
+    peer: float
+    start_s: float
+    end_s: float
+
+
 class Part(NamedTuple):
     """What one rank has written.
 
     Attributes:
         calls: The descriptions.
-        rows: Of each event CALL (the number of its description, from 0), NUMBER and FLAGS (of the
-            `Event`), OF (the row that it waits for, else ISSUED, or ON_ITS_WAY until it is), PEER
-            (who has sent, where that was not known before, else -1), START_S and END_S (0 if
-            nobody saw its end).
+        rows: Of each event.
         first: The number of the first of these rows; those before it are forgotten.
     """
 
     calls: list[dict[str, Any]]
-    rows: list[tuple[float, ...]]
+    rows: list[Row]
     first: int
 
 
@@ -98,7 +115,7 @@ class Memory:
         if self._cells(rank, 0, _HEAD)[_FIRST] != first or head[_WRONG]:
             raise ValueError("these rows have other descriptions, or none")
         kept = range(max(int(first), int(head[_ROWS]) + 1 - self.slots), made)
-        rows = list(zip(*[iter(cells)] * WIDE, strict=True))
+        rows = list(map(Row, *(cells[cell::WIDE] for cell in range(WIDE))))
         return Part(calls, [rows[number % self.slots] for number in kept], kept.start)
 
     def _cells(self, rank: int, at: int, count: int) -> array:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from course_utils.record.event import EVALUATES, FORWARD, WRAPS
+from course_utils.record import frames
+from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
 
 
 class Models:
@@ -19,31 +20,36 @@ class Models:
     def __init__(self, carefully: Callable[..., Any]) -> None:
         self._carefully = carefully
         self._wrapping, self._models = weakref.WeakSet(), weakref.WeakSet()
-        self.wrapping = False  # asking a WeakSet takes too long for every call
+        self._are_new = False  # asking a WeakSet takes too long for every call
         self.unfinished = False
 
-    def flags(self, frame: FrameType) -> int:
-        """What a frame of DDP, below a call, says of it."""
-        if frame.f_code.co_name not in ("forward", "__init__"):
-            return 0
-        model = frame.f_locals["self"]
-        if frame.f_code.co_name == "__init__":
-            self._wrapping.add(model)
-            self.wrapping = True
-            return WRAPS
-        return FORWARD | (0 if model.training else EVALUATES)
+    def seen(self, caller: FrameType | None) -> tuple[FrameType | None, int]:
+        """The learner's frame below a call, and what DDP has to do with the call."""
+        if self._are_new:
+            self._follow()
+        frame = caller
+        flags = BACKWARD if caller and caller.f_code.co_name == frames.BACKWARD else 0
+        while frame and not frames.is_learners(file := frame.f_code.co_filename):
+            if file == frames.DDP and frame.f_code.co_name == "forward":
+                training = frame.f_locals["self"].training
+                flags |= FORWARD if training else FORWARD | EVALUATES
+            elif file == frames.DDP and frame.f_code.co_name == "__init__":
+                self._wrapping.add(frame.f_locals["self"])
+                self._are_new, flags = True, flags | WRAPS
+            frame = frame.f_back
+        return frame, flags
 
-    def follow(self) -> None:
+    def _follow(self) -> None:
         """See to it that a model's reducer is asked when the model ends."""
         for model in [model for model in self._wrapping if hasattr(model, "reducer")]:
             weakref.finalize(model, self._carefully, self._ask, model.reducer)
             self._models.add(model)
             self._wrapping.discard(model)
-        self.wrapping = len(self._wrapping) > 0
+        self._are_new = len(self._wrapping) > 0
 
     def ask(self) -> None:
         """Ask the reducers of all models that are still there."""
-        self.follow()
+        self._follow()
         for model in list(self._models):
             self._ask(model.reducer)
 

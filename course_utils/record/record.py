@@ -5,27 +5,16 @@ needs. With `trace=True` it is whole, and holds ends and waits as well.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import monotonic
-from typing import Any
 
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stacks import Frame
 from course_utils.record import hooks
 from course_utils.record.event import ASYNC, Event, Log
-from course_utils.record.memory import (
-    CALL,
-    END_S,
-    FLAGS,
-    NUMBER,
-    OF,
-    ON_ITS_WAY,
-    PEER,
-    START_S,
-    Memory,
-    Part,
-    Writer,
-)  # fmt: skip
+from course_utils.record.memory import ON_ITS_WAY, Memory, Part, Writer
+
+_NOT_TRACED = ("new_group", "return")
 
 
 class Record(Listener):
@@ -42,7 +31,7 @@ class Record(Listener):
         self.trace, self.failed = trace, False
         self.world_size, self.start_s, self.stop_s = 0, 0.0, 0.0
         self.ended: tuple[tuple[float, float], ...] = ()
-        self._parts: list[Part] = []
+        self._parts: list[Part | None] = []
 
     def before(self, world_size: int) -> None:
         """Make the memory.
@@ -70,17 +59,17 @@ class Record(Listener):
     def logs(self) -> dict[int, Log | None]:
         """What each rank has called, until `close`; None where that is not to be relied on.
 
-        Starts are on the system's monotonic clock. Nobody saw an end, so it stands at the start.
+        Starts are on the system's monotonic clock. Where nobody saw an end, it stands at the start.
         """
-        return {rank: _log(rank, part) for rank, part in enumerate(self._read())}
+        return {
+            rank: Log(tuple(_events(rank, part)), part.first == 0) if part else None
+            for rank, part in enumerate(self._read())
+        }
 
     def close(self) -> None:
         """Read what a trace is made of, and give the memory back."""
         if self.trace:
-            self._parts, self.stop_s = (
-                [part or Part([], [], 0) for part in self._read()],
-                monotonic(),
-            )
+            self._parts, self.stop_s = self._read(), monotonic()
             ends = (_end_s(part, self.stop_s) - self.start_s for part in self._parts)
             self.ended = tuple((end_s, 0.0) for end_s in ends)
         self._memory.close()
@@ -89,65 +78,58 @@ class Record(Listener):
         return [_placed(self._memory.read(rank)) for rank in range(self.world_size)]
 
     def events(self) -> tuple[Event, ...]:
-        """What a trace has of all ranks: without new_group and return, each rank's from 0 on."""
-        stop_s = self.stop_s if self.failed else None
-        found = []
-        for rank, part in enumerate(self._parts):
-            found += _traced(rank, part, self.start_s, stop_s)
-        return tuple(found)
+        """What a trace has of all ranks: without new_group and return, each rank's from 0 on.
+
+        Nothing is forgotten, so `meetings` counts its calls: who has sent to a rank that receives
+        from any was not known when that call was counted.
+        """
+        times = {"start_s": self.start_s, "stop_s": self.stop_s if self.failed else None}
+        parts = ((rank, part) for rank, part in enumerate(self._parts) if part)
+        return tuple(e for rank, part in parts for e in _events(rank, part, traced=True, **times))
 
 
-def _kind(part: Part, row: Sequence[float]) -> str:
-    return part.calls[int(row[CALL])]["kind"]
-
-
-def _end_s(part: Part, stop_s: float) -> float:
+def _end_s(part: Part | None, stop_s: float) -> float:
     """When a rank's function returned, or it was stopped."""
-    ends = (row[START_S] for row in reversed(part.rows) if _kind(part, row) == "return")
+    rows = reversed(part.rows if part else [])
+    ends = (row.start_s for row in rows if part.calls[int(row.call)]["kind"] == "return")
     return next(ends, stop_s)
 
 
-def _log(rank: int, part: Part | None) -> Log | None:
-    if part is None:
-        return None
-    events = []
-    for index, row in enumerate(part.rows, part.first):
-        if _kind(part, row) != "wait":
-            start_s = row[START_S]
-            more = {"number": int(row[NUMBER]), "start_s": start_s, "end_s": row[END_S] or start_s}
-            events.append(_event(part, row, rank=rank, index=index, **more))
-    return Log(tuple(events), part.first == 0)
+def _events(
+    rank: int,
+    part: Part,
+    traced: bool = False,
+    start_s: float = 0.0,
+    stop_s: float | None = None,
+) -> list[Event]:
+    """What a rank has written, in order; what has no end ends at `stop_s`, where given.
 
-
-def _traced(rank: int, part: Part, start_s: float, stop_s: float | None) -> list[Event]:
-    """What a trace has of a rank; what has no end ends at `stop_s`, where given.
-
-    Nothing is forgotten, so `meetings` counts the calls; who has sent to a rank that receives from
-    any was not known when its calls were counted. A call that raised an exception met nobody.
+    A call that raised an exception met nobody: a trace leaves it out, unless its launch failed.
     """
     events, places = [], {}
-    for number, row in enumerate(part.rows):
-        of, began_s, end_s = int(row[OF]), row[START_S], row[END_S]
+    for number, row in enumerate(part.rows, part.first):
+        call, flags, of = part.calls[int(row.call)], int(row.flags), int(row.of)
         raised = of == ON_ITS_WAY and stop_s is None
-        if raised or _kind(part, row) in ("new_group", "return"):
+        if traced and (raised or call["kind"] in _NOT_TRACED):
             continue
         places[number] = len(events)
-        peer = {} if row[PEER] < 0 else {"peer": int(row[PEER])}
-        event = _event(
-            part, row, rank=rank, index=len(events), start_s=began_s - start_s,
-            end_s=(end_s or stop_s or began_s) - start_s, of=places[of] if of >= 0 else None,
-            finished=bool(end_s) or stop_s is None, **peer,
-        )  # fmt: skip
+        event = object.__new__(Event)  # Event(**fields) takes four times as long
+        event.__dict__.update(
+            call,
+            rank=rank,
+            index=len(events),
+            number=0 if traced else int(row.number),
+            start_s=row.start_s - start_s,
+            end_s=(row.end_s or stop_s or row.start_s) - start_s,
+            finished=bool(row.end_s) or stop_s is None,
+            blocking=of < 0 and not flags & ASYNC,
+            of=places[of] if of >= 0 else None,
+            flags=flags,
+        )
+        if traced and row.peer >= 0:
+            event.__dict__["peer"] = int(row.peer)
         events.append(event)
     return events
-
-
-def _event(part: Part, row: Sequence[float], **more: Any) -> Event:
-    """Event(**fields) takes four times as long."""
-    event, flags = object.__new__(Event), int(row[FLAGS])
-    blocking = row[OF] < 0 and not flags & ASYNC
-    event.__dict__.update(part.calls[int(row[CALL])], flags=flags, blocking=blocking, **more)
-    return event
 
 
 def _placed(part: Part | None) -> Part | None:
