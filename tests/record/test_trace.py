@@ -3,7 +3,6 @@
 import copy
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -446,9 +445,7 @@ def test_sixty_four_ranks_add_up_and_are_recorded():
         dist.all_reduce(x)
         return x.sum().item()
 
-    start = time.monotonic()
     results = launch(sums, world_size=64, trace=True)
-    assert time.monotonic() - start < 20
     assert results == [64 * 63 * 32.0] * 64
     assert [event.bytes for event in results.trace] == [256] * 64
     assert results.trace.replay(Network(latency_us=1, gbit_s=8)).finish_us[0] > 126
