@@ -81,6 +81,8 @@ def attempt(
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it is shown when the answer is wrong
             results = launch(worker, device="cpu", **options)
+        for rank, why in record.unread.items():  # else it would seem to have called nothing
+            raise ValueError(f"what rank {rank} has called cannot be read: {why}")
         done.got = [list(own) for own in zip(*(got for got, _ in results), strict=True)]
         done.traces = _split(record, [begun for _, begun in results])
         output = results.output

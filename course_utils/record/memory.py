@@ -9,7 +9,6 @@ Whole, the rows are all that a rank has done. Otherwise they form a ring of its 
 the descriptions have no more room, all that came before is forgotten.
 """
 
-import contextlib
 import io
 import mmap
 import os
@@ -84,13 +83,18 @@ class Part(NamedTuple):
 
 
 class Memory:
-    """The file: in the kernel it is made, read and closed; in a rank `Writer` writes into it."""
+    """The file: in the kernel it is made, read and closed; in a rank `Writer` writes into it.
+
+    Attributes:
+        unread: By rank why what it has written could not be read.
+    """
 
     def __init__(self, world_size: int, whole: bool) -> None:
         self.whole, self.slots = whole, _ALL if whole else KEPT + 1  # one may be being written
         self.told = _HEAD * _CELL + self.slots * _ROW.size  # where the descriptions begin
         grain = mmap.ALLOCATIONGRANULARITY
         self.part = -(-(self.told + _TOLD[whole]) // grain) * grain
+        self.unread: dict[int, Exception] = {}
         self.file = parcel.anonymous_file("record")
         os.ftruncate(self.file, world_size * self.part)
 
@@ -101,8 +105,12 @@ class Memory:
     def read(self, rank: int) -> Part | None:
         """What a rank has written until now; None where that cannot be relied on."""
         for _ in range(_TRIES):  # it may be writing
-            with contextlib.suppress(Exception):
-                return self._read(rank)
+            try:
+                part = self._read(rank)
+                self.unread.pop(rank, None)
+                return part
+            except Exception as error:
+                self.unread[rank] = error
         return None
 
     def _read(self, rank: int) -> Part:

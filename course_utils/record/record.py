@@ -77,6 +77,11 @@ class Record(Listener):
     def _read(self) -> list[Part | None]:
         return [_placed(self._memory.read(rank)) for rank in range(self.world_size)]
 
+    @property
+    def unread(self) -> dict[int, Exception]:
+        """By rank why its record could not be read; a trace has nothing of such a rank."""
+        return self._memory.unread
+
     def events(self) -> tuple[Event, ...]:
         """What a trace has of all ranks: without new_group and return, each rank's from 0 on.
 

@@ -1,5 +1,6 @@
 """An answer against its specification: what is rejected and how, what is accepted, what is said."""
 
+import gc
 import time
 from collections import Counter
 
@@ -55,6 +56,17 @@ def test_a_wrong_answer_is_told_and_raises_nothing(fn, said):
     assert outcome.state == "wrong"
     assert said in str(outcome)
     assert not outcome
+
+
+def test_an_answer_that_spoils_its_record_does_not_seem_to_call_nothing():
+    def spoils(tensor):
+        dist.all_reduce(tensor)
+        (writer,) = (one for one in gc.get_objects() if type(one).__name__ == "Writer")
+        writer.memory[writer.told : writer.told + 8] = b"no row, "
+        return tensor
+
+    with pytest.raises(ValueError, match="what rank 0 has called cannot be read"):
+        summed(spoils, forbid=("collectives",), world_sizes=(1,), cases=CASES[:1])
 
 
 def test_a_counter_is_as_good_as_a_dict_with_its_counts():

@@ -119,7 +119,7 @@ class Recorded:
 def brings_code_in_the_recording(tensor):
     for found in gc.get_objects():
         if type(found).__name__ == "Writer":
-            found.describe(Recorded())
+            found._describe(Recorded())
     return tensor
 """,
     "changes_a_class": """
