@@ -11,9 +11,7 @@ from typing import Any
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 _ROOMS = {
-    "CASES": "checks.cases",
     "Network": "network.network",
-    "Trace": "network.trace",
     "WorkerError": "launcher.errors",
     "WorkerTimeout": "launcher.errors",
     "animate": "pictures.widgets",
@@ -27,10 +25,8 @@ _ROOMS = {
     "plot_timeline": "pictures.timeline",
     "plot_traffic": "pictures.matrix",
     "progress": "checks.overview",
-    "rank_style": "pictures.style",
     "report": "launcher.rank",
     "show": "pictures.style",
-    "two_hosts": "machines.hosts",
 }
 __all__ = sorted(_ROOMS)
 

@@ -33,7 +33,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from course_utils import Network, Trace, launch
+from course_utils import Network, launch
+from course_utils.network.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
 MESSAGES, MEGABYTES = 100_000, 256

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from course_utils import Network, Trace
-from course_utils.network.trace import Event
+from course_utils import Network
+from course_utils.network.trace import Event, Trace
 
 NETWORK = Network(latency_us=10, gbit_s=80)
 

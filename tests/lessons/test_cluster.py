@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import cells
-from course_utils import two_hosts
+from course_utils.machines.hosts import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = ROOT / "source/lessons/09_many_machines.py"

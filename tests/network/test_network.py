@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import Network, Trace, launch
+from course_utils import Network, launch
 from course_utils.network.collectives import ALGORITHMS
 from course_utils.network.schedule import ReplayError
-from course_utils.network.trace import Event
+from course_utils.network.trace import Event, Trace
 
 ALPHA, GBIT = 10.0, 80.0
 BETA = 8 / (GBIT * 1000)  # microseconds per byte

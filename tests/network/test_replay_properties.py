@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_network import event, one_collective, trace_of
 
-from course_utils import Network, Trace
+from course_utils import Network
 from course_utils.network.collectives import ALGORITHMS
+from course_utils.network.trace import Trace
 
 REDUCED = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather")
 bounded = settings(max_examples=40, derandomize=True, deadline=None, database=None)

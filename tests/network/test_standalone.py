@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from test_network import one_collective
 
-from course_utils import Network, Trace
+from course_utils import Network
+from course_utils.network.trace import Trace
 
 ROOM = Path(__file__).resolve().parents[2] / "course_utils"
 NEEDED = ["record/event.py", "record/meetings.py"]

@@ -7,7 +7,8 @@ import torch.distributed as dist
 from recordings import event, one_message
 from stalls import call, explained, inside
 
-from course_utils import Trace, WorkerError, WorkerTimeout, launch, plot_calls
+from course_utils import WorkerError, WorkerTimeout, launch, plot_calls
+from course_utils.network.trace import Trace
 from course_utils.pictures.calls import Sequence, draw
 
 ALL, BARRIER, BROADCAST = ("all_reduce", 7), ("barrier", 8), ("broadcast", 9)

@@ -5,8 +5,8 @@ import struct
 
 import matplotlib.pyplot as plt
 
-from course_utils import rank_style, show
-from course_utils.pictures.style import OKABE_ITO
+from course_utils import show
+from course_utils.pictures.style import OKABE_ITO, rank_style
 
 
 def draw(text, width_inches=4):

@@ -5,7 +5,8 @@ import pytest
 import torch
 from recordings import one_message, ring
 
-from course_utils import Trace, plot_ranks, plot_traffic
+from course_utils import plot_ranks, plot_traffic
+from course_utils.network.trace import Trace
 from course_utils.pictures.matrix import draw as draw_matrix
 from course_utils.pictures.squares import draw, origins, parts
 

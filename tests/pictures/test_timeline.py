@@ -9,9 +9,10 @@ import torch.distributed as dist
 from matplotlib.colors import to_rgb
 from recordings import NETWORK, event, one_message, ring, straggler
 
-from course_utils import Network, Trace, launch, plot_timeline
+from course_utils import Network, launch, plot_timeline
 from course_utils.launcher.words import ranks
 from course_utils.network.schedule import ReplayError
+from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity, named
 from course_utils.pictures.bars import KINDS, Bar, lanes, spans
 from course_utils.pictures.shapes import Words, as_figure, as_svg

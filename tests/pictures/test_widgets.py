@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 import pytest
 from recordings import NETWORK, one_message, ring, straggler
 
-from course_utils import Network, Trace, animate, explore
+from course_utils import Network, animate, explore
+from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity
 from course_utils.pictures.shapes import Corners, as_svg
 from course_utils.pictures.timeline import ARROWS, draw
