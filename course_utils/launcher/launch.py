@@ -1,6 +1,7 @@
 """Real workers from a notebook cell: fork one process per rank, watch, collect, stop."""
 
 import contextlib
+import importlib
 import inspect
 import math
 import os
@@ -8,8 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch._dynamo  # noqa: F401  DDP imports it when first built: once here, not in every rank
 
 from course_utils.launcher import rank
 from course_utils.launcher.listener import Listener
@@ -50,35 +49,13 @@ def launch(
     timeout: float = 60.0,
     listeners: Sequence[Listener] = (),
 ) -> Results:
-    """Run `fn(*args)` in `world_size` forked workers that have joined one process group.
-
-    The function asks `torch.distributed` for its rank and runs unchanged under `torchrun`.
-    Whatever the workers print appears in rank order when they are done.
-
-    Args:
-        fn: any function, also one of a notebook cell, a lambda or a closure.
-        *args: handed to every rank as they are; nothing is pickled on the way in.
-        world_size: how many ranks, at least 1.
-        backend: "auto" takes NCCL where every rank gets a GPU of its own, else gloo on the CPU;
-            "gloo" or "nccl"; None leaves `init_process_group()` to `fn`.
-        device: "auto", "cpu" or "cuda"; `backend="gloo", device="cuda"` lets ranks share GPUs.
-        nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
-        timeout: seconds until all ranks must be done.
-        listeners: what takes part, see `Listener`.
-
-    Returns:
-        A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: for what cannot work; nothing was started.
-        WorkerError: a rank failed; the message names the root cause, its rank and its line.
-        WorkerTimeout: the ranks were not done in time; the message says where each of them was.
-    """
+    """As `course_utils.launch`, with whatever shall listen in place of `live` and `trace`."""
     _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
     placement = place(backend, device, world_size)
     if placement.notice and placement.notice not in _said:
         _said.add(placement.notice)
         print(placement.notice, flush=True)
+    importlib.import_module("torch._dynamo")  # DDP does when first built: once here, not per rank
     team = Team(world_size, nodes, timeout, listeners)
     with contextlib.ExitStack() as closing:
         for listener in listeners:
@@ -132,10 +109,9 @@ def _refuse_wrong_arguments(fn: Callable[..., Any], args: tuple) -> None:
     except TypeError as error:
         name = getattr(fn, "__name__", type(fn).__name__)
         message = f"{name}{signature} does not fit the {len(args)} arguments given to launch"
-        if asked := _ASKED.keys() & signature.parameters:
-            ways = " and ".join(f"{_ASKED[it]} for {it}" for it in sorted(asked))
-            error = f"{error}. A rank asks {ways}, and is given neither"
-        raise TypeError(f"{message}: {error}.") from None
+        ways = [f"{_ASKED[it]} for {it}" for it in signature.parameters if it in _ASKED]
+        hint = f" A rank asks {' and '.join(ways)}: nobody hands it in." if ways else ""
+        raise TypeError(f"{message}: {error}.{hint}") from None
 
 
 def _print_in_rank_order(output: list[str]) -> None:

@@ -36,11 +36,17 @@ class Rendezvous:
         self._file: int | None = None
         self._server: dist.TCPStore | None = None
 
-    def open(self) -> None:
-        """In the kernel: take a port and a file; `close` undoes it, also when half is done."""
+    def open(self, listens: bool) -> None:
+        """In the kernel: take a port and a file; `close` undoes it, also when half is done.
+
+        Args:
+            listens: whether early ranks may queue at the port until rank 0 serves them.
+        """
         _find_gloo()
         self.port = socket.socket()
         self.port.bind((LOOPBACK, 0))
+        if listens:
+            self.port.listen(self.world_size + 8)
         # Short, since the path of a socket may have 107 bytes; not to be guessed.
         self._folder = Path(tempfile.gettempdir(), f"ddp-{secrets.token_urlsafe(6)}")
         if os.path.exists("/proc/self/fd"):
@@ -81,10 +87,6 @@ class Rendezvous:
             "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
             "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
         }
-
-    def listen(self) -> None:
-        """In the kernel, before the fork: early ranks queue here until rank 0 serves them."""
-        self.port.listen(self.world_size + 8)
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from course_utils.launcher import errors, pages, remains, stacks
+from course_utils.launcher import errors, leftovers, stacks
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.placement import Placement
@@ -67,9 +67,9 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
-        stopped = remains.family({m.pid for m in self.members if m.pid and m.status is None})
+        stopped = leftovers.family({m.pid for m in self.members if m.pid and m.status is None})
         with contextlib.ExitStack() as steps:  # taken from the last to the first
-            steps.callback(remains.remove_segments, stopped)
+            steps.callback(leftovers.remove_segments, stopped)
             steps.callback(self.meet.close)
             for member in self.members:
                 steps.callback(member.close)
@@ -91,10 +91,8 @@ class Team:
         """
         LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
         try:
-            self.meet.open()
-            if placement.backend is None:
-                self.meet.listen()
-            pages.before_forks(self.world_size)
+            self.meet.open(listens=placement.backend is None)
+            leftovers.enlarge_pages(self.world_size)
             for number in range(self.world_size):
                 self._fork(number, fn, args, placement)
         except OSError as error:
@@ -115,9 +113,8 @@ class Team:
         if pid == 0:
             for other in self.members[:-1]:
                 other.close()
-            Worker(number, *member.become(), kernel, self.listeners).run(
-                fn, args, self.meet, placement
-            )
+            worker = Worker(number, *member.become(), kernel, self.listeners)
+            worker.run(fn, args, self.meet, placement)
         member.watch(pid)
 
     def results(self, interrupts: Interrupts, deadline: float) -> list[Any]:
@@ -126,24 +123,24 @@ class Team:
         Raises:
             WorkerError, WorkerTimeout, KeyboardInterrupt: and `__exit__` stops the ranks.
         """
-        patience = deadline
         while running := [member for member in self.members if not member.settled]:
-            now = time.monotonic()
-            failures = [member.failure for member in self.members if member.failure]
             if interrupts.pressed:
                 raise KeyboardInterrupt
-            if failures:
-                patience = min(patience, min(f.when for f in failures) + _GRACE_S)
-            if now > patience:
+            if failures := self._failures():
+                deadline = min(deadline, min(f.when for f in failures) + _GRACE_S)
+            if (left := deadline - time.monotonic()) < 0:
                 break
-            self._listen(min(_TICK_S, patience - now + 0.001))
+            self._listen(min(_TICK_S, left + 0.001))
             self._tick()
-        if failures := [member.failure for member in self.members if member.failure]:
+        if failures := self._failures():
             raise self._explained({}, errors.worker_error(failures, self.world_size, self.output()))
         if running:
             raise self._too_late(running)
         self._farewell()
         return [member.result for member in self.members]
+
+    def _failures(self) -> list[errors.Failure]:
+        return [member.failure for member in self.members if member.failure]
 
     def _listen(self, seconds: float) -> None:
         """Wait until a rank says something or ends, and take it in."""
@@ -169,14 +166,12 @@ class Team:
         now = time.monotonic()
         for member in running:
             member.ask_for_stack()
-        end = time.monotonic() + _STACK_S
-        while time.monotonic() < end and not all(map(_is_written, running)):
+        while time.monotonic() < now + _STACK_S and not all(map(_is_written, running)):
             time.sleep(0.02)
         ranks: dict[int, list[Frame] | None] = {member.rank: None for member in self.members}
         ranks |= {member.rank: stacks.from_dump(member.dump()) for member in running}
-        return self._explained(
-            ranks, errors.worker_timeout(ranks, self.output(), self.timeout, now)
-        )
+        error = errors.worker_timeout(ranks, self.output(), self.timeout, now)
+        return self._explained(ranks, error)
 
     def _explained(self, ranks: Mapping[int, list[Frame] | None], error: Failed) -> Failed:
         """Let whoever listens say it better; what goes wrong there hides no error."""

@@ -93,7 +93,10 @@ def test_law_10_a_bad_option_is_refused_with_a_sentence(options, error, sentence
     [
         ((3,), "launch needs a function, got int"),
         ((None,), "launch needs a function, got None: write launch(fn) or"),
-        ((lambda rank, world_size: 0,), "A rank asks dist.get_rank() for rank and dist.get_world_"),
+        (
+            (lambda rank, world_size: 0,),
+            "A rank asks dist.get_rank() for rank and dist.get_world_size",
+        ),
         ((lambda local_rank: 0,), "A rank asks os.environ['LOCAL_RANK'] for local_rank"),
         ((rank_of, 5), "rank_of() -> int does not fit the 1 arguments given to launch"),
         ((lambda x: x,), "does not fit the 0 arguments given to launch: missing"),

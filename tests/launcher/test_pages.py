@@ -10,7 +10,7 @@ import pytest
 from kernels import Kernel
 
 from course_utils import launch
-from course_utils.launcher import pages
+from course_utils.launcher import leftovers
 
 NEW = sys.platform == "linux" and tuple(map(int, platform.release().split(".")[:2])) >= (6, 1)
 SETUP = """
@@ -62,11 +62,13 @@ MAPS = """\
 def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatch, tmp_path):
     asked, maps = [], tmp_path / "maps"
     maps.write_text(MAPS)
-    monkeypatch.setattr(pages, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
-    monkeypatch.setattr(pages, "Path", lambda name: maps)
-    monkeypatch.setattr(pages, "_ranks", 0)
+    monkeypatch.setattr(
+        leftovers, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what))
+    )
+    monkeypatch.setattr(leftovers, "_MAPS", maps)
+    monkeypatch.setattr(leftovers, "_ranks", 0)
     for count, so_far in ((6, 0), (6, 0), (6, 2), (64, 2)):
-        pages.before_forks(count)
+        leftovers.enlarge_pages(count)
         assert len(asked) == so_far
     assert [(hex(begin.value), size.value, how) for begin, size, how in asked] == [
         ("0x560000200000", 2 << 20, 25),
@@ -75,7 +77,7 @@ def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monke
 
 
 def test_without_proc_a_launch_goes_on(monkeypatch):
-    monkeypatch.setattr(pages, "_ranks", 15)
-    monkeypatch.setattr(pages, "Path", lambda name: Path("no such folder"))
+    monkeypatch.setattr(leftovers, "_ranks", 15)
+    monkeypatch.setattr(leftovers, "_MAPS", Path("no such folder"))
     assert launch(lambda: 7, world_size=2, backend="gloo") == [7, 7]
-    assert pages._ranks == 17
+    assert leftovers._ranks == 17
