@@ -112,11 +112,7 @@ class WorkerTimeout(WorkerError):
     """
 
     def __init__(
-        self,
-        parts: Sequence[str],
-        output: Sequence[str] = (),
-        seconds: float = 0.0,
-        when: float = 0.0,
+        self, parts: Sequence[str], output: Sequence[str] = (), seconds: float = 0, when: float = 0
     ) -> None:
         super().__init__(parts, (), output)
         self.seconds, self.when = seconds, when
@@ -176,18 +172,11 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
 
 
 def worker_timeout(
-    stands: Mapping[int, list[Frame] | None],
-    output: list[str],
-    seconds: float,
-    when: float,
+    stands: Mapping[int, list[Frame] | None], output: list[str], seconds: float, when: float
 ) -> WorkerTimeout:
-    """The error for ranks that are not done, as far as their stacks tell; see `Listener.explain`.
+    """The error for ranks that are not done, as far as their stacks tell.
 
-    Args:
-        stands: By rank its stack, outermost first; None where its function has returned.
-        output: What each rank printed.
-        seconds: How long the ranks had.
-        when: When time was up, on the system's monotonic clock.
+    `stands` is what `Listener.explain` gets as `ranks`; the rest goes into the error as it is.
     """
     running = [rank for rank, frames in stands.items() if frames is not None]
     waits = [rank for rank in running if stacks.waits_in(stands[rank])]

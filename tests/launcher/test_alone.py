@@ -1,5 +1,11 @@
 """The launcher stands alone: it loads no other room, and without them it keeps its law."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -94,3 +100,43 @@ def test_law_6_without_a_hang_report_a_time_out_says_who_does_not_wait():
     assert "rank 0: waiting in all_reduce at test_alone.py, line" in rows
     assert rows.endswith("rank 1: its function has returned")
     assert why == "Rank 0 waited, rank 1 did not: look there first."
+
+
+CHAPTER = """
+import ast, inspect, linecache, sys
+from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.launch import launch
+
+file = sys.argv[1]
+tree, names = ast.parse(open(file).read()), {"launch": launch}
+ours = lambda node: isinstance(node, ast.ImportFrom) and node.module.startswith("course_utils")
+kinds = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
+defined = [node for node in tree.body if isinstance(node, kinds) and not ours(node)]
+exec(compile(ast.Module(defined, []), file, "exec"), names)
+for call in ast.walk(tree):
+    if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "launch":
+        if all(isinstance(name, ast.Name) and name.id in names for name in call.args):
+            try:
+                results = eval(compile(ast.Expression(call), file, "eval"), names)
+                print(call.args[0].id, "returned", len(results))
+            except WorkerError as error:
+                print(call.args[0].id, "told:", str(error).partition("\\n")[0])
+print({name.split(".")[1] for name in sys.modules if name.startswith("course_utils.")})
+"""
+
+
+def test_it_runs_the_functions_of_chapter_02_with_the_other_rooms_deleted(tmp_path):
+    root = Path(__file__).parents[2]
+    shutil.copytree(root / "course_utils/launcher", tmp_path / "course_utils/launcher")
+    (tmp_path / "course_utils/__init__.py").touch()
+    lesson = root / "source/lessons/02_process_groups.py"
+    command = [sys.executable, "-c", CHAPTER, str(lesson)]
+    found = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True)
+    shutil.rmtree(tmp_path / "course_utils")
+    assert not done.returncode, done.stderr
+    said = done.stdout.splitlines()
+    for name in ("share_the_work", "join_and_add", "who_am_i", "sums", "with_a_launcher"):
+        assert f"{name} returned 4" in said
+    assert any(line.startswith("only_members_call told: ranks 0, 1") for line in said)
+    assert said[-1] == "{'launcher'}"
