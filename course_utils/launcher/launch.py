@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,7 +56,7 @@ def launch(
     if placement.notice and placement.notice not in _said:
         _said.add(placement.notice)
         print(placement.notice, flush=True)
-    importlib.import_module("torch._dynamo")  # DDP does when first built: once here, not per rank
+    _import_what_ddp_needs()
     team = Team(world_size, nodes, timeout, listeners)
     with contextlib.ExitStack() as closing:
         for listener in listeners:
@@ -66,6 +67,17 @@ def launch(
             team.fork(fn, args, placement)
             values = team.results(interrupts, time.monotonic() + timeout)
     return Results(values, team.output())
+
+
+def _import_what_ddp_needs() -> None:
+    """DDP imports it when it is first built, which takes a second: once here, not in every rank."""
+    if "torch._dynamo" not in sys.modules:
+        name = "TORCHINDUCTOR_CACHE_DIR"  # else it makes a folder, and writes into the environment
+        with contextlib.ExitStack() as afterwards:
+            if name not in os.environ:
+                os.environ[name] = tempfile.gettempdir()
+                afterwards.callback(os.environ.pop, name)
+            importlib.import_module("torch._dynamo")
 
 
 def _refuse_what_cannot_work(
