@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
-import psutilfrom types import SimpleNamespace
-
+import psutil
 import pytest
 import torch.distributed as dist
 from deadline import within
