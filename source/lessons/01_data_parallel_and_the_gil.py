@@ -721,8 +721,8 @@ finally:
     holder.join()
 
 # %% [markdown]
-# Read it aloud. *Rank 0: running*, in the line `with mutex:`. It stands before its copy of a locked mutex, and the thread that would unlock it was not
-# copied. It waits for no rank, so all that `launch` can guess is an endless loop.
+# Read the report. *Rank 0: waiting for a lock*, at the line `with mutex:`. The worker stands before its copy of a locked mutex, and the thread that would
+# unlock it was not copied. No rank waits for another here, and the last sentence names the cause: a lock that the notebook held at launch stays locked in its copies.
 #
 # Library code has mutexes and threads, too, and you do not see them. Hence the rule of this chapter: threads start inside a worker, and end there. Now
 # the notebook's thread has gone:
