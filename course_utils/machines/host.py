@@ -10,13 +10,13 @@ from pathlib import Path
 
 from course_utils.machines.program import Program
 
-# Each is ready when it has printed a line, and ends when its input does.
-WATCHERS = {
-    "namespaces": "unshare --net --pid --fork --kill-child --mount-proc sh -c 'echo; cat'",
-    "loopback": f"{shlex.quote(sys.executable)} -I -S "
-    + shlex.quote(str(Path(__file__).with_name("host_agent.py"))),
+UNSHARE = "unshare --net --pid --fork --kill-child --mount-proc sh -c 'echo; cat'"
+WATCHERS = {  # each is ready when it has printed a line, and ends when its input does
+    "namespaces": shlex.split(UNSHARE),
+    "loopback": [sys.executable, "-I", "-S", str(Path(__file__).with_name("host_agent.py"))],
 }
 PYTHON = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
+Env = Mapping[str, str] | None  # variables besides those of the host
 
 
 class Host:
@@ -32,7 +32,7 @@ class Host:
     def __init__(self, number: int, form: str, disk: Path) -> None:
         self.number, self.disk, self._form, self._programs = number, disk, form, []
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
-        self.watcher = _watch([*shlex.split(WATCHERS[form]), *[self._mark] * (form == "loopback")])
+        self.watcher = _watch([*WATCHERS[form], self._mark])
         if form == "namespaces":
             self.interface = "eth0"
             self.address, self.outside = f"10.9.0.{number + 1}", f"203.0.113.{number + 1}"
@@ -43,7 +43,7 @@ class Host:
             self.address, self.outside = f"127.0.0.{number + 1}", f"127.0.0.{number + 11}"
         self.env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface}
 
-    def start(self, command: str, env: Mapping[str, str] | None = None) -> Program:
+    def start(self, command: str, env: Env = None) -> Program:
         """Start a command, without a shell; `python`, `torchrun` and scripts use this Python."""
         name, *rest = shlex.split(command)
         words = PYTHON.get(name, [*PYTHON["python"] * name.endswith(".py"), name])
@@ -56,9 +56,7 @@ class Host:
             self.watcher.stdin.flush()
         return program
 
-    def run(
-        self, command: str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
-    ) -> str:
+    def run(self, command: str, env: Env = None, timeout_s: float = 60.0) -> str:
         """Start a command, wait for its end and return its output; raises as `wait_for` does."""
         return self.start(command, env).wait_for(timeout_s=timeout_s)
 
@@ -93,11 +91,8 @@ def _watch(command: list[str]) -> subprocess.Popen:
     """Start a watcher and wait until it is ready."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     watcher = subprocess.Popen(command, start_new_session=True, **pipes)
-    ready, trouble = watcher.stdout.readline(), b""
-    if not ready:
-        trouble = watcher.communicate()[1]
+    if not watcher.stdout.readline():
+        raise RuntimeError(watcher.communicate()[1].decode().strip())
     watcher.stdout.close()
     watcher.stderr.close()
-    if not ready:
-        raise RuntimeError(trouble.decode().strip())
     return watcher

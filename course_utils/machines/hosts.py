@@ -90,35 +90,33 @@ def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
     if not Path(disk).is_dir():
         raise ValueError(f"disk={str(disk)!r} is not a folder")
     with contextlib.ExitStack() as stack:
+        first, why = "namespaces" if form == "auto" else form, ""
         try:
-            hosts, why = _build("namespaces" if form == "auto" else form, Path(disk), stack), ""
+            hosts = stack.enter_context(_built(first, Path(disk)))
         except RuntimeError as error:
             if form != "auto":
                 raise
-            hosts, why = _build("loopback", Path(disk), stack), f" (namespaces: {error})"
+            why = f" (namespaces: {error})"
+            hosts = stack.enter_context(_built("loopback", Path(disk)))
         _say_once(f"hosts: {FORMS[hosts.form]}{why}")
         yield hosts
 
 
-def _build(form: str, disk: Path, stack: contextlib.ExitStack) -> Hosts:
+@contextlib.contextmanager
+def _built(form: str, disk: Path) -> Iterator[Hosts]:
     if form == "namespaces":
         missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if not shutil.which(tool)]
         if sys.platform != "linux" or os.geteuid() or missing:
             raise RuntimeError(f"no {missing[0]} here" if missing else "they need root on Linux")
-    with contextlib.ExitStack() as attempt:
-        made = []
-        for number in range(2):
-            made.append(Host(number, form, disk))
-            attempt.callback(made[-1].close)
-        hosts = Hosts(made)
+    with contextlib.ExitStack() as stack:
+        hosts = Hosts(stack.enter_context(contextlib.closing(Host(n, form, disk))) for n in (0, 1))
         hosts.form, hosts.port = form, 23456
         if form == "namespaces":
             _lay_cables(*hosts)
         else:
             with socket.create_server((hosts[0].address, 0)) as free:
                 hosts.port = free.getsockname()[1]
-        stack.push(attempt.pop_all())
-        return hosts
+        yield hosts
 
 
 def _lay_cables(first: Host, second: Host) -> None:

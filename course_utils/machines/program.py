@@ -6,22 +6,19 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 class Program:
     """A started program, in a session of its own, that sees `disk` as its working directory."""
 
-    def __init__(
-        self, title: str, words: Sequence[str], env: Mapping[str, str], disk: Path
-    ) -> None:
+    def __init__(self, title: str, words: list[str], env: dict[str, str], disk: Path) -> None:
         self.title, self._texts = title, ["", ""]
         with contextlib.ExitStack() as stack:
             self._files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=self._files[0], stderr=self._files[1],
-                cwd=disk, env=dict(env), start_new_session=True,
+                cwd=disk, env=env, start_new_session=True,
             )  # fmt: skip
             stack.pop_all()  # open as long as it runs
 
@@ -44,12 +41,13 @@ class Program:
         """
         end = time.monotonic() + timeout_s
         while not (text and text in self.output):
-            if (code := self.process.poll()) is not None:
-                if code or text not in self.output:
-                    raise RuntimeError(f"{self.title!r} ended with {code}:\n{self._both()}")
+            code, said = self.process.poll(), self.output + self.errors
+            if code or (code == 0 and text not in self.output):
+                raise RuntimeError(f"{self.title!r} ended with {code}:\n{said}")
+            if code == 0:
                 break
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.title!r} took over {timeout_s:g} s:\n{self._both()}")
+                raise TimeoutError(f"{self.title!r} took over {timeout_s:g} s:\n{said}")
             time.sleep(0.02)
         return self.output
 
@@ -62,9 +60,6 @@ class Program:
         for number, file in enumerate(self._files):
             self._read(number)
             file.close()
-
-    def _both(self) -> str:
-        return self.output + self.errors
 
     def _read(self, number: int) -> str:
         file = self._files[number]

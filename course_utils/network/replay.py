@@ -72,27 +72,13 @@ class Traffic:
     Attributes:
         bytes: `bytes[source][target]`.
         messages: `messages[source][target]`.
+        sent_bytes, received_bytes, sent_messages, received_messages: Per rank, as tuples.
     """
 
     bytes: tuple[tuple[float, ...], ...]
     messages: tuple[tuple[int, ...], ...]
 
-    @property
-    def sent_bytes(self) -> tuple[float, ...]:
-        """Per rank."""
-        return tuple(map(sum, self.bytes))
-
-    @property
-    def received_bytes(self) -> tuple[float, ...]:
-        """Per rank."""
-        return tuple(map(sum, zip(*self.bytes, strict=True)))
-
-    @property
-    def sent_messages(self) -> tuple[int, ...]:
-        """Per rank."""
-        return tuple(map(sum, self.messages))
-
-    @property
-    def received_messages(self) -> tuple[int, ...]:
-        """Per rank."""
-        return tuple(map(sum, zip(*self.messages, strict=True)))
+    sent_bytes = property(lambda self: tuple(map(sum, self.bytes)))
+    sent_messages = property(lambda self: tuple(map(sum, self.messages)))
+    received_bytes = property(lambda self: tuple(map(sum, zip(*self.bytes, strict=True))))
+    received_messages = property(lambda self: tuple(map(sum, zip(*self.messages, strict=True))))

@@ -1,17 +1,16 @@
 """What every rank does, step by step, so that each message finds its two ends."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from course_utils.network.collectives import refuse_unknown, rounds
+from course_utils.network.collectives import rounds
 from course_utils.record.event import Event
 from course_utils.record.meetings import Meeting, meetings
 
-# What a rank does: compute; send a message; wait until one has left, or has arrived; start a
-# collective, or wait for its end.
-COMPUTE, SEND, SENT, TAKEN, START, DONE = range(6)
-Step = tuple[int, Any, Event | None]  # one of these; a message's or task's number; and why
+# What one can wait for: "left", a message's last byte; "arrived", likewise; "done", a task.
+End = tuple[str, int]
+# "compute", "send" (a message), "start" (a task) or "wait" (for an end); what; and its event.
+Step = tuple[str, Any, Event | None]
 
 
 class ReplayError(ValueError):
@@ -29,49 +28,80 @@ class Message(NamedTuple):
     taken: Event
 
 
-class Task(NamedTuple):
-    """One rank's part in one collective; it runs beside the rank's program."""
-
-    event: Event
-    steps: list[Step]
-
-
-@dataclass
 class Schedule:
-    """What all ranks do; steps refer to messages and tasks by their places in these lists."""
+    """What all ranks do, of recorded events and an algorithm that collectives are carried out by.
 
-    messages: list[Message] = field(default_factory=list)
-    tasks: list[Task] = field(default_factory=list)
-    programs: list[list[Step]] = field(default_factory=list)
-
-
-# By rank and index of an event: the step that waits for its end.
-Ends = dict[tuple[int, int], tuple[int, int]]
-
-
-def schedule(events: Sequence[Event], world_size: int, algorithm: str) -> Schedule:
-    """Find every partner, and spell collectives out as messages of `algorithm`.
+    Attributes:
+        messages: All of them; steps and ends refer to them by their places here.
+        tasks: Likewise each rank's part in each collective, which runs beside the rank's program.
+        programs: By rank, what it does itself.
 
     Raises:
-        ValueError: The algorithm is unknown.
         ReplayError: A message or a collective has no partner: says which, of which rank and line.
     """
-    refuse_unknown(algorithm)
-    plan, ends = Schedule(programs=[[] for _ in range(world_size)]), {}
-    met = meetings(events, world_size, anew=True)
-    messages = [one for one in met if one.key[0] == "message"]
-    _refuse_lonely(messages)
-    for one in messages:
-        _add_message(one, plan, ends)
-    for one in met:
-        if one.key[0] == "collective":
-            _refuse_disagreement(one)
-            _add_collective(one, algorithm, plan, ends)
-    for event in events:
-        _add_steps(event, ends, plan.programs[event.rank])
-    for program in plan.programs:
-        program.append((COMPUTE, None, None))
-    return plan
+
+    def __init__(self, events: Sequence[Event], world_size: int, algorithm: str) -> None:
+        self.messages: list[Message] = []
+        self.tasks: list[tuple[Event, list[Step]]] = []
+        self.programs: list[list[Step]] = [[] for _ in range(world_size)]
+        self._ends: dict[tuple[int, int | None], End] = {}  # by rank and index of an event
+        self._last: dict[tuple, End] = {}  # task of a rank in a group
+        met = meetings(events, world_size, anew=True)
+        messages = [one for one in met if one.key[0] == "message"]
+        _refuse_lonely(messages)
+        for one in messages:
+            self._add_message(one)
+        for one in met:
+            if one.key[0] == "collective":
+                _refuse_disagreement(one)
+                self._add_collective(one, algorithm)
+        for event in events:
+            self._add_steps(event, self.programs[event.rank])
+        for program in self.programs:
+            program.append(("compute", None, None))
+
+    def _add_message(self, met: Meeting) -> None:
+        sent, taken = (met.calls[rank] for rank in met.members)
+        self._ends[sent.rank, sent.index] = "left", len(self.messages)
+        self._ends[taken.rank, taken.index] = "arrived", len(self.messages)
+        order = taken.index, 0
+        self.messages.append(Message(sent.rank, taken.rank, sent.bytes, order, sent, taken))
+
+    def _add_collective(self, met: Meeting, algorithm: str) -> None:
+        """Add a collective's messages, and for each member its task."""
+        calls = [met.calls[rank] for rank in met.members]
+        first = calls[0]
+        root = 0 if first.root is None else first.group.index(first.root)
+        parts = tuple(tuple(call.parts) for call in calls)
+        steps: list[list[Step]] = [[] for _ in calls]
+        for round_ in rounds(first.kind, algorithm, len(calls), root, first.bytes, parts):
+            number = len(self.messages)
+            for place, (source, _, _) in enumerate(round_, number):
+                steps[source].append(("send", place, None))
+            for place, (source, target, size) in enumerate(round_, number):
+                sent, taken = calls[source], calls[target]
+                order = taken.index, len(steps[target])
+                steps[target].append(("wait", ("arrived", place), None))
+                self.messages.append(Message(sent.rank, taken.rank, size, order, sent, taken))
+        for call, own in zip(calls, steps, strict=True):
+            end, who = ("done", len(self.tasks)), (call.rank, met.key)
+            if who in self._last:  # a rank's collectives in a group come one after the other
+                own.insert(0, ("wait", self._last[who], None))
+            self._ends[call.rank, call.index] = self._last[who] = end
+            self.tasks.append((call, own))
+
+    def _add_steps(self, event: Event, program: list[Step]) -> None:
+        """What an event makes its rank do, after what it computes first."""
+        waits = event.kind == "wait"
+        end = self._ends.get((event.rank, event.of if waits else event.index))
+        if end is None:
+            raise ReplayError(f"{event!r}: the recording lacks that event.")
+        program.append(("compute", event, event))
+        kind, number = end
+        if not waits and kind != "arrived":  # asking for a message takes no time
+            program.append(("send" if kind == "left" else "start", number, event))
+        if waits or event.blocking:
+            program.append(("wait", end, event))
 
 
 def _refuse_lonely(messages: list[Meeting]) -> None:
@@ -96,46 +126,3 @@ def _refuse_disagreement(met: Meeting) -> None:
 def _signature(event: Event) -> tuple:
     size = None if event.kind in ("scatter", "all_to_all") else event.bytes
     return event.kind, event.op, event.root, size
-
-
-def _add_message(met: Meeting, plan: Schedule, ends: Ends) -> None:
-    sent, taken = (met.calls[rank] for rank in met.members)
-    ends[sent.rank, sent.index] = SENT, len(plan.messages)
-    ends[taken.rank, taken.index] = TAKEN, len(plan.messages)
-    order = taken.index, 0
-    plan.messages.append(Message(sent.rank, taken.rank, sent.bytes, order, sent, taken))
-
-
-def _add_collective(met: Meeting, algorithm: str, plan: Schedule, ends: Ends) -> None:
-    """Add a collective's messages, and for each member its task."""
-    calls = [met.calls[rank] for rank in met.members]
-    first, messages = calls[0], plan.messages
-    root = 0 if first.root is None else first.group.index(first.root)
-    parts = tuple(tuple(call.parts) for call in calls)
-    steps: list[list[Step]] = [[] for _ in calls]
-    for round_ in rounds(first.kind, algorithm, len(calls), root, first.bytes, parts):
-        number = len(messages)
-        for place, (source, _, _) in enumerate(round_, number):
-            steps[source].append((SEND, place, None))
-        for place, (source, target, size) in enumerate(round_, number):
-            sent, taken = calls[source], calls[target]
-            order = taken.index, len(steps[target])
-            steps[target].append((TAKEN, place, None))
-            messages.append(Message(sent.rank, taken.rank, size, order, sent, taken))
-    for call, own in zip(calls, steps, strict=True):
-        ends[call.rank, call.index] = DONE, len(plan.tasks)
-        plan.tasks.append(Task(call, own))
-
-
-def _add_steps(event: Event, ends: Ends, program: list[Step]) -> None:
-    """What an event makes its rank do, after what it computes first."""
-    waits = event.kind == "wait"
-    end = ends.get((event.rank, event.of if waits else event.index))
-    if end is None:
-        raise ReplayError(f"{event!r}: the recording lacks that event.")
-    program.append((COMPUTE, event, event))
-    code, what = end
-    if not waits and code != TAKEN:  # asking for a message takes no time
-        program.append((SEND if code == SENT else START, what, event))
-    if waits or event.blocking:
-        program.append((code, what, event))

@@ -1,6 +1,5 @@
 """What the ranks of one launch sent, received and waited for."""
 
-import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +10,8 @@ from typing import Any
 from course_utils.network.collectives import refuse_unknown
 from course_utils.network.network import Network
 from course_utils.network.replay import Replay, Traffic
-from course_utils.network.schedule import ReplayError, Schedule, schedule
-from course_utils.network.simulation import Think, simulate, without_gc
+from course_utils.network.schedule import ReplayError, Schedule
+from course_utils.network.simulation import Simulation, Think, without_gc
 from course_utils.record.event import Event
 
 FORMAT = "course_utils trace 1"
@@ -73,18 +72,15 @@ class Trace:
         """One rank's events, in the order in which it issued them."""
         return [event for event in self.events if event.rank == rank]
 
-    @functools.cached_property
-    def _schedules(self) -> dict[str, Schedule]:
-        return {}
-
     def schedule(self, algorithm: str) -> Schedule:
         """Who meets whom, found once for all networks: see `schedule.py`."""
-        if algorithm not in self._schedules:
+        found = vars(self).setdefault("_schedules", {})
+        if algorithm not in found:
             refuse_unknown(algorithm)
             if self.failed:
                 raise ReplayError(_FAILED)
-            self._schedules[algorithm] = schedule(self.events, self.world_size, algorithm)
-        return self._schedules[algorithm]
+            found[algorithm] = Schedule(self.events, self.world_size, algorithm)
+        return found[algorithm]
 
     def traffic(self, algorithm: str = "ring") -> Traffic:
         """Count bytes and messages per rank and per pair of ranks.
@@ -122,17 +118,16 @@ class Trace:
             ValueError: The network or the compute does not fit the recording.
         """
         network.refuse_misfit(self.world_size)
-        think, slow = self._think(compute), network.slow_ranks
-        slowed = slow and think and (lambda rank, event: think(rank, event) * slow.get(rank, 1.0))
+        think = self._think(compute)
         with without_gc():
-            return simulate(self.schedule(network.algorithm), network, slowed or think)
+            return Simulation(self.schedule(network.algorithm), network, think).run()
 
-    def _think(self, compute: Compute) -> Think | None:
+    def _think(self, compute: Compute) -> Think:
         """Microseconds that a rank computes before an event, or, where that is None, at its end."""
         if callable(compute):
             return lambda rank, event: _checked(compute(event)) if event else 0.0
         if compute == "zero":
-            return None
+            return lambda rank, event: 0.0
         if isinstance(compute, str) or len(compute) != self.world_size:
             raise ValueError(
                 f"compute={compute!r}: choose 'zero', one number of microseconds for each of the "
