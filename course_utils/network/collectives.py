@@ -56,23 +56,26 @@ def rounds(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts
     """
     if kind == "barrier":
         kind, size = "all_reduce", 0
+    if kind not in ("scatter", "reduce_scatter", "all_to_all"):
+        parts = [[size] * n] * n
     spell = {"ring": _by_ring, "tree": _by_tree, "direct": _directly}[algorithm]
     return spell(kind, n, root, size, parts)
 
 
 def _by_ring(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
+    turns = range(1, n)
     if kind == "all_reduce":
-        return _rotate(n, 2 * (n - 1), lambda rank, turn: size / n)
+        return 2 * [_shift(n, 1, lambda rank, to: size / n) for _ in turns]
     if kind == "all_gather":
-        return _rotate(n, n - 1, lambda rank, turn: size)
+        return [_shift(n, 1, lambda rank, to: size) for _ in turns]
     if kind == "reduce_scatter":
-        return _rotate(n, n - 1, lambda rank, turn: parts[rank][(rank - 1 - turn) % n])
+        return [_shift(n, 1, lambda rank, to, k=k: parts[rank][(rank - k) % n]) for k in turns]
     if kind in ("broadcast", "reduce"):  # n pieces once around the ring, one behind the other
         first = root if kind == "broadcast" else root + 1
         hops = [first + hop for hop in range(n - 1)] * n
         return [[(hop % n, (hop + 1) % n, size / n)] for hop in hops]
     if kind == "all_to_all":  # in turns with one partner each
-        return [_shift(n, k, lambda rank, to: parts[rank][to]) for k in range(1, n)]
+        return [_shift(n, k, lambda rank, to: parts[rank][to]) for k in turns]
     return _directly(kind, n, root, size, parts)
 
 
@@ -109,22 +112,14 @@ def _directly(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Rou
     others, found = [(root + k) % n for k in range(1, n)], []
     if kind in ("all_reduce", "reduce", "gather"):
         found.append([(other, root, size) for other in others])
-    if kind in ("all_reduce", "broadcast"):
-        found.append([(root, other, size) for other in others])
-    if kind == "scatter":
+    if kind in ("all_reduce", "broadcast", "scatter"):
         found.append([(root, other, parts[root][other]) for other in others])
     if kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        own = [[size] * n] * n if kind == "all_gather" else parts
-        shifts = [_shift(n, k, lambda rank, to: own[rank][to]) for k in range(1, n)]
-        found.append([message for shift in shifts for message in shift])
+        turns = _by_ring("all_to_all", n, root, size, parts)
+        found.append([message for turn in turns for message in turn])
     return found
 
 
 def _shift(n: int, by: int, size: Callable[[int, int], float]) -> Round:
     """Every rank sends to the one `by` places further on; `size(rank, to)`."""
     return [(rank, (rank + by) % n, size(rank, (rank + by) % n)) for rank in range(n)]
-
-
-def _rotate(n: int, turns: int, size: Callable[[int, int], float]) -> list[Round]:
-    """Every rank sends to the next one of the ring, turn after turn; `size(rank, turn)`."""
-    return [_shift(n, 1, lambda rank, to, k=turn: size(rank, k)) for turn in range(turns)]

@@ -33,7 +33,8 @@ class Interval(NamedTuple):
     def label(self) -> str:
         """Such as `send 1024 bytes to rank 1` or `wait in all_reduce of 4096 bytes`."""
         if self.peer is not None:
-            return f"{self.what} {self.bytes:g} bytes {_TO[self.what]} rank {self.peer}"
+            to = "to" if self.what == "send" else "from"
+            return f"{self.what} {self.bytes:g} bytes {to} rank {self.peer}"
         if self.event is None or self.what == "compute":
             return self.what
         return self.event.what if self.what == "collective" else f"wait in {self.event.what}"
@@ -42,9 +43,6 @@ class Interval(NamedTuple):
     def line(self) -> str:
         """The learner's line behind it, empty where there is none."""
         return f"{self.event.place}: {self.event.code}" if self.event and self.event.place else ""
-
-
-_TO = {"send": "to", "receive": "from"}
 
 
 @dataclass(frozen=True, repr=False)

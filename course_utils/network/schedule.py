@@ -20,12 +20,10 @@ class ReplayError(ValueError):
 class Message(NamedTuple):
     """One message; `order` is when its receiver asked for it, among all that it asked for."""
 
-    source: int
-    target: int
-    bytes: float
-    order: tuple[int, int]
     sent: Event
     taken: Event
+    bytes: float
+    order: tuple[int, int]
 
 
 class Schedule:
@@ -64,8 +62,7 @@ class Schedule:
         sent, taken = (met.calls[rank] for rank in met.members)
         self._ends[sent.rank, sent.index] = "left", len(self.messages)
         self._ends[taken.rank, taken.index] = "arrived", len(self.messages)
-        order = taken.index, 0
-        self.messages.append(Message(sent.rank, taken.rank, sent.bytes, order, sent, taken))
+        self.messages.append(Message(sent, taken, sent.bytes, (taken.index, 0)))
 
     def _add_collective(self, met: Meeting, algorithm: str) -> None:
         """Add a collective's messages, and for each member its task."""
@@ -79,10 +76,9 @@ class Schedule:
             for place, (source, _, _) in enumerate(round_, number):
                 steps[source].append(("send", place, None))
             for place, (source, target, size) in enumerate(round_, number):
-                sent, taken = calls[source], calls[target]
-                order = taken.index, len(steps[target])
+                order = calls[target].index, len(steps[target])
                 steps[target].append(("wait", ("arrived", place), None))
-                self.messages.append(Message(sent.rank, taken.rank, size, order, sent, taken))
+                self.messages.append(Message(calls[source], calls[target], size, order))
         for call, own in zip(calls, steps, strict=True):
             end, who = ("done", len(self.tasks)), (call.rank, met.key)
             if who in self._last:  # a rank's collectives in a group come one after the other
@@ -105,7 +101,7 @@ class Schedule:
 
 
 def _refuse_lonely(messages: list[Meeting]) -> None:
-    alone = [call for one in messages if len(one.calls) < 2 for call in one.calls.values()]
+    alone = [call for one in messages if one.missing for call in one.calls.values()]
     if alone:
         first = min(alone, key=lambda event: (event.index, event.rank))
         verb = "receives" if first.kind == "send" else "sends"

@@ -75,17 +75,12 @@ class Simulation:
             self._advance(program)
         while self.moments:
             now, kind, _, _, which = heapq.heappop(self.moments)
-            if kind == _ARRIVE:
-                self._arrive(now, which)
-            else:
-                self._resume(now, which)
-        finish = []
-        for program in self.programs:
-            if program.end not in self.ended:
-                raise ReplayError(f"{program.steps[program.at - 1][2]!r}: it waits for ever.")
-            finish.append(self.ended[program.end])
-        for task in self.tasks:
-            finish[task.rank] = max(finish[task.rank], self.ended[task.end])
+            (self._arrive if kind == _ARRIVE else self._resume)(now, which)
+        finish = [0.0] * len(self.programs)
+        for runner in (*self.programs, *self.tasks):
+            if runner.end not in self.ended:
+                raise ReplayError(f"{runner.steps[runner.at - 1][2]!r}: it waits for ever.")
+            finish[runner.rank] = max(finish[runner.rank], self.ended[runner.end])
         return Replay(tuple(finish), tuple(self.intervals), self.network)
 
     def _advance(self, runner: _Runner) -> None:
@@ -123,7 +118,8 @@ class Simulation:
         self._advance(runner)
 
     def _send(self, runner: _Runner, number: int) -> None:
-        source, target, size, order, sent, _ = self.messages[number]
+        sent, taken, size, order = self.messages[number]
+        source, target = sent.rank, taken.rank
         link, start = self.links[source][target], max(runner.now, self.out_free[source])
         end = start + link.transfer_us(size)
         self.out_free[source] = self.ended["left", number] = runner.left = end
@@ -131,7 +127,8 @@ class Simulation:
         heapq.heappush(self.moments, (start + link.alpha, _ARRIVE, order, target, number))
 
     def _arrive(self, now: float, number: int) -> None:
-        source, target, size, _, _, taken = self.messages[number]
+        sent, taken, size, _ = self.messages[number]
+        source, target = sent.rank, taken.rank
         start = max(now, self.in_free[target])
         end = start + self.links[source][target].transfer_us(size)
         self.in_free[target] = end

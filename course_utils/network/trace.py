@@ -17,11 +17,6 @@ from course_utils.record.event import Event
 FORMAT = "course_utils trace 1"
 Compute = str | Callable[[Event], float] | Sequence[float]
 
-_FAILED = (
-    "this recording is of a launch that failed, so it ends in the middle and cannot be replayed or "
-    "counted: plot_timeline(error.trace) shows in real time how far each rank came."
-)
-
 
 @dataclass(frozen=True, repr=False)
 class Trace:
@@ -78,7 +73,11 @@ class Trace:
         if algorithm not in found:
             refuse_unknown(algorithm)
             if self.failed:
-                raise ReplayError(_FAILED)
+                raise ReplayError(
+                    "this recording is of a launch that failed, so it ends in the middle and "
+                    "cannot be replayed or counted: plot_timeline(error.trace) shows in real time "
+                    "how far each rank came."
+                )
             found[algorithm] = Schedule(self.events, self.world_size, algorithm)
         return found[algorithm]
 
@@ -95,8 +94,9 @@ class Trace:
         size = range(self.world_size)
         amounts, counts = [[0.0 for _ in size] for _ in size], [[0 for _ in size] for _ in size]
         for message in self.schedule(algorithm).messages:
-            amounts[message.source][message.target] += message.bytes
-            counts[message.source][message.target] += 1
+            source, target = message.sent.rank, message.taken.rank
+            amounts[source][target] += message.bytes
+            counts[source][target] += 1
         whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
         return Traffic(whole, tuple(map(tuple, counts)))
 
@@ -153,20 +153,18 @@ class Trace:
             ValueError: The file holds something else.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_frozen)
             if data["format"] != FORMAT:
                 raise ValueError(data["format"])
-            events = tuple(
-                Event(**{k: _frozen(v) for k, v in row.items()}) for row in data["events"]
-            )
+            events = tuple(Event(**row) for row in data["events"])
             return cls(events, tuple(map(tuple, data["ended"])), data.get("failed", False))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(row: dict[str, Any]) -> dict[str, Any]:
     """JSON has lists where an event has tuples."""
-    return tuple(value) if isinstance(value, list) else value
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
 
 
 def _checked(us: float) -> float:
