@@ -11,18 +11,15 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, Color Universal Design, 2008; the first ones are the easiest to tell apart.
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-LINES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
 
 
 def rank_style(rank: int) -> dict[str, str]:
     """Return `color`, `linestyle` and `marker` for `Axes.plot`, the same for a rank everywhere."""
-    return {
-        "color": OKABE_ITO[rank % len(OKABE_ITO)],
-        "linestyle": LINES[rank % len(LINES)],
-        "marker": MARKERS[rank % len(MARKERS)],
-    }
+    styles = {"color": OKABE_ITO, "linestyle": _LINES, "marker": _MARKERS}
+    return {name: values[rank % len(values)] for name, values in styles.items()}
 
 
 def show(figure: "Figure", text: str) -> None:
@@ -51,6 +48,4 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
     plt.close(figure)
     few = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(small, format="png", optimize=True)  # a third of the size, the same to the eye
-    png = small.getvalue()
-    width = int.from_bytes(png[16:20], "big") // 2
-    return png, {"image/png": {"width": width}}
+    return small.getvalue(), {"image/png": {"width": few.width // 2}}

@@ -2,31 +2,26 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_utils.network.network import Network
-from course_utils.pictures.activity import activity
-from course_utils.pictures.bars import KINDS, Activity, Arrow, lanes, spans
+from course_utils.network.replay import Interval, Replay
+from course_utils.network.trace import Trace
+from course_utils.pictures.activity import Activity, activity
+from course_utils.pictures.bars import KINDS, lanes, spans
 from course_utils.pictures.shapes import INK, Corners, Drawing, Lines, Words, arrow, as_figure
 from course_utils.pictures.style import rank_style, show
 from course_utils.pictures.words import real_text, size, virtual_text
-
-if TYPE_CHECKING:
-    from course_utils.network.replay import Interval, Replay
-    from course_utils.network.trace import Trace
 
 ARROWS = 150  # more than so many messages are not drawn
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 22, 34, 44
 _PIXEL, _GAP = 1.5, 8  # what the eye cannot tell apart; from one line of a hatch to the next
 _MANY = 4000  # bars, at most, that are drawn one by one: in well under 100 ms
 _THIN, _NARROW = 4, 2.5  # what is less high or wide has no hatch: one would not see it
-_Boxes = list[tuple[float, float, float]]  # left, top and width
 
 
 def plot_timeline(
-    source: "Trace | Replay",
-    text: str | None = None,
-    network: Network | None = None,
+    source: Trace | Replay, text: str | None = None, network: Network | None = None
 ) -> None:
     """Show who does what when, a row per rank.
 
@@ -43,7 +38,8 @@ def plot_timeline(
     """
     what = activity(source, network)
     if text is None:
-        text = real_text(source) if what.unit == "ms" else virtual_text(what)
+        real = isinstance(source, Trace) and not network
+        text = real_text(source) if real else virtual_text(what)
     show(as_figure(draw(what)), text)
 
 
@@ -52,21 +48,20 @@ def draw(what: Activity, end: float | None = None, step: int | None = None) -> D
 
     Args:
         what: To be drawn.
-        end: Of the axis, if it shall not be when the last rank is done.
+        end: Microseconds, of the axis, if it shall not be when the last rank is done.
         step: The message, from 0, up to which messages are drawn, and each rank's bytes counted.
     """
     row = max(16, min(58, 640 // max(1, what.world_size)))
     end = max(what.end, 1e-9) if end is None else end
     plan = _Plan(what, lanes(what.bars), (_WIDTH - _LEFT - _RIGHT) / end, row)
+    arrows = what.arrows if len(what.arrows) <= ARROWS else []
     if step is not None:
         arrows = what.arrows[max(0, step - ARROWS) : step + 1]
-    else:
-        arrows = what.arrows if len(what.arrows) <= ARROWS else []
     shapes = [*_axis(plan, end), *_ranks(plan, step), *_legend(plan, bool(arrows)), *_bars(plan)]
     for message in arrows:
         shapes += arrow(*plan.way(message), INK + "AA", 0.8)
     if step is not None:
-        shapes += arrow(*plan.way(arrows[-1]), rank_style(arrows[-1].source)["color"], 2.5)
+        shapes += arrow(*plan.way(arrows[-1]), rank_style(arrows[-1].rank)["color"], 2.5)
     return Drawing(_WIDTH, plan.bottom + _BOTTOM, shapes, what.clock)
 
 
@@ -75,7 +70,7 @@ class _Plan(NamedTuple):
 
     what: Activity
     lanes: dict[str, tuple[float, float]]
-    scale: float  # pixels of a microsecond or millisecond
+    scale: float  # pixels of a microsecond
     row: int  # pixels of a rank
 
     @property
@@ -87,14 +82,12 @@ class _Plan(NamedTuple):
         top, high = self.lanes[kind]
         return _TOP + self.row * (rank + 0.9 * top), 0.9 * self.row * high
 
-    def way(self, message: Arrow) -> tuple[float, float, float, float]:
+    def way(self, message: Interval) -> tuple[float, float, float, float]:
         """From the middle of the sender's port to that of the receiver's."""
-        (y1, high1), (y2, high2) = (
-            self.lane(message.source, "send"),
-            self.lane(message.target, "receive"),
-        )
-        x1, x2 = (_LEFT + moment * self.scale for moment in (message.start, message.end))
-        return x1, y1 + high1 / 2, x2, y2 + high2 / 2
+        x1, x2 = (_LEFT + us * self.scale for us in (message.start_us, message.end_us))
+        top1, high1 = self.lane(message.rank, "send")
+        top2, high2 = self.lane(message.peer, "receive")
+        return x1, top1 + high1 / 2, x2, top2 + high2 / 2
 
 
 def _axis(plan: _Plan, end: float) -> Iterator[Lines | Words]:
@@ -104,7 +97,7 @@ def _axis(plan: _Plan, end: float) -> Iterator[Lines | Words]:
     for k in range(int(end / step * 1.0001) + 1):
         x = _LEFT + k * step * plan.scale
         yield Lines([(x, _TOP, x, plan.bottom + 4)], "#DDDDDD")
-        yield Words(x, plan.bottom + 17, f"{k * step:,.10g}", "middle")
+        yield Words(x, plan.bottom + 17, f"{k * step / plan.what.tick_us:,.10g}", "middle")
     yield Lines([(_LEFT, plan.bottom, _WIDTH - _RIGHT, plan.bottom)], INK)
     yield Words((_LEFT + _WIDTH) / 2, plan.bottom + 35, plan.what.clock, "middle")
 
@@ -114,7 +107,7 @@ def _ranks(plan: _Plan, step: int | None) -> Iterator[Words]:
     for rank in range(plan.what.world_size):
         y, sent = _TOP + plan.row * (rank + 0.45) + 4, 0.0
         if step is not None and plan.row > 30:
-            sent = sum(a.bytes for a in plan.what.arrows[: step + 1] if a.target == rank)
+            sent = sum(a.bytes for a in plan.what.arrows[: step + 1] if a.peer == rank)
         yield Words(_LEFT - 8, y - 8 * bool(sent), f"rank {rank}", "end")
         if sent:
             yield Words(_LEFT - 8, y + 8, f"+ {size(sent)}", "end")
@@ -137,26 +130,18 @@ def _bars(plan: _Plan) -> Iterator[Lines]:
     found = spans(plan.what.bars, _PIXEL / plan.scale, whole=few)
     for kind in plan.lanes:
         boxes, titles = [], []
-        for (rank, own_kind), own in found.items():
-            if own_kind == kind:
-                y, high = plan.lane(rank, kind)
-                for start, end, source, count in own:
-                    wide = (end - start) * plan.scale
-                    boxes.append((_LEFT + start * plan.scale, y, max(1.2, wide)))
-                    if few:
-                        titles.append(_title(source, count))
-        yield from _boxes(kind, boxes, high, titles if few else None)
-
-
-def _title(source: "str | Interval", count: int) -> str:
-    label = source if isinstance(source, str) else source.label
-    return label if count == 1 else f"{label}, and {count - 1} more"
+        for rank, start, end, bar, count in found[kind]:
+            wide = max(1.2, (end - start) * plan.scale)
+            boxes.append((_LEFT + start * plan.scale, plan.lane(rank, kind)[0], wide))
+            if few:
+                titles.append(f"{bar.label}, and {count - 1} more" if count > 1 else bar.label)
+        yield from _boxes(kind, boxes, plan.lane(0, kind)[1], titles if few else None)
 
 
 def _boxes(
-    kind: str, boxes: _Boxes, high: float, titles: list[str] | None = None
+    kind: str, boxes: list[tuple[float, float, float]], high: float, titles: list | None = None
 ) -> Iterator[Lines]:
-    """Boxes of one height: a thick line each, and the hatch in thin ones above."""
+    """Boxes (left, top, width) of one height: a thick line each, the hatch in thin ones above."""
     style = KINDS[kind]
     middles = [(x, y + high / 2, x + wide, y + high / 2) for x, y, wide in boxes]
     yield Lines(middles, style.fill, high, titles)

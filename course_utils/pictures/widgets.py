@@ -2,16 +2,14 @@
 
 import html
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from course_utils.network.network import Network
-from course_utils.network.replay import Replay
+from course_utils.network.replay import Interval, Replay
 from course_utils.network.simulation import without_gc
-from course_utils.network.trace import Trace
-from course_utils.pictures.activity import activity
-from course_utils.pictures.bars import Activity, Arrow
+from course_utils.network.trace import Compute, Trace
+from course_utils.pictures.activity import Activity, activity
 from course_utils.pictures.shapes import as_figure, as_svg
 from course_utils.pictures.style import picture
 from course_utils.pictures.timeline import draw
@@ -20,17 +18,12 @@ from course_utils.pictures.words import size, us, virtual_text
 if TYPE_CHECKING:
     from ipywidgets import VBox
 
-    from course_utils.network.trace import Event
-
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
 _TOLD = 12  # messages, at most, that the text form names
-_ROUND = (1, 1.5, 2, 3, 4, 5, 6, 8)
-_AXES = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)  # an axis that jumps seldom lets bars be compared
+_ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
-def explore(
-    trace: Trace, network: Network = NETWORK, compute: "str | Callable[[Event], float]" = "zero"
-) -> "VBox":
+def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero") -> "VBox":
     """Show a recording's timeline on a network whose latency, bandwidth and slow rank one drags.
 
     Args:
@@ -47,18 +40,22 @@ def explore(
     from ipywidgets import HTML, HBox
 
     start = activity(trace.replay(network, compute))
-    sliders = _sliders(start, network, late=compute == "zero")
-    picture = HTML(explored(start))
+    sliders, shown = _sliders(start, network, late=compute == "zero"), HTML(explored(start))
 
     def redraw(_: Any) -> None:
+        latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
+        moved, computed = replace(network, latency_us=latency_us, gbit_s=gbit_s), compute
+        if slow is not None and compute == "zero":
+            computed = [how * (rank == slow) for rank in range(trace.world_size)]
+        elif slow is not None:
+            factor = how * network.slow_ranks.get(slow, 1.0)
+            moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
         with without_gc():
-            what = _moved(trace, network, compute, *(slider.value for slider in sliders))
-            drawn = explored(what)
-        picture.value = drawn
+            shown.value = explored(activity(trace.replay(moved, computed)))
 
     for slider in sliders:
         slider.observe(redraw, "value")
-    rows = [HBox(sliders[:2]), HBox(sliders[2:]), picture]
+    rows = [HBox(sliders[:2]), HBox(sliders[2:]), shown]
     return _panel(rows, f"Explore {trace.world_size} ranks: {virtual_text(start)}", start)
 
 
@@ -69,15 +66,14 @@ def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     shape = {"layout": Layout(width="340px"), "style": {"description_width": "100px"}}
     names = [("none", None), *((f"rank {rank}", rank) for rank in range(start.world_size))]
     whole = start.end or 1.0
-    how = {"min": 0, "max": 2 * whole, "value": whole / 2, "step": whole / 100}
+    how = {"description": "late by (us)", "max": 2 * whole, "value": whole / 2, "step": whole / 100}
     if not late:
-        how = {"min": 1, "max": 10, "value": 2, "step": 0.1}
-    named = "late by (us)" if late else "times slower"
+        how = {"description": "times slower", "min": 1, "max": 10, "value": 2, "step": 0.1}
     return [
         SelectionSlider(**_around(network.latency_us), description="latency (us)", **shape),
         SelectionSlider(**_around(network.gbit_s), description="Gbit/s", **shape),
         Dropdown(options=names, description="slow rank", **shape),
-        FloatSlider(**how, readout_format=".1f", description=named, **shape),
+        FloatSlider(**how, readout_format=".1f", **shape),
     ]
 
 
@@ -89,25 +85,11 @@ def _around(value: float) -> dict[str, Any]:
     return {"options": [(f"{other:g}", other) for other in options], "value": value}
 
 
-def _moved(
-    trace: Trace, network: Network, compute: Any,
-    latency_us: float, gbit_s: float, slow: int | None, how: float,
-) -> Activity:  # fmt: skip
-    """The replay where the sliders are."""
-    moved = replace(network, latency_us=latency_us, gbit_s=gbit_s)
-    if slow is not None and compute == "zero":
-        compute = [how * (rank == slow) for rank in range(trace.world_size)]
-    elif slow is not None:
-        factor = how * network.slow_ranks.get(slow, 1.0)
-        moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
-    return activity(trace.replay(moved, compute))
-
-
 def explored(what: Activity) -> str:
-    """The picture and the sentence below it."""
+    """The picture, whose axis jumps seldom, so that one can compare; and the sentence below it."""
     end = max(what.end, 1e-9)
     step = 10 ** math.floor(math.log10(end))
-    axis = next(step * by for by in _AXES if step * by >= 0.9999 * end)
+    axis = next(step * by for by in _ROUND if step * by >= 0.9999 * end)
     said = html.escape(virtual_text(what))
     return f'{as_svg(draw(what, axis))}<p style="line-height:1.5;margin:6px">{said}</p>'
 
@@ -132,26 +114,26 @@ def animate(source: Trace | Replay, network: Network = NETWORK) -> "VBox":
     last = len(what.arrows)
     play = Play(value=1, min=1, max=last, interval=1100, description="messages")
     step = IntSlider(1, min=1, max=last, description="message", layout=Layout(width="420px"))
-    picture = HTML(animated(what, 0))
+    shown = HTML(animated(what, 0))
 
     def redraw(_: Any) -> None:
-        picture.value = animated(what, step.value - 1)
+        shown.value = animated(what, step.value - 1)
 
     step.observe(redraw, "value")
     jslink((play, "value"), (step, "value"))
-    return _panel([HBox([play, step]), picture], _messages(what), what)
+    return _panel([HBox([play, step]), shown], _messages(what), what)
 
 
 def animated(what: Activity, step: int) -> str:
     """Message number `step`, from 0, and those before it."""
     now = what.arrows[step]
-    start, end = (us(t) if what.unit == "us" else f"{t:.2f} ms" for t in (now.start, now.end))
-    head = f"<b>message {step + 1} of {len(what.arrows)}</b>: {_told(now)}, from {start} to {end}"
+    when = f"from {us(now.start_us)} to {us(now.end_us)}"
+    head = f"<b>message {step + 1} of {len(what.arrows)}</b>: {_told(now)}, {when}"
     return f'<p style="margin:6px">{head}</p>{as_svg(draw(what, step=step))}'
 
 
-def _told(message: Arrow) -> str:
-    return f"rank {message.source} to {message.target}, {size(message.bytes)}"
+def _told(message: Interval) -> str:
+    return f"rank {message.rank} to {message.peer}, {size(message.bytes)}"
 
 
 def _messages(what: Activity) -> str:

@@ -2,15 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from course_utils.launcher.words import ranks
-from course_utils.pictures.bars import Activity
+from course_utils.network.trace import Trace
+from course_utils.pictures.activity import Activity
 
-if TYPE_CHECKING:
-    from course_utils.network.trace import Trace
-
-SPOKEN = 8  # groups of ranks, at most, that are named one by one
+_SPOKEN = 8  # groups of ranks, at most, that are named one by one
 
 
 def together(said: Iterable[str], between: str = " ") -> list[str]:
@@ -21,35 +18,37 @@ def together(said: Iterable[str], between: str = " ") -> list[str]:
     return [f"{ranks(own)}{between}{words}" for words, own in groups.items()]
 
 
+def first_of(said: list[str]) -> str:
+    """As a sentence; of very many parts only the first ones."""
+    return "; ".join([*said[:_SPOKEN], *["and others"] * (len(said) > _SPOKEN)]) + "."
+
+
 def virtual_text(what: Activity) -> str:
     """Who is done when on the virtual clock, and how long it waited in calls."""
     held, ends = [0.0] * what.world_size, what.ends
     for bar in what.bars:
-        held[bar.rank] += bar.end - bar.start if bar.what == "wait" else 0.0
+        held[bar.rank] += bar.end_us - bar.start_us if bar.what == "wait" else 0.0
     said = together(
         f"done at {us(end)}, waiting for {us(own)} of it"
         for end, own in zip(ends, held, strict=True)
     )
-    if len(said) > SPOKEN:
+    if len(said) > _SPOKEN:
         first, last, most = ends.index(min(ends)), ends.index(max(ends)), held.index(max(held))
         said = [
             f"of {what.world_size} ranks rank {first} is done first, at {us(ends[first])}, "
             f"rank {last} last, at {us(ends[last])}",
             f"rank {most} waits longest, {us(held[most])}",
         ]
-    return f"V{what.clock[1:]}: {'; '.join(said)}."
+    return f"V{what.clock[1:]}: {first_of(said)}"
 
 
-def real_text(trace: "Trace") -> str:
+def real_text(trace: Trace) -> str:
     """How many calls of which kind each rank made: in every run the same, unlike the times."""
     calls = [Counter() for _ in range(trace.world_size)]
     for event in trace:
         calls[event.rank][event.kind] += 1
-    said = together(
-        (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls), ": "
-    )
-    more = "; and others" if len(said) > SPOKEN else ""
-    return f"Real time, calls of {'; '.join(said[:SPOKEN])}{more}."
+    counts = (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls)
+    return f"Real time, calls of {first_of(together(counts, ': '))}"
 
 
 def us(value: float) -> str:
