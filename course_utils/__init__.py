@@ -24,7 +24,7 @@ _ROOMS = {
     "plot_ranks": "pictures.squares",
     "plot_timeline": "pictures.timeline",
     "plot_traffic": "pictures.matrix",
-    "progress": "checks.overview",
+    "progress": "checks.outcome",
     "report": "launcher.rank",
     "show": "pictures.style",
 }

@@ -3,10 +3,11 @@
 MNIST is downloaded by one process of a machine at a time.
 """
 
+import contextlib
 import functools
-import gzip
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,8 @@ from torch.utils.data import Dataset
 # Of the scaled training images, whose pixels run from 0 to 1; a test computes them again.
 MEAN, STD = 0.30514, 0.32485
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+FILES = tuple(f"{split}-{kind}" for split in ("train", "t10k") for kind in _KINDS)
 _INSTEAD = "or use the digits that need no files: digits(source='embedded')."
 
 
@@ -92,11 +89,10 @@ def digits(
 def _embedded() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return images (1797, 1, 28, 28), labels (1797,) and which of them are for testing."""
     spec = importlib.util.find_spec("sklearn")  # found, not imported: the import takes a second
-    if spec is None or not spec.submodule_search_locations:
+    if spec is None:
         raise ModuleNotFoundError("the embedded digits are scikit-learn's: install scikit-learn")
     file = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-    lines = gzip.decompress(file.read_bytes()).splitlines()
-    table = np.array([line.split(b",") for line in lines], dtype=np.float32)
+    table = np.loadtxt(file, dtype=np.float32, delimiter=",")
     labels = table[:, 64].astype(np.int64)
     testing = np.zeros(len(labels), dtype=bool)
     for digit in range(10):
@@ -129,7 +125,7 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
                 "there, point root or COURSE_DATA to the folder that holds MNIST/raw, pass "
                 f"download=True, {_INSTEAD}"
             )
-        _download(home)
+        _download(home, datasets.MNIST)
     scale = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     try:
         return datasets.MNIST(home, train=train, transform=scale)
@@ -141,49 +137,45 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
 
 
 def _home(root: str | Path | None) -> Path:
-    home = root or os.environ.get("COURSE_DATA")
-    if not home:
-        raise FileNotFoundError(
-            "MNIST: no folder given. Pass root=..., or set COURSE_DATA to the folder that holds "
-            f"MNIST/raw before the kernel starts, {_INSTEAD}"
-        )
-    return Path(home).expanduser()
+    if home := root or os.environ.get("COURSE_DATA"):
+        return Path(home).expanduser()
+    raise FileNotFoundError(
+        "MNIST: no folder given. Pass root=..., or set COURSE_DATA to the folder that holds "
+        f"MNIST/raw before the kernel starts, {_INSTEAD}"
+    )
 
 
 def _missing(home: Path) -> list[str]:
     """Which files are not there; none of them counts while somebody is still writing them."""
-    raw = home / "MNIST" / "raw"
-    if (home / "downloading").exists():
-        return list(FILES)
-    return [name for name in FILES if not (raw / name).is_file()]
+    unfinished = (home / "downloading").exists()
+    return [name for name in FILES if unfinished or not (home / "MNIST/raw" / name).is_file()]
 
 
-def _download(home: Path) -> None:
+def _download(home: Path, fetch: Callable) -> None:
     """Download once, however many ranks and kernels of this machine ask.
 
     A lock, not a barrier: it also serves a rank that calls alone and two kernels of one user,
     and the system releases it when its holder is killed.
     """
-    from torchvision.datasets import MNIST
-
     home.mkdir(parents=True, exist_ok=True)
-    lock, unfinished, waited = FileLock(home / ".lock"), home / "downloading", False
+    lock, unfinished = FileLock(home / ".lock"), home / "downloading"
     try:
-        lock.acquire(blocking=False)
+        with lock.acquire(blocking=False), contextlib.ExitStack() as afterwards:
+            if _missing(home):
+                unfinished.touch()
+                afterwards.callback(unfinished.unlink)
+                fetch(home, download=True)
     except Timeout:
-        waited = True
-        lock.acquire()
-    try:
-        if waited and _missing(home):  # do not repeat, rank by rank, what has just failed
-            raise RuntimeError("another rank or kernel tried just now; see its error")
-        if _missing(home):
-            unfinished.touch()
-            MNIST(home, download=True)
+        with lock:
+            if _missing(home):  # do not repeat, rank by rank, what has just failed
+                why = "another rank or kernel tried just now; see its error"
+                raise _failed(home, why) from None
     except Exception as error:
-        raise RuntimeError(
-            f"MNIST could not be downloaded into {home}: {str(error).strip()}. "
-            f"Put the four files ({', '.join(FILES)}) into MNIST/raw there, {_INSTEAD}"
-        ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-        lock.release()
+        raise _failed(home, str(error).strip()) from error
+
+
+def _failed(home: Path, why: str) -> RuntimeError:
+    return RuntimeError(
+        f"MNIST could not be downloaded into {home}: {why}. "
+        f"Put the four files ({', '.join(FILES)}) into MNIST/raw there, {_INSTEAD}"
+    )

@@ -41,7 +41,7 @@ class Hardware:
         return f"{self.cores} cores: {self.cores} ranks run at the same time; more ranks take turns"
 
     def _memory(self) -> str:
-        text = f"{_size(self.memory_bytes)} of memory" if self.memory_bytes else "memory unknown"
+        text = f"{_size(self.memory_bytes)} of memory"
         if self.shm_bytes is None:
             return text
         small = ": enough for launch, too small for DataLoader workers"
@@ -72,14 +72,14 @@ def hardware() -> Hardware:
         bytes by its container's limit, the names of the GPUs that CUDA_VISIBLE_DEVICES leaves.
     """
     quota, limit = _container_limits()
-    there = dist.is_available()
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Hardware(
         cores=max(1, int(min(_affinity(), quota))),
-        memory_bytes=int(min(_physical_memory(), limit)),
+        memory_bytes=int(min(physical, limit)),
         shm_bytes=_shm_bytes(),
         gpus=_gpu_names(gpu_count()),
-        gloo=there and dist.is_gloo_available(),
-        nccl=there and dist.is_nccl_available(),
+        gloo=dist.is_gloo_available(),
+        nccl=dist.is_nccl_available(),
         python=platform.python_version(),
         torch=torch.__version__.split("+")[0],
         gil=getattr(sys, "_is_gil_enabled", lambda: True)(),
@@ -97,12 +97,11 @@ def _gpu_names(count: int) -> tuple[str, ...]:
         return ("GPU",) * count
     rows = [line.split(", ", 2) for line in done.stdout.splitlines() if line.count(", ") >= 2]
 
-    def name(visible: int | str) -> str:
-        key = str(visible)
-        found = (n for i, uuid, n in rows if key == i or (key[:4] == "GPU-" and key in uuid))
-        return next(found, "GPU")
+    def name(key: str) -> str:
+        """Of a GPU by its index, or by the start of its uuid."""
+        return next((n for i, uuid, n in rows if key == i or uuid.startswith(key)), "GPU")
 
-    return tuple(name(visible) for visible in torch.cuda._parse_visible_devices()[:count])
+    return tuple(name(str(key)) for key in torch.cuda._parse_visible_devices()[:count])
 
 
 def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
@@ -117,17 +116,9 @@ def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, floa
 
 
 def _affinity() -> int:
-    try:
+    if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
-
-
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return 0
+    return os.cpu_count() or 1  # macOS
 
 
 def _shm_bytes() -> int | None:
@@ -139,6 +130,4 @@ def _shm_bytes() -> int | None:
 
 
 def _size(count: int) -> str:
-    if count < 2**30:
-        return f"{count / 2**20:.0f} MiB"
-    return f"{count / 2**30:.0f} GiB"
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.0f} GiB"

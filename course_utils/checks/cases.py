@@ -1,6 +1,6 @@
 """Inputs that an exercise is tried on, and the seeds that they are drawn from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -76,15 +76,3 @@ def seed_cpu(seed: int) -> None:
 def public_seed(rank: int, world_size: int, number: int) -> int:
     """The seed of a case that a learner may see: the same in every run."""
     return 1_000_003 * rank + 1_009 * number + world_size
-
-
-def columns(arguments: Sequence[tuple]) -> list[list[Any]]:
-    """For each parameter the list of what the ranks get for it.
-
-    Raises:
-        Misuse: The ranks get different numbers of arguments.
-    """
-    if len({len(own) for own in arguments}) != 1:
-        counts = ", ".join(str(len(own)) for own in arguments)
-        raise Misuse(f"inputs must give every rank as many arguments; it gave {counts}")
-    return [list(column) for column in zip(*arguments, strict=True)]

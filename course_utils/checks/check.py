@@ -8,21 +8,21 @@ that function says, at every world size, and keep to the rules.
 import contextlib
 import io
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from course_utils.checks.attempt import Attempt, Run, attempt
 from course_utils.checks.cases import CASES, Inputs
-from course_utils.checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome
-from course_utils.checks.overview import note
-from course_utils.checks.rules import Budget, make_rules
-from course_utils.checks.verdict import Finding, judge
+from course_utils.checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, note
+from course_utils.checks.rules import Budget, Rules
+from course_utils.checks.verdict import judge
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.network.network import Network
 
 _JUDGE_S = 60.0
-Judging = Callable[[list[Attempt]], Finding | None]
+Judging = Callable[[list[Attempt]], Outcome | None]
 
 
 def check(
@@ -72,7 +72,7 @@ def check(
     Raises:
         ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
     """
-    rules = make_rules(forbid, require, budget, network, (rtol, atol))
+    rules = Rules(forbid, require, budget, network, (rtol, atol))
     sizes, name = sorted(world_sizes), getattr(fn, "__name__", "answer")
     if not sizes or not cases:
         raise ValueError("check needs at least one world size and one case")
@@ -84,49 +84,40 @@ def check(
     attempts: list[Attempt] = []
     for size, runs in _plan(sizes, cases, one_by_one=backend is None):
         options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
-        attempts += _try(fn, inputs, size, runs, options)
-        if attempts[-1].error:
+        again = partial(attempt, name, fn, inputs, size, **options)
+        attempts.append(again(runs))
+        if error := attempts[-1].error:
+            if (reached := attempts[-1].reached) and not _is_stub(error):
+                attempts.insert(-1, again(runs[:reached]))  # what went before is to be judged
             break
-    return note(_outcome(name, attempts, lambda own: judge(own, inputs, spec, rules)))
+    return note(_outcome(attempts, partial(judge, inputs=inputs, spec=spec, rules=rules)))
 
 
 def _plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
     """What to launch: small before large, and what can be shown before what cannot."""
     known = [Run(number, case) for number, case in enumerate(cases)]
-    fresh = [Run(number, case, fresh=True) for number, case in enumerate(cases)]
+    fresh = [run._replace(fresh=True) for run in known]
     if not one_by_one:
         return [(size, known + fresh) for size in sizes]
     plan = [(size, [run]) for size in sizes for run in known]
     return plan + [(sizes[-1], [run]) for run in fresh]
 
 
-def _try(
-    fn: Callable, inputs: Inputs, size: int, runs: list[Run], options: dict[str, Any]
-) -> list[Attempt]:
-    """Launch an answer; where it fails, what went before is launched again, to be judged."""
-    done = attempt(fn, inputs, size, runs, **options)
-    if done.error and done.reached and not _is_stub(done.error):
-        return [attempt(fn, inputs, size, runs[: done.reached], **options), done]
-    return [done]
-
-
-def _outcome(name: str, attempts: list[Attempt], judging: Judging) -> Outcome:
+def _outcome(attempts: list[Attempt], judging: Judging) -> Outcome:
     last = attempts[-1]
     if last.error:
         _refuse_misuse(last.error)
         if _is_stub(last.error):
-            _, _, hint = last.error.failures[0].headline.partition(": ")
-            return Outcome(name, NOT_ATTEMPTED, hint)
+            return Outcome(last.name, NOT_ATTEMPTED, _headline(last.error).partition(": ")[2])
     launched = [one for one in attempts if not one.error]
-    if launched and (found := _judged(launched, judging)):
-        return _wrong(name, launched, found)
+    if launched and (found := _judged(launched, judging)) is not None:
+        return found
     if last.error:
-        case = str(last.runs[last.reached])
-        return _wrong(name, [last], Finding((0, last.reached), last.world_size, case, _told(last)))
-    return Outcome(name, PASSED, _many(sorted({one.world_size for one in attempts})))
+        return last.wrong(last.reached, _told(last))
+    return Outcome(last.name, PASSED, many(sorted({one.world_size for one in attempts})))
 
 
-def _judged(attempts: list[Attempt], judging: Judging) -> Finding | None:
+def _judged(attempts: list[Attempt], judging: Judging) -> Outcome | None:
     """What the judge finds, who works in a process of its own."""
     how = {"world_size": 1, "backend": "gloo", "device": "cpu", "timeout": _JUDGE_S}
     try:
@@ -137,32 +128,24 @@ def _judged(attempts: list[Attempt], judging: Judging) -> Finding | None:
         raise ValueError(f"the check itself failed: {error}") from None
 
 
+def _headline(error: WorkerError) -> str:
+    """Such as `ValueError: no`; empty where nothing was raised."""
+    return error.failures[0].headline if error.failures else ""
+
+
 def _refuse_misuse(error: WorkerError) -> None:
     """Raise ValueError if it is the exercise that is wrong."""
-    headline = error.failures[0].headline if error.failures else ""
-    if headline.startswith("Misuse: "):
+    if (headline := _headline(error)).startswith("Misuse: "):
         raise ValueError(headline.removeprefix("Misuse: ")) from None
 
 
 def _is_stub(error: WorkerError) -> bool:
     """Whether the answer itself says that there is none yet, not some operation of torch."""
-    failure = error.failures[0] if error.failures else None
-    if not failure or not failure.headline.startswith("NotImplementedError"):
+    name = "NotImplementedError"
+    if not _headline(error).startswith(name):
         return False
-    last = failure.frames[-1] if failure.frames else None
-    return bool(
-        last and last.is_learners and "NotImplementedError" in (last.code or failure.headline)
-    )
-
-
-def _wrong(name: str, attempts: list[Attempt], found: Finding) -> Outcome:
-    printed: list[str] = []
-    if found.at is not None:
-        launched, number = found.at
-        texts = attempts[launched].output
-        printed = [runs[number] if number < len(runs) else "" for runs in texts]
-    where = ", ".join(filter(None, [_many([found.world_size]), found.case]))
-    return Outcome(name, WRONG, where, found.reason, found.rows, printed)
+    last = error.failures[0].frames[-1:]
+    return any(frame.is_learners and name in (frame.code or name) for frame in last)
 
 
 def _told(failed: Attempt) -> str:
@@ -171,15 +154,7 @@ def _told(failed: Attempt) -> str:
     for rank in failed.returned:
         was, is_ = "running, outside of your code", "its function has returned"
         message = message.replace(f"  rank {rank}: {was}\n", f"  rank {rank}: {is_}\n")
-    busy = set(range(failed.world_size)) - set(failed.returned)
-    longer, all_ = "only needed longer", ranks(range(failed.world_size))
-    if busy:
+    if busy := set(range(failed.world_size)) - set(failed.returned):
+        longer, all_ = "only needed longer", ranks(range(failed.world_size))
         message = message.replace(f"{all_} {longer}", f"{ranks(busy)} {longer}")
     return message[0].upper() + message[1:]
-
-
-def _many(sizes: list[int]) -> str:
-    """Such as `1 rank` or `1, 2 and 3 ranks`."""
-    names = [str(size) for size in sizes]
-    text = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    return f"{text} rank{'s' * (sizes != [1])}"

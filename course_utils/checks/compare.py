@@ -3,6 +3,7 @@
 import math
 import re
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,28 +33,24 @@ def difference(wanted: Any, got: Any, tolerance: Tolerance = (None, None)) -> st
     if isinstance(wanted, list | tuple) and isinstance(got, list | tuple):
         if len(wanted) != len(got):
             return f"wanted {len(wanted)} items, got {len(got)}"
-        pairs = zip(wanted, got, strict=True)
-        return _items(dict(enumerate(pairs)), tolerance)
+        return _items(range(len(wanted)), wanted, got, tolerance)
     if isinstance(wanted, dict) and isinstance(got, dict):
         if wanted.keys() != got.keys():
             return f"wanted the keys {list(wanted)}, got {list(got)}"
-        return _items({key: (wanted[key], got[key]) for key in wanted}, tolerance)
+        return _items(wanted, wanted, got, tolerance)
     if type(wanted) is not type(got):
         return f"wanted {_kind(wanted)}, got {_kind(got)}"
+    same = wanted == got
     if isinstance(wanted, float):
         relative, absolute = (1e-9 if t is None else t for t in tolerance)
         same = math.isclose(wanted, got, rel_tol=relative, abs_tol=absolute)
         same = same or (math.isnan(wanted) and math.isnan(got))
-    else:
-        same = wanted == got
     return None if same else f"wanted {brief(wanted)}, got {brief(got)}"
 
 
-def _items(pairs: dict[Any, tuple[Any, Any]], tolerance: Tolerance) -> str | None:
-    for key, (wanted, got) in pairs.items():
-        if found := difference(wanted, got, tolerance):
-            return f"item {key!r}: {found}"
-    return None
+def _items(keys: Iterable, wanted: Any, got: Any, tolerance: Tolerance) -> str | None:
+    told = ((key, difference(wanted[key], got[key], tolerance)) for key in keys)
+    return next((f"item {key!r}: {found}" for key, found in told if found), None)
 
 
 def _tensors(wanted: torch.Tensor, got: Any, tolerance: Tolerance) -> str | None:
@@ -115,16 +112,7 @@ def _tensor(value: torch.Tensor) -> str:
     if value.layout != torch.strided or value.is_meta:
         return f"a {_plain(value.layout)} tensor on {value.device}"
     value = value.detach()
-    if value.numel() > _MOST:
-        ends = [*value.flatten()[: _MOST - 2].tolist(), "...", value.flatten()[-1].item()]
-        shape = " x ".join(map(str, value.shape))
-        return f"[{', '.join(map(_number, ends))}] ({shape})"
-    return _list(value.tolist())
-
-
-def _list(value: Any) -> str:
-    return f"[{', '.join(map(_list, value))}]" if isinstance(value, list) else _number(value)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if value.numel() <= _MOST:
+        return _text(value.tolist())
+    *shown, last = map(_text, [*value.flatten()[: _MOST - 2].tolist(), value.flatten()[-1].item()])
+    return f"[{', '.join(shown)}, ..., {last}] ({' x '.join(map(str, value.shape))})"

@@ -1,20 +1,33 @@
 """What a check says: passed, not attempted, or wrong and in what; in a notebook as a table."""
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from course_utils.checks.verdict import Row
+from course_utils.launcher.words import ranks_named
 
 PASSED, NOT_ATTEMPTED, WRONG = "passed", "not attempted", "wrong"
-SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", WRONG: "✗"}
-COLOURS = {PASSED: "#009E73", NOT_ATTEMPTED: "#888888", WRONG: "#D55E00"}  # two of Okabe and Ito
+_SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", WRONG: "✗"}
+_COLOURS = {PASSED: "#009E73", NOT_ATTEMPTED: "#888888", WRONG: "#D55E00"}  # two of Okabe and Ito
 _HEAD = ("rank", "given", "wanted", "got")
 _PRINTED = 8  # lines of each rank
+_CARD = "padding:4px 12px;margin:4px 0;max-width:70em;font-size:13px;line-height:1.5;"
+_CELL = "text-align:left;padding:1px 14px 1px 4px;"
+_MONO = "font-family:var(--jp-code-font-family,monospace);"
 
 
 class CheckFailed(AssertionError):
     """An answer that was required to be right is not."""
+
+
+class Row(NamedTuple):
+    """One rank of a failing case."""
+
+    given: str
+    wanted: str
+    got: str
+    wrong: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +48,7 @@ class Outcome:
     where: str = ""
     message: str = ""
     rows: Sequence[Row] = ()
-    printed: Sequence[str] = field(default=())
+    printed: Sequence[str] = ()
 
     def __bool__(self) -> bool:
         return self.state == PASSED
@@ -50,15 +63,14 @@ class Outcome:
             raise CheckFailed(str(self))
         return self
 
-    @property
-    def headline(self) -> str:
+    def __repr__(self) -> str:
+        parts = [self._headline(), self._table(), self.message, self._output()]
+        return "\n\n".join(filter(None, parts))
+
+    def _headline(self) -> str:
         """Such as `✗ wrong: broadcast (3 ranks, 5 numbers)`."""
         where = f" ({self.where})" if self.where else ""
-        return f"{SIGNS[self.state]} {self.state}: {self.name}{where}"
-
-    def __repr__(self) -> str:
-        parts = [self.headline, self._table(), self.message, self._output()]
-        return "\n\n".join(filter(None, parts))
+        return f"{_SIGNS[self.state]} {self.state}: {self.name}{where}"
 
     def _table(self) -> str:
         if not self.rows:
@@ -81,37 +93,64 @@ class Outcome:
         return "It printed:\n" + "\n".join(lines) if lines else ""
 
     def _repr_html_(self) -> str:
-        colour = COLOURS[self.state]
-        parts = [
-            f'<div style="{_CARD}border-left:4px solid {colour}">{_bold(self.headline, colour)}'
-        ]
+        colour, (sign, text) = _COLOURS[self.state], self._headline().split(" ", 1)
+        page = f'<div style="{_CARD}border-left:4px solid {colour}">'
+        page += f'<b style="color:{colour}">{sign}</b> <b>{html.escape(text)}</b>'
         if self.rows:
             head = "".join(f'<th style="{_CELL}">{name}</th>' for name in _HEAD)
             rows = "".join(_row(rank, row) for rank, row in enumerate(self.rows))
-            parts.append(f'<table style="margin:6px 0"><tr>{head}</tr>{rows}</table>')
+            page += f'<table style="margin:6px 0"><tr>{head}</tr>{rows}</table>'
         for text in filter(None, (self.message, self._output())):
-            parts.append(
-                f'<div style="white-space:pre-wrap;{_face(text)}">{html.escape(text)}</div>'
-            )
-        return "".join(parts) + "</div>"
-
-
-_CARD = "padding:4px 12px;margin:4px 0;max-width:70em;font-size:13px;line-height:1.5;"
-_CELL = "text-align:left;padding:1px 14px 1px 4px;"
-_MONO = "font-family:var(--jp-code-font-family,monospace);"
-
-
-def _bold(text: str, colour: str) -> str:
-    return f'<b style="color:{colour}">{text[0]}</b> <b>{html.escape(text[2:])}</b>'
-
-
-def _face(text: str) -> str:
-    """Launcher's reports, whose columns matter, in a fixed width."""
-    return f"{_MONO}font-size:12px;margin-top:6px" if "\n" in text else ""
+            # Launcher's reports, whose columns matter, in a fixed width.
+            face = f"{_MONO}font-size:12px;margin-top:6px" if "\n" in text else ""
+            page += f'<div style="white-space:pre-wrap;{face}">{html.escape(text)}</div>'
+        return page + "</div>"
 
 
 def _row(rank: int, row: Row) -> str:
-    mark = f"background:{COLOURS[WRONG]}22;" if row.wrong else ""
-    name = f"→ {rank}" if row.wrong else str(rank)
+    mark, arrow = (f"background:{_COLOURS[WRONG]}22;", "→ ") if row.wrong else ("", "")
     cells = "".join(f'<td style="{_CELL}{_MONO}">{html.escape(text)}</td>' for text in row[:3])
-    return f'<tr style="{mark}"><td style="{_CELL}">{name}</td>{cells}</tr>'
+    return f'<tr style="{mark}"><td style="{_CELL}">{arrow}{rank}</td>{cells}</tr>'
+
+
+def many(sizes: Iterable[int]) -> str:
+    """Such as `1 rank` or `1, 2 and 3 ranks`."""
+    numbers = ranks_named(sizes).split(" ", 1)[1]
+    return f"{numbers} rank{'s' * (numbers != '1')}"
+
+
+_outcomes: dict[str, Outcome] = {}  # of this kernel, by the answer's name; the last one counts
+
+
+def note(outcome: Outcome) -> Outcome:
+    """Remember an outcome, and return it."""
+    _outcomes[outcome.name] = outcome
+    return outcome
+
+
+@dataclass(frozen=True, repr=False)
+class Overview:
+    """One line per exercise."""
+
+    outcomes: Sequence[Outcome]
+
+    def __repr__(self) -> str:
+        lines = (f"{_SIGNS[own.state]} {own.name}: {own.state}" for own in self.outcomes)
+        return "\n".join([self._total(), *lines])
+
+    def _total(self) -> str:
+        return f"{sum(map(bool, self.outcomes))} of {len(self.outcomes)} exercises pass"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><td style="color:{_COLOURS[own.state]};font-weight:bold">{_SIGNS[own.state]}</td>'
+            f'<td style="text-align:left"><code>{html.escape(own.name)}</code></td>'
+            f'<td style="text-align:left">{own.state}</td></tr>'
+            for own in self.outcomes
+        )
+        return f"<b>{self._total()}</b><table>{rows}</table>"
+
+
+def progress() -> Overview:
+    """Show which of the answers that were checked in this notebook pass, as they were last."""
+    return Overview(list(_outcomes.values()))

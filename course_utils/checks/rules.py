@@ -1,7 +1,8 @@
 """What an answer may call and spend, read off the recording of one run."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from course_utils.checks.cases import Misuse
 from course_utils.checks.compare import Tolerance
@@ -12,66 +13,72 @@ from course_utils.network.trace import Trace
 from course_utils.record.event import Event
 from course_utils.record.kinds import COLLECTIVES, KINDS
 
-BUDGETS = ("sent_bytes", "sent_messages", "finish_us")
 Budget = Mapping[str, float]
+_SPENT = {
+    "sent_bytes": "sends {:g} bytes; {:g} are enough.",
+    "sent_messages": "sends {:g} messages; {:g} are enough.",
+    "finish_us": "is done after {:.6g} us on the modelled network; {:.6g} us are enough.",
+}
 
 
-class Rules(NamedTuple):
-    """What an answer has to keep to besides its specification; tolerance: relative, absolute."""
-
-    forbid: frozenset[str]
-    require: frozenset[str]
-    budget: Callable[[int, Any], Budget]
-    network: Network | None
-    tolerance: Tolerance
-
-
-def make_rules(
-    forbid: Collection[str],
-    require: Collection[str],
-    budget: Budget | Callable[[int, Any], Budget] | None,
-    network: Network | None,
-    tolerance: Tolerance,
-) -> Rules:
-    """The rules of a check.
+@dataclass
+class Rules:
+    """What an answer has to keep to besides its specification; tolerance: relative, absolute.
 
     Raises:
         ValueError: They cannot be meant.
     """
-    if isinstance(forbid, str) or isinstance(require, str):
-        raise ValueError("forbid and require are tuples, such as ('all_reduce',)")
-    forbidden = {kind for kind in forbid if kind != "collectives"}
-    forbidden |= set(COLLECTIVES if "collectives" in forbid else ())
-    if unknown := sorted((forbidden | set(require)) - set(KINDS)):
-        raise ValueError(f"{unknown[0]!r} is never recorded; there are: {', '.join(KINDS)}")
 
-    def limits(world_size: int, case: Any) -> Budget:
-        found = budget(world_size, case) if callable(budget) else budget or {}
-        if unknown := sorted(set(found) - set(BUDGETS)):
-            raise Misuse(f"{unknown[0]!r} is no budget; there are: {', '.join(BUDGETS)}")
-        if "finish_us" in found and network is None:
+    forbid: Collection[str]
+    require: Collection[str]
+    budget: Budget | Callable[[int, Any], Budget] | None
+    network: Network | None
+    tolerance: Tolerance
+
+    def __post_init__(self) -> None:
+        if isinstance(self.forbid, str) or isinstance(self.require, str):
+            raise ValueError("forbid and require are tuples, such as ('all_reduce',)")
+        self.forbid, self.require = set(self.forbid), set(self.require)
+        if "collectives" in self.forbid:
+            self.forbid = self.forbid - {"collectives"} | set(COLLECTIVES)
+        if unknown := sorted((self.forbid | self.require) - set(KINDS)):
+            raise ValueError(f"{unknown[0]!r} is never recorded; there are: {', '.join(KINDS)}")
+
+    def limits(self, world_size: int, case: Any) -> Budget:
+        """The budget of one case.
+
+        Raises:
+            Misuse: It cannot be meant.
+        """
+        found = self.budget(world_size, case) if callable(self.budget) else self.budget or {}
+        if unknown := sorted(set(found) - set(_SPENT)):
+            raise Misuse(f"{unknown[0]!r} is no budget; there are: {', '.join(_SPENT)}")
+        if "finish_us" in found and self.network is None:
             raise Misuse("a budget of finish_us needs network=Network(...)")
         return found
-
-    return Rules(frozenset(forbidden), frozenset(require), limits, network, tolerance)
 
 
 def broken(trace: Trace, case: Any, rules: Rules) -> str | None:
     """Say which rule a run breaks whose results are right, or None."""
-    return (
-        _at_odds(trace)
-        or _unmatched(trace)
-        or _forbidden(trace, rules.forbid)
-        or _over_budget(trace, case, rules)
-    )
+    if reason := _at_odds(trace):
+        return reason
+    try:
+        trace.schedule("ring")
+    except ReplayError as error:
+        said = str(error)
+        return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."
+    for event in trace:
+        if event.kind in rules.forbid:
+            return f"{_of(event)}: this exercise is to be solved without {event.kind}."
+    return _over_budget(trace, case, rules)
 
 
 def unwaited(trace: Trace) -> str | None:
     """Say which operation nobody has waited for, or None."""
     waited = {(e.rank, e.of) for e in trace if e.kind == "wait"}
     for event in trace:
-        pending = not event.blocking and event.kind != "wait"
-        if pending and (event.rank, event.index) not in waited:
+        done = event.blocking or event.kind == "wait" or (event.rank, event.index) in waited
+        if not done:
             return (
                 f"{_of(event)} was never waited for: until you call wait() on what it returned, "
                 "its tensor may be neither filled nor sent."
@@ -93,44 +100,16 @@ def _at_odds(trace: Trace) -> str | None:
     return None
 
 
-def _unmatched(trace: Trace) -> str | None:
-    try:
-        trace.schedule("ring")
-    except ReplayError as error:
-        said = str(error)
-        return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."
-    return None
-
-
-def _forbidden(trace: Trace, forbid: frozenset[str]) -> str | None:
-    for event in trace:
-        if event.kind in forbid:
-            return f"{_of(event)}: this exercise is to be solved without {event.kind}."
-    return None
-
-
 def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
-    limits = rules.budget(trace.world_size, case)
-    if not limits:
-        return None
     algorithm = rules.network.algorithm if rules.network else "ring"
-    traffic = trace.traffic(algorithm)
-    used = {"sent_bytes": traffic.sent_bytes, "sent_messages": traffic.sent_messages}
-    if "finish_us" in limits:
-        used["finish_us"] = trace.replay(rules.network).finish_us
-    for name, limit in limits.items():
-        most = max(used[name])
+    for name, limit in rules.limits(trace.world_size, case).items():
+        spent = trace.replay(rules.network) if name == "finish_us" else trace.traffic(algorithm)
+        used = getattr(spent, name)
+        most = max(used)
         if most > limit * (1 + 1e-9):
-            rank = used[name].index(most)
+            rank = used.index(most)
             return f"Rank {rank} {_SPENT[name].format(most, limit)} {_calls(trace, rank)}"
     return None
-
-
-_SPENT = {
-    "sent_bytes": "sends {:g} bytes; {:g} are enough.",
-    "sent_messages": "sends {:g} messages; {:g} are enough.",
-    "finish_us": "is done after {:.6g} us on the modelled network; {:.6g} us are enough.",
-}
 
 
 def _calls(trace: Trace, rank: int) -> str:

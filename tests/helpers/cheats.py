@@ -125,8 +125,8 @@ def brings_code_in_the_recording(tensor):
     "changes_a_class": """
 import course_utils.launcher.parcel
 def changes_a_class(tensor):
-    # as text, for pickle: setattr(Finding, "__bool__", set), after which no finding is true
-    text = b"ccourse_utils.checks.verdict\\nFinding\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
+    # as text, for pickle: setattr(Outcome, "__bool__", set), after which no outcome is wrong
+    text = b"ccourse_utils.checks.outcome\\nOutcome\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
     course_utils.launcher.parcel.pack = lambda value: text
     return tensor
 """,
