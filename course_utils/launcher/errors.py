@@ -8,7 +8,7 @@ import re
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from course_utils.launcher import stacks
@@ -28,14 +28,10 @@ _WAITED = re.compile(r"\w+Error: .*Timed out waiting", re.DOTALL)
 _UNSTABLE = re.compile(r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] ")
 _LIMIT = 4000  # characters of an exception's own words that are kept
 
-_LEFT = (
-    "another rank left the group, such as by destroy_process_group(), before this one was done "
-    "with it, or a timeout of the group itself ran out"
-)
-_TWICE = (
-    "launch makes the group before your function runs: leave init_process_group() out, or make "
-    "the group yourself, once, under launch(..., backend=None)"
-)
+_LEFT = """another rank left the group, such as by destroy_process_group(), before this one was \
+done with it, or a timeout of the group itself ran out"""
+_TWICE = """launch makes the group before your function runs: leave init_process_group() out, or \
+make the group yourself, once, under launch(..., backend=None)"""
 _LIKELY = {
     "SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
@@ -54,7 +50,7 @@ class Failure:
     rank: int
     when: float
     headline: str
-    frames: list[Frame] = field(default_factory=list)
+    frames: Sequence[Frame] = ()
     advice: str = ""
     traceback: str = ""
 
@@ -123,7 +119,6 @@ class WorkerTimeout(WorkerError):
 
 def from_exception(rank: int, when: float, error: BaseException, note: str = "") -> Failure:
     """In the worker: what an exception says, in words that survive the trip to the kernel."""
-    frames = stacks.from_traceback(error.__traceback__)
     try:
         words = str(error)
     except Exception:
@@ -134,20 +129,23 @@ def from_exception(rank: int, when: float, error: BaseException, note: str = "")
     headline = _UNSTABLE.sub("", headline)[:_LIMIT]
     if _LOST.match(headline):
         headline = _LOST_IN_ONE_WORDING
+    frames = stacks.from_traceback(error.__traceback__)[-40:]
     full = "".join(traceback.format_exception(error))[-4 * _LIMIT :]
-    return Failure(rank, when, headline, frames[-40:], traceback=full)
+    return Failure(rank, when, headline, frames, traceback=full)
 
 
 def from_exit(rank: int, when: float, status: int, dump: str) -> Failure:
     """In the kernel: what a wait status says about a rank that ended without a word."""
-    code = -status if status < 0 else status
     if status >= 0:
-        headline = f"the process left with exit status {code} before its function returned"
+        headline = f"the process left with exit status {status} before its function returned"
         advice = "os._exit ends a process at once; let the function return instead"
         return Failure(rank, when, headline, advice=advice)
-    name = signal.Signals(code).name if code in set(signal.Signals) else f"signal {code}"
-    advice = _LIKELY.get(name, "")
-    return Failure(rank, when, f"the process died of {name}", stacks.from_dump(dump), advice)
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
+    frames, advice = stacks.from_dump(dump), _LIKELY.get(name, "")
+    return Failure(rank, when, f"the process died of {name}", frames, advice)
 
 
 def worker_error(failures: list[Failure], world_size: int, output: list[str]) -> WorkerError:
@@ -156,9 +154,10 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
     Signals, exits and ordinary exceptions count in order of time; complaints about a lost peer
     come last. Ranks that failed with the same words are named together, in rank order.
     """
-    root = min(failures, key=lambda failure: (failure.is_echo, failure.when))
-    same = sorted(f.rank for f in failures if f.headline == root.headline)
-    root = next(f for f in failures if f.rank == same[0])
+    first = min(failures, key=lambda failure: (failure.is_echo, failure.when))
+    ordered = sorted(failures, key=lambda f: (f.headline != first.headline, f.rank))
+    root = ordered[0]
+    same = [failure.rank for failure in ordered if failure.headline == root.headline]
     rest = [rank for rank in range(world_size) if rank not in same]
     what = "\n\n".join(filter(None, (f"{ranks(same)} failed: {root.headline}", root.story())))
     advice = root.advice or (_LEFT if root.is_echo else "")
@@ -167,17 +166,13 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
     why = f"Likely reason: {advice}." if advice else ""
     were = "was" if len(rest) == 1 else "were"
     stopped = f"{ranks(rest).capitalize()} {were} stopped." if rest else ""
-    ordered = [root, *(failure for failure in failures if failure is not root)]
     return WorkerError([what, why, stopped], ordered, output)
 
 
 def worker_timeout(
     stands: Mapping[int, list[Frame] | None], output: list[str], seconds: float, when: float
 ) -> WorkerTimeout:
-    """The error for ranks that are not done, as far as their stacks tell.
-
-    `stands` is what `Listener.explain` gets as `ranks`; the rest goes into the error as it is.
-    """
+    """The error for ranks that are not done; `stands` is the `ranks` of `Listener.explain`."""
     running = [rank for rank, frames in stands.items() if frames is not None]
     waits = [rank for rank in running if stacks.waits_in(stands[rank])]
     free = [rank for rank in stands if rank not in waits]

@@ -7,14 +7,13 @@ import math
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from course_utils.launcher import rank
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.placement import cuda_in_use, place
-from course_utils.launcher.team import Interrupts, Team
+from course_utils.launcher.team import Team, interrupts
 
 # Parameters that `torch.multiprocessing.spawn` and many a tutorial hand in, and whom to ask here.
 _ASKED = {
@@ -51,7 +50,9 @@ def launch(
     listeners: Sequence[Listener] = (),
 ) -> Results:
     """As `course_utils.launch`, with whatever shall listen in place of `live` and `trace`."""
-    _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
+    for holds, error in _refusals(fn, args, world_size, nodes, timeout):
+        if holds:
+            raise error
     placement = place(backend, device, world_size)
     if placement.notice and placement.notice not in _said:
         _said.add(placement.notice)
@@ -63,9 +64,9 @@ def launch(
             listener.before(world_size)
             closing.callback(listener.close)
         closing.callback(lambda: _print_in_rank_order(team.output()))
-        with Interrupts() as interrupts, team:
+        with interrupts() as pressed, contextlib.closing(team):
             team.fork(fn, args, placement)
-            values = team.results(interrupts, time.monotonic() + timeout)
+            values = team.results(pressed)
     return Results(values, team.output())
 
 
@@ -80,50 +81,46 @@ def _import_what_ddp_needs() -> None:
             importlib.import_module("torch._dynamo")
 
 
-def _refuse_what_cannot_work(
+def _refusals(
     fn: Callable[..., Any], args: tuple, world_size: int, nodes: int, timeout: float
-) -> None:
-    """Raise a sentence that says what to do, before anything is started."""
-    if not hasattr(os, "fork"):
-        raise RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows.")
-    if rank.inside():
-        raise RuntimeError(
-            "launch was called inside a worker. A rank cannot launch ranks: call launch from the "
-            "cell, with a larger world_size."
-        )
-    if not callable(fn):
-        raise TypeError(
-            f"launch needs a function, got {'None' if fn is None else type(fn).__name__}: write "
-            "launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel."
-        )
+) -> Iterator[tuple[object, Exception]]:
+    """Whether something cannot work, and what to do instead; the first one counts."""
+    yield (
+        not hasattr(os, "fork"),
+        RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows."),
+    )
+    nested = "A rank cannot launch ranks: call launch from the cell, with a larger world_size."
+    yield rank.me, RuntimeError(f"launch was called inside a worker. {nested}")
+    got = "None" if fn is None else type(fn).__name__
+    way = "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel."
+    yield not callable(fn), TypeError(f"launch needs a function, got {got}: {way}")
     for name, value in (("world_size", world_size), ("nodes", nodes)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-    if world_size % nodes:
-        raise ValueError(
-            f"{world_size} ranks cannot be laid out as {nodes} equal nodes: "
-            "make world_size a multiple of nodes."
-        )
-    if not isinstance(timeout, (int, float)) or not math.isfinite(timeout) or timeout <= 0:
-        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
-    _refuse_wrong_arguments(fn, args)
-    if reason := cuda_in_use():
-        raise RuntimeError(reason)
+        wrong = not isinstance(value, int) or isinstance(value, bool) or value < 1
+        message = f"{name} must be a whole number of at least 1, got {value!r}."
+        yield wrong, ValueError(message)
+    message = f"{world_size} ranks cannot be laid out as {nodes} equal nodes: "
+    yield world_size % nodes, ValueError(f"{message}make world_size a multiple of nodes.")
+    wrong = not isinstance(timeout, (int, float)) or not math.isfinite(timeout) or timeout <= 0
+    yield wrong, ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+    message = _misfit(fn, args)
+    yield message, TypeError(message)
+    message = cuda_in_use()
+    yield message, RuntimeError(message)
 
 
-def _refuse_wrong_arguments(fn: Callable[..., Any], args: tuple) -> None:
-    try:
+def _misfit(fn: Callable[..., Any], args: tuple) -> str:
+    """What is wrong with the arguments; a function written in C may not tell what it takes."""
+    with contextlib.suppress(TypeError, ValueError):
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return  # some functions written in C do not tell
-    try:
-        signature.bind(*args)
-    except TypeError as error:
-        name = getattr(fn, "__name__", type(fn).__name__)
-        message = f"{name}{signature} does not fit the {len(args)} arguments given to launch"
-        ways = [f"{_ASKED[it]} for {it}" for it in signature.parameters if it in _ASKED]
-        hint = f" A rank asks {' and '.join(ways)}: nobody hands it in." if ways else ""
-        raise TypeError(f"{message}: {error}.{hint}") from None
+        try:
+            signature.bind(*args)
+        except TypeError as error:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            message = f"{name}{signature} does not fit the {len(args)} arguments given to launch"
+            ways = [f"{_ASKED[it]} for {it}" for it in signature.parameters if it in _ASKED]
+            hint = f" A rank asks {' and '.join(ways)}: nobody hands it in." if ways else ""
+            return f"{message}: {error}.{hint}"
+    return ""
 
 
 def _print_in_rank_order(output: list[str]) -> None:

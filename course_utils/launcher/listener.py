@@ -3,13 +3,10 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.member import Member
 from course_utils.launcher.stacks import Frame
-
-if TYPE_CHECKING:
-    from course_utils.launcher.member import Member
 
 
 class Listener:
@@ -25,7 +22,7 @@ class Listener:
         """
         return contextlib.nullcontext()
 
-    def tick(self, members: Sequence["Member"], final: bool = False) -> None:
+    def tick(self, members: Sequence[Member], final: bool = False) -> None:
         """In the kernel, about ten times a second, and once when all ranks are gone."""
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:

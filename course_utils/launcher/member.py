@@ -20,36 +20,32 @@ _NOTHING = object()
 class Member:
     """The kernel's ends of one rank. Four descriptors: channel, output, stack, and the process."""
 
+    pipe: FileIO | None = None
+    process: FileIO | None = None  # readable once it has ended; none on macOS
+
     def __init__(self, rank: int) -> None:
         self.rank, self.pid = rank, 0
-        self.channel: socket.socket | None = None
-        self.pipe: FileIO | None = None
-        self.stack: FileIO | None = None
-        self.process: FileIO | None = None  # readable once it has ended; none on macOS
-        self.theirs: socket.socket | None = None  # the rank's ends, until it is forked
-        self.output: FileIO | None = None
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
         self.metrics: dict[str, list[Any]] = {}
         self.status: int | None = None  # exit status, or minus the signal's number
+        self._ends: list[socket.socket | FileIO] = []
         self._buffers: list[Any] = []
         self._printed, self._dropped = bytearray(), 0
 
     def open(self) -> None:
-        """Make the channels."""
+        """Make the channels: the kernel's ends, and the rank's until it is forked."""
         self.stack = FileIO(parcel.anonymous_file("stack"))
-        self.channel, self.theirs = parcel.channel()
+        self._ends.append(self.stack)
+        self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ends += [self.channel, self.theirs]
+        for end in (self.channel, self.theirs):  # macOS: at most 2,048 bytes unless asked for more
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * parcel.LARGE_BYTES)
         self.channel.setblocking(False)
         reading, writing = os.pipe()
         self.pipe, self.output = FileIO(reading), FileIO(writing, "w")
+        self._ends += [self.pipe, self.output]
         os.set_blocking(reading, False)
-
-    def become(self) -> tuple[socket.socket, FileIO, FileIO]:
-        """In the rank: close the kernel's ends; return its channel, output and stack."""
-        own = self.theirs, self.output, self.stack
-        self.theirs = self.output = self.stack = None
-        self.close()
-        return own
 
     def watch(self, pid: int) -> None:
         """In the kernel: take note of the process that was just forked."""
@@ -60,11 +56,11 @@ class Member:
             os.setpgid(pid, pid)  # the rank does the same; whoever comes first
         if hasattr(os, "pidfd_open"):
             self.process = FileIO(os.pidfd_open(pid))
+            self._ends.append(self.process)
 
     def close(self) -> None:
         """Close whatever is open."""
-        ends = self.channel, self.pipe, self.stack, self.process, self.theirs, self.output
-        for end in filter(None, ends):
+        for end in self._ends:
             end.close()
         self._buffers.clear()
 
@@ -88,21 +84,20 @@ class Member:
         if ended and not self.settled:
             self.failure = errors.from_exit(self.rank, time.monotonic(), self.status, self.dump())
 
-    def _wait(self, flags: int) -> bool:
+    def _wait(self, flags: int = 0) -> bool:
         """Reap the process if it has ended, and end what it has left behind in its group."""
-        try:
-            if hasattr(os, "waitid"):  # not on macOS before Python 3.13
+        status = 0  # of a kernel that ignores SIGCHLD, which has its children reaped for it
+        with contextlib.suppress(ChildProcessError):
+            if owned := hasattr(os, "waitid"):  # not on macOS before Python 3.13
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags) is None:
                     return False
                 self._signal_group()  # the unreaped process still owns the number of its group
             pid, status = os.waitpid(self.pid, flags)
             if not pid:
                 return False
-            self.status = os.waitstatus_to_exitcode(status)
-            if not hasattr(os, "waitid"):
+            if not owned:
                 self._signal_group()
-        except ChildProcessError:  # a kernel that ignores SIGCHLD has its children reaped for it
-            self.status = 0
+        self.status = os.waitstatus_to_exitcode(status)
         return True
 
     def _signal_group(self) -> None:
@@ -118,7 +113,7 @@ class Member:
     def reap(self) -> None:
         """Wait for the end of a rank that was killed or has said farewell."""
         if self.pid and self.status is None:
-            self._wait(0)
+            self._wait()
         self._read_output()
 
     def release(self) -> None:
@@ -136,19 +131,18 @@ class Member:
         return os.pread(self.stack.fileno(), _AT_ONCE, 0).decode(errors="replace")
 
     def _read_messages(self) -> None:
-        while True:
-            try:
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            while True:
                 message, files, _, _ = socket.recv_fds(self.channel, _AT_ONCE, 1)
-            except (BlockingIOError, ConnectionResetError):
-                return
-            if not message:
-                return
-            try:
-                self._take(message[:6], parcel.receive(memoryview(message)[6:], files))
-            except Exception as error:
-                note = f"its result arrived but cannot be rebuilt: {type(error).__name__}: {error}"
-                failure = errors.from_exception(self.rank, time.monotonic(), error, note)
-                self.failure = self.failure or failure  # what follows a lost part fails, too
+                if not message:
+                    return
+                try:
+                    self._take(message[:6], parcel.receive(memoryview(message)[6:], files))
+                except Exception as error:
+                    wrong = f"{type(error).__name__}: {error}"
+                    note = f"its result arrived but cannot be rebuilt: {wrong}"
+                    failure = errors.from_exception(self.rank, time.monotonic(), error, note)
+                    self.failure = self.failure or failure  # what follows a lost part fails, too
 
     def _take(self, kind: bytes, content: Any) -> None:
         if kind == parcel.BUFFER:

@@ -52,14 +52,6 @@ def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns
     return tensor.requires_grad_(learns) if learns else tensor
 
 
-def channel() -> tuple[socket.socket, socket.socket]:
-    """Two ends for datagrams between the kernel and a rank."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    for end in ends:  # on macOS a datagram has at most 2,048 bytes unless more is asked for
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGE_BYTES)
-    return ends
-
-
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:
     """Send a picklable object; tensors arrive on the CPU, detached, contiguous and owning.
 

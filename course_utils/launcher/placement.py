@@ -1,7 +1,9 @@
 """Which backend and device a rank gets, decided without a CUDA context."""
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,17 +15,11 @@ RESTART = "Restart the kernel and keep CUDA inside the function that launch runs
 
 @dataclass(frozen=True)
 class Placement:
-    """What the ranks of one launch get.
+    """What the ranks of one launch get."""
 
-    Attributes:
-        backend: The string for `init_process_group`; None where the learner makes the group.
-        devices: "cpu" or "cuda:K" for each rank of this machine, in the order of global ranks.
-        notice: One line that says what "auto" chose; empty when the caller chose.
-    """
-
-    backend: str | None
-    devices: tuple[str, ...]
-    notice: str = ""
+    backend: str | None  # for `init_process_group`; None where the learner makes the group
+    devices: tuple[str, ...]  # "cpu" or "cuda:K" by global rank
+    notice: str = ""  # one line that says what "auto" chose; empty when the caller chose
 
 
 def gpu_count() -> int:
@@ -44,20 +40,52 @@ def place(backend: str | None, device: str, world_size: int) -> Placement:
     Raises:
         ValueError: The choice is unknown, or this machine or this torch cannot do it.
     """
-    _refuse_unknown(backend, device)
     gpus = gpu_count() if device != "cpu" else 0
-    enough = 0 < world_size <= gpus and dist.is_nccl_available()
-    if device == "cuda" and not gpus:
-        raise ValueError("device='cuda' needs a GPU and none is visible here; use device='cpu'")
-    if backend == "nccl":
-        _refuse_nccl(device, world_size, gpus)
+    for holds, sentence in _refusals(backend, device, world_size, gpus):
+        if holds:
+            raise ValueError(sentence)
+    enough = world_size <= gpus and dist.is_nccl_available()
     on_gpu = device == "cuda" or backend == "nccl" or (backend in ("auto", None) and enough)
     devices = tuple(f"cuda:{r % gpus}" if on_gpu else "cpu" for r in range(world_size))
     if backend != "auto":
         return Placement(backend, devices)
-    # Under NCCL alone a collective on a CPU tensor would be an error: gloo stands beside it.
-    chosen = "cpu:gloo,cuda:nccl" if enough else "gloo"
-    return Placement(chosen, devices, _notice(enough, on_gpu, device, world_size, gpus))
+    if enough:  # under NCCL alone a collective on a CPU tensor would be an error
+        return Placement("cpu:gloo,cuda:nccl", devices, "launch: NCCL, one GPU per rank")
+    reasons = {
+        "device='cpu'": device == "cpu",
+        "no GPU here": not gpus,
+        "this torch has no NCCL": world_size <= gpus,
+        _counts(world_size, gpus): True,
+    }
+    why = next(reason for reason, holds in reasons.items() if holds)
+    where = "shared GPUs" if on_gpu else "the CPU"
+    return Placement("gloo", devices, f"launch: gloo on {where} ({why})")
+
+
+def _refusals(
+    backend: str | None, device: str, world_size: int, gpus: int
+) -> Iterator[tuple[bool, str]]:
+    """Whether something cannot work, and a sentence that says what to do; the first one counts."""
+    hint = " (MPI is not built into torch's wheels)" if backend == "mpi" else ""
+    known = backend in ("auto", "gloo", "nccl", None)
+    yield not known, f"backend={backend!r}{hint}: choose 'auto', 'gloo', 'nccl' or None"
+    hint = " (launch gives each rank its own GPU)" if str(device)[:5] == "cuda:" else ""
+    known = device in ("auto", "cpu", "cuda")
+    yield not known, f"device={device!r}{hint}: choose 'auto', 'cpu' or 'cuda'"
+    none = device == "cuda" and not gpus
+    yield none, "device='cuda' needs a GPU and none is visible here; use device='cpu'"
+    if backend == "nccl":
+        built = dist.is_nccl_available()
+        yield not built, "backend='nccl': this torch was built without NCCL; use backend='gloo'"
+        on_cpu = device == "cpu"
+        yield on_cpu, "NCCL moves GPU tensors only: with device='cpu' use backend='gloo'"
+        fewer = f"world_size={gpus} or fewer, or " * (gpus > 0)
+        sentence = f"NCCL needs one GPU per rank: {_counts(world_size, gpus)}; use {fewer}"
+        yield world_size > gpus, f"{sentence}backend='gloo'"
+
+
+def _counts(ranks: int, gpus: int) -> str:
+    return f"{ranks} rank{'s' * (ranks != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
 
 
 def cuda_in_use() -> str | None:
@@ -71,52 +99,13 @@ def cuda_in_use() -> str | None:
             "this kernel already uses CUDA: a call such as torch.cuda.is_available(), or an "
             f"import such as keras, started the driver. {RESTART}"
         )
-    if gpu_count() and _autograd_threads(Path("/proc/self/task")):
+    if gpu_count() and _autograd_threads():
         return (
             "this kernel already ran backward() on a machine with a GPU, which started threads "
             "that a worker's backward() cannot inherit. Restart the kernel and call backward() "
             "only inside the function that launch runs."
         )
     return None
-
-
-def _refuse_unknown(backend: str | None, device: str) -> None:
-    if backend not in ("auto", "gloo", "nccl", None):
-        hint = " (MPI is not built into torch's wheels)" if backend == "mpi" else ""
-        raise ValueError(f"backend={backend!r}{hint}: choose 'auto', 'gloo', 'nccl' or None")
-    if device not in ("auto", "cpu", "cuda"):
-        hint = " (launch gives each rank its own GPU)" if str(device)[:5] == "cuda:" else ""
-        raise ValueError(f"device={device!r}{hint}: choose 'auto', 'cpu' or 'cuda'")
-
-
-def _refuse_nccl(device: str, world_size: int, gpus: int) -> None:
-    if not dist.is_nccl_available():
-        raise ValueError("backend='nccl': this torch was built without NCCL; use backend='gloo'")
-    if device == "cpu":
-        raise ValueError("NCCL moves GPU tensors only: with device='cpu' use backend='gloo'")
-    if world_size > gpus:
-        fewer = f"world_size={gpus} or fewer, or " * (gpus > 0)
-        counts = f"{_many(world_size, 'rank')}, {_many(gpus, 'GPU')}"
-        raise ValueError(f"NCCL needs one GPU per rank: {counts}; use {fewer}backend='gloo'")
-
-
-def _notice(enough: bool, on_gpu: bool, device: str, world_size: int, gpus: int) -> str:
-    if enough:
-        return "launch: NCCL, one GPU per rank"
-    where = "shared GPUs" if on_gpu else "the CPU"
-    if device == "cpu":
-        why = "device='cpu'"
-    elif not gpus:
-        why = "no GPU here"
-    elif world_size <= gpus:
-        why = "this torch has no NCCL"
-    else:
-        why = f"{_many(world_size, 'rank')}, {_many(gpus, 'GPU')}"
-    return f"launch: gloo on {where} ({why})"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _driver_started() -> bool:
@@ -129,12 +118,9 @@ def _driver_started() -> bool:
         return False
 
 
-def _autograd_threads(tasks: Path) -> bool:
-    return any(_read(comm).startswith("pt_autograd_") for comm in tasks.glob("*/comm"))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:  # the thread has just ended
-        return ""
+def _autograd_threads() -> bool:
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            if name.read_text().startswith("pt_autograd_"):
+                return True
+    return False

@@ -9,78 +9,76 @@ import logging
 import multiprocessing.util
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from io import FileIO
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 
 from course_utils.launcher import errors, parcel
 from course_utils.launcher.listener import Listener
+from course_utils.launcher.member import Member
 from course_utils.launcher.placement import Placement
 from course_utils.launcher.rendezvous import Rendezvous
 
 LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _REPORT_EVERY_S = 0.05
-_me: "Worker | None" = None  # the worker that this process is; None in the kernel
+me: "Worker | None" = None  # the worker that this process is; None in the kernel
 
 
 @dataclass
 class Worker:
     """One rank as it finds itself after the fork."""
 
-    rank: int
-    channel: socket.socket  # datagrams to and from the kernel
-    output: FileIO  # where descriptors 1 and 2 go
-    stack: FileIO  # where faulthandler writes
+    own: Member  # of its ends the rank has `theirs`, `output` and `stack`
     kernel: int  # process id of the parent
-    listeners: Sequence[Listener] = ()
+    listeners: Sequence[Listener]
     reported_at: float = 0.0
-    unsent: dict[str, Any] | None = None
+    unsent: dict[str, Any] = field(default_factory=dict)
 
     def run(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> NoReturn:
         """Become the rank, run the learner's function, hand over its result, and never return."""
-        global _me
+        global me
         torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
-        _me = self
+        me = self
         gc.freeze()  # what the kernel made is the kernel's to finalise
         try:
             self._live_and_die_with_the_kernel()
             self._capture_output()
             self._work(fn, args, meet, placement)
         except BaseException as error:
-            self._tell_failure(errors.from_exception(self.rank, time.monotonic(), error))
+            self._tell_failure(error)
         finally:
             self._leave()
 
     def _work(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> None:
-        os.environ.update(meet.environment(self.rank))
+        rank, device = self.own.rank, placement.devices[self.own.rank]
+        os.environ.update(meet.environment(rank))
         multiprocessing.util.get_temp_dir = meet.folder
-        self._take_device(placement.devices[self.rank % len(placement.devices)])
+        if device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that torch.cuda.is_available() says no
+        else:
+            torch.cuda.set_device(device)
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:
-                listening.enter_context(listener.inside(self.rank))
+                listening.enter_context(listener.inside(rank))
             if placement.backend is None:
-                meet.serve(self.rank)
+                meet.serve(rank)
             else:
-                meet.join(placement.backend, self.rank)
+                meet.join(placement.backend, rank)
             result = fn(*args)
-        self._send_last_report()
+        self.report({}, last=True)
         try:
-            self.send(parcel.RESULT, result)
+            parcel.send(self.own.theirs, parcel.RESULT, result)
         except Exception as error:
             kind = type(result).__name__
             note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
             note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
-            failure = errors.from_exception(self.rank, time.monotonic(), error, note)
-            failure.frames = []
-            self._tell_failure(failure)
+            self._tell_failure(error, note)
 
     def _live_and_die_with_the_kernel(self) -> None:
         os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
@@ -96,10 +94,10 @@ class Worker:
     def _capture_output(self) -> None:
         """Send everything printed, by Python or by C++, to the kernel through one pipe."""
         nowhere = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nowhere, 0), (self.output.fileno(), 1), (1, 2)):
+        for source, target in ((nowhere, 0), (self.own.output.fileno(), 1), (1, 2)):
             os.dup2(source, target)
         os.close(nowhere)
-        self.output.close()
+        self.own.output.close()
         old = {sys.stdout, sys.stderr}
         # The kernel's own stream objects bypass descriptors 1 and 2, and log handlers hold them.
         sys.stdin = sys.__stdin__ = _stream(0)
@@ -110,35 +108,21 @@ class Worker:
             handler = reference()
             if getattr(handler, "stream", None) in old:
                 handler.setStream(sys.stderr)
-        faulthandler.enable(file=self.stack)  # all threads: the crashing one may be in C
-        faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=False)
+        faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
+        faulthandler.register(signal.SIGUSR1, file=self.own.stack, all_threads=False)
 
-    def _take_device(self, device: str) -> None:
-        if device.startswith("cuda"):
-            torch.cuda.set_device(device)
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that torch.cuda.is_available() says no
-
-    def send(self, kind: bytes, content: Any) -> None:
-        """Send a message to the kernel."""
-        parcel.send(self.channel, kind, content)
-
-    def report(self, metrics: dict[str, Any]) -> None:
+    def report(self, metrics: dict[str, Any], last: bool = False) -> None:
         """Send metrics, at most twenty times a second; the last ones always arrive."""
-        self.unsent = {**(self.unsent or {}), **metrics}
-        if time.monotonic() - self.reported_at > _REPORT_EVERY_S:
-            self.send(parcel.REPORT, self.unsent)
-            self.reported_at, self.unsent = time.monotonic(), None
+        self.unsent |= metrics
+        if self.unsent and (last or time.monotonic() - self.reported_at > _REPORT_EVERY_S):
+            told, self.unsent, self.reported_at = self.unsent, {}, time.monotonic()
+            parcel.send(self.own.theirs, parcel.REPORT, told)
 
-    def _tell_failure(self, failure: errors.Failure) -> None:
+    def _tell_failure(self, error: BaseException, note: str = "") -> None:
+        failure = errors.from_exception(self.own.rank, time.monotonic(), error, note)
         with contextlib.suppress(Exception):  # it may be what failed
-            self._send_last_report()
-        self.send(parcel.FAILED, failure)
-
-    def _send_last_report(self) -> None:
-        if self.unsent:
-            last, self.unsent = self.unsent, None
-            self.send(parcel.REPORT, last)
+            self.report({}, last=True)
+        parcel.send(self.own.theirs, parcel.FAILED, failure)
 
     def _leave(self) -> NoReturn:
         """Hold connections until all ranks are done, then end without destructors.
@@ -151,7 +135,7 @@ class Worker:
                 with contextlib.suppress(Exception):  # the learner closed it, or put in another
                     stream.flush()
             LIBC.fflush(None)  # what compiled code printed
-            self.channel.recv(1)
+            self.own.theirs.recv(1)
         finally:
             os._exit(0)
 
@@ -165,13 +149,8 @@ def report(**metrics: Any) -> None:
     Args:
         **metrics: names and numbers. `step` with `steps` draws a progress bar, `loss` a curve.
     """
-    if _me is not None:
-        _me.report({name: getattr(v, "item", lambda v=v: v)() for name, v in metrics.items()})
-
-
-def inside() -> bool:
-    """Whether this process is a worker of `launch`."""
-    return _me is not None
+    if me is not None:
+        me.report({name: getattr(v, "item", lambda v=v: v)() for name, v in metrics.items()})
 
 
 def _no_keyboard(prompt: object = "") -> NoReturn:

@@ -37,11 +37,7 @@ class Rendezvous:
         self._server: dist.TCPStore | None = None
 
     def open(self, listens: bool) -> None:
-        """In the kernel: take a port and a file; `close` undoes it, also when half is done.
-
-        Args:
-            listens: whether early ranks may queue at the port until rank 0 serves them.
-        """
+        """In the kernel: take a port, where early ranks may queue if it listens, and a file."""
         _find_gloo()
         self.port = socket.socket()
         self.port.bind((LOOPBACK, 0))
@@ -90,16 +86,11 @@ class Rendezvous:
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""
-        _promise_only(self.port.getsockname()[1])
+        number, options = self.port.getsockname()[1], {"timeout": self.timeout}
+        _promise_only(number)
         if rank == 0:
-            self._server = dist.TCPStore(
-                LOOPBACK,
-                self.port.getsockname()[1],
-                is_master=True,
-                wait_for_workers=False,
-                timeout=self.timeout,
-                master_listen_fd=os.dup(self.port.fileno()),
-            )
+            options |= {"wait_for_workers": False, "master_listen_fd": os.dup(self.port.fileno())}
+            self._server = dist.TCPStore(LOOPBACK, number, is_master=True, **options)
         self.port.close()
 
     def join(self, backend: str, rank: int) -> None:

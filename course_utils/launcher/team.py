@@ -7,9 +7,8 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from course_utils.launcher import errors, leftovers, stacks
 from course_utils.launcher.listener import Listener
@@ -19,7 +18,6 @@ from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.stacks import Frame
 
-Failed = TypeVar("Failed", bound=errors.WorkerError)
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
 _TICK_S = 0.1
 _FAREWELL_S = 2.0
@@ -28,28 +26,23 @@ _STACK_S = 0.8  # for all ranks to write where they are
 _FORKING = threading.Lock()
 
 
-class Interrupts:
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[int]]:
     """The stop button, noticed at points where stopping is safe instead of anywhere."""
-
-    pressed = False
-
-    def __enter__(self) -> "Interrupts":
-        self._ours = threading.current_thread() is threading.main_thread()
-        if self._ours:
-            self._action = ctypes.create_string_buffer(256)  # Python knows only of handlers it set
-            LIBC.sigaction(signal.SIGINT, None, self._action)
-            self._old = signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def _press(self, number: int, frame: FrameType | None) -> None:
-        self.pressed = True
-
-    def __exit__(self, kind: type | None, error: object, trace: TracebackType | None) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if self._old is None else self._old)
-            LIBC.sigaction(signal.SIGINT, self._action, None)
-        if self.pressed and kind is None:
-            raise KeyboardInterrupt
+    pressed: list[int] = []
+    ours = threading.current_thread() is threading.main_thread()
+    if ours:
+        action = ctypes.create_string_buffer(256)  # Python knows only of handlers it set
+        LIBC.sigaction(signal.SIGINT, None, action)
+        old = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield pressed
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
+            LIBC.sigaction(signal.SIGINT, action, None)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 class Team:
@@ -62,10 +55,7 @@ class Team:
         self.members: list[Member] = []
         self.meet = Rendezvous(world_size, nodes, timeout)
 
-    def __enter__(self) -> "Team":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
         stopped = leftovers.family({m.pid for m in self.members if m.pid and m.status is None})
         with contextlib.ExitStack() as steps:  # taken from the last to the first
@@ -106,25 +96,27 @@ class Team:
 
     def _fork(self, number: int, fn: Callable, args: tuple, placement: Placement) -> None:
         kernel, member = os.getpid(), Member(number)
-        self.members.append(member)  # first, so that `__exit__` finds whatever was opened
+        self.members.append(member)  # first, so that `close` finds whatever was opened
         member.open()
         with _FORKING:
             pid = os.fork()
         if pid == 0:
             for other in self.members[:-1]:
                 other.close()
-            worker = Worker(number, *member.become(), kernel, self.listeners)
-            worker.run(fn, args, self.meet, placement)
+            member.channel.close()
+            member.pipe.close()
+            Worker(member, kernel, self.listeners).run(fn, args, self.meet, placement)
         member.watch(pid)
 
-    def results(self, interrupts: Interrupts, deadline: float) -> list[Any]:
+    def results(self, pressed: list[int]) -> list[Any]:
         """Wait for what every rank returns.
 
         Raises:
-            WorkerError, WorkerTimeout, KeyboardInterrupt: and `__exit__` stops the ranks.
+            WorkerError, WorkerTimeout, KeyboardInterrupt: and `close` stops the ranks.
         """
+        deadline = time.monotonic() + self.timeout
         while running := [member for member in self.members if not member.settled]:
-            if interrupts.pressed:
+            if pressed:
                 raise KeyboardInterrupt
             if failures := self._failures():
                 deadline = min(deadline, min(f.when for f in failures) + _GRACE_S)
@@ -133,9 +125,9 @@ class Team:
             self._listen(min(_TICK_S, left + 0.001))
             self._tick()
         if failures := self._failures():
-            raise self._explained({}, errors.worker_error(failures, self.world_size, self.output()))
+            self._raise({}, errors.worker_error(failures, self.world_size, self.output()))
         if running:
-            raise self._too_late(running)
+            self._raise_too_late(running)
         self._farewell()
         return [member.result for member in self.members]
 
@@ -155,25 +147,29 @@ class Team:
             member.read()
 
     def _farewell(self) -> None:
-        """Let all ranks go; `__exit__` stops those that do not."""
+        """Let all ranks go; `close` stops those that do not."""
         for member in self.members:
             member.release()
         end = time.monotonic() + _FAREWELL_S
         while any(member.status is None for member in self.members) and time.monotonic() < end:
             self._listen(_TICK_S)
 
-    def _too_late(self, running: list[Member]) -> errors.WorkerTimeout:
+    def _raise_too_late(self, running: list[Member]) -> NoReturn:
         now = time.monotonic()
         for member in running:
             member.ask_for_stack()
-        while time.monotonic() < now + _STACK_S and not all(map(_is_written, running)):
+        # What a rank writes comes line by line, and ends with the frame of `Worker._work`.
+        while time.monotonic() < now + _STACK_S and not all(
+            "in _work\n" in member.dump() for member in running
+        ):
             time.sleep(0.02)
         ranks: dict[int, list[Frame] | None] = {member.rank: None for member in self.members}
         ranks |= {member.rank: stacks.from_dump(member.dump()) for member in running}
-        error = errors.worker_timeout(ranks, self.output(), self.timeout, now)
-        return self._explained(ranks, error)
+        self._raise(ranks, errors.worker_timeout(ranks, self.output(), self.timeout, now))
 
-    def _explained(self, ranks: Mapping[int, list[Frame] | None], error: Failed) -> Failed:
+    def _raise(
+        self, ranks: Mapping[int, list[Frame] | None], error: errors.WorkerError
+    ) -> NoReturn:
         """Let whoever listens say it better; what goes wrong there hides no error."""
         for listener in self.listeners:
             try:
@@ -181,13 +177,8 @@ class Team:
             except Exception as wrong:
                 name = type(listener).__name__
                 error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
-        return error
+        raise error
 
     def _tick(self, final: bool = False) -> None:
         for listener in self.listeners:
             listener.tick(self.members, final)
-
-
-def _is_written(member: Member) -> bool:
-    """Whether a dump has reached the outermost frame; what a rank writes comes line by line."""
-    return "in _work\n" in member.dump()

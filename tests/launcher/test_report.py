@@ -32,7 +32,7 @@ def shown(monkeypatch):
 
 def test_a_report_outside_of_launch_does_nothing():
     assert report(step=1, loss=torch.tensor(2.0)) is None
-    assert rank._me is None
+    assert rank.me is None
 
 
 def test_a_large_report_arrives_like_a_small_one(shown):
