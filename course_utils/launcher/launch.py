@@ -85,10 +85,8 @@ def _refusals(
     fn: Callable[..., Any], args: tuple, world_size: int, nodes: int, timeout: float
 ) -> Iterator[tuple[object, Exception]]:
     """Whether something cannot work, and what to do instead; the first one counts."""
-    yield (
-        not hasattr(os, "fork"),
-        RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows."),
-    )
+    way = "use Linux, macOS, or WSL on Windows."
+    yield not hasattr(os, "fork"), RuntimeError(f"launch needs fork: {way}")
     nested = "A rank cannot launch ranks: call launch from the cell, with a larger world_size."
     yield rank.me, RuntimeError(f"launch was called inside a worker. {nested}")
     got = "None" if fn is None else type(fn).__name__
@@ -124,12 +122,8 @@ def _misfit(fn: Callable[..., Any], args: tuple) -> str:
 
 
 def _print_in_rank_order(output: list[str]) -> None:
-    lines = [
-        f"[rank {number}] {line}\n"
-        for number, text in enumerate(output)
-        for line in text.removesuffix("\n").split("\n")
-        if text
-    ]
-    if lines:  # ipykernel keeps a socket for every thread that writes, were it nothing
-        sys.stdout.write("".join(lines))
-        sys.stdout.flush()
+    for number, text in enumerate(output):
+        if text:  # ipykernel keeps a socket for every thread that writes, were it nothing
+            lines = text.removesuffix("\n").split("\n")
+            sys.stdout.write("".join(f"[rank {number}] {line}\n" for line in lines))
+            sys.stdout.flush()

@@ -116,11 +116,6 @@ class Member:
             self._wait()
         self._read_output()
 
-    def release(self) -> None:
-        """Let a rank go that is done and holds its connections for the others."""
-        with contextlib.suppress(OSError):
-            self.channel.send(b"x")
-
     def ask_for_stack(self) -> None:
         """Have the rank write where it is; `dump` reads it."""
         os.ftruncate(self.stack.fileno(), 0)

@@ -19,7 +19,6 @@ import torch
 BUFFER, RESULT, FAILED, REPORT = b"buffer", b"result", b"failed", b"report"  # kinds of messages
 LARGE_BYTES = 32 * 1024  # what does not fit comfortably into one datagram gets a file of its own
 STRIDED = (torch.Tensor, torch.nn.Parameter)
-WRITE_AT_MOST = 1 << 30  # one write() moves at most 2 GiB on Linux
 Unpickler: type = pickle.Unpickler  # reads all that ranks hand over; grading replaces it
 
 
@@ -43,8 +42,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns: bool) -> Any:
-    if isinstance(raw, bytes):
-        raw = bytearray(raw)  # small buffers come inside the stream, where they are read-only
+    raw = bytearray(raw) if isinstance(raw, bytes) else raw  # inside the stream it is read-only
     tensor = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype)
     tensor = tensor.reshape(shape)
     if kind is torch.nn.Parameter:
@@ -66,8 +64,7 @@ def send(channel: socket.socket, kind: bytes, value: Any) -> None:
         large.append(buffer)
         return False
 
-    stream = BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=inside).dump(value)
+    _Pickler(stream := BytesIO(), protocol=5, buffer_callback=inside).dump(value)
     for buffer in large:
         _send_file(channel, BUFFER, buffer.raw())
     if stream.tell() < LARGE_BYTES:
@@ -77,14 +74,10 @@ def send(channel: socket.socket, kind: bytes, value: Any) -> None:
 
 
 def _send_file(channel: socket.socket, kind: bytes, data: memoryview) -> None:
-    file = anonymous_file("result")
-    try:
-        data = data.cast("B")
-        while data:
-            data = data[os.write(file, data[:WRITE_AT_MOST]) :]
-        socket.send_fds(channel, [kind], [file])
-    finally:
-        os.close(file)
+    with open(anonymous_file("result"), "wb") as file:
+        file.write(data.cast("B"))
+        file.flush()
+        socket.send_fds(channel, [kind], [file.fileno()])
 
 
 def receive(content: memoryview, files: list[int]) -> Any:
@@ -100,20 +93,18 @@ def receive_buffer(file: int) -> Any:
     """A writable numpy array of bytes over an anonymous file; the descriptor is not kept."""
     size = os.fstat(file).st_size
     mmap.mmap(-1, size).close()  # fails cleanly when there is no room; torch leaks a descriptor
-    if os.path.exists("/proc/self/fd"):
-        path = f"/proc/self/fd/{file}"
+    if os.path.exists(path := f"/proc/self/fd/{file}"):
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
     data = torch.empty(size, dtype=torch.uint8).numpy()
-    view, offset = memoryview(data), 0
-    while offset < size:
-        offset += os.preadv(file, [view[offset : offset + WRITE_AT_MOST]], offset)
+    with open(file, "rb", closefd=False) as source:
+        source.seek(0)
+        source.readinto(data)
     return data
 
 
 def pack(value: Any) -> bytes:
     """A picklable object as it is now, buffers and all, in one piece for `unpack`."""
-    stream = BytesIO()
-    _Pickler(stream, protocol=5).dump(value)
+    _Pickler(stream := BytesIO(), protocol=5).dump(value)
     return stream.getvalue()
 
 

@@ -30,12 +30,7 @@ def gpu_count() -> int:
 
 
 def place(backend: str | None, device: str, world_size: int) -> Placement:
-    """Choose the backend of a launch and the device of each rank.
-
-    Args:
-        backend: "auto", "gloo", "nccl", or None where the learner makes the group.
-        device: "auto", "cpu" or "cuda".
-        world_size: Number of ranks; all of them share the GPUs of this machine.
+    """Choose the backend and the devices from the options of `launch`; ranks share this machine.
 
     Raises:
         ValueError: The choice is unknown, or this machine or this torch cannot do it.
@@ -92,24 +87,21 @@ def cuda_in_use() -> str | None:
     """Say why a fork of this process could not use CUDA, or None when it can."""
     if torch.version.cuda is None:
         return None
+    already = "this kernel already uses CUDA:"
     if torch.cuda.is_initialized():
-        return f"this kernel already uses CUDA: a tensor or a model was put on a GPU. {RESTART}"
+        return f"{already} a tensor or a model was put on a GPU. {RESTART}"
     if _driver_started():
-        return (
-            "this kernel already uses CUDA: a call such as torch.cuda.is_available(), or an "
-            f"import such as keras, started the driver. {RESTART}"
-        )
+        calls = "a call such as torch.cuda.is_available(), or an import such as keras"
+        return f"{already} {calls}, started the driver. {RESTART}"
     if gpu_count() and _autograd_threads():
-        return (
-            "this kernel already ran backward() on a machine with a GPU, which started threads "
-            "that a worker's backward() cannot inherit. Restart the kernel and call backward() "
-            "only inside the function that launch runs."
-        )
+        return """this kernel already ran backward() on a machine with a GPU, which started \
+threads that a worker's backward() cannot inherit. Restart the kernel and call backward() only \
+inside the function that launch runs."""
     return None
 
 
 def _driver_started() -> bool:
-    """Ask libcuda, only if something has loaded it, whether anything has initialised it."""
+    """Whether anything has initialised libcuda, which is asked only if something has loaded it."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         count = ctypes.c_int()

@@ -54,8 +54,7 @@ class Rendezvous:
     def folder(self) -> str:
         """A private folder, made when somebody needs it, which ends with the launch.
 
-        In a rank, the sockets of `multiprocessing` go there: a DataLoader worker that is stopped
-        cannot remove its own.
+        A rank's `multiprocessing` has its sockets there: a stopped DataLoader worker leaves them.
         """
         self._folder.mkdir(0o700, exist_ok=True)
         return str(self._folder)
@@ -98,8 +97,8 @@ class Rendezvous:
         self.port.close()
         store = dist.FileStore(self._path, self.world_size)
         store.set_timeout(self.timeout)
-        size, timeout = self.world_size, self.timeout
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        group = {"store": store, "rank": rank, "world_size": self.world_size}
+        dist.init_process_group(backend, timeout=self.timeout, **group)
 
     def close(self) -> None:
         """In the kernel: give everything back."""

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 
 _DUMPED = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
@@ -48,8 +49,7 @@ class Frame:
         """The line among its neighbours, an arrow before it."""
         rows = []
         for number in range(max(1, self.line - before), self.line + after + 1):
-            text = linecache.getline(self.file, number).rstrip()
-            if text:
+            if text := linecache.getline(self.file, number).rstrip():
                 rows.append(f"    {'-->' if number == self.line else '   '} {number:3d} | {text}")
         return "\n".join(rows)
 
@@ -64,12 +64,8 @@ def cell_name(file: str) -> str | None:
 
 def from_traceback(traceback: TracebackType | None) -> list[Frame]:
     """The frames of an exception, outermost first."""
-    frames = []
-    while traceback:
-        code = traceback.tb_frame.f_code
-        frames.append(Frame(code.co_filename, traceback.tb_lineno or 0, code.co_name))
-        traceback = traceback.tb_next
-    return frames
+    frames = ((frame.f_code, line) for frame, line in walk_tb(traceback))
+    return [Frame(code.co_filename, line or 0, code.co_name) for code, line in frames]
 
 
 def from_dump(text: str) -> list[Frame]:

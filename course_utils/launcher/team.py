@@ -86,11 +86,10 @@ class Team:
             for number in range(self.world_size):
                 self._fork(number, fn, args, placement)
         except OSError as error:
-            message = (
-                f"rank {max(0, len(self.members) - 1)} of {self.world_size} could not be started: "
-                f"{error.strerror}. Use fewer ranks, or raise the limits that `ulimit -n` "
-                "(open files) and `ulimit -u` (processes) show."
-            )
+            rank = f"rank {max(0, len(self.members) - 1)} of {self.world_size}"
+            limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
+            way = f"Use fewer ranks, or raise the limits that {limits} show."
+            message = f"{rank} could not be started: {error.strerror}. {way}"
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
             raise errors.WorkerError([message], [], self.output()) from None
 
@@ -109,11 +108,7 @@ class Team:
         member.watch(pid)
 
     def results(self, pressed: list[int]) -> list[Any]:
-        """Wait for what every rank returns.
-
-        Raises:
-            WorkerError, WorkerTimeout, KeyboardInterrupt: and `close` stops the ranks.
-        """
+        """Wait for what every rank returns; whatever is raised, `close` stops the ranks."""
         deadline = time.monotonic() + self.timeout
         while running := [member for member in self.members if not member.settled]:
             if pressed:
@@ -149,7 +144,8 @@ class Team:
     def _farewell(self) -> None:
         """Let all ranks go; `close` stops those that do not."""
         for member in self.members:
-            member.release()
+            with contextlib.suppress(OSError):
+                member.channel.send(b"x")  # it is done and holds its connections for the others
         end = time.monotonic() + _FAREWELL_S
         while any(member.status is None for member in self.members) and time.monotonic() < end:
             self._listen(_TICK_S)

@@ -158,6 +158,16 @@ def test_a_dump_is_read_outermost_first_and_ends_at_the_launcher():
     ]
 
 
+def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_learners():
+    package = os.path.dirname(os.path.dirname(errors.__file__))
+    beside = Frame(f"{package}_lab/train.py", 3, "train")
+    assert beside.is_learners
+    assert not Frame(f"{package}/live.py", 3, "tick").is_learners
+    assert stacks.learners_line([beside, Frame(errors.__file__, 70, "launch")]) == beside
+    text = dump(f'  File "{beside.file}", line 3 in _work', f'  File "{CELL}", line 9 in train')
+    assert stacks.from_dump(text) == [Frame(CELL, 9, "train"), Frame(beside.file, 3, "_work")]
+
+
 @pytest.mark.parametrize("text", ["", "\0" * 50, "Fatal Python error: Segmentation fault\n", "?!"])
 def test_a_dump_that_says_nothing_has_no_frames(text):
     assert stacks.from_dump(text) == []
