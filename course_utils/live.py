@@ -4,14 +4,15 @@ import html
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+from IPython import get_ipython
+from IPython.display import display
 
 from course_utils.launcher.listener import Listener
+from course_utils.launcher.member import Member
 from course_utils.pictures.style import OKABE_ITO
-
-if TYPE_CHECKING:
-    from course_utils.launcher.member import Member
 
 _EVERY_S = 0.12  # between two drawings
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
@@ -30,7 +31,7 @@ class Panel(Listener):
         self.started, self.shown = time.monotonic(), 0.0
         self.view = _view(world_size)
 
-    def tick(self, members: "Sequence[Member]", final: bool = False) -> None:
+    def tick(self, members: Sequence[Member], final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
         if self.view is not None and (final or now - self.shown >= _EVERY_S):
@@ -39,26 +40,21 @@ class Panel(Listener):
 
 def _view(world_size: int) -> Any:
     """An HTML widget in a notebook, nothing elsewhere."""
-    if "ipykernel" not in sys.modules:
+    if "ipykernel" not in sys.modules or get_ipython() is None:
         return None
-    from IPython import get_ipython
-    from IPython.display import display
     from ipywidgets import HTML
 
     class LivePanel(HTML):  # its text form is what shows in a notebook saved without widgets
         def __repr__(self) -> str:
             return f"Live panel of {world_size} ranks: run this cell to see it move."
 
-    if get_ipython() is None:
-        return None
     view = LivePanel()
     display(view)
     return view
 
 
-def render(members: "Iterable[Member]", seconds: float) -> str:
+def render(members: Sequence[Member], seconds: float) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes."""
-    members = list(members)
     rows = "".join(map(_row, members))
     head = f"{len(members)} rank{'s' * (len(members) > 1)}"
     return (
@@ -67,7 +63,7 @@ def render(members: "Iterable[Member]", seconds: float) -> str:
     )
 
 
-def _row(member: "Member") -> str:
+def _row(member: Member) -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     state = "✗ failed" if member.failure else "✓ done" if member.settled else "running"
     last = member.text().rstrip().rpartition("\n")[2][-60:]
@@ -91,7 +87,7 @@ def _number(name: str, metrics: dict[str, list[Any]]) -> str:
     return html.escape(f"{name} {value}"[:60])
 
 
-def _bar(member: "Member", colour: str) -> str:
+def _bar(member: Member, colour: str) -> str:
     """How many of its steps a rank has done, where it reports numbers for both."""
     step, steps = (member.metrics.get(name, [0])[-1] for name in ("step", "steps"))
     numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in (step, steps))

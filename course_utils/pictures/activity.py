@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from course_utils.network.network import Network
@@ -11,7 +12,7 @@ from course_utils.record.event import Event
 from course_utils.record.meetings import meetings
 
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
-_Span = tuple[float, float, str, Event | None]  # start and end in seconds, what, and in which call
+_ORDER = itemgetter(1, 0, 2, 5)  # of arrows: start_us, rank, end_us, peer
 
 
 class Activity(NamedTuple):
@@ -30,11 +31,6 @@ class Activity(NamedTuple):
     ends: tuple[float, ...]
     clock: str
     tick_us: int = 1
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.ends)
 
     @property
     def end(self) -> float:
@@ -80,11 +76,8 @@ def _virtual(replay: Replay, network: Network | None) -> Activity:
         if i.what == "receive"
     ]
     clock = f"virtual time (us), {named(network)}" if network else "virtual time (us)"
-    return Activity(list(replay.intervals), _in_order(arrows), replay.finish_us, clock)
-
-
-def _in_order(arrows: list[Interval]) -> list[Interval]:
-    return sorted(arrows, key=lambda arrow: (arrow.start_us, arrow.rank, arrow.end_us, arrow.peer))
+    arrows.sort(key=_ORDER)
+    return Activity(list(replay.intervals), arrows, replay.finish_us, clock)
 
 
 def _in_real_time(trace: Trace) -> Activity:
@@ -113,12 +106,13 @@ def _in_real_time(trace: Trace) -> Activity:
         for start_s, end_s, what, event in _of_rank(trace.of_rank(rank), begin, end_s, met)
     ]
     ends = tuple(max(0.0, us(end_s)) for end_s, *_ in trace.ended)
-    return Activity(bars, _in_order(arrows), ends, "real time on this machine (ms)", 1000)
+    arrows.sort(key=_ORDER)
+    return Activity(bars, arrows, ends, "real time on this machine (ms)", 1000)
 
 
 def _of_rank(
     events: list[Event], now: float, end_s: float, met: dict[tuple[int, int], float]
-) -> Iterator[_Span]:
+) -> Iterator[tuple[float, float, str, Event | None]]:
     """A rank waits while a call holds it, and else runs its own code."""
     for event in events:
         if event.blocking or event.kind == "wait":

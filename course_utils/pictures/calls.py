@@ -8,8 +8,8 @@ from course_utils.hang.deadlock import differs
 from course_utils.launcher.errors import WorkerTimeout
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.network.trace import Trace
-from course_utils.pictures.cells import HIGH, cell, rank_rows
 from course_utils.pictures.shapes import INK
+from course_utils.pictures.squares import HIGH, cell, rank_rows
 from course_utils.pictures.style import show
 from course_utils.record.event import Event
 from course_utils.record.meetings import meetings

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#222222"
-_FONT, _INCH = 12, 100  # pixels: height of letters; of an inch
+_FONT, _POINT = 12, 0.72  # height of letters in pixels; a pixel, of which an inch has 100
 
 
 class Lines(NamedTuple):
@@ -41,7 +41,7 @@ class Words(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Shapes on white, the later ones above the earlier; y grows downwards, in pixels."""
+    """Shapes on white, the later ones above the earlier; pixels, y grows downwards."""
 
     width: int
     height: int
@@ -78,9 +78,8 @@ def as_svg(drawing: Drawing) -> str:
 
 def _element(shape: Lines | Corners | Words) -> str:
     if isinstance(shape, Words):
-        x, y, text, align = shape
-        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{align}"'
-        return f'<text {place} fill="{INK}">{html.escape(text)}</text>'
+        place = f'x="{shape.x:.1f}" y="{shape.y:.1f}" text-anchor="{shape.align}"'
+        return f'<text {place} fill="{INK}">{html.escape(shape.text)}</text>'
     if isinstance(shape, Corners):
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
         return f'<polygon points="{points}" fill="{shape.colour}"/>'
@@ -101,18 +100,17 @@ def as_figure(drawing: Drawing) -> "Figure":
     from matplotlib.collections import LineCollection
 
     width, height, shapes, _ = drawing
-    point = 72 / _INCH
-    figure = plt.figure(figsize=(width / _INCH, height / _INCH))
+    figure = plt.figure(figsize=(width / 100, height / 100))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     for shape in shapes:
         if isinstance(shape, Words):
             at = {"start": "left", "middle": "center", "end": "right"}[shape.align]
-            axes.text(shape.x, shape.y, shape.text, ha=at, size=_FONT * point, color=INK)
+            axes.text(shape.x, shape.y, shape.text, ha=at, size=_FONT * _POINT, color=INK)
         elif isinstance(shape, Corners):
             axes.fill(*zip(*shape.points, strict=True), color=shape.colour, linewidth=0)
         else:
-            ends = [(end[:2], end[2:]) for end in shape.ends]
-            style = {"colors": shape.colour, "linewidths": shape.width * point}
-            axes.add_collection(LineCollection(ends, **style, capstyle="butt"), autolim=False)
+            ends, wide = [(end[:2], end[2:]) for end in shape.ends], shape.width * _POINT
+            lines = LineCollection(ends, colors=shape.colour, linewidths=wide, capstyle="butt")
+            axes.add_collection(lines, autolim=False)
     return figure

@@ -1,11 +1,11 @@
-"""Tensors per rank as squares, before and after a collective."""
+"""Tensors per rank as squares, before and after a collective; cells in a row per rank."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from course_utils.pictures.cells import HIGH, cell, rank_rows
-from course_utils.pictures.style import show
+from course_utils.pictures.shapes import INK
+from course_utils.pictures.style import rank_style, show
 from course_utils.pictures.words import together
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 16  # values of a rank, at most, that are drawn and named one by one
+HIGH = 0.56  # inches of a row
 Parts = list[list[float]]  # a rank's tensors, flattened; one for a single tensor
 _GAP = 0.3  # between two tensors of a rank; a square has a place of 1
 _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
@@ -64,7 +65,6 @@ def parts(own: Any) -> Parts:
 
 
 def _spoken(held: list[Parts], undefined: Collection[int] = ()) -> str:
-    """The numbers of all ranks."""
     said = ("undefined" if r in undefined else _numbers(own) for r, own in enumerate(held))
     return ", ".join(together(said))
 
@@ -104,9 +104,8 @@ def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) ->
     for axes, width, title in zip(sides, wide, ("before", "after"), strict=True):
         rank_rows(axes, range(len(old)), width)
         axes.set_title(title, loc="left", fontsize=10)
-    origin = origins(old)
-    _squares(sides[0], left, origin)
-    _squares(sides[1], right, origin, undefined)
+    _squares(sides[0], left, origins(old), ())
+    _squares(sides[1], right, origins(old), undefined)
     return figure
 
 
@@ -117,10 +116,7 @@ def _placed(own: Parts) -> list[tuple[float, float | None]]:
     return [(x + k * _GAP, value) for x, (k, value) in enumerate(shown)]
 
 
-def _squares(
-    axes: "Axes", held: list[list], origin: Callable, undefined: Collection[int] = ()
-) -> None:
-    """Squares with their values, in the colours of the ranks that they come from."""
+def _squares(axes: "Axes", held: list, origin: Callable, undefined: Collection[int]) -> None:
     for rank, placed in enumerate(held):
         if not placed:
             axes.text(0.1, rank + 0.53, "nothing", va="center", fontsize=9, color="#777777")
@@ -131,3 +127,32 @@ def _squares(
                 cell(axes, x, rank, "?", None, **_GARBAGE)
             else:
                 cell(axes, x, rank, f"{value:.4g}", origin(value, rank))
+
+
+def rank_rows(axes: "Axes", ranks: Sequence[int], wide: float) -> None:
+    """Make room for a row per rank, named at its left, without a frame; a row is 1 high."""
+    axes.set(xlim=(-0.05, wide), ylim=(len(ranks), 0), xticks=[])
+    axes.set_yticks([y + 0.5 for y in range(len(ranks))], [f"rank {rank}" for rank in ranks])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def cell(
+    axes: "Axes", x: float, y: float, text: str, rank: int | None, wide: float = 1, **box: object
+) -> None:
+    """Draw a cell with the colour and the mark of a rank, or a white one; `box` has the last word.
+
+    Its text keeps clear of a hatch.
+    """
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import FancyBboxPatch
+
+    style = {"color": INK} if rank is None else rank_style(rank)
+    light = [1 - 0.3 * (rank is not None) * (1 - part) for part in to_rgb(style["color"])]
+    box = {"facecolor": light, "edgecolor": style["color"], "linewidth": 1.2} | box
+    shape = "round,pad=0.04,rounding_size=0.1"
+    axes.add_patch(FancyBboxPatch((x + 0.11, y + 0.11), wide - 0.22, 0.78, boxstyle=shape, **box))
+    if rank is not None:
+        axes.plot(x + 0.22, y + 0.23, style["marker"], color=style["color"], markersize=3.5)
+    clear = {"facecolor": "white", "edgecolor": "none", "pad": 1} if "hatch" in box else None
+    axes.text(x + wide / 2, y + 0.53, text, ha="center", va="center", size=9, color=INK, bbox=clear)

@@ -51,7 +51,7 @@ def draw(what: Activity, end: float | None = None, step: int | None = None) -> D
         end: Microseconds, of the axis, if it shall not be when the last rank is done.
         step: The message, from 0, up to which messages are drawn, and each rank's bytes counted.
     """
-    row = max(16, min(58, 640 // max(1, what.world_size)))
+    row = max(16, min(58, 640 // max(1, len(what.ends))))
     end = max(what.end, 1e-9) if end is None else end
     plan = _Plan(what, lanes(what.bars), (_WIDTH - _LEFT - _RIGHT) / end, row)
     arrows = what.arrows if len(what.arrows) <= ARROWS else []
@@ -69,16 +69,15 @@ class _Plan(NamedTuple):
     """Where on the picture times and ranks are."""
 
     what: Activity
-    lanes: dict[str, tuple[float, float]]
+    lanes: dict[str, tuple[float, float]]  # top and height
     scale: float  # pixels of a microsecond
     row: int  # pixels of a rank
 
     @property
     def bottom(self) -> int:
-        return _TOP + self.row * self.what.world_size
+        return _TOP + self.row * len(self.what.ends)
 
     def lane(self, rank: int, kind: str) -> tuple[float, float]:
-        """Top and height."""
         top, high = self.lanes[kind]
         return _TOP + self.row * (rank + 0.9 * top), 0.9 * self.row * high
 
@@ -104,7 +103,7 @@ def _axis(plan: _Plan, end: float) -> Iterator[Lines | Words]:
 
 def _ranks(plan: _Plan, step: int | None) -> Iterator[Words]:
     """Their names, and what they have been sent up to a message."""
-    for rank in range(plan.what.world_size):
+    for rank in range(len(plan.what.ends)):
         y, sent = _TOP + plan.row * (rank + 0.45) + 4, 0.0
         if step is not None and plan.row > 30:
             sent = sum(a.bytes for a in plan.what.arrows[: step + 1] if a.peer == rank)
@@ -129,13 +128,13 @@ def _bars(plan: _Plan) -> Iterator[Lines]:
     few = len(plan.what.bars) <= _MANY
     found = spans(plan.what.bars, _PIXEL / plan.scale, whole=few)
     for kind in plan.lanes:
-        boxes, titles = [], []
+        boxes, titles = [], [] if few else None
         for rank, start, end, bar, count in found[kind]:
             wide = max(1.2, (end - start) * plan.scale)
             boxes.append((_LEFT + start * plan.scale, plan.lane(rank, kind)[0], wide))
             if few:
                 titles.append(f"{bar.label}, and {count - 1} more" if count > 1 else bar.label)
-        yield from _boxes(kind, boxes, plan.lane(0, kind)[1], titles if few else None)
+        yield from _boxes(kind, boxes, plan.lane(0, kind)[1], titles)
 
 
 def _boxes(

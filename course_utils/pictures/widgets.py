@@ -64,7 +64,7 @@ def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     from ipywidgets import Dropdown, FloatSlider, Layout, SelectionSlider
 
     shape = {"layout": Layout(width="340px"), "style": {"description_width": "100px"}}
-    names = [("none", None), *((f"rank {rank}", rank) for rank in range(start.world_size))]
+    names = [("none", None), *((f"rank {rank}", rank) for rank in range(len(start.ends)))]
     whole = start.end or 1.0
     how = {"description": "late by (us)", "max": 2 * whole, "value": whole / 2, "step": whole / 100}
     if not late:
@@ -111,9 +111,9 @@ def animate(source: Trace | Replay, network: Network = NETWORK) -> "VBox":
         raise ValueError("there is nothing to animate: these ranks sent no message")
     from ipywidgets import HTML, HBox, IntSlider, Layout, Play, jslink
 
-    last = len(what.arrows)
-    play = Play(value=1, min=1, max=last, interval=1100, description="messages")
-    step = IntSlider(1, min=1, max=last, description="message", layout=Layout(width="420px"))
+    count = len(what.arrows)
+    play = Play(value=1, min=1, max=count, interval=1100, description="messages")
+    step = IntSlider(1, min=1, max=count, description="message", layout=Layout(width="420px"))
     shown = HTML(animated(what, 0))
 
     def redraw(_: Any) -> None:
@@ -121,7 +121,10 @@ def animate(source: Trace | Replay, network: Network = NETWORK) -> "VBox":
 
     step.observe(redraw, "value")
     jslink((play, "value"), (step, "value"))
-    return _panel([HBox([play, step]), shown], _messages(what), what)
+    told = [_told(message) for message in what.arrows[:_TOLD]]
+    told += [f"and {count - _TOLD} more"] * (count > _TOLD)
+    head = f"{count} message{'s' * (count > 1)} among {len(what.ends)} ranks"
+    return _panel([HBox([play, step]), shown], f"{head}: {'; '.join(told)}.", what)
 
 
 def animated(what: Activity, step: int) -> str:
@@ -134,14 +137,6 @@ def animated(what: Activity, step: int) -> str:
 
 def _told(message: Interval) -> str:
     return f"rank {message.rank} to {message.peer}, {size(message.bytes)}"
-
-
-def _messages(what: Activity) -> str:
-    """The first messages in words."""
-    count = len(what.arrows)
-    told = "; ".join(map(_told, what.arrows[:_TOLD]))
-    more = f"; and {count - _TOLD} more" if count > _TOLD else ""
-    return f"{count} message{'s' * (count > 1)} among {what.world_size} ranks: {told}{more}."
 
 
 def _panel(rows: list[Any], text: str, what: Activity) -> "VBox":

@@ -25,7 +25,7 @@ def first_of(said: list[str]) -> str:
 
 def virtual_text(what: Activity) -> str:
     """Who is done when on the virtual clock, and how long it waited in calls."""
-    held, ends = [0.0] * what.world_size, what.ends
+    held, ends = [0.0] * len(what.ends), what.ends
     for bar in what.bars:
         held[bar.rank] += bar.end_us - bar.start_us if bar.what == "wait" else 0.0
     said = together(
@@ -35,7 +35,7 @@ def virtual_text(what: Activity) -> str:
     if len(said) > _SPOKEN:
         first, last, most = ends.index(min(ends)), ends.index(max(ends)), held.index(max(held))
         said = [
-            f"of {what.world_size} ranks rank {first} is done first, at {us(ends[first])}, "
+            f"of {len(what.ends)} ranks rank {first} is done first, at {us(ends[first])}, "
             f"rank {last} last, at {us(ends[last])}",
             f"rank {most} waits longest, {us(held[most])}",
         ]
