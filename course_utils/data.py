@@ -3,7 +3,6 @@
 MNIST is downloaded by one process of a machine at a time.
 """
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -40,19 +39,15 @@ class EmbeddedDigits(Dataset[tuple[torch.Tensor, int]]):
     classes = tuple("0123456789")
 
     def __init__(self, train: bool = True) -> None:
-        """Take one split; the arrays are read once per process."""
         images, labels, testing = _embedded()
-        rows = testing != train
-        self.train = train
+        self.train, rows = train, testing != train
         self.data = torch.from_numpy(images[rows])  # a copy: editing it leaves the cache alone
         self.targets = torch.from_numpy(labels[rows])
 
     def __len__(self) -> int:
-        """Count the images."""
         return len(self.data)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """Return image (1, 28, 28) and digit."""
         return self.data[index], int(self.targets[index])
 
 
@@ -87,14 +82,13 @@ def digits(
 
 @functools.cache
 def _embedded() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return images (1797, 1, 28, 28), labels (1797,) and which of them are for testing."""
+    """Images (1797, 1, 28, 28), labels (1797,) and which are for testing; read once a process."""
     spec = importlib.util.find_spec("sklearn")  # found, not imported: the import takes a second
     if spec is None:
         raise ModuleNotFoundError("the embedded digits are scikit-learn's: install scikit-learn")
     file = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     table = np.loadtxt(file, dtype=np.float32, delimiter=",")
-    labels = table[:, 64].astype(np.int64)
-    testing = np.zeros(len(labels), dtype=bool)
+    labels, testing = table[:, 64].astype(np.int64), np.zeros(len(table), dtype=bool)
     for digit in range(10):
         testing[np.flatnonzero(labels == digit)[4::5]] = True
     rows = _stretch(table[:, :64].reshape(-1, 8, 8) / 16)
@@ -117,7 +111,13 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
     """Load `torchvision.datasets.MNIST`, normalised; see `digits` for arguments and errors."""
     from torchvision import datasets, transforms  # a second, so only for those who ask
 
-    home = _home(root)
+    home = root or os.environ.get("COURSE_DATA")
+    if not home:
+        raise FileNotFoundError(
+            "MNIST: no folder given. Pass root=..., or set COURSE_DATA to the folder that holds "
+            f"MNIST/raw before the kernel starts, {_INSTEAD}"
+        )
+    home = Path(home).expanduser()
     if missing := _missing(home):
         if not download:
             raise FileNotFoundError(
@@ -130,19 +130,8 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
     try:
         return datasets.MNIST(home, train=train, transform=scale)
     except Exception as error:
-        raise RuntimeError(
-            f"MNIST's files in {home} cannot be read ({error}). Delete them and fetch them anew, "
-            + _INSTEAD
-        ) from error
-
-
-def _home(root: str | Path | None) -> Path:
-    if home := root or os.environ.get("COURSE_DATA"):
-        return Path(home).expanduser()
-    raise FileNotFoundError(
-        "MNIST: no folder given. Pass root=..., or set COURSE_DATA to the folder that holds "
-        f"MNIST/raw before the kernel starts, {_INSTEAD}"
-    )
+        why = f"MNIST's files in {home} cannot be read ({error}). Delete them and fetch them anew,"
+        raise RuntimeError(f"{why} {_INSTEAD}") from error
 
 
 def _missing(home: Path) -> list[str]:
@@ -158,24 +147,23 @@ def _download(home: Path, fetch: Callable) -> None:
     and the system releases it when its holder is killed.
     """
     home.mkdir(parents=True, exist_ok=True)
-    lock, unfinished = FileLock(home / ".lock"), home / "downloading"
+    unfinished = home / "downloading"
     try:
-        with lock.acquire(blocking=False), contextlib.ExitStack() as afterwards:
+        with FileLock(home / ".lock").acquire(blocking=False):
             if _missing(home):
                 unfinished.touch()
-                afterwards.callback(unfinished.unlink)
-                fetch(home, download=True)
-    except Timeout:
-        with lock:
-            if _missing(home):  # do not repeat, rank by rank, what has just failed
-                why = "another rank or kernel tried just now; see its error"
-                raise _failed(home, why) from None
+                try:
+                    fetch(home, download=True)
+                finally:
+                    unfinished.unlink()
     except Exception as error:
-        raise _failed(home, str(error).strip()) from error
-
-
-def _failed(home: Path, why: str) -> RuntimeError:
-    return RuntimeError(
-        f"MNIST could not be downloaded into {home}: {why}. "
-        f"Put the four files ({', '.join(FILES)}) into MNIST/raw there, {_INSTEAD}"
-    )
+        why = str(error).strip()
+        if isinstance(error, Timeout):  # do not repeat, rank by rank, what has just failed
+            with FileLock(home / ".lock"):
+                if not _missing(home):
+                    return
+            why = "another rank or kernel tried just now; see its error"
+        raise RuntimeError(
+            f"MNIST could not be downloaded into {home}: {why}. "
+            f"Put the four files ({', '.join(FILES)}) into MNIST/raw there, {_INSTEAD}"
+        ) from error
