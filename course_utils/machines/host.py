@@ -10,9 +10,8 @@ from pathlib import Path
 
 from course_utils.machines.program import Program
 
-UNSHARE = "unshare --net --pid --fork --kill-child --mount-proc sh -c 'echo; cat'"
 WATCHERS = {  # each is ready when it has printed a line, and ends when its input does
-    "namespaces": shlex.split(UNSHARE),
+    "namespaces": shlex.split("unshare --net --pid --kill-child --mount-proc sh -c 'echo; cat'"),
     "loopback": [sys.executable, "-I", "-S", str(Path(__file__).with_name("host_agent.py"))],
 }
 PYTHON = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
@@ -30,17 +29,25 @@ class Host:
     """
 
     def __init__(self, number: int, form: str, disk: Path) -> None:
-        self.number, self.disk, self._form, self._programs = number, disk, form, []
+        self.number, self.disk, self._enter, self._programs = number, disk.absolute(), [], []
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
-        self.watcher = _watch([*WATCHERS[form], self._mark])
+        words = [*WATCHERS[form], self._mark]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.watcher = subprocess.Popen(words, start_new_session=True, **pipes)
+        if not self.watcher.stdout.readline():
+            raise RuntimeError(self.watcher.communicate()[1].decode().strip())
+        self.watcher.stdout.close()
+        self.watcher.stderr.close()
         if form == "namespaces":
-            self.interface = "eth0"
-            self.address, self.outside = f"10.9.0.{number + 1}", f"203.0.113.{number + 1}"
+            own = f"/proc/{self.watcher.pid}/ns/"
+            self._enter = ["nsenter", f"--net={own}net", f"--pid={own}pid_for_children"]
+            self._enter += [f"--mount={own}mnt", f"--wd={self.disk}"]
+            names = "eth0", f"10.9.0.{number + 1}", f"203.0.113.{number + 1}"
         elif sys.platform == "darwin":  # where loopback has one address
-            self.interface, self.address, self.outside = "lo0", "127.0.0.1", "127.0.0.1"
+            names = "lo0", "127.0.0.1", "127.0.0.1"
         else:
-            self.interface = "lo"
-            self.address, self.outside = f"127.0.0.{number + 1}", f"127.0.0.{number + 11}"
+            names = "lo", f"127.0.0.{number + 1}", f"127.0.0.{number + 11}"
+        self.interface, self.address, self.outside = names
         self.env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface}
 
     def start(self, command: str, env: Env = None) -> Program:
@@ -49,9 +56,9 @@ class Host:
         words = PYTHON.get(name, [*PYTHON["python"] * name.endswith(".py"), name])
         env = {**os.environ, **self.env, "COURSE_HOST": self._mark, **(env or {})}
         title = f"host {self.number}: {command}"
-        program = Program(title, [*self._enter(), *words, *rest], env, self.disk)
+        program = Program(title, [*self._enter, *words, *rest], env, self.disk)
         self._programs.append(program)
-        if self._form == "loopback":
+        if not self._enter:
             self.watcher.stdin.write(f"{program.process.pid}\n".encode())
             self.watcher.stdin.flush()
         return program
@@ -60,17 +67,9 @@ class Host:
         """Start a command, wait for its end and return its output; raises as `wait_for` does."""
         return self.start(command, env).wait_for(timeout_s=timeout_s)
 
-    def _enter(self) -> list[str]:
-        if self._form == "loopback":
-            return []
-        own = f"/proc/{self.watcher.pid}/ns/"
-        kinds = {"net": "net", "pid": "pid_for_children", "mount": "mnt"}
-        where = [f"--{kind}={own}{file}" for kind, file in kinds.items()]
-        return ["nsenter", *where, f"--wd={self.disk.absolute()}"]
-
     def ip(self, *lines: str) -> None:
         """Configure the network of this namespace, with process ids as they are outside of it."""
-        words = ["nsenter", f"--net=/proc/{self.watcher.pid}/ns/net", "ip", "-batch", "-"]
+        words = [*self._enter[:2], "ip", "-batch", "-"]
         done = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().split("\n")[0])
@@ -85,14 +84,3 @@ class Host:
             self.watcher.wait()
         for program in self._programs:
             program.close()
-
-
-def _watch(command: list[str]) -> subprocess.Popen:
-    """Start a watcher and wait until it is ready."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    watcher = subprocess.Popen(command, start_new_session=True, **pipes)
-    if not watcher.stdout.readline():
-        raise RuntimeError(watcher.communicate()[1].decode().strip())
-    watcher.stdout.close()
-    watcher.stderr.close()
-    return watcher

@@ -65,12 +65,10 @@ class Hosts(tuple[Host, ...]):
             raise ValueError(f"mbit_s must be above 0, got {mbit_s!r}")
         queue = f"dev eth0 root tbf rate {mbit_s * 1e6:.0f}bit burst 16kb latency 400ms"
         try:
-            for host in self:
-                host.run(f"tc qdisc replace {queue}")
+            self.run(*2 * [f"tc qdisc replace {queue}"])
             yield
         finally:
-            for host in self:
-                host.run("tc qdisc replace dev eth0 root noqueue")
+            self.run(*2 * ["tc qdisc replace dev eth0 root noqueue"])
 
 
 @contextlib.contextmanager
@@ -112,20 +110,16 @@ def _built(form: str, disk: Path) -> Iterator[Hosts]:
         hosts = Hosts(stack.enter_context(contextlib.closing(Host(n, form, disk))) for n in (0, 1))
         hosts.form, hosts.port = form, 23456
         if form == "namespaces":
-            _lay_cables(*hosts)
+            cable = f"link add {{0}} type veth peer name {{0}} netns {hosts[1].watcher.pid}"
+            hosts[0].ip(cable.format("eth0"), cable.format("eth1"))
+            for host in hosts:
+                host.ip(f"address add {host.address}/24 dev eth0")
+                host.ip(f"address add {host.outside}/24 dev eth1")
+                host.ip(*[f"link set {name} up" for name in ("lo", "eth0", "eth1")])
         else:
             with socket.create_server((hosts[0].address, 0)) as free:
                 hosts.port = free.getsockname()[1]
         yield hosts
-
-
-def _lay_cables(first: Host, second: Host) -> None:
-    cable = f"link add {{0}} type veth peer name {{0}} netns {second.watcher.pid}"
-    first.ip(cable.format("eth0"), cable.format("eth1"))
-    for host in (first, second):
-        addresses = f"{host.address}/24 dev eth0", f"{host.outside}/24 dev eth1"
-        host.ip(*[f"address add {address}" for address in addresses])
-        host.ip(*[f"link set {name} up" for name in ("lo", "eth0", "eth1")])
 
 
 @functools.cache

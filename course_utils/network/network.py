@@ -79,15 +79,13 @@ class Network:
             own, factor = (factor.latency_us, factor.gbit_s), 1.0
         elif self.between is not None and source // per_node != target // per_node:
             own = self.between
-        latency_us, gbit_s = own
-        return Link(latency_us * factor, gbit_s * 1000, factor)
+        return Link(own[0] * factor, own[1] * 1000, factor)
 
     def refuse_misfit(self, world_size: int) -> None:
         """Raise ValueError unless this is a network for so many ranks."""
         if world_size % self.nodes:
             raise ValueError(f"{world_size} ranks cannot be laid out as {self.nodes} equal nodes")
-        named = [*self.slow_ranks, *(rank for link in self.slow_links for rank in link)]
-        for rank in named:
+        for rank in (*self.slow_ranks, *(rank for link in self.slow_links for rank in link)):
             if rank not in range(world_size):
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
 

@@ -49,13 +49,9 @@ class Simulation:
 
     def __init__(self, schedule: Schedule, network: Network, think: Think) -> None:
         self.think, self.network, self.messages = think, network, schedule.messages
-        self.programs = [
-            _Runner(rank, ("program", rank), steps) for rank, steps in enumerate(schedule.programs)
-        ]
-        self.tasks = [
-            _Runner(event.rank, ("done", number), steps, event)
-            for number, (event, steps) in enumerate(schedule.tasks)
-        ]
+        own, tasks = enumerate(schedule.programs), enumerate(schedule.tasks)
+        self.programs = [_Runner(rank, ("program", rank), steps) for rank, steps in own]
+        self.tasks = [_Runner(call.rank, ("done", n), steps, call) for n, (call, steps) in tasks]
         size = len(self.programs)
         self.links = [[network.link(a, b, size) for b in range(size)] for a in range(size)]
         self.slow = [network.slow_ranks.get(rank, 1.0) for rank in range(size)]
@@ -66,11 +62,7 @@ class Simulation:
         self.intervals: list[Interval] = []
 
     def run(self) -> Replay:
-        """Run all programs to their ends.
-
-        Raises:
-            ReplayError: A rank waits for ever.
-        """
+        """Run all programs to their ends; raises ReplayError where a rank waits for ever."""
         for program in self.programs:
             self._advance(program)
         while self.moments:
@@ -136,10 +128,9 @@ class Simulation:
         self._tell(("arrived", number), end)
 
     def _end(self, runner: _Runner) -> None:
-        done = max(runner.now, runner.left)
-        if runner.event is not None:
-            what = Interval(runner.rank, runner.called, done, "collective", runner.event)
-            self.intervals.append(what)
+        done, call = max(runner.now, runner.left), runner.event
+        if call is not None:
+            self.intervals.append(Interval(call.rank, runner.called, done, "collective", call))
         self._tell(runner.end, done)
 
     def _tell(self, end: End, moment: float) -> None:

@@ -93,10 +93,9 @@ class Trace:
         """
         size = range(self.world_size)
         amounts, counts = [[0.0 for _ in size] for _ in size], [[0 for _ in size] for _ in size]
-        for message in self.schedule(algorithm).messages:
-            source, target = message.sent.rank, message.taken.rank
-            amounts[source][target] += message.bytes
-            counts[source][target] += 1
+        for sent, taken, carried, _ in self.schedule(algorithm).messages:
+            amounts[sent.rank][taken.rank] += carried
+            counts[sent.rank][taken.rank] += 1
         whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
         return Traffic(whole, tuple(map(tuple, counts)))
 
@@ -134,10 +133,8 @@ class Trace:
                 f"{self.world_size} ranks, or a function of an event"
             )
         begins = [_checked(us) for us in compute]
-        quiet = set(range(self.world_size)) - {event.rank for event in self.events}
-        return lambda rank, event: (
-            begins[rank] if (event.index == 0 if event else rank in quiet) else 0.0
-        )
+        busy = {event.rank for event in self.events}
+        return lambda rank, event: begins[rank] * (not event.index if event else rank not in busy)
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
