@@ -29,22 +29,20 @@ class Member:
         self.failure: errors.Failure | None = None
         self.metrics: dict[str, list[Any]] = {}
         self.status: int | None = None  # exit status, or minus the signal's number
-        self._ends: list[socket.socket | FileIO] = []
+        self._ends = contextlib.ExitStack()
         self._buffers: list[Any] = []
         self._printed, self._dropped = bytearray(), 0
 
     def open(self) -> None:
         """Make the channels: the kernel's ends, and the rank's until it is forked."""
-        self.stack = FileIO(parcel.anonymous_file("stack"))
-        self._ends.append(self.stack)
-        self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._ends += [self.channel, self.theirs]
+        keep = self._ends.enter_context
+        self.stack = keep(FileIO(parcel.anonymous_file("stack")))
+        self.channel, self.theirs = map(keep, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
         for end in (self.channel, self.theirs):  # macOS: at most 2,048 bytes unless asked for more
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * parcel.LARGE_BYTES)
         self.channel.setblocking(False)
         reading, writing = os.pipe()
-        self.pipe, self.output = FileIO(reading), FileIO(writing, "w")
-        self._ends += [self.pipe, self.output]
+        self.pipe, self.output = keep(FileIO(reading)), keep(FileIO(writing, "w"))
         os.set_blocking(reading, False)
 
     def watch(self, pid: int) -> None:
@@ -55,13 +53,11 @@ class Member:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the rank does the same; whoever comes first
         if hasattr(os, "pidfd_open"):
-            self.process = FileIO(os.pidfd_open(pid))
-            self._ends.append(self.process)
+            self.process = self._ends.enter_context(FileIO(os.pidfd_open(pid)))
 
     def close(self) -> None:
         """Close whatever is open."""
-        for end in self._ends:
-            end.close()
+        self._ends.close()
         self._buffers.clear()
 
     @property

@@ -6,6 +6,7 @@ the disk under it. A group made by the learner (`backend=None`) needs an address
 it, the kernel never serves it: a store thread in a process that forks hangs its children.
 """
 
+import contextlib
 import importlib
 import os
 import secrets
@@ -31,23 +32,23 @@ class Rendezvous:
     def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
         self.world_size, self.nodes = world_size, nodes
         self.timeout = timedelta(seconds=timeout) + SLACK
-        self.port: socket.socket | None = None
-        self._folder = Path()
-        self._file: int | None = None
-        self._server: dist.TCPStore | None = None
+        self._opened = contextlib.ExitStack()
+        self._server: dist.TCPStore | None = None  # in rank 0, as long as it lives
 
     def open(self, listens: bool) -> None:
         """In the kernel: take a port, where early ranks may queue if it listens, and a file."""
         _find_gloo()
-        self.port = socket.socket()
+        self.port = self._opened.enter_context(socket.socket())
         self.port.bind((LOOPBACK, 0))
         if listens:
             self.port.listen(self.world_size + 8)
         # Short, since the path of a socket may have 107 bytes; not to be guessed.
         self._folder = Path(tempfile.gettempdir(), f"ddp-{secrets.token_urlsafe(6)}")
+        self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         if os.path.exists("/proc/self/fd"):
-            self._file = anonymous_file("rendezvous")
-            self._path = f"/proc/self/fd/{self._file}"
+            file = anonymous_file("rendezvous")
+            self._opened.callback(os.close, file)
+            self._path = f"/proc/self/fd/{file}"
         else:
             self._path = f"{self.folder()}/store"
 
@@ -102,12 +103,7 @@ class Rendezvous:
 
     def close(self) -> None:
         """In the kernel: give everything back."""
-        if self.port is not None:
-            self.port.close()
-        if self._file is not None:
-            os.close(self._file)
-        if self._folder.name:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._opened.close()
 
 
 def _promise_only(ours: int) -> None:
