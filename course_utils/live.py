@@ -28,8 +28,7 @@ class Panel(Listener):
 
     def before(self, world_size: int) -> None:
         """Show it."""
-        self.started, self.shown = time.monotonic(), 0.0
-        self.view = _view(world_size)
+        self.started, self.shown, self.view = time.monotonic(), 0.0, _view(world_size)
 
     def tick(self, members: Sequence[Member], final: bool = False) -> None:
         """Redraw, at most eight times a second."""
@@ -48,17 +47,16 @@ def _view(world_size: int) -> Any:
         def __repr__(self) -> str:
             return f"Live panel of {world_size} ranks: run this cell to see it move."
 
-    view = LivePanel()
-    display(view)
+    display(view := LivePanel())
     return view
 
 
 def render(members: Sequence[Member], seconds: float) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes."""
     rows = "".join(map(_row, members))
-    head = f"{len(members)} rank{'s' * (len(members) > 1)}"
+    head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"
     return (
-        f'<div style="{_CARD}"><div style="padding:0 10px">{head} · {seconds:.1f} s</div>'
+        f'<div style="{_CARD}"><div style="padding:0 10px">{head}</div>'
         f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table></div>'
     )
 

@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from course_utils.hang.deadlock import differs
 from course_utils.launcher.errors import WorkerTimeout
@@ -13,9 +15,6 @@ from course_utils.pictures.squares import HIGH, cell, rank_rows
 from course_utils.pictures.style import show
 from course_utils.record.event import Event
 from course_utils.record.meetings import meetings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _WIDE = 2.5  # of a cell, which is 1 high
 _MISSING = {"linewidth": 2, "linestyle": "--"}
@@ -109,10 +108,8 @@ def _label(call: Event) -> str:
     return ", ".join(filter(None, (call.kind + tensor, root, _line(call))))
 
 
-def draw(sequence: Sequence) -> "Figure":
+def draw(sequence: Sequence) -> Figure:
     """Draw a row per rank and a column per collective."""
-    import matplotlib.pyplot as plt
-
     wide, high, row = len(sequence.met) * _WIDE, len(sequence.ranks), 1.2 * HIGH
     figure, axes = plt.subplots(figsize=(row * wide + 0.7, row * high + 0.4), layout="constrained")
     rank_rows(axes, sequence.ranks, wide)
@@ -124,11 +121,10 @@ def draw(sequence: Sequence) -> "Figure":
             if rank in one.missing:
                 cell(axes, x, y, "missing", None, _WIDE, **_MISSING)
                 continue
-            call = one.calls[rank]
+            call, edge = one.calls[rank], _DIFFERS if rank in blamed else {}
             below = f"{_shape(call)} {_line(call)}".strip()
-            said = [call.kind, below, "waits here" * sequence.waits(call)]
-            edge = _DIFFERS if rank in blamed else {}
-            cell(axes, x, y, "\n".join(filter(None, said)), rank, _WIDE, **edge)
+            said = filter(None, (call.kind, below, "waits here" * sequence.waits(call)))
+            cell(axes, x, y, "\n".join(said), rank, _WIDE, **edge)
             if edge:
                 axes.text(x + _WIDE - 0.25, y + 0.33, "≠", ha="center", weight="bold", color=INK)
     return figure

@@ -1,15 +1,13 @@
 """Who sent how much to whom, as a matrix."""
 
-from typing import TYPE_CHECKING
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from course_utils.network.replay import Traffic
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import show
 from course_utils.pictures.words import first_of, size, together
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def plot_traffic(source: Trace | Traffic) -> None:
@@ -38,10 +36,8 @@ def traffic_text(traffic: Traffic) -> str:
     return f"{sum(sent):,.10g} bytes in {count:,} message{'s' * (count != 1)}; {first_of(said)}"
 
 
-def draw(traffic: Traffic) -> "Figure":
+def draw(traffic: Traffic) -> Figure:
     """Draw the matrix, from rank (rows) to rank (columns), darker for more bytes."""
-    import matplotlib.pyplot as plt
-
     n, most = len(traffic.bytes), max(map(max, traffic.bytes))
     inches, letters = max(2.2, min(16.0, 0.85 * n)) + 0.6, min(8.5, 160 / n)
     figure, axes = plt.subplots(figsize=(inches, inches), layout="constrained")

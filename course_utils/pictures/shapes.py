@@ -6,10 +6,11 @@ notebook keeps is a PNG of the same shapes: every viewer shows that, and strict 
 
 import html
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+import matplotlib.pyplot as plt
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 INK = "#222222"
 _FONT, _POINT = 12, 0.72  # height of letters in pixels; a pixel, of which an inch has 100
@@ -94,11 +95,8 @@ def _element(shape: Lines | Corners | Words) -> str:
     return f"<g {style}>{''.join(titled)}</g>"
 
 
-def as_figure(drawing: Drawing) -> "Figure":
+def as_figure(drawing: Drawing) -> Figure:
     """The same for matplotlib, which writes it as PNG."""
-    import matplotlib.pyplot as plt
-    from matplotlib.collections import LineCollection
-
     width, height, shapes, _ = drawing
     figure = plt.figure(figsize=(width / 100, height / 100))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))

@@ -2,15 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import rank_style, show
 from course_utils.pictures.words import together
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHOWN = 16  # values of a rank, at most, that are drawn and named one by one
 HIGH = 0.56  # inches of a row
@@ -55,13 +58,13 @@ def parts(own: Any) -> Parts:
         return []
     if hasattr(own, "tolist"):
         own = own.tolist()
-    if isinstance(own, (bool, int, float)):
+    if isinstance(own, (int, float)):
         return [[own]]
     if not isinstance(own, (list, tuple)):
         raise TypeError(f"a rank holds tensors, numbers or None, not {own!r:.80}")
-    if all(isinstance(value, (bool, int, float)) for value in own):
+    if all(isinstance(value, (int, float)) for value in own):
         return [list(own)]
-    return [[value for part in parts(each) for value in part] for each in own]
+    return [list(chain.from_iterable(parts(each))) for each in own]
 
 
 def _spoken(held: list[Parts], undefined: Collection[int] = ()) -> str:
@@ -70,7 +73,7 @@ def _spoken(held: list[Parts], undefined: Collection[int] = ()) -> str:
 
 
 def _numbers(own: Parts) -> str:
-    values = [value for part in own for value in part]
+    values = list(chain.from_iterable(own))
     if len(values) > SHOWN:
         return f"{len(values)} values from {min(values):.4g} to {max(values):.4g}"
     texts = ["[" + ", ".join(f"{value:.4g}" for value in part) + "]" for part in own]
@@ -81,9 +84,8 @@ def origins(old: list[Parts]) -> Callable[[float, int], int | None]:
     """A function of a value and the rank that has it now: which single rank had it before."""
     had = defaultdict(set)
     for rank, own in enumerate(old):
-        for part in own:
-            for value in part:
-                had[value].add(rank)
+        for value in chain.from_iterable(own):
+            had[value].add(rank)
 
     def origin(value: float, rank: int) -> int | None:
         owners = had.get(value, ())
@@ -92,10 +94,8 @@ def origins(old: list[Parts]) -> Callable[[float, int], int | None]:
     return origin
 
 
-def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) -> "Figure":
+def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) -> Figure:
     """Draw both sides, a row per rank."""
-    import matplotlib.pyplot as plt
-
     left, right = [_placed(own) for own in old], [_placed(own) for own in new]
     wide = [max(1.5, *(row[-1][0] + 1 + _GAP for row in side if row), 0) for side in (left, right)]
     shape = (HIGH * sum(wide) + 1.6, HIGH * len(old) + 0.5)
@@ -116,7 +116,7 @@ def _placed(own: Parts) -> list[tuple[float, float | None]]:
     return [(x + k * _GAP, value) for x, (k, value) in enumerate(shown)]
 
 
-def _squares(axes: "Axes", held: list, origin: Callable, undefined: Collection[int]) -> None:
+def _squares(axes: Axes, held: list, origin: Callable, undefined: Collection[int]) -> None:
     for rank, placed in enumerate(held):
         if not placed:
             axes.text(0.1, rank + 0.53, "nothing", va="center", fontsize=9, color="#777777")
@@ -129,7 +129,7 @@ def _squares(axes: "Axes", held: list, origin: Callable, undefined: Collection[i
                 cell(axes, x, rank, f"{value:.4g}", origin(value, rank))
 
 
-def rank_rows(axes: "Axes", ranks: Sequence[int], wide: float) -> None:
+def rank_rows(axes: Axes, ranks: Sequence[int], wide: float) -> None:
     """Make room for a row per rank, named at its left, without a frame; a row is 1 high."""
     axes.set(xlim=(-0.05, wide), ylim=(len(ranks), 0), xticks=[])
     axes.set_yticks([y + 0.5 for y in range(len(ranks))], [f"rank {rank}" for rank in ranks])
@@ -138,15 +138,12 @@ def rank_rows(axes: "Axes", ranks: Sequence[int], wide: float) -> None:
 
 
 def cell(
-    axes: "Axes", x: float, y: float, text: str, rank: int | None, wide: float = 1, **box: object
+    axes: Axes, x: float, y: float, text: str, rank: int | None, wide: float = 1, **box: object
 ) -> None:
     """Draw a cell with the colour and the mark of a rank, or a white one; `box` has the last word.
 
     Its text keeps clear of a hatch.
     """
-    from matplotlib.colors import to_rgb
-    from matplotlib.patches import FancyBboxPatch
-
     style = {"color": INK} if rank is None else rank_style(rank)
     light = [1 - 0.3 * (rank is not None) * (1 - part) for part in to_rgb(style["color"])]
     box = {"facecolor": light, "edgecolor": style["color"], "linewidth": 1.2} | box

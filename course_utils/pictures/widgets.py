@@ -3,7 +3,9 @@
 import html
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ipywidgets as w
 
 from course_utils.network.network import Network
 from course_utils.network.replay import Interval, Replay
@@ -15,15 +17,12 @@ from course_utils.pictures.style import picture
 from course_utils.pictures.timeline import draw
 from course_utils.pictures.words import size, us, virtual_text
 
-if TYPE_CHECKING:
-    from ipywidgets import VBox
-
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
 _TOLD = 12  # messages, at most, that the text form names
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
-def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero") -> "VBox":
+def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero") -> w.VBox:
     """Show a recording's timeline on a network whose latency, bandwidth and slow rank one drags.
 
     Args:
@@ -37,10 +36,8 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
     """
     if not isinstance(trace, Trace):
         raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
-    from ipywidgets import HTML, HBox
-
     start = activity(trace.replay(network, compute))
-    sliders, shown = _sliders(start, network, late=compute == "zero"), HTML(explored(start))
+    sliders, shown = _sliders(start, network, late=compute == "zero"), w.HTML(explored(start))
 
     def redraw(_: Any) -> None:
         latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
@@ -55,25 +52,23 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
 
     for slider in sliders:
         slider.observe(redraw, "value")
-    rows = [HBox(sliders[:2]), HBox(sliders[2:]), shown]
+    rows = [w.HBox(sliders[:2]), w.HBox(sliders[2:]), shown]
     return _panel(rows, f"Explore {trace.world_size} ranks: {virtual_text(start)}", start)
 
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     """Latency, bandwidth, which rank is slow, and by how much: it begins late, or is slower."""
-    from ipywidgets import Dropdown, FloatSlider, Layout, SelectionSlider
-
-    shape = {"layout": Layout(width="340px"), "style": {"description_width": "100px"}}
+    shape = {"layout": w.Layout(width="340px"), "style": {"description_width": "100px"}}
     names = [("none", None), *((f"rank {rank}", rank) for rank in range(len(start.ends)))]
     whole = start.end or 1.0
     how = {"description": "late by (us)", "max": 2 * whole, "value": whole / 2, "step": whole / 100}
     if not late:
         how = {"description": "times slower", "min": 1, "max": 10, "value": 2, "step": 0.1}
     return [
-        SelectionSlider(**_around(network.latency_us), description="latency (us)", **shape),
-        SelectionSlider(**_around(network.gbit_s), description="Gbit/s", **shape),
-        Dropdown(options=names, description="slow rank", **shape),
-        FloatSlider(**how, readout_format=".1f", **shape),
+        w.SelectionSlider(**_around(network.latency_us), description="latency (us)", **shape),
+        w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s", **shape),
+        w.Dropdown(options=names, description="slow rank", **shape),
+        w.FloatSlider(**how, readout_format=".1f", **shape),
     ]
 
 
@@ -94,7 +89,7 @@ def explored(what: Activity) -> str:
     return f'{as_svg(draw(what, axis))}<p style="line-height:1.5;margin:6px">{said}</p>'
 
 
-def animate(source: Trace | Replay, network: Network = NETWORK) -> "VBox":
+def animate(source: Trace | Replay, network: Network = NETWORK) -> w.VBox:
     """Step through the messages, one after the other: arrows on a timeline, the last one thick.
 
     Args:
@@ -109,22 +104,20 @@ def animate(source: Trace | Replay, network: Network = NETWORK) -> "VBox":
     what = activity(source, None if isinstance(source, Replay) else network)
     if not what.arrows:
         raise ValueError("there is nothing to animate: these ranks sent no message")
-    from ipywidgets import HTML, HBox, IntSlider, Layout, Play, jslink
-
     count = len(what.arrows)
-    play = Play(value=1, min=1, max=count, interval=1100, description="messages")
-    step = IntSlider(1, min=1, max=count, description="message", layout=Layout(width="420px"))
-    shown = HTML(animated(what, 0))
+    play = w.Play(value=1, min=1, max=count, interval=1100, description="messages")
+    step = w.IntSlider(1, min=1, max=count, description="message", layout=w.Layout(width="420px"))
+    shown = w.HTML(animated(what, 0))
 
     def redraw(_: Any) -> None:
         shown.value = animated(what, step.value - 1)
 
     step.observe(redraw, "value")
-    jslink((play, "value"), (step, "value"))
+    w.jslink((play, "value"), (step, "value"))
     told = [_told(message) for message in what.arrows[:_TOLD]]
     told += [f"and {count - _TOLD} more"] * (count > _TOLD)
     head = f"{count} message{'s' * (count > 1)} among {len(what.ends)} ranks"
-    return _panel([HBox([play, step]), shown], f"{head}: {'; '.join(told)}.", what)
+    return _panel([w.HBox([play, step]), shown], f"{head}: {'; '.join(told)}.", what)
 
 
 def animated(what: Activity, step: int) -> str:
@@ -139,11 +132,10 @@ def _told(message: Interval) -> str:
     return f"rank {message.rank} to {message.peer}, {size(message.bytes)}"
 
 
-def _panel(rows: list[Any], text: str, what: Activity) -> "VBox":
+def _panel(rows: list[Any], text: str, what: Activity) -> w.VBox:
     """Rows of widgets; where widgets do not live, the timeline stands still, with a text."""
-    from ipywidgets import VBox
 
-    class Panel(VBox):
+    class Panel(w.VBox):
         def __repr__(self) -> str:
             return text
 

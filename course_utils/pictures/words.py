@@ -28,10 +28,8 @@ def virtual_text(what: Activity) -> str:
     held, ends = [0.0] * len(what.ends), what.ends
     for bar in what.bars:
         held[bar.rank] += bar.end_us - bar.start_us if bar.what == "wait" else 0.0
-    said = together(
-        f"done at {us(end)}, waiting for {us(own)} of it"
-        for end, own in zip(ends, held, strict=True)
-    )
+    pairs = zip(ends, held, strict=True)
+    said = together(f"done at {us(end)}, waiting for {us(own)} of it" for end, own in pairs)
     if len(said) > _SPOKEN:
         first, last, most = ends.index(min(ends)), ends.index(max(ends)), held.index(max(held))
         said = [
