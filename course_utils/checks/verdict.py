@@ -101,12 +101,10 @@ def _calls(trace: Trace, rank: int) -> str:
 
 
 def _missing(attempts: list[Attempt], require: Collection[str]) -> Outcome | None:
-    called: dict[int, set[str]] = {}
-    for attempt in attempts:
-        for trace in attempt.traces:
-            called.setdefault(attempt.world_size, set()).update(event.kind for event in trace)
-    for world_size, kinds in called.items():
-        if world_size > 1 and (missing := sorted(set(require) - kinds)):
+    for size in sorted({attempt.world_size for attempt in attempts} - {1}):
+        traces = [trace for own in attempts if own.world_size == size for trace in own.traces]
+        called = {event.kind for trace in traces for event in trace}
+        if missing := sorted(set(require) - called):
             reason = f"It never calls {missing[0]}: this exercise is to be solved with it."
-            return Outcome(attempts[0].name, WRONG, many([world_size]), reason)
+            return Outcome(attempts[0].name, WRONG, many([size]), reason)
     return None
