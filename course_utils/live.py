@@ -64,15 +64,12 @@ def render(members: Sequence[Member], seconds: float) -> str:
 def _row(member: Member) -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     state = "✗ failed" if member.failure else "✓ done" if member.settled else "running"
-    last = member.text().rstrip().rpartition("\n")[2][-60:]
-    cells = [
-        f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>',
-        _bar(member, colour),
-        *(_number(name, member.metrics) for name in member.metrics if name != "steps"),
-        state,
-        f'<code style="font-size:12px">{html.escape(last)}</code>' if last else "",
-    ]
-    return "<tr>" + "".join(f'<td style="white-space:pre">{c}</td>' for c in cells if c) + "</tr>"
+    last = html.escape(member.text().rstrip().rpartition("\n")[2][-60:])
+    name = f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>'
+    numbers = [_number(name, member.metrics) for name in member.metrics if name != "steps"]
+    cells = [name, _bar(member, colour), *numbers, state]
+    cells += [f'<code style="font-size:12px">{last}</code>'] * bool(last)
+    return "<tr>" + "".join(f'<td style="white-space:pre">{c}</td>' for c in cells) + "</tr>"
 
 
 def _number(name: str, metrics: dict[str, list[Any]]) -> str:
