@@ -2,6 +2,9 @@
 
 import functools
 import sys
+import threading
+import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -10,11 +13,12 @@ import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher.stacks import Frame
+from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
 from course_utils.record.kinds import KINDS
 
 C10D = c10d.__file__
-DDP = sys.modules[DistributedDataParallel.__module__].__file__
-BACKWARD = "_engine_run_backward"
+_DDPS = sys.modules[DistributedDataParallel.__module__].__file__
+_RUNS_BACKWARD = "_engine_run_backward"
 _DDP = ("nn/parallel/distributed.py", "algorithms/join.py")  # whose notices nobody waits for
 
 
@@ -36,7 +40,7 @@ def is_blocking(caller: FrameType | None) -> bool:
     if caller is None:
         return False
     if caller.f_code.co_filename != C10D:  # torch's own C++, which waits before it returns
-        return caller.f_code.co_name != BACKWARD
+        return caller.f_code.co_name != _RUNS_BACKWARD
     by = caller.f_back  # dist.send calls dist.isend, and waits
     by = (by.f_back if by.f_code.co_filename.endswith("c10d_logger.py") else by).f_code
     return by.co_filename.endswith(_DDP) or (
@@ -52,7 +56,8 @@ def tag(caller: FrameType | None) -> int:
 
 def operator(frame: FrameType | None) -> Any:
     """The reduction operator: an argument of a caller in torch."""
-    if frame and (frame.f_code.co_name == BACKWARD or frame.f_code.co_filename.endswith(_DDP)):
+    code = frame and frame.f_code
+    if code and (code.co_name == _RUNS_BACKWARD or code.co_filename.endswith(_DDP)):
         return "sum"  # DDP's reducer divides by the world size, then sums
     while frame and not is_learners(file := frame.f_code.co_filename):
         found = frame.f_locals.get("op" if file == C10D else "reduceOp")  # functional
@@ -73,3 +78,52 @@ def parts(
     if splits and sum(splits):
         return tuple(sum(sizes) // sum(splits) * split for split in splits)
     return (sum(sizes) // n,) * n
+
+
+class Models:
+    """The models that a rank has wrapped in DDP.
+
+    Attributes:
+        unfinished: Whether one was seen whose backward pass left gradients that nobody averaged.
+    """
+
+    def __init__(self, carefully: Callable[..., Any]) -> None:
+        self._carefully = carefully
+        self._new: weakref.ref | None = None  # the one that was being wrapped at the last call
+        self._ends: list[weakref.finalize] = []
+        self.unfinished = False
+
+    def seen(self, caller: FrameType | None) -> tuple[FrameType | None, int]:
+        """The learner's frame below a call, and what DDP has to do with the call."""
+        if self._new:
+            self._follow(self._new())
+        frame = caller
+        flags = BACKWARD if caller and caller.f_code.co_name == _RUNS_BACKWARD else 0
+        while frame and not is_learners(file := frame.f_code.co_filename):
+            if file == _DDPS and frame.f_code.co_name == "forward":
+                training = frame.f_locals["self"].training
+                flags |= FORWARD if training else FORWARD | EVALUATES
+            elif file == _DDPS and frame.f_code.co_name == "__init__":
+                self._new, flags = weakref.ref(frame.f_locals["self"]), flags | WRAPS
+            frame = frame.f_back
+        return frame, flags
+
+    def _follow(self, model: DistributedDataParallel | None) -> None:
+        """See to it that a model's reducer, there once it is wrapped, is asked at its end."""
+        if reducer := getattr(model, "reducer", None):
+            self._new = None
+            self._ends.append(weakref.finalize(model, self._carefully, self._ask, reducer))
+
+    def ask(self) -> None:
+        """Ask the reducers of all models that are still there."""
+        if self._new:
+            self._follow(self._new())
+        for end in self._ends:
+            end()
+
+    def _ask(self, reducer: Any) -> None:
+        if threading.active_count() == 1:  # else another one's backward may hold what we ask for
+            try:
+                reducer._check_reducer_finalized()
+            except RuntimeError:
+                self.unfinished = True

@@ -25,8 +25,7 @@ import torch.distributed.distributed_c10d as c10d
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, UNFINISHED
 from course_utils.record.kinds import KINDS, Kind
-from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Known, Writer
-from course_utils.record.models import Models
+from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Writer
 from course_utils.record.waits import Issued, Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
@@ -61,9 +60,8 @@ class Recorder:
     """What the hooks of all groups of this rank have in common."""
 
     def __init__(self, writer: Writer) -> None:
-        self.writer, self.models = writer, Models(self.carefully)
+        self.writer, self.models = writer, frames.Models(self.carefully)
         self.waits = Waits(writer) if writer.whole else None
-        self.counts: dict[tuple, int] = {}  # calls made, by what they are counted by
         self.forked = False
 
     def carefully(self, do: Callable, *args: Any) -> None:
@@ -101,8 +99,7 @@ class Recorder:
             self.waits.listen()
         os.register_at_fork(after_in_child=self._fall_silent)
 
-    def _fall_silent(self) -> None:
-        """What a rank forks, such as a DataLoader's worker, is no rank."""
+    def _fall_silent(self) -> None:  # what a rank forks, such as a DataLoader's worker, is no rank
         self.forked = True
         if self.waits:
             self.waits.unwaited.clear()
@@ -111,28 +108,23 @@ class Recorder:
         """Write down that the learner's function has returned."""
         self.models.ask()
         flags = UNFINISHED if self.models.unfinished else 0
-        known = self.writer.known_as(("return",), None, kind="return", bytes=0)
-        self.writer.add(known.number, 1, flags)
+        self._write(("return",), None, flags)
 
     def _new_group(self, ranks: Any, caller: FrameType) -> None:
-        frame, flags = self.models.seen(caller)
-        key = ("new_group", *ranks, frame and id(frame.f_code), frame and frame.f_lasti)
-        with self.writer.lock:
-            fields = {"kind": "new_group", "bytes": 0, "group": tuple(ranks)}
-            known = self.writer.known.get(key) or self.writer.known_as(key, frame, **fields)
-            self.writer.add(known.number, self.count("new_group"), flags)
+        self._write(("new_group", *ranks), *self.models.seen(caller))
 
-    def count(self, *key: Any) -> int:
-        """The how-manieth call of its key this is."""
-        number = self.counts[key] = self.counts.get(key, 0) + 1
-        return number
+    def _write(self, key: tuple, frame: FrameType | None, flags: int) -> None:
+        """Write down what no hook tells of."""
+        kind, *group = key
+        fields = {"kind": kind, "bytes": 0, "group": tuple(group)}
+        self.writer.write(key, frame, lambda: fields, counted=(kind,), flags=flags)
 
 
 class _Tap:
     """The hooks of one process group."""
 
     def __init__(self, recorder: Recorder, group: c10d.ProcessGroup) -> None:
-        self.recorder, self.writer, self.group = recorder, recorder.writer, weakref.ref(group)
+        self.recorder, self.group = recorder, weakref.ref(group)
         self.called = _called()
         self.issuing: dict[int, Issued] = {}
         group.register_pre_hook(_HOOK, functools.partial(recorder.carefully, self._before))
@@ -164,32 +156,31 @@ class _Tap:
         op = frames.operator(caller) if kind.reduces else None
         n = len(self._members[0])
         split = frames.parts(inputs, listed, n, caller) if kind.parted else ()
-        code, at = (frame.f_code, frame.f_lasti) if frame else (None, 0)
-        key = (name, self._members, first.dtype, first.shape, size, place, tag, split, id(op),
-               id(code), at)  # fmt: skip
-        with self.writer.lock:
-            known = self.writer.known.get(key) or self._describe(key, frame, op)
-            counted = (self._members, name, place, tag) if kind.message else (self._members,)
-            number = self.recorder.count(*counted)
-            row = self.writer.add(known.number, number, flags, ON_ITS_WAY)
+        key = (name, self._members, first.dtype, first.shape, size, place, tag, split, op)
+        counted = (self._members, name, place, tag) if kind.message else (self._members,)
+        known, row = self.recorder.writer.write(
+            key, frame, functools.partial(_fields, *key), counted, flags, ON_ITS_WAY
+        )
         if self.recorder.waits:
             self.issuing[call.op_id] = Issued(known, row, not flags & ASYNC)
-
-    def _describe(self, key: tuple, frame: FrameType | None, op: Any) -> Known:
-        """Say what is called by a key that was not seen before."""
-        name, (group, group_name), dtype, shape, size, place, tag, split, *_ = key
-        other = group[place] if place >= 0 else None
-        return self.writer.known_as(
-            key, frame, op, kind=name, bytes=size, tag=tag, parts=split, group=group,
-            group_name=group_name, shape=tuple(shape),
-            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-            op=op and str(op).rpartition(".")[2].lower(),
-            **({"peer": other} if KINDS[name].message else {"root": other}),
-        )  # fmt: skip
 
     def _after(self, call: Any) -> None:
         """An operation was issued; its work object tells when it is complete."""
         if issued := self.issuing.pop(call.op_id, None):
-            self.writer.put(issued.row, OF, ISSUED)
+            self.recorder.writer.put(issued.row, OF, ISSUED)
             if call.work is not None:
                 self.recorder.waits.follow(call, issued, sys._getframe(1).f_back)
+
+
+def _fields(
+    name: str, members: tuple[tuple[int, ...], str], dtype: torch.dtype | None, shape: torch.Size,
+    size: int, place: int, tag: int | None, split: tuple[int, ...], op: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Say what is called by a key that was not seen before, in the fields of an `Event`."""
+    group, group_name = members
+    return {
+        "kind": name, "bytes": size, "shape": tuple(shape), "tag": tag, "parts": split,
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "op": op and str(op).rpartition(".")[2].lower(), "group": group, "group_name": group_name,
+        "peer" if KINDS[name].message else "root": group[place] if place >= 0 else None,
+    }  # fmt: skip

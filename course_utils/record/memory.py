@@ -15,75 +15,55 @@ import os
 import pickle
 import struct
 import threading
-from array import array
-from collections.abc import Iterator
+from collections.abc import Callable
 from time import monotonic
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from course_utils.launcher import parcel
+from course_utils.launcher.stacks import Frame
 
 KEPT = 1024  # rows of a ring that can be read
 _ALL = 8 << 20  # rows of a whole record
 _TOLD = {False: 2 << 20, True: 448 << 20}  # bytes of descriptions; a file takes what was written
 _ROWS, _FIRST, _TOLD_BYTES, _WRONG, _HEAD = range(5)  # cells of a part's beginning
-_, _, _, OF, PEER, _, END_S, WIDE = range(8)  # cells of a row that are written later
+OF, PEER, _END_S, _WIDE = 3, 4, 6, 7  # cells of a row, as they stand in `Row`
 ISSUED, ON_ITS_WAY = -1, -2  # in OF
-_CELL = 8  # bytes: every number is a double
-_ROW = struct.Struct(f"{WIDE}d")
+_CELL = 8  # bytes
+_ROW = struct.Struct("5q2d")
 _TRIES = 5
 
 
 class Known(NamedTuple):
-    """What all calls have in common that come from one line, with the same arguments.
-
-    Attributes:
-        number: Of its description.
-        fields: Those of an `Event`.
-        kept: Objects whose ids stand in the key by which it is found again.
-    """
+    """What calls of one line with the same arguments share: a description, with its number."""
 
     number: int
     fields: dict[str, Any]
-    kept: tuple[Any, ...]
+    code: CodeType | None  # its id stands in the key by which this is found again
 
 
 class Row(NamedTuple):
-    """One event, in numbers.
+    """One event.
 
     Attributes:
-        call: The number of its description, from 0.
+        call: Its description, the fields of an `Event`; in the file the number of it, from 0.
         number: That of the `Event`, as its `flags`.
         of: The row that it waits for; of what is no wait ISSUED, or ON_ITS_WAY until it is.
         peer: The rank that has sent, where that was not known before, else -1.
         start_s: On the system's monotonic clock, as `end_s`, which is 0 if nobody saw the end.
     """
 
-    call: float
-    number: float
-    flags: float
-    of: float
-    peer: float
+    call: dict[str, Any]
+    number: int
+    flags: int
+    of: int
+    peer: int
     start_s: float
     end_s: float
 
 
-class Part(NamedTuple):
-    """What one rank has written.
-
-    Attributes:
-        calls: The descriptions.
-        rows: Of each event.
-        first: The number of the first of these rows; those before it are forgotten.
-    """
-
-    calls: list[dict[str, Any]]
-    rows: list[Row]
-    first: int
-
-
 class Memory:
-    """The file: in the kernel it is made, read and closed; in a rank `Writer` writes into it.
+    """The file, in the kernel that reads it; in a rank a `Writer` writes into it.
 
     Attributes:
         unread: By rank why what it has written could not be read.
@@ -98,69 +78,90 @@ class Memory:
         self.file = parcel.anonymous_file("record")
         os.ftruncate(self.file, world_size * self.part)
 
-    def close(self) -> None:
-        """Give the memory back."""
-        os.close(self.file)
-
-    def read(self, rank: int) -> Part | None:
-        """What a rank has written until now; None where that cannot be relied on."""
+    def read(self, rank: int) -> tuple[list[Row], bool] | None:
+        """A rank's rows until now, and whether these are all; None if not to be relied on."""
         for _ in range(_TRIES):  # it may be writing
             try:
-                part = self._read(rank)
+                rows = self._read(rank)
                 self.unread.pop(rank, None)
-                return part
+                return rows
             except Exception as error:
                 self.unread[rank] = error
         return None
 
-    def _read(self, rank: int) -> Part:
-        head = self._cells(rank, 0, _HEAD)
-        made = int(head[_ROWS])
-        cells = self._cells(rank, _HEAD, WIDE * min(made, self.slots))
-        head, first = self._cells(rank, 0, _HEAD), head[_FIRST]
-        size, begin = int(head[_TOLD_BYTES]), rank * self.part + self.told
-        calls = list(_loaded(os.pread(self.file, size, begin)))
-        if self._cells(rank, 0, _HEAD)[_FIRST] != first or head[_WRONG]:
+    def _read(self, rank: int) -> tuple[list[Row], bool]:
+        made, first, *_ = self._head(rank)
+        size = min(made, self.slots) * _ROW.size
+        rows = list(_ROW.iter_unpack(self._bytes(rank, _HEAD * _CELL, size)))
+        now, _, size, wrong = self._head(rank)
+        calls = _described(self._bytes(rank, self.told, size))
+        if wrong or self._head(rank)[_FIRST] != first:
             raise ValueError("these rows have other descriptions, or none")
-        kept = range(max(int(first), int(head[_ROWS]) + 1 - self.slots), made)
-        rows = list(map(Row, *(cells[cell::WIDE] for cell in range(WIDE))))
-        return Part(calls, [rows[number % self.slots] for number in kept], kept.start)
+        kept = range(max(first, now + 1 - self.slots), made)
+        found = (rows[number % self.slots] for number in kept)
+        return [Row(calls[call], *numbers) for call, *numbers in found], kept.start == 0
 
-    def _cells(self, rank: int, at: int, count: int) -> array:
-        return array("d", os.pread(self.file, count * _CELL, rank * self.part + at * _CELL))
+    def _head(self, rank: int) -> tuple[int, ...]:
+        return struct.unpack(f"{_HEAD}q", self._bytes(rank, 0, _HEAD * _CELL))
+
+    def _bytes(self, rank: int, at: int, size: int) -> bytes:
+        return os.pread(self.file, size, rank * self.part + at)
 
 
-def _loaded(text: bytes) -> Iterator[dict[str, Any]]:
-    told = io.BytesIO(text)
+def _described(text: bytes) -> list[dict[str, Any]]:
+    """All descriptions; the learner's lines are read now: a cell can be another one later."""
+    told, calls = io.BytesIO(text), []
     while told.tell() < len(text):
-        yield parcel.Unpickler(told).load()
+        calls.append(call := parcel.Unpickler(told).load())
+        if line := call.get("line"):
+            frame = Frame(*line)
+            call.update(place=frame.place, code=frame.code)
+    return calls
 
 
 class Writer:
-    """A rank's part of the file, in the rank.
-
-    Attributes:
-        known: What has a description, by all that it is made of.
-        lock: For whoever writes a row: autograd has threads of its own.
-    """
+    """A rank's part of the file, in the rank."""
 
     def __init__(self, memory: Memory, rank: int) -> None:
         self.whole, self.slots, self.told = memory.whole, memory.slots, memory.told
         self.memory = mmap.mmap(memory.file, memory.part, offset=rank * memory.part)
-        self.cells = memoryview(self.memory)[: self.told].cast("d")
+        cells = memoryview(self.memory)[: self.told]
+        self.cells, self.seconds = cells.cast("q"), cells.cast("d")
         self.known: dict[tuple, Known] = {}
-        self.lock, self.made, self.free = threading.RLock(), 0, self.told
+        self.counts: dict[tuple, int] = {}
+        self.made, self.free = 0, self.told
+        self.lock = threading.RLock()  # autograd has threads of its own
 
-    def known_as(self, key: tuple, frame: FrameType | None, *kept: Any, **fields: Any) -> Known:
-        """Describe what was not known by this key before, at the learner's frame."""
-        if frame:
-            code = frame.f_code
-            fields["line"] = code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name
-        number = self._describe(fields)
-        self.known[key] = Known(number, fields, (*kept, frame and frame.f_code))
-        return self.known[key]
+    def write(
+        self, key: tuple, frame: FrameType | None, describe: Callable[[], dict[str, Any]],
+        counted: tuple = (), flags: int = 0, of: int = ISSUED, start_s: float | None = None,
+    ) -> tuple[Known, int]:  # fmt: skip
+        """Write a row, by default one that starts now; return what is known of it, and its number.
 
-    def _describe(self, fields: dict[str, Any]) -> int:
+        Args:
+            key: What all that share a description have in common, besides their line.
+            frame: The learner's.
+            describe: Gives the description, where there is none yet.
+            counted: What it is counted by; by nothing where it has no number.
+            flags: As in `Row`.
+            of: As in `Row`.
+            start_s: As in `Row`.
+        """
+        code, at = (frame.f_code, frame.f_lasti) if frame else (None, 0)
+        key = (*key, id(code), at)
+        with self.lock:
+            known = self.known.get(key) or self._describe(key, frame, describe())
+            number = self.counts[counted] = self.counts.get(counted, 0) + 1 if counted else 0
+            row, now = self.made, monotonic() if start_s is None else start_s
+            at = _HEAD * _CELL + row % self.slots * _ROW.size
+            _ROW.pack_into(self.memory, at, known.number, number, flags, of, -1, now, 0)
+            self.made = self.cells[_ROWS] = row + 1
+        return known, row
+
+    def _describe(self, key: tuple, frame: FrameType | None, fields: dict[str, Any]) -> Known:
+        if code := frame and frame.f_code:
+            line = frame.f_lineno or code.co_firstlineno
+            fields["line"] = code.co_filename, line, code.co_name
         text = pickle.dumps(fields)
         if not self.whole and self.free + len(text) > len(self.memory):
             self.known.clear()
@@ -169,28 +170,17 @@ class Writer:
         self.memory[self.free : self.free + len(text)] = text
         self.free += len(text)
         self.cells[_TOLD_BYTES] = self.free - self.told
-        return len(self.known)
+        return self.known.setdefault(key, Known(len(self.known), fields, code))
 
-    def add(
-        self, call: int, number: int, flags: int, of: int = ISSUED, start_s: float | None = None
-    ) -> int:
-        """Write a row, by default one that starts now; return its number."""
-        row, start_s = self.made, monotonic() if start_s is None else start_s
-        at = _HEAD * _CELL + row % self.slots * _ROW.size
-        _ROW.pack_into(self.memory, at, call, number, flags, of, -1, start_s, 0)
-        self.made = row + 1
-        self.cells[_ROWS] = row + 1
-        return row
-
-    def put(self, row: int, cell: int, value: float) -> None:
+    def put(self, row: int, cell: int, value: int) -> None:
         """Write down of a row what was not known before."""
-        self.cells[_HEAD + WIDE * row + cell] = value
+        self.cells[_HEAD + _WIDE * row + cell] = value
 
     def finish(self, row: int) -> None:
         """An event is over; what says so first counts."""
-        at = _HEAD + WIDE * row + END_S
-        if not self.cells[at]:
-            self.cells[at] = monotonic()
+        at = _HEAD + _WIDE * row + _END_S
+        if not self.seconds[at]:
+            self.seconds[at] = monotonic()
 
     def give_up(self) -> None:
         """What is written is not to be relied on from now on."""

@@ -75,16 +75,11 @@ class Waits:
 
     def _begin(self, issued: Issued, frame: FrameType | None, start_s: float | None = None) -> int:
         """Take note that a rank waits for an operation that it did not block on."""
-        frame, known = frames.learners(frame), issued.known
-        place = (id(frame.f_code), frame.f_lasti) if frame else ()
-        key = ("wait", known.number, *place)
+        known = issued.known
+        fields = {"kind": "wait"} | {name: known.fields.get(name) for name in _OF_A_WAIT}
         self.waited_for.add(issued.row)
-        with self.writer.lock:
-            waits = self.writer.known.get(key)
-            if waits is None:
-                fields = {name: known.fields.get(name) for name in _OF_A_WAIT}
-                waits = self.writer.known_as(key, frame, kind="wait", **fields)
-            return self.writer.add(waits.number, 0, 0, issued.row, start_s)
+        key, frame = ("wait", known.number), frames.learners(frame)
+        return self.writer.write(key, frame, lambda: fields, of=issued.row, start_s=start_s)[1]
 
     def _hold(self, work: Any, issued: Issued) -> None:
         """Know a work object again when somebody waits for it."""
