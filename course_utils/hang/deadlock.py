@@ -1,20 +1,12 @@
 """Who waits for whom: the record of all ranks, its calls matched as torch matches them."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from math import inf
 
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
 from course_utils.record.event import EVALUATES, FORWARD, Event
 from course_utils.record.kinds import KINDS
 from course_utils.record.meetings import Key, Meeting, key_of, meetings
-
-
-class Unmet(NamedTuple):
-    """A call that a rank waits in, and who has not come to it."""
-
-    rank: int
-    call: Event
-    missing: set[int]
 
 
 class Deadlock:
@@ -23,7 +15,7 @@ class Deadlock:
     Attributes:
         ranks: Where each one is.
         now: When that was, in seconds from the launch.
-        open: The calls in which ranks wait, and to which somebody has not come.
+        open: The calls in which ranks wait, each with those who have not come to it.
         waits_for: For each rank that waits for others, those which have not come to its call.
         absent: Ranks that others wait for, and that wait for none themselves.
     """
@@ -33,12 +25,13 @@ class Deadlock:
         self.world = tuple(sorted(self.ranks))
         self._met: dict[Key, dict[int, Meeting]] = {}
         self._last: dict[tuple[int, Key], int] = {}
-        calls = (call for one in self.ranks.values() for call in one.calls)
+        calls = [call for one in self.ranks.values() for call in one.calls]
+        self._takers = {c.rank for c in calls if c.kind == "recv" and c.peer is None} | {None}
         for meeting in meetings(calls, len(self.world)):
             self._met.setdefault(meeting.key, {})[meeting.number] = meeting
             for rank in meeting.calls:
                 self._last[rank, meeting.key] = meeting.number
-        self.open: list[Unmet] = []
+        self.open: list[tuple[Event, set[int]]] = []
         self.waits_for = {
             r: self._look(r) for r, one in self.ranks.items() if one.state == "waiting"
         }
@@ -51,14 +44,12 @@ class Deadlock:
     def _look(self, rank: int) -> set[int]:
         """Whom a rank waits for; of the calls that may keep it, those that have met do not."""
         one = self.ranks[rank]
-        unmet = [
-            Unmet(rank, call, missing) for call in one.open if (missing := self._missing(call))
-        ]
+        unmet = [(call, missing) for call in one.open if (missing := self._missing(call))]
         self.open += unmet
-        self.ranks[rank] = one.narrowed([call for _, call, _ in unmet])
+        self.ranks[rank] = one.narrowed([call for call, _ in unmet])
         if one.what in STORE_CALLS:
             return {other.rank for other in self.ranks.values() if other.what != one.what}
-        return set().union(*(missing for *_, missing in unmet))
+        return set().union(*(missing for _, missing in unmet))
 
     @property
     def known(self) -> bool:
@@ -81,27 +72,23 @@ class Deadlock:
     def _missing(self, call: Event) -> set[int]:
         """Who has not come to a call; of whom that is forgotten, it is not said."""
         key = key_of(call)
-        if is_message(call) and any(map(self._takes_any, key[1:3])):
+        if is_message(call) and self._takers.intersection(key[1:3]):
             # Which message a receive from any rank takes is not known, but a rank that has
             # returned sends none.
             others = {one.rank for one in self.ranks.values() if one.rank != call.rank}
             over = all(self.ranks[rank].state == "returned" for rank in others)
             return others if call.peer is None and over else set()
-        missing = self._met[key][call.number].missing
-        return {rank for rank in missing if self._came(rank, key) < call.number}
-
-    def _came(self, rank: int, key: Key) -> float:
-        """How often a rank has come to a key; where the first calls are forgotten, perhaps more."""
-        return self._last.get((rank, key), 0 if self.ranks[rank].complete else float("inf"))
-
-    def _takes_any(self, rank: int | None) -> bool:
-        calls = self.ranks[rank].calls if rank is not None else ()
-        return rank is None or any(c.kind == "recv" and c.peer is None for c in calls)
+        missing = set()
+        for rank in self._met[key][call.number].missing:
+            # Where a rank's first calls are forgotten, it may have come to any number of these.
+            came = self._last.get((rank, key), 0 if self.ranks[rank].complete else inf)
+            missing |= {rank} if came < call.number else set()
+        return missing
 
     def difference(self) -> tuple[str, Meeting] | None:
         """What differs in the first such collective of the first group in which a rank waits."""
         # Complete as a call may seem, its rank waits there.
-        calls = [call for _, call, _ in self.open]
+        calls = [call for call, _ in self.open]
         calls += [one.call for r, one in self.ranks.items() if r in self.waits_for and one.call]
         keys = dict.fromkeys(key_of(call) for call in calls if not is_message(call))
         return next(filter(None, map(self._difference, keys)), None)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
 from course_utils.hang.deadlock import Deadlock
@@ -84,23 +84,22 @@ def together(said: Mapping[int, str]) -> dict[str, list[int]]:
 
 def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     """One rank goes round a loop once more, when another one has left that loop."""
-    for rank, call in meeting.calls.items():
-        for other, its in meeting.calls.items():
-            if its.kind == call.kind or not (call.line and its.line):
-                continue
-            loop, same = loop_of(Frame(*call.line)), call.line[::2] == its.line[::2]
-            after = loop and same and its.line[1] > loop.end_lineno
-            if after and 0 < dead.made(other, call) < dead.made(rank, call):
-                return _uneven(dead, rank, other, call, "is past the loop")
+    for call, its in permutations(meeting.calls.values(), 2):
+        if its.kind == call.kind or not (call.line and its.line):
+            continue
+        loop, same = loop_of(Frame(*call.line)), call.line[::2] == its.line[::2]
+        after = loop and same and its.line[1] > loop.end_lineno
+        if after and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
+            return _uneven(dead, call, its.rank, "is past the loop")
     return {}
 
 
-def _uneven(dead: Deadlock, rank: int, other: int, call: Event, then: str) -> dict[str, object]:
+def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, object]:
     """One rank comes to a line more often than another one."""
     rarer, ddp = dead.made(other, call), call.flags & (FORWARD | BACKWARD)
     return {
-        "rank": rank, "other": other, "call": call, "then": then,
-        "often": times(dead.made(rank, call)), "rarer": rarer and times(rarer),
+        "rank": call.rank, "other": other, "call": call, "then": then,
+        "often": times(dead.made(call.rank, call)), "rarer": rarer and times(rarer),
         "in_ddp": " in DDP" if ddp else "",
         "batches": ": as many batches, each with a backward pass" if ddp else "",
     }  # fmt: skip
@@ -113,9 +112,10 @@ def _there(call: Event) -> str:
 
 def of_messages(dead: Deadlock) -> Iterator[Facts]:
     """A message that one rank sends, and what the rank it goes to waits for instead."""
-    for rank, sent, _ in dead.open:
-        for other, taken, _ in dead.open:
-            if (sent.kind, taken.kind, sent.peer) == ("send", "recv", other):
+    for sent, _ in dead.open:
+        for taken, _ in dead.open:
+            if (sent.kind, taken.kind, sent.peer) == ("send", "recv", taken.rank):
+                rank, other = sent.rank, taken.rank
                 lost = taken.peer is None or dead.ranks[taken.peer].state == "returned"
                 may_come = not lost and other not in dead.reachable(taken.peer)
                 yield Facts(rank=rank, other=other, sent=sent, taken=taken, may_come=may_come)
@@ -135,8 +135,8 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         it="it waits" if alone else f"rank {first.rank} waits",
         gone=gone if alone else "their functions have returned",
     )  # fmt: skip
-    for rank, call, missing in dead.open:
-        if missing & absent and rank in waiting:
+    for call, missing in dead.open:
+        if missing & absent and call.rank in waiting:
             other = dead.ranks[min(missing & absent)]
             sends = call.kind == "send"
             vars(facts).update(
@@ -145,7 +145,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
                 unfinished=bool(other.calls and other.calls[-1].flags & UNFINISHED),
                 did="received" if sends else "sent", way="from" if sends else "to",
                 deed="receive" if sends else "send",
-                **_uneven(dead, rank, other.rank, call, "has returned"),
+                **_uneven(dead, call, other.rank, "has returned"),
             )  # fmt: skip
             break
     yield facts
@@ -154,7 +154,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
 def of_waiting(dead: Deadlock) -> Iterator[Facts]:
     """Ranks that wait for each other, and for nobody else; or what the stacks tell."""
     inside = [rank for rank in dead.waits_for if rank in dead.reachable(rank)]
-    calls = [call for rank, call, _ in dead.open if rank in inside]
+    calls = [call for call, _ in dead.open if call.rank in inside]
     names = {str(dead.ranks[rank].what) for rank in inside or dead.world}
     yield Facts(
         Inside=inside and ranks(inside).capitalize(), kinds={call.kind for call in calls},

@@ -45,9 +45,9 @@ class HangReport(Listener):
 def _rows(dead: Deadlock) -> str:
     """Where every rank is; many ranks that do the same share a row."""
     told = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
-    if len(told) > _ROWS:
-        return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in together(told).items())
-    return "\n".join(f"  rank {rank}: {row}" for rank, row in told.items())
+    apart = [(row, [rank]) for rank, row in told.items()]
+    rows = together(told).items() if len(told) > _ROWS else apart
+    return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in rows)
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:

@@ -81,17 +81,13 @@ def parts(
 
 
 class Models:
-    """The models that a rank has wrapped in DDP.
-
-    Attributes:
-        unfinished: Whether one was seen whose backward pass left gradients that nobody averaged.
-    """
+    """The models that a rank has wrapped in DDP."""
 
     def __init__(self, carefully: Callable[..., Any]) -> None:
         self._carefully = carefully
         self._new: weakref.ref | None = None  # the one that was being wrapped at the last call
         self._ends: list[weakref.finalize] = []
-        self.unfinished = False
+        self._unfinished = False
 
     def seen(self, caller: FrameType | None) -> tuple[FrameType | None, int]:
         """The learner's frame below a call, and what DDP has to do with the call."""
@@ -114,16 +110,17 @@ class Models:
             self._new = None
             self._ends.append(weakref.finalize(model, self._carefully, self._ask, reducer))
 
-    def ask(self) -> None:
-        """Ask the reducers of all models that are still there."""
+    def are_unfinished(self) -> bool:
+        """Whether some model's backward pass has left gradients that nobody averaged."""
         if self._new:
             self._follow(self._new())
         for end in self._ends:
             end()
+        return self._unfinished
 
     def _ask(self, reducer: Any) -> None:
         if threading.active_count() == 1:  # else another one's backward may hold what we ask for
             try:
                 reducer._check_reducer_finalized()
             except RuntimeError:
-                self.unfinished = True
+                self._unfinished = True

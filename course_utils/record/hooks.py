@@ -25,8 +25,8 @@ import torch.distributed.distributed_c10d as c10d
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, UNFINISHED
 from course_utils.record.kinds import KINDS, Kind
-from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Writer
-from course_utils.record.waits import Issued, Waits
+from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Writer, Written
+from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
 _PATCHED = ("_register_pg_in_world", "_process_group_name")
@@ -35,8 +35,7 @@ _NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0)
 
 def refusal() -> str | None:
     """Say why this torch cannot record, or None when it can."""
-    hooks = hasattr(c10d.ProcessGroup, "register_pre_hook")
-    if hooks and all(hasattr(c10d, name) for name in _PATCHED):
+    if hasattr(c10d.ProcessGroup, "register_pre_hook") and all(hasattr(c10d, n) for n in _PATCHED):
         return None
     return (
         f"trace=True needs torch 2.15 or newer, whose process groups have hooks; this is torch "
@@ -106,18 +105,12 @@ class Recorder:
 
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
-        self.models.ask()
-        flags = UNFINISHED if self.models.unfinished else 0
-        self._write(("return",), None, flags)
+        flags = UNFINISHED if self.models.are_unfinished() else 0
+        self.writer.write(("return",), None, _unhooked, ("return",), flags)
 
     def _new_group(self, ranks: Any, caller: FrameType) -> None:
-        self._write(("new_group", *ranks), *self.models.seen(caller))
-
-    def _write(self, key: tuple, frame: FrameType | None, flags: int) -> None:
-        """Write down what no hook tells of."""
-        kind, *group = key
-        fields = {"kind": kind, "bytes": 0, "group": tuple(group)}
-        self.writer.write(key, frame, lambda: fields, counted=(kind,), flags=flags)
+        frame, flags = self.models.seen(caller)
+        self.writer.write(("new_group", *ranks), frame, _unhooked, ("new_group",), flags)
 
 
 class _Tap:
@@ -125,8 +118,7 @@ class _Tap:
 
     def __init__(self, recorder: Recorder, group: c10d.ProcessGroup) -> None:
         self.recorder, self.group = recorder, weakref.ref(group)
-        self.called = _called()
-        self.issuing: dict[int, Issued] = {}
+        self.issuing: dict[int, Written] = {}
         group.register_pre_hook(_HOOK, functools.partial(recorder.carefully, self._before))
         if recorder.waits:
             group.register_post_hook(_HOOK, functools.partial(recorder.carefully, self._after))
@@ -140,11 +132,9 @@ class _Tap:
         return tuple(c10d.get_process_group_ranks(self.group())), self.group().group_name
 
     def _before(self, call: Any) -> None:
-        """An operation is about to be issued."""
-        called = self.called.get(call.name.value)
-        if called is None:
+        if call.name.value not in _called():
             return
-        (name, kind, listed), caller = called, sys._getframe(1).f_back
+        (name, kind, listed), caller = _called()[call.name.value], sys._getframe(1).f_back
         frame, flags = self.recorder.models.seen(caller)
         if call.async_op and not frames.is_blocking(caller):
             flags |= ASYNC
@@ -158,25 +148,25 @@ class _Tap:
         split = frames.parts(inputs, listed, n, caller) if kind.parted else ()
         key = (name, self._members, first.dtype, first.shape, size, place, tag, split, op)
         counted = (self._members, name, place, tag) if kind.message else (self._members,)
-        known, row = self.recorder.writer.write(
-            key, frame, functools.partial(_fields, *key), counted, flags, ON_ITS_WAY
-        )
+        issued = self.recorder.writer.write(key, frame, _hooked, counted, flags, ON_ITS_WAY)
         if self.recorder.waits:
-            self.issuing[call.op_id] = Issued(known, row, not flags & ASYNC)
+            self.issuing[call.op_id] = issued
 
     def _after(self, call: Any) -> None:
-        """An operation was issued; its work object tells when it is complete."""
         if issued := self.issuing.pop(call.op_id, None):
             self.recorder.writer.put(issued.row, OF, ISSUED)
             if call.work is not None:
                 self.recorder.waits.follow(call, issued, sys._getframe(1).f_back)
 
 
-def _fields(
+def _unhooked(kind: str, *group: int) -> dict[str, Any]:
+    return {"kind": kind, "bytes": 0, "group": group}
+
+
+def _hooked(
     name: str, members: tuple[tuple[int, ...], str], dtype: torch.dtype | None, shape: torch.Size,
     size: int, place: int, tag: int | None, split: tuple[int, ...], op: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Say what is called by a key that was not seen before, in the fields of an `Event`."""
     group, group_name = members
     return {
         "kind": name, "bytes": size, "shape": tuple(shape), "tag": tag, "parts": split,

@@ -42,6 +42,14 @@ class Known(NamedTuple):
     code: CodeType | None  # its id stands in the key by which this is found again
 
 
+class Written(NamedTuple):
+    """A row that this rank has written."""
+
+    row: int
+    known: Known
+    flags: int
+
+
 class Row(NamedTuple):
     """One event.
 
@@ -133,30 +141,30 @@ class Writer:
         self.lock = threading.RLock()  # autograd has threads of its own
 
     def write(
-        self, key: tuple, frame: FrameType | None, describe: Callable[[], dict[str, Any]],
+        self, key: tuple, frame: FrameType | None, describe: Callable[..., dict[str, Any]],
         counted: tuple = (), flags: int = 0, of: int = ISSUED, start_s: float | None = None,
-    ) -> tuple[Known, int]:  # fmt: skip
-        """Write a row, by default one that starts now; return what is known of it, and its number.
+    ) -> Written:  # fmt: skip
+        """Write a row, by default one that starts now.
 
         Args:
             key: What all that share a description have in common, besides their line.
             frame: The learner's.
-            describe: Gives the description, where there is none yet.
+            describe: Given the key, says what it means, where that is not known yet.
             counted: What it is counted by; by nothing where it has no number.
             flags: As in `Row`.
             of: As in `Row`.
             start_s: As in `Row`.
         """
         code, at = (frame.f_code, frame.f_lasti) if frame else (None, 0)
-        key = (*key, id(code), at)
+        place = (*key, id(code), at)
         with self.lock:
-            known = self.known.get(key) or self._describe(key, frame, describe())
+            known = self.known.get(place) or self._describe(place, frame, describe(*key))
             number = self.counts[counted] = self.counts.get(counted, 0) + 1 if counted else 0
             row, now = self.made, monotonic() if start_s is None else start_s
             at = _HEAD * _CELL + row % self.slots * _ROW.size
             _ROW.pack_into(self.memory, at, known.number, number, flags, of, -1, now, 0)
             self.made = self.cells[_ROWS] = row + 1
-        return known, row
+        return Written(row, known, flags)
 
     def _describe(self, key: tuple, frame: FrameType | None, fields: dict[str, Any]) -> Known:
         if code := frame and frame.f_code:
@@ -176,11 +184,11 @@ class Writer:
         """Write down of a row what was not known before."""
         self.cells[_HEAD + _WIDE * row + cell] = value
 
-    def finish(self, row: int) -> None:
-        """An event is over; what says so first counts."""
-        at = _HEAD + _WIDE * row + _END_S
-        if not self.seconds[at]:
-            self.seconds[at] = monotonic()
+    def finish(self, *rows: int) -> None:
+        """Events are over; what says so first counts."""
+        for row in rows:
+            at = _HEAD + _WIDE * row + _END_S
+            self.seconds[at] = self.seconds[at] or monotonic()
 
     def give_up(self) -> None:
         """What is written is not to be relied on from now on."""

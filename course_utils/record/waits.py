@@ -8,25 +8,18 @@ import functools
 import sys
 from time import monotonic
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record import frames
+from course_utils.record.event import ASYNC
 from course_utils.record.kinds import KINDS
-from course_utils.record.memory import PEER, Known, Writer
+from course_utils.record.memory import PEER, Writer, Written
 
 _OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them
 _MANY = 64  # works that are held until somebody waits for them, before looking who still can
-
-
-class Issued(NamedTuple):
-    """An operation that stands in a row; `blocking`: its caller waits at once."""
-
-    known: Known
-    row: int
-    blocking: bool
 
 
 class Waits:
@@ -34,8 +27,8 @@ class Waits:
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
-        self.unwaited: dict[int, tuple[Any, Issued]] = {}  # by the id of the work object
-        self.backward: dict[int, list[Issued]] = {}  # what each backward pass has started
+        self.unwaited: dict[int, tuple[Any, Written]] = {}  # by the id of the work object
+        self.backward: dict[int, list[Written]] = {}  # what each backward pass has started
         self.waited_for: set[int] = set()  # rows
 
     def listen(self) -> None:
@@ -47,7 +40,9 @@ class Waits:
             _, issued = self.unwaited.pop(id(work), (None, None))
             if issued is None:
                 return wait(work, *args, **options)
-            waiting = None if issued.blocking else self._begin(issued, sys._getframe(1))
+            rows = [issued.row]
+            if issued.flags & ASYNC:
+                rows.append(self._begin(issued, sys._getframe(1)))
             try:
                 done = wait(work, *args, **options)
                 fields = issued.known.fields
@@ -55,45 +50,37 @@ class Waits:
                     self.writer.put(issued.row, PEER, fields["group"][work._source_rank()])
                 return done
             finally:
-                self.writer.finish(issued.row)
-                if waiting is not None:
-                    self.writer.finish(waiting)
+                self.writer.finish(*rows)
 
         c10d.Work.wait = wait_and_record
 
-    def follow(self, call: Any, issued: Issued, caller: FrameType | None) -> None:
+    def follow(self, call: Any, issued: Written, caller: FrameType | None) -> None:
         """See to it that the end of an operation is noticed."""
         if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
             self._hold(call.work, issued)
-            if issued.blocking:
+            if not issued.flags & ASYNC:
                 return  # its wait follows at once
         if call.async_op and not KINDS[issued.known.fields["kind"]].message:
             finish, row = self.writer.finish, issued.row
             call.work.get_future().add_done_callback(lambda _: finish(row))
-            if not issued.blocking and torch._C._current_graph_task_id() != -1:
+            if issued.flags & ASYNC and torch._C._current_graph_task_id() != -1:
                 self._in_backward(issued)
 
-    def _begin(self, issued: Issued, frame: FrameType | None, start_s: float | None = None) -> int:
+    def _begin(self, issued: Written, frame: FrameType | None, start_s: float | None = None) -> int:
         """Take note that a rank waits for an operation that it did not block on."""
-        known = issued.known
-        fields = {"kind": "wait"} | {name: known.fields.get(name) for name in _OF_A_WAIT}
+        fields = {"kind": "wait"} | {name: issued.known.fields.get(name) for name in _OF_A_WAIT}
+        key, own = ("wait", issued.known.number), frames.learners(frame)
         self.waited_for.add(issued.row)
-        key, frame = ("wait", known.number), frames.learners(frame)
-        return self.writer.write(key, frame, lambda: fields, of=issued.row, start_s=start_s)[1]
+        return self.writer.write(key, own, lambda *_: fields, of=issued.row, start_s=start_s).row
 
-    def _hold(self, work: Any, issued: Issued) -> None:
-        """Know a work object again when somebody waits for it."""
+    def _hold(self, work: Any, issued: Written) -> None:
         self.unwaited[id(work)] = work, issued
         if len(self.unwaited) > _MANY:
             for key, held in list(self.unwaited.items()):
                 if sys.getrefcount(held[0]) == 2:  # nobody else has it, so nobody can wait for it
                     del self.unwaited[key]
 
-    def _kept(self) -> set[int]:
-        """The rows of works that somebody else still has, and so may yet wait for."""
-        return {own.row for work, own in self.unwaited.values() if sys.getrefcount(work) > 3}
-
-    def _in_backward(self, issued: Issued) -> None:
+    def _in_backward(self, issued: Written) -> None:
         """DDP waits in C++ when a backward pass ends: what started in it is complete then."""
         task = torch._C._current_graph_task_id()
         engine = torch.autograd.Variable._execution_engine
@@ -102,15 +89,14 @@ class Waits:
             engine.queue_callback(functools.partial(self._is_over, task, monotonic()))
 
         if task not in self.backward:
-            self.backward[task] = []
             engine.queue_callback(ends)
-        self.backward[task].append(issued)
+        self.backward.setdefault(task, []).append(issued)
 
     def _is_over(self, task: int, start_s: float) -> None:
-        kept = self._kept()
+        # Whoever still has a work may yet wait for it.
+        kept = {own.row for work, own in self.unwaited.values() if sys.getrefcount(work) > 3}
         for issued in self.backward.pop(task):
             if issued.row not in self.waited_for and issued.row not in kept:
                 waiting = self._begin(issued, sys._getframe().f_back, start_s)
-                self.writer.finish(issued.row)
-                self.writer.finish(waiting)
+                self.writer.finish(issued.row, waiting)
                 start_s = monotonic()
