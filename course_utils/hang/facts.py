@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.places import loop_of
+from course_utils.hang.places import innermost
 from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
@@ -64,14 +64,13 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
     name = f"collective #{meeting.number}{of_group(call, dead.world)}"
     by = together({rank: said(its) for rank, its in meeting.calls.items()})
     alone = {rank: its for rank, its in meeting.calls.items() if its.flags & EVALUATES}
-    facts = Facts(
-        number=meeting.number, what=what, call=call, Name=name.capitalize(), rarer=0,
+    yield Facts(
+        number=meeting.number, what=what, Name=name.capitalize(),
         by=", ".join(f"{words} on {ranks(who)}" for words, who in by.items()),
         alone=alone and ranks(alone), there=_there(next(iter(alone.values()), call)),
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
+        **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
     )  # fmt: skip
-    vars(facts).update(_past_the_loop(dead, meeting))
-    yield facts
 
 
 def together(said: Mapping[int, str]) -> dict[str, list[int]]:
@@ -87,7 +86,7 @@ def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     for call, its in permutations(meeting.calls.values(), 2):
         if its.kind == call.kind or not (call.line and its.line):
             continue
-        loop, same = loop_of(Frame(*call.line)), call.line[::2] == its.line[::2]
+        loop, same = innermost(Frame(*call.line)), call.line[::2] == its.line[::2]
         after = loop and same and its.line[1] > loop.end_lineno
         if after and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
             return _uneven(dead, call, its.rank, "is past the loop")

@@ -19,7 +19,7 @@ _HOLDERS = {
     "/torch/utils/data/dataloader.py": "the DataLoader",
     "/subprocess.py": "a subprocess",
 }
-# What threading and multiprocessing build of locks, by their class.
+# What threading and multiprocessing build of locks, by the class whose method a rank is in.
 _BUILT_OF_LOCKS = {
     "Barrier": "a barrier of threads",
     "Condition": "a condition",
@@ -38,7 +38,7 @@ def waits_in(frames: list[Frame]) -> str | None:
     Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
     """
     own = stacks.learners_line(frames)
-    for frame in _inside(frames, own):
+    for frame in frames[frames.index(own) + 1 :] if own else frames:
         if frame.file.endswith("nn/parallel/distributed.py"):
             return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
         if frame.name == "_engine_run_backward":
@@ -50,39 +50,28 @@ def waits_in(frames: list[Frame]) -> str | None:
 def held_by(frames: list[Frame]) -> str | None:
     """What of its own process, not of another rank, the learner's line waits for, if anything."""
     own = stacks.learners_line(frames)
-    inner = _inside(frames, own) if own else []
+    inner = frames[frames.index(own) + 1 :] if own else []
     for frame in inner:
         for file, what in _HOLDERS.items():
             if frame.file.endswith(file):
-                return _made_of(frame) if what == "a lock" else what
+                owner = innermost(frame, (ast.ClassDef,))
+                return _BUILT_OF_LOCKS.get(getattr(owner, "name", None), what)
     return "a lock" if own and not inner and _LOCKS.search(own.code) else None
-
-
-def _made_of(frame: Frame) -> str:
-    """A lock, or what is built of locks and whose method this is."""
-    owner = _innermost(frame, (ast.ClassDef,))
-    return _BUILT_OF_LOCKS.get(getattr(owner, "name", None), "a lock")
-
-
-def _inside(frames: list[Frame], own: Frame | None) -> list[Frame]:
-    return frames[frames.index(own) + 1 :] if own else frames
 
 
 def settled(frames: list[Frame]) -> list[Frame]:
     """For a rank that computes: where a `while` goes round, its first line, which does not move."""
     last = frames[-1] if frames and frames[-1].is_learners else None
-    loop = loop_of(last) if last and not _SLEEPS.search(last.code) else None
+    loop = innermost(last) if last and not _SLEEPS.search(last.code) else None
     if not isinstance(loop, ast.While):
         return frames
     return [*frames[:-1], Frame(last.file, loop.lineno, last.name)]
 
 
-def loop_of(line: Frame) -> ast.stmt | None:
-    """The innermost loop of the learner's code around a line."""
-    return _innermost(line, (ast.For, ast.While))
-
-
-def _innermost(line: Frame, kinds: tuple[type[ast.stmt], ...]) -> ast.stmt | None:
+def innermost(
+    line: Frame, kinds: tuple[type[ast.stmt], ...] = (ast.For, ast.While)
+) -> ast.stmt | None:
+    """The innermost statement around a line that is of these kinds, a loop by default."""
     nodes = _statements("".join(linecache.getlines(line.file)))
     around = [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
     return max(around, key=lambda node: node.lineno, default=None)

@@ -10,7 +10,6 @@ from course_utils.record.event import ASYNC, BACKWARD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
-_SILENT = "gives no answer: it is stopped by a signal, or held up inside the system"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Whereabouts:
         if self.state == "returned":
             return "its function has returned"
         if self.state == "silent":
-            return _SILENT
+            return "gives no answer: it is stopped by a signal, or held up inside the system"
         doing = {"waiting": "waiting in", "held": "waiting for"}.get(self.state, "running")
         doing += f" {self.what}" if self.what else ""
         if self.line is None:

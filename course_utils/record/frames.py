@@ -74,10 +74,8 @@ def parts(
     sizes = tuple(tensor.nbytes for tensor in inputs)
     if not sizes or listed:
         return sizes
-    splits = caller and caller.f_locals.get("input_split_sizes")
-    if splits and sum(splits):
-        return tuple(sum(sizes) // sum(splits) * split for split in splits)
-    return (sum(sizes) // n,) * n
+    splits = (caller and caller.f_locals.get("input_split_sizes")) or (1,) * n
+    return tuple(sum(sizes) // (sum(splits) or 1) * split for split in splits)
 
 
 class Models:

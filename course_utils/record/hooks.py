@@ -29,7 +29,7 @@ from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Writer, Written
 from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
-_PATCHED = ("_register_pg_in_world", "_process_group_name")
+_PATCHED = ("_register_pg_in_world", "_process_group_name")  # of torch, in this rank alone
 _NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0)
 
 

@@ -42,14 +42,6 @@ class Known(NamedTuple):
     code: CodeType | None  # its id stands in the key by which this is found again
 
 
-class Written(NamedTuple):
-    """A row that this rank has written."""
-
-    row: int
-    known: Known
-    flags: int
-
-
 class Row(NamedTuple):
     """One event.
 
@@ -71,11 +63,7 @@ class Row(NamedTuple):
 
 
 class Memory:
-    """The file, in the kernel that reads it; in a rank a `Writer` writes into it.
-
-    Attributes:
-        unread: By rank why what it has written could not be read.
-    """
+    """The file, in the kernel, which reads it; `unread`: by rank why that could not be done."""
 
     def __init__(self, world_size: int, whole: bool) -> None:
         self.whole, self.slots = whole, _ALL if whole else KEPT + 1  # one may be being written
@@ -125,6 +113,14 @@ def _described(text: bytes) -> list[dict[str, Any]]:
             frame = Frame(*line)
             call.update(place=frame.place, code=frame.code)
     return calls
+
+
+class Written(NamedTuple):
+    """A row that this rank has written."""
+
+    row: int
+    known: Known
+    flags: int
 
 
 class Writer:
