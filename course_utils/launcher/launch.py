@@ -122,8 +122,12 @@ def _misfit(fn: Callable[..., Any], args: tuple) -> str:
 
 
 def _print_in_rank_order(output: list[str]) -> None:
-    for number, text in enumerate(output):
-        if text:  # ipykernel keeps a socket for every thread that writes, were it nothing
-            lines = text.removesuffix("\n").split("\n")
-            sys.stdout.write("".join(f"[rank {number}] {line}\n" for line in lines))
-            sys.stdout.flush()
+    lines = [
+        f"[rank {number}] {line}\n"
+        for number, text in enumerate(output)
+        for line in text.removesuffix("\n").split("\n")
+        if text
+    ]
+    if lines:  # ipykernel keeps a socket for every thread that writes, were it nothing
+        sys.stdout.write("".join(lines))
+        sys.stdout.flush()
