@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ _ASKED = {
     "world_size": "dist.get_world_size()",
     "local_rank": "os.environ['LOCAL_RANK']",
 }
+_IMPORTING = threading.Lock()
 _said: set[str] = set()  # what launch chose for the learner is said once in a kernel
 
 
@@ -71,14 +73,18 @@ def launch(
 
 
 def _import_what_ddp_needs() -> None:
-    """DDP imports it when it is first built, which takes a second: once here, not in every rank."""
-    if "torch._dynamo" not in sys.modules:
-        name = "TORCHINDUCTOR_CACHE_DIR"  # else it makes a folder, and writes into the environment
-        with contextlib.ExitStack() as afterwards:
-            if name not in os.environ:
-                os.environ[name] = tempfile.gettempdir()
-                afterwards.callback(os.environ.pop, name)
-            importlib.import_module("torch._dynamo")
+    """DDP imports it when it is first built, which takes a second: once here, not in every rank.
+
+    Under a lock: a rank forked while another thread is importing would wait for that thread.
+    """
+    name = "TORCHINDUCTOR_CACHE_DIR"  # else it makes a folder, and writes into the environment
+    with _IMPORTING, contextlib.ExitStack() as afterwards:
+        if "torch._dynamo" in sys.modules:
+            return
+        if name not in os.environ:
+            os.environ[name] = tempfile.gettempdir()
+            afterwards.callback(os.environ.pop, name)
+        importlib.import_module("torch._dynamo")
 
 
 def _refusals(

@@ -80,7 +80,7 @@ def test_too_many_public_names_are_found(house):
 
 
 def test_the_house_stands():
-    assert list(architecture.from_outside(architecture.modules())) == []
+    assert list(architecture.problems(architecture.modules())) == []
 
 
 def test_the_command_prints_every_room_with_its_lines():
