@@ -62,12 +62,14 @@ def launch(
     _import_what_ddp_needs()
     team = Team(world_size, nodes, timeout, listeners)
     with contextlib.ExitStack() as closing:
-        for listener in listeners:
-            listener.before(world_size)
-            closing.callback(listener.close)
         closing.callback(lambda: _print_in_rank_order(team.output()))
+        with team.starting():
+            for listener in listeners:
+                listener.before(world_size)
+                closing.callback(listener.close)
         with interrupts() as pressed, contextlib.closing(team):
-            team.fork(fn, args, placement)
+            with team.starting():
+                team.fork(fn, args, placement)
             values = team.results(pressed)
     return Results(values, team.output())
 

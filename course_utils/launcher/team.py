@@ -74,17 +74,18 @@ class Team:
         return [member.text() for member in self.members]
 
     def fork(self, fn: Callable, args: tuple, placement: Placement) -> None:
-        """Start every rank.
-
-        Raises:
-            WorkerError: the system has no process or descriptor left.
-        """
+        """Start every rank."""
         LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
+        self.meet.open(listens=placement.backend is None)
+        leftovers.enlarge_pages(self.world_size)
+        for number in range(self.world_size):
+            self._fork(number, fn, args, placement)
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Say what to do where the system has no process or descriptor left."""
         try:
-            self.meet.open(listens=placement.backend is None)
-            leftovers.enlarge_pages(self.world_size)
-            for number in range(self.world_size):
-                self._fork(number, fn, args, placement)
+            yield
         except OSError as error:
             rank = f"rank {max(0, len(self.members) - 1)} of {self.world_size}"
             limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"

@@ -119,7 +119,7 @@ class Recorded:
 def brings_code_in_the_recording(tensor):
     for found in gc.get_objects():
         if type(found).__name__ == "Writer":
-            found._describe(Recorded())
+            found._describe(("anything",), None, Recorded())
     return tensor
 """,
     "changes_a_class": """

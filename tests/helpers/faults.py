@@ -17,7 +17,7 @@ class Fault:
         gives: the text of the cell's value, where there is one.
         says: what stands in the error's message, where there is one; `{cell}` is the cell's name.
         error: the error's name.
-        within: seconds until the ranks' deadline; the cell may take two more.
+        within: seconds until the ranks' deadline.
         own: the kernel is harmed or changed, so that no other fault shares it.
         first: a cell that is run before.
         last: a cell that is run after, such as one that lifts a limit.

@@ -172,6 +172,10 @@ class Kernel:
             files=set(os.listdir(f"/proc/{self.pid}/root{self.folder}/TMPDIR")),
         )
 
+    def forked(self) -> set[int]:
+        """Every process that this kernel or a fork of it has forked."""
+        return pids(self._forks)
+
     def left_since(self, before: Census, seconds: float = 1.0) -> dict[str, object]:
         """What is left after so many seconds, which the system needs to bury the dead."""
         end = time.monotonic() + seconds
