@@ -34,7 +34,6 @@ import torch
 import torch.distributed as dist
 
 from course_utils import Network, launch
-from course_utils.network.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
 MESSAGES, MEGABYTES = 100_000, 256
@@ -155,12 +154,17 @@ def recording() -> Turn:
     return on, off
 
 
-def ring(ranks: int, messages: int) -> Trace:
+def _found(name: str, room: str, before: str) -> Any:
+    """A class of this checkout, or of another one from before the rooms."""
+    for module in (f"{room}.{name.lower()}", f"{before}.{name.lower()}", before):
+        with contextlib.suppress(ImportError):
+            return getattr(importlib.import_module(f"course_utils.{module}"), name)
+    raise ImportError(f"no {name} in this checkout")
+
+
+def ring(ranks: int, messages: int) -> Any:
     """So many messages of a ring all-reduce, as isend and irecv would be recorded."""
-    try:
-        event = importlib.import_module("course_utils.record.event").Event
-    except ImportError:  # another checkout, from before the rooms
-        event = importlib.import_module("course_utils.recording.event").Event
+    event, trace = _found("Event", "record", "recording"), _found("Trace", "network", "trace")
     common = {"group": tuple(range(ranks)), "start_s": 0.0, "end_s": 0.0}
     events = []
     for rank in range(ranks):
@@ -173,7 +177,7 @@ def ring(ranks: int, messages: int) -> Trace:
             events += [
                 event(index=at + 2 + n, kind="wait", bytes=0, of=at + n, **own) for n in (0, 1)
             ]
-    return Trace(tuple(events), ((0.0, 0.0),) * ranks)
+    return trace(tuple(events), ((0.0, 0.0),) * ranks)
 
 
 def through_a_heap(numbers: list[int]) -> None:
