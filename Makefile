@@ -18,10 +18,10 @@ lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the fi
 	@$(RUN) -m jupyterlab --ip=127.0.0.1 $$([ "$$(id -u)" != 0 ] || echo --allow-root) \
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
-test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (under 12 minutes)
+test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (20 minutes)
 	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
 
-quick: .venv/.ready ## lint and the tests that take a moment (under two minutes)
+quick: .venv/.ready ## lint and the tests that take a moment
 	@$(RUN) -m ruff check --quiet .
 	@$(RUN) -m pytest $(BESIDE) -m "not slow and not browser and not soak" --ignore=tests/labs/test_labs.py
 
