@@ -50,7 +50,6 @@ print("x" * 100_000)  # ipykernel starts threads for the first long output: not 
 class Outcome:
     """What running a cell led to."""
 
-    seconds: float
     number: int  # N of `In [N]`
     value: str = ""  # the text of its last expression
     printed: str = ""
@@ -123,13 +122,12 @@ class Kernel:
         cell = nbformat.v4.new_code_cell(textwrap.dedent(code).strip("\n"))
         self.book.cells.append(cell)
         self.client.timeout = within
-        started = time.monotonic()
         try:
             self.client.execute_cell(cell, len(self.book.cells) - 1)
         except DeadKernelError as error:
             cell.outputs.append(nbformat.v4.new_output("error", ename="DeadKernelError"))
             cell.outputs[-1].evalue = str(error)
-        outcome = Outcome(time.monotonic() - started, cell.execution_count or 0)
+        outcome = Outcome(cell.execution_count or 0)
         for output in cell.outputs:
             outcome.order.append(output.output_type)
             if output.output_type == "stream":
