@@ -1,7 +1,7 @@
 """Lessons that let the learner take MNIST instead of the embedded digits, run on its real files."""
 
+import mnist_files
 import pytest
-from mnist_files import needs_mnist
 
 import build
 
@@ -13,18 +13,22 @@ def _with_mnist(slug):
     notebook = build.plan(build.targets(build.HERE, [slug])[0])
     (cell,) = [cell for cell in notebook.cells if SMALL in cell.source]
     cell.source = cell.source.replace(SMALL, 'source = "mnist"')
-    for cell in notebook.cells:  # an epoch of 60,000 digits may take its time on a busy machine
+    for cell in notebook.cells:  # an epoch of all 60,000 may take its time on a busy machine
         cell.source = cell.source.replace(', backend="gloo")', ', backend="gloo", timeout=300)')
     return notebook
 
 
 @pytest.mark.slow
-@needs_mnist
+@mnist_files.needs_mnist
+@pytest.mark.parametrize(
+    "digits", [8_000, pytest.param(60_000, marks=pytest.mark.soak)], ids=lambda count: f"{count}"
+)
 @pytest.mark.parametrize("slug", ["04_ddp_training"])
-def test_a_lesson_runs_to_its_end_on_the_real_mnist(slug, unpacked, monkeypatch, tmp_path):
-    monkeypatch.setenv("COURSE_DATA", str(unpacked))
+def test_a_lesson_runs_to_its_end_on_the_real_mnist(slug, digits, monkeypatch, tmp_path):
+    mnist_files.unpack(tmp_path / "MNIST" / "raw", digits)
+    monkeypatch.setenv("COURSE_DATA", str(tmp_path))
     notebook = _with_mnist(slug)
     build.execute(notebook, tmp_path)  # every assertion of the lesson holds, nothing raises
     printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
-    assert "60000 digits to train with, 10000 to test with" in printed
+    assert f"{digits} digits to train with, {min(digits, 10_000)} to test with" in printed
     assert "at least 95 % of the test digits are right: True" in printed
