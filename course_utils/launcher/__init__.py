@@ -13,6 +13,6 @@ What happens between `launch(fn)` and `results[0]`, read downwards:
         errors.worker_error     a rank failed: the root cause; stacks tells the learner's lines
         errors.worker_timeout   time is up: where every rank is; listener.explain says why
         Team._farewell          lets the ranks go
-      Team.close                stops whoever is left, gives everything back (leftovers: segments)
+      Team.close                stops whoever is left, gives everything back
     Results                     results[0] is what rank 0 returned, results.output[0] its prints
 """

@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import errors, leftovers, stacks
+from course_utils.launcher import errors, stacks
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.placement import Placement
@@ -57,9 +58,9 @@ class Team:
 
     def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
-        stopped = leftovers.family({m.pid for m in self.members if m.pid and m.status is None})
+        stopped = _family({m.pid for m in self.members if m.pid and m.status is None})
         with contextlib.ExitStack() as steps:  # taken from the last to the first
-            steps.callback(leftovers.remove_segments, stopped)
+            steps.callback(remove_segments, stopped)
             steps.callback(self.meet.close)
             for member in self.members:
                 steps.callback(member.close)
@@ -77,7 +78,6 @@ class Team:
         """Start every rank."""
         LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
         self.meet.open(listens=placement.backend is None)
-        leftovers.enlarge_pages(self.world_size)
         for number in range(self.world_size):
             self._fork(number, fn, args, placement)
 
@@ -179,3 +179,26 @@ class Team:
     def _tick(self, final: bool = False) -> None:
         for listener in self.listeners:
             listener.tick(self.members, final)
+
+
+def _family(groups: set[int]) -> set[int]:
+    """The process ids of all members of these process groups, where the system can be asked."""
+    found = set(groups)
+    with contextlib.suppress(OSError):  # no /proc, or no descriptor left to look into it
+        for name in filter(str.isdigit, os.listdir("/proc") if groups else ()):
+            with contextlib.suppress(OSError):  # it has just ended
+                if os.getpgid(int(name)) in groups:
+                    found.add(int(name))
+    return found
+
+
+def remove_segments(owners: set[int]) -> None:
+    """Remove what these processes, which are dead by now, have left in shared memory.
+
+    Torch makes a segment for every tensor that a DataLoader worker hands over, and removes its
+    name at once. A worker that is stopped in between leaves the segment for ever.
+    """
+    for owner in owners:
+        for segment in Path("/dev/shm").glob(f"torch_{owner}_*"):
+            with contextlib.suppress(OSError):
+                segment.unlink()
