@@ -14,6 +14,7 @@ from typing import Any
 from course_utils.launcher import stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
+from course_utils.launcher.words import were
 
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
 _LOST = re.compile(
@@ -28,19 +29,22 @@ _WAITED = re.compile(r"\w+Error: .*Timed out waiting", re.DOTALL)
 _UNSTABLE = re.compile(r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] ")
 _LIMIT = 4000  # characters of an exception's own words that are kept
 
-_LEFT = """another rank left the group, such as by destroy_process_group(), before this one was \
-done with it, or a timeout of the group itself ran out"""
-_TWICE = """launch makes the group before your function runs: leave init_process_group() out, or \
-make the group yourself, once, under launch(..., backend=None)"""
-_LIKELY = {
-    "SIGKILL": "something outside killed it, most often the system because memory ran out: "
+_LIKELY = {  # by words of the headline
+    "died of SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
-    "SIGSEGV": "compiled code touched memory that is not its own, called from the line shown above",
-    "SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
-    "SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
-    "SIGFPE": "an integer was divided by zero in compiled code",
-    "SIGTERM": "something asked this one process to end",
+    "died of SIGSEGV": "compiled code touched memory that is not its own, "
+    "called from the line shown above",
+    "died of SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
+    "died of SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
+    "died of SIGFPE": "an integer was divided by zero in compiled code",
+    "died of SIGTERM": "something asked this one process to end",
+    "left with exit status": "os._exit ends a process at once; let the function return instead",
+    "initialize the default process group twice": "launch makes the group before your function "
+    "runs: leave init_process_group() out, or make the group yourself, once, under "
+    "launch(..., backend=None)",
 }
+_LIKELY_OF_AN_ECHO = """another rank left the group, such as by destroy_process_group(), before \
+this one was done with it, or a timeout of the group itself ran out"""
 
 
 @dataclass
@@ -51,7 +55,6 @@ class Failure:
     when: float
     headline: str
     frames: Sequence[Frame] = ()
-    advice: str = ""
     traceback: str = ""
 
     @property
@@ -60,11 +63,16 @@ class Failure:
         return bool(_LOST.match(self.headline) or _WAITED.match(self.headline))
 
     def story(self) -> str:
-        """The learner's lines that led to the failure, the innermost with its neighbours."""
+        """The headline, and the learner's lines that led there, the last with its neighbours."""
         own = [frame for frame in self.frames if frame.is_learners]
         rows = [f"  {frame.place}: {frame.code}" for frame in own[:-1]]
-        rows += [f"  {frame.place}\n{frame.excerpt()}" for frame in own[-1:]]
-        return "\n".join(rows).rstrip()
+        rows += [f"  {frame.place}\n{frame.excerpt()}".rstrip() for frame in own[-1:]]
+        return "\n".join([f"{self.headline}\n", *rows] if rows else [self.headline])
+
+    def likely(self) -> str:
+        """The likely reason, where there is one to tell."""
+        found = (why for words, why in _LIKELY.items() if words in self.headline)
+        return next(found, _LIKELY_OF_AN_ECHO if self.is_echo else "")
 
 
 class WorkerError(RuntimeError):
@@ -81,9 +89,9 @@ class WorkerError(RuntimeError):
     trace: Any = None
 
     def __init__(
-        self, parts: Sequence[str], failures: Sequence[Failure] = (), output: Sequence[str] = ()
+        self, parts: Sequence[str], output: Sequence[str] = (), failures: Sequence[Failure] = ()
     ) -> None:
-        self.parts, self.failures, self.output = list(parts), list(failures), list(output)
+        self.parts, self.output, self.failures = list(parts), list(output), list(failures)
         super().__init__(self.parts)
         self.rank = failures[0].rank if failures else None
 
@@ -101,17 +109,15 @@ class WorkerTimeout(WorkerError):
     Its parts are who was not done, a row for every rank, and why. A listener fills the rest in:
 
     Attributes:
-        seconds: how long the ranks had; `when` time was up, on the system's monotonic clock.
+        when: time was up, in seconds on the system's monotonic clock.
         waiting: by rank, where it was: its state, its line, its calls, and that which it waited in.
         absent: the ranks that others waited for, and that waited for none.
         pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
     """
 
-    def __init__(
-        self, parts: Sequence[str], output: Sequence[str] = (), seconds: float = 0, when: float = 0
-    ) -> None:
-        super().__init__(parts, (), output)
-        self.seconds, self.when = seconds, when
+    def __init__(self, parts: Sequence[str], output: Sequence[str], when: float) -> None:
+        super().__init__(parts, output)
+        self.when = when
         self.waiting: dict[int, Any] = {}
         self.absent: list[int] = []
         self.pattern: str | None = None
@@ -129,23 +135,19 @@ def from_exception(rank: int, when: float, error: BaseException, note: str = "")
     headline = _UNSTABLE.sub("", headline)[:_LIMIT]
     if _LOST.match(headline):
         headline = _LOST_IN_ONE_WORDING
-    frames = stacks.from_traceback(error.__traceback__)[-40:]
+    rows = traceback.extract_tb(error.__traceback__, limit=-40)  # the innermost
+    frames = [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
     full = "".join(traceback.format_exception(error))[-4 * _LIMIT :]
-    return Failure(rank, when, headline, frames, traceback=full)
+    return Failure(rank, when, headline, frames, full)
 
 
 def from_exit(rank: int, when: float, status: int, dump: str) -> Failure:
     """In the kernel: what a wait status says about a rank that ended without a word."""
-    if status >= 0:
-        headline = f"the process left with exit status {status} before its function returned"
-        advice = "os._exit ends a process at once; let the function return instead"
-        return Failure(rank, when, headline, advice=advice)
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:  # a real-time signal
-        name = f"signal {-status}"
-    frames, advice = stacks.from_dump(dump), _LIKELY.get(name, "")
-    return Failure(rank, when, f"the process died of {name}", frames, advice)
+    headline = f"the process left with exit status {status} before its function returned"
+    if status < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        headline = f"the process died of {names.get(-status, f'signal {-status}')}"
+    return Failure(rank, when, headline, stacks.from_dump(dump))
 
 
 def worker_error(failures: list[Failure], world_size: int, output: list[str]) -> WorkerError:
@@ -158,15 +160,10 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
     ordered = sorted(failures, key=lambda f: (f.headline != first.headline, f.rank))
     root = ordered[0]
     same = [failure.rank for failure in ordered if failure.headline == root.headline]
-    rest = [rank for rank in range(world_size) if rank not in same]
-    what = "\n\n".join(filter(None, (f"{ranks(same)} failed: {root.headline}", root.story())))
-    advice = root.advice or (_LEFT if root.is_echo else "")
-    if "initialize the default process group twice" in root.headline:
-        advice = _TWICE
-    why = f"Likely reason: {advice}." if advice else ""
-    were = "was" if len(rest) == 1 else "were"
-    stopped = f"{ranks(rest).capitalize()} {were} stopped." if rest else ""
-    return WorkerError([what, why, stopped], ordered, output)
+    rest = set(range(world_size)) - set(same)
+    why = f"Likely reason: {root.likely()}." if root.likely() else ""
+    stopped = f"{were(rest).capitalize()} stopped." if rest else ""
+    return WorkerError([f"{ranks(same)} failed: {root.story()}", why, stopped], output, ordered)
 
 
 def worker_timeout(
@@ -176,16 +173,15 @@ def worker_timeout(
     running = [rank for rank, frames in stands.items() if frames is not None]
     waits = [rank for rank in running if stacks.waits_in(stands[rank])]
     free = [rank for rank in stands if rank not in waits]
-    were = "was" if len(running) == 1 else "were"
-    head = f"{ranks(running)} {were} not done after {seconds:g} s."
-    rows = "\n".join(f"  {ranks([rank])}: {_stand(stands[rank])}" for rank in sorted(stands))
+    head = f"{were(running)} not done after {seconds:g} s."
+    rows = "\n".join(f"  rank {rank}: {_stand(stands[rank])}" for rank in sorted(stands))
     if not waits:
         why = "No rank waits for another: perhaps they only needed longer."
     elif free:
         why = f"{ranks(waits).capitalize()} waited, {ranks(free)} did not: look there first."
     else:
         why = "Every rank waits: do all of them make the same calls in the same order?"
-    return WorkerTimeout([head, rows, why], output, seconds, when)
+    return WorkerTimeout([head, rows, why], output, when)
 
 
 def _stand(frames: list[Frame] | None) -> str:

@@ -11,10 +11,8 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import walk_tb
-from types import TracebackType
 
-_DUMPED = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"  # `course_utils_lab/` beside it is a learner's
 _LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
@@ -36,7 +34,9 @@ class Frame:
     @property
     def place(self) -> str:
         """Such as `cell [5], line 7, in train`; a file by its name alone, without its folder."""
-        where = cell_name(self.file) or Path(self.file).name
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        cells = getattr(getattr(shell, "compile", None), "_filename_map", {})  # by file name
+        where = f"cell [{cells[self.file]}]" if self.file in cells else Path(self.file).name
         name = "" if self.name == "<module>" else f", in {self.name}"
         return f"{where}, line {self.line}{name}"
 
@@ -45,27 +45,13 @@ class Frame:
         """The text of the line, without its indentation."""
         return linecache.getline(self.file, self.line).strip()
 
-    def excerpt(self, before: int = 2, after: int = 1) -> str:
+    def excerpt(self) -> str:
         """The line among its neighbours, an arrow before it."""
         rows = []
-        for number in range(max(1, self.line - before), self.line + after + 1):
+        for number in range(self.line - 2, self.line + 2):
             if text := linecache.getline(self.file, number).rstrip():
                 rows.append(f"    {'-->' if number == self.line else '   '} {number:3d} | {text}")
         return "\n".join(rows)
-
-
-def cell_name(file: str) -> str | None:
-    """`cell [5]` for the file name under which IPython compiled the cell with that number."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = get_ipython() if get_ipython else None
-    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
-    return None if number is None else f"cell [{number}]"
-
-
-def from_traceback(traceback: TracebackType | None) -> list[Frame]:
-    """The frames of an exception, outermost first."""
-    frames = ((frame.f_code, line) for frame, line in walk_tb(traceback))
-    return [Frame(code.co_filename, line or 0, code.co_name) for code, line in frames]
 
 
 def from_dump(text: str) -> list[Frame]:
@@ -76,12 +62,10 @@ def from_dump(text: str) -> list[Frame]:
     """
     frames = []
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
-    for row in stack.partition("\n\n")[0].splitlines():
-        if found := _DUMPED.match(row):
-            frame = Frame(found["file"], int(found["line"]), found["name"])
-            frames.append(frame)
-            if frame.file.startswith(_HERE) and frame.name == "_work":
-                break
+    for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
+        frames.append(Frame(file, int(line), name))
+        if file.startswith(_HERE) and name == "_work":
+            break
     return frames[::-1]
 
 

@@ -6,21 +6,23 @@ from collections.abc import Iterable
 def ranks(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, `ranks 0 to 4` or `ranks 0, 2 and 5`."""
     own = list(numbers)
-    if len(own) == 1:
-        return f"rank {own[0]}"
-    if own == list(range(own[0], own[-1] + 1)) and len(own) > 2:
+    if len(own) > 2 and own == list(range(own[0], own[-1] + 1)):
         return f"ranks {own[0]} to {own[-1]}"
-    return f"ranks {', '.join(map(str, own[:-1]))} and {own[-1]}"
+    return ranks_named(own)
 
 
 def ranks_named(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, or `ranks 0, 1 and 3`, in order, each by its number."""
-    names = [str(number) for number in sorted(numbers)]
-    if len(names) == 1:
-        return f"rank {names[0]}"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+    *names, last = map(str, sorted(numbers))
+    return f"ranks {', '.join(names)} and {last}" if names else f"rank {last}"
 
 
 def times(count: int) -> str:
     """Such as `once`, `twice` or `5 times`."""
     return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def were(numbers: Iterable[int]) -> str:
+    """Such as `rank 3 was`, or `ranks 0 and 1 were`."""
+    names = ranks_named(numbers)
+    return f"{names} {'were' if names.startswith('ranks') else 'was'}"
