@@ -22,7 +22,7 @@ import torch.distributed as dist
 from course_utils.launcher.parcel import anonymous_file
 
 LOOPBACK = "127.0.0.1"
-LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 SLACK = timedelta(seconds=60)  # torch's own deadlines come after the launcher's, which says more
 
 
@@ -37,7 +37,6 @@ class Rendezvous:
 
     def open(self, listens: bool) -> None:
         """In the kernel: take a port, where early ranks may queue if it listens, and a file."""
-        _find_gloo()
         self.port = self._opened.enter_context(socket.socket())
         self.port.bind((LOOPBACK, 0))
         if listens:
@@ -62,27 +61,16 @@ class Rendezvous:
 
     def environment(self, rank: int) -> dict[str, str]:
         """What `torchrun --nnodes=nodes` sets for this rank, and sockets kept on loopback."""
-        local_world_size = self.world_size // self.nodes
-        return {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(rank % local_world_size),
-            "LOCAL_WORLD_SIZE": str(local_world_size),
-            "GROUP_RANK": str(rank // local_world_size),
-            "GROUP_WORLD_SIZE": str(self.nodes),
-            "ROLE_NAME": "default",
-            "ROLE_RANK": str(rank),
-            "ROLE_WORLD_SIZE": str(self.world_size),
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(self.port.getsockname()[1]),
-            "TORCHELASTIC_RUN_ID": "launch",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
-            "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
-        }
+        size, each = self.world_size, self.world_size // self.nodes
+        ranks = {"RANK": rank, "LOCAL_RANK": rank % each, "GROUP_RANK": rank // each}
+        sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": each, "GROUP_WORLD_SIZE": self.nodes}
+        role = {"ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size}
+        address = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": self.port.getsockname()[1]}
+        elastic = {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": True}
+        restarts = {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+        sockets = {"GLOO_SOCKET_IFNAME": _INTERFACE, "NCCL_SOCKET_IFNAME": _INTERFACE}
+        found = ranks | sizes | role | address | elastic | restarts | sockets
+        return {name: str(value) for name, value in found.items()} | {"OMP_NUM_THREADS": "1"}
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""
@@ -121,12 +109,3 @@ def _promise_only(ours: int) -> None:
         return promised() and port == ours
 
     torchs._agent_store_serves = serves
-
-
-def _find_gloo() -> None:
-    """Have torch 2.15 look for gloo among all installed packages here, once for all ranks.
-
-    Each rank would otherwise do it when it joins, which is a third of what a launch costs.
-    """
-    if find := getattr(dist.Backend, "_ensure_backend_registered", None):
-        find("gloo")

@@ -1,13 +1,11 @@
 """The kernel's side of a launch: one member per rank, all watched together, none left behind."""
 
 import contextlib
-import ctypes
 import os
 import select
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,25 +25,6 @@ _STACK_S = 0.8  # for all ranks to write where they are
 _FORKING = threading.Lock()
 
 
-@contextlib.contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """The stop button, noticed at points where stopping is safe instead of anywhere."""
-    pressed: list[int] = []
-    ours = threading.current_thread() is threading.main_thread()
-    if ours:
-        action = ctypes.create_string_buffer(256)  # Python knows only of handlers it set
-        LIBC.sigaction(signal.SIGINT, None, action)
-        old = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield pressed
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
-            LIBC.sigaction(signal.SIGINT, action, None)
-    if pressed:
-        raise KeyboardInterrupt
-
-
 class Team:
     """All ranks of one launch."""
 
@@ -55,11 +34,13 @@ class Team:
         self.world_size, self.timeout, self.listeners = world_size, timeout, listeners
         self.members: list[Member] = []
         self.meet = Rendezvous(world_size, nodes, timeout)
+        self._listening = contextlib.ExitStack()
 
     def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
         stopped = _family({m.pid for m in self.members if m.pid and m.status is None})
         with contextlib.ExitStack() as steps:  # taken from the last to the first
+            steps.callback(self._listening.close)
             steps.callback(remove_segments, stopped)
             steps.callback(self.meet.close)
             for member in self.members:
@@ -74,25 +55,23 @@ class Team:
         """What each rank has printed."""
         return [member.text() for member in self.members]
 
-    def fork(self, fn: Callable, args: tuple, placement: Placement) -> None:
-        """Start every rank."""
-        LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
-        self.meet.open(listens=placement.backend is None)
-        for number in range(self.world_size):
-            self._fork(number, fn, args, placement)
-
-    @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
-        """Say what to do where the system has no process or descriptor left."""
+    def start(self, fn: Callable, args: tuple, placement: Placement) -> None:
+        """Let all who listen get ready, and fork every rank."""
         try:
-            yield
-        except OSError as error:
+            for listener in self.listeners:
+                listener.before(self.world_size)
+                self._listening.callback(listener.close)
+            LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
+            self.meet.open(listens=placement.backend is None)
+            for number in range(self.world_size):
+                self._fork(number, fn, args, placement)
+        except OSError as error:  # the system has no process or descriptor left
             rank = f"rank {max(0, len(self.members) - 1)} of {self.world_size}"
-            limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
-            way = f"Use fewer ranks, or raise the limits that {limits} show."
+            way = "Use fewer ranks, or raise the limits that `ulimit -n` (open files) and"
+            way += " `ulimit -u` (processes) show."
             message = f"{rank} could not be started: {error.strerror}. {way}"
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
-            raise errors.WorkerError([message], [], self.output()) from None
+            raise errors.WorkerError([message], self.output()) from None
 
     def _fork(self, number: int, fn: Callable, args: tuple, placement: Placement) -> None:
         kernel, member = os.getpid(), Member(number)
