@@ -72,19 +72,19 @@ def _row(member: Member) -> str:
     return "<tr>" + "".join(f'<td style="white-space:pre">{c}</td>' for c in cells) + "</tr>"
 
 
-def _number(name: str, metrics: dict[str, list[Any]]) -> str:
-    value = metrics[name][-1]
+def _number(name: str, metrics: dict[str, Any]) -> str:
+    value = metrics[name]
     if isinstance(value, float):
         value = f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
     if name == "step" and "steps" in metrics:
-        total = str(metrics["steps"][-1])
+        total = str(metrics["steps"])
         value = f"{str(value).rjust(len(total), chr(0x2007))} / {total}"  # spaces as wide as digits
     return html.escape(f"{name} {value}"[:60])
 
 
 def _bar(member: Member, colour: str) -> str:
     """How many of its steps a rank has done, where it reports numbers for both."""
-    step, steps = (member.metrics.get(name, [0])[-1] for name in ("step", "steps"))
+    step, steps = (member.metrics.get(name, 0) for name in ("step", "steps"))
     numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in (step, steps))
     share = 100 * min(1.0, max(0.0, step / steps)) if numbers and steps else 0
     filled = f"linear-gradient(90deg,{colour} {share:.1f}%,{_GREY} {share:.1f}%)"

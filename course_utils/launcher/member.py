@@ -27,7 +27,7 @@ class Member:
         self.rank, self.pid = rank, 0
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
-        self.metrics: dict[str, list[Any]] = {}
+        self.metrics: dict[str, Any] = {}  # what it reported last
         self.status: int | None = None  # exit status, or minus the signal's number
         self._ends = contextlib.ExitStack()
         self._buffers: list[Any] = []
@@ -128,10 +128,11 @@ class Member:
                 if not message:
                     return
                 try:
-                    self._take(message[:6], parcel.receive(memoryview(message)[6:], files))
+                    content = parcel.receive_buffer(*files) if files else message[6:]
+                    self._take(message[:6], content)
                 except Exception as error:
-                    wrong = f"{type(error).__name__}: {error}"
-                    note = f"its result arrived but cannot be rebuilt: {wrong}"
+                    what = "its result arrived but cannot be rebuilt"
+                    note = f"{what}: {type(error).__name__}: {error}"
                     failure = errors.from_exception(self.rank, time.monotonic(), error, note)
                     self.failure = self.failure or failure  # what follows a lost part fails, too
 
@@ -145,8 +146,7 @@ class Member:
         elif kind == parcel.FAILED:
             self.failure = value
         else:
-            for name, number in value.items():
-                self.metrics.setdefault(name, []).append(number)
+            self.metrics |= value
 
     def _read_output(self) -> None:
         for _ in range(_READS):

@@ -10,7 +10,7 @@ import os
 import pickle
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 
 BUFFER, RESULT, FAILED, REPORT = b"buffer", b"result", b"failed", b"report"  # kinds of messages
 LARGE_BYTES = 32 * 1024  # what does not fit comfortably into one datagram gets a file of its own
-STRIDED = (torch.Tensor, torch.nn.Parameter)
 Unpickler: type = pickle.Unpickler  # reads all that ranks hand over; grading replaces it
 
 
@@ -33,7 +32,8 @@ def anonymous_file(name: str) -> int:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """A plain tensor leaves as its elements: no storage behind a view, no CUDA, no graph."""
-        if type(value) not in STRIDED or value.layout != torch.strided or value.is_quantized:
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or value.layout != torch.strided or value.is_quantized:
             return NotImplemented
         elements = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         raw = elements.reshape(-1).view(torch.uint8).numpy() if value.numel() else b""
@@ -64,47 +64,38 @@ def send(channel: socket.socket, kind: bytes, value: Any) -> None:
         large.append(buffer)
         return False
 
-    _Pickler(stream := BytesIO(), protocol=5, buffer_callback=inside).dump(value)
+    stream = pack(value, inside)
     for buffer in large:
         _send_file(channel, BUFFER, buffer.raw())
-    if stream.tell() < LARGE_BYTES:
-        channel.send(kind + stream.getbuffer())
+    if len(stream) < LARGE_BYTES:
+        channel.send(kind + stream)
     else:
-        _send_file(channel, kind, stream.getbuffer())
+        _send_file(channel, kind, stream)
 
 
-def _send_file(channel: socket.socket, kind: bytes, data: memoryview) -> None:
+def _send_file(channel: socket.socket, kind: bytes, data: bytes | memoryview) -> None:
     with open(anonymous_file("result"), "wb") as file:
-        file.write(data.cast("B"))
+        file.write(data)
         file.flush()
         socket.send_fds(channel, [kind], [file.fileno()])
 
 
-def receive(content: memoryview, files: list[int]) -> Any:
-    """What a message holds: itself, or the file that came with it."""
-    try:
-        return receive_buffer(files[0]) if files else content
-    finally:
-        for file in files:
-            os.close(file)
-
-
 def receive_buffer(file: int) -> Any:
-    """A writable numpy array of bytes over an anonymous file; the descriptor is not kept."""
-    size = os.fstat(file).st_size
-    mmap.mmap(-1, size).close()  # fails cleanly when there is no room; torch leaks a descriptor
-    if os.path.exists(path := f"/proc/self/fd/{file}"):
-        return torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
-    data = torch.empty(size, dtype=torch.uint8).numpy()
-    with open(file, "rb", closefd=False) as source:
+    """A writable numpy array of bytes over an anonymous file, whose descriptor is closed."""
+    with open(file, "rb") as source:
+        size = os.fstat(file).st_size
+        mmap.mmap(-1, size).close()  # fails cleanly when there is no room; torch leaks a descriptor
+        if os.path.exists(path := f"/proc/self/fd/{file}"):
+            return torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
+        data = torch.empty(size, dtype=torch.uint8).numpy()
         source.seek(0)
         source.readinto(data)
-    return data
+        return data
 
 
-def pack(value: Any) -> bytes:
-    """A picklable object as it is now, buffers and all, in one piece for `unpack`."""
-    _Pickler(stream := BytesIO(), protocol=5).dump(value)
+def pack(value: Any, inside: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+    """A picklable object as it is now, for `unpack`; with those large buffers that are `inside`."""
+    _Pickler(stream := BytesIO(), protocol=5, buffer_callback=inside).dump(value)
     return stream.getvalue()
 
 

@@ -100,9 +100,10 @@ class Worker:
         self.own.output.close()
         old = {sys.stdout, sys.stderr}
         # The kernel's own stream objects bypass descriptors 1 and 2, and log handlers hold them.
-        sys.stdin = sys.__stdin__ = _stream(0)
-        sys.stdout = sys.__stdout__ = _stream(1)
-        sys.stderr = sys.__stderr__ = _stream(2)
+        how = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            stream = open(number, "w" if number else "r", **how)  # noqa: SIM115, it stays open
+            vars(sys).update({name: stream, f"__{name}__": stream})
         builtins.input = _no_keyboard  # the kernel's would talk to the browser over its sockets
         for reference in logging._handlerList:
             handler = reference()
@@ -147,7 +148,7 @@ def report(**metrics: Any) -> None:
     runs unchanged there.
 
     Args:
-        **metrics: names and numbers. `step` with `steps` draws a progress bar, `loss` a curve.
+        **metrics: names and numbers. `step` with `steps` draws a progress bar.
     """
     if me is not None:
         me.report({name: getattr(v, "item", lambda v=v: v)() for name, v in metrics.items()})
@@ -155,11 +156,6 @@ def report(**metrics: Any) -> None:
 
 def _no_keyboard(prompt: object = "") -> NoReturn:
     raise EOFError("a rank has no keyboard: ask in the cell and hand the answer to launch")
-
-
-def _stream(descriptor: int) -> Any:
-    mode = "w" if descriptor else "r"
-    return open(descriptor, mode, 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _die_with_parent() -> None:

@@ -54,7 +54,6 @@ def leak_a_mapping(stack):
     file = parcel.anonymous_file("leaked")
     os.ftruncate(file, 4096)
     kept = [parcel.receive_buffer(file)]
-    os.close(file)
     stack.append(kept.clear)
 
 

@@ -29,13 +29,13 @@ def words(panel):
 )
 @pytest.mark.parametrize("name", ["loss", "step", "steps", "other"])
 def test_whatever_a_rank_reports_can_be_shown(name, value):
-    metrics = {"step": [1, 2], "steps": [4, 4], "loss": [1.0, 0.5]}
-    metrics[name] = [value, value]
+    metrics = {"step": 2, "steps": 4, "loss": 0.5}
+    metrics[name] = value
     assert "rank 0" in words(render([member(**metrics)], 1.0))
 
 
 def test_what_a_rank_prints_or_reports_is_text_and_never_markup():
-    panel = render([member(text="<script>", **{"<i>": ["<u>"]})], 1.0)
+    panel = render([member(text="<script>", **{"<i>": "<u>"})], 1.0)
     assert "&lt;script&gt;" in panel
     assert not {"<script>", "<i>", "<u>"} & set(panel.replace(">", "> ").split())
 
@@ -47,13 +47,13 @@ def test_a_rank_that_reports_nothing_has_an_empty_bar_and_its_last_line():
 
 
 def test_progress_and_numbers_of_every_rank_are_shown():
-    done = member(1, step=[4], steps=[4], loss=[0.25])
+    done = member(1, step=4, steps=4, loss=0.25)
     done.result = None
-    panel = render([member(0, step=[1], steps=[4], loss=[0.5, 2e-7]), done], 1.0)
+    panel = render([member(0, step=1, steps=4, loss=2e-7), done], 1.0)
     assert 'aria-valuenow="25"' in panel
     assert "step 1 / 4 loss 2e-07 running" in words(panel)
     assert "step 4 / 4 loss 0.2500 ✓ done" in words(panel)
 
 
 def test_nothing_is_drawn_in_black_since_dark_themes_hide_it():
-    assert "#000000" not in render([member(6, loss=[1.0, 0.5])], 1.0)
+    assert "#000000" not in render([member(6, loss=0.5)], 1.0)
