@@ -1,11 +1,9 @@
-"""Real handwritten digits: scikit-learn's, always at hand, or MNIST from its files.
-
-MNIST is downloaded by one process of a machine at a time.
-"""
+"""Real handwritten digits: scikit-learn's, always at hand, or MNIST from its files."""
 
 import functools
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,24 +106,22 @@ def _stretch(images: np.ndarray) -> np.ndarray:
 
 
 def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
-    """Load `torchvision.datasets.MNIST`, normalised; see `digits` for arguments and errors."""
     from torchvision import datasets, transforms  # a second, so only for those who ask
 
-    home = root or os.environ.get("COURSE_DATA")
-    if not home:
+    if not (home := root or os.environ.get("COURSE_DATA")):
         raise FileNotFoundError(
             "MNIST: no folder given. Pass root=..., or set COURSE_DATA to the folder that holds "
             f"MNIST/raw before the kernel starts, {_INSTEAD}"
         )
     home = Path(home).expanduser()
-    if missing := _missing(home):
-        if not download:
-            raise FileNotFoundError(
-                f"MNIST: {home / 'MNIST' / 'raw'} lacks {', '.join(missing)}. Put the four files "
-                "there, point root or COURSE_DATA to the folder that holds MNIST/raw, pass "
-                f"download=True, {_INSTEAD}"
-            )
+    if download:
         _download(home, datasets.MNIST)
+    if missing := _missing(home):
+        raise FileNotFoundError(
+            f"MNIST: {home / 'MNIST' / 'raw'} lacks {', '.join(missing)}. Put the four files "
+            "there, point root or COURSE_DATA to the folder that holds MNIST/raw, pass "
+            f"download=True, {_INSTEAD}"
+        )
     scale = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     try:
         return datasets.MNIST(home, train=train, transform=scale)
@@ -135,35 +131,34 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
 
 
 def _missing(home: Path) -> list[str]:
-    """Which files are not there; none of them counts while somebody is still writing them."""
-    unfinished = (home / "downloading").exists()
-    return [name for name in FILES if unfinished or not (home / "MNIST/raw" / name).is_file()]
+    return [name for name in FILES if not (home / "MNIST/raw" / name).is_file()]
 
 
 def _download(home: Path, fetch: Callable) -> None:
     """Download once, however many ranks and kernels of this machine ask.
 
     A lock, not a barrier: it also serves a rank that calls alone and two kernels of one user,
-    and the system releases it when its holder is killed.
+    and the system releases it when its holder is killed. A file is moved to its place when it is
+    whole, so that nobody ever reads half of one.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    unfinished = home / "downloading"
+    if not _missing(home):
+        return
+    raw = home / "MNIST/raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    lock, why = FileLock(home / ".lock"), "another rank or kernel tried just now; see its error"
     try:
-        with FileLock(home / ".lock").acquire(blocking=False):
+        with lock.acquire(blocking=False), tempfile.TemporaryDirectory(dir=home) as folder:
             if _missing(home):
-                unfinished.touch()
-                try:
-                    fetch(home, download=True)
-                finally:
-                    unfinished.unlink()
+                fetch(folder, download=True)
+                for name in FILES:
+                    os.replace(Path(folder, "MNIST/raw", name), raw / name)
+    except Timeout:  # do not repeat, rank by rank, what may just fail
+        with lock:
+            pass
     except Exception as error:
         why = str(error).strip()
-        if isinstance(error, Timeout):  # do not repeat, rank by rank, what has just failed
-            with FileLock(home / ".lock"):
-                if not _missing(home):
-                    return
-            why = "another rank or kernel tried just now; see its error"
+    if _missing(home):
         raise RuntimeError(
             f"MNIST could not be downloaded into {home}: {why}. "
             f"Put the four files ({', '.join(FILES)}) into MNIST/raw there, {_INSTEAD}"
-        ) from error
+        )

@@ -106,6 +106,19 @@ def test_a_download_that_fails_is_tried_once_and_fails_on_every_rank(tmp_path):
     assert sum("another rank or kernel tried just now" in outcome for outcome in outcomes) == 1
 
 
+def _broken_off(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / FILES[0]).write_bytes(b"half of")
+    raise OSError("the network is down")
+
+
+def test_a_download_that_breaks_off_leaves_no_half_of_a_file(tmp_path):
+    _two_ranks(tmp_path, _broken_off)
+    with pytest.raises(FileNotFoundError, match=FILES[0]):
+        digits(source="mnist", root=tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
+
+
 @needs_mnist
 def test_one_rank_downloads_and_both_read(tmp_path):
     calls, outcomes = _two_ranks(tmp_path, unpack)
@@ -133,13 +146,6 @@ def test_mnist_is_found_through_the_environment_and_normalised(unpacked, monkeyp
     sample = torch.stack([train[i][0] for i in range(2000)])
     assert abs(sample.mean()) < 0.02
     assert abs(sample.std() - 1) < 0.02
-
-
-@needs_mnist
-def test_files_that_somebody_is_still_writing_do_not_count(unpacked):
-    (unpacked / "downloading").touch()
-    with pytest.raises(FileNotFoundError, match="download=True"):
-        digits(source="mnist", root=unpacked)
 
 
 # The embedded digits
