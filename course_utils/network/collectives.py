@@ -27,6 +27,7 @@ direct: everything straight to the rank that needs it; an all_reduce goes to one
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 
 ALGORITHMS = ("ring", "tree", "direct")
 
@@ -58,43 +59,50 @@ def rounds(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts
         kind, size = "all_reduce", 0
     if kind not in ("scatter", "reduce_scatter", "all_to_all"):
         parts = [[size] * n] * n
-    spell = {"ring": _by_ring, "tree": _by_tree, "direct": _directly}[algorithm]
-    return spell(kind, n, root, size, parts)
+    everybody_at_once = algorithm == "direct" and kind in ("all_gather", "reduce_scatter")
+    if kind == "all_to_all" or everybody_at_once:  # else in turns with one partner each
+        turns = [_shift(n, k, lambda rank, to: parts[rank][to]) for k in range(1, n)]
+        return [list(chain(*turns))] if algorithm == "direct" else turns
+    if algorithm == "ring" and kind not in ("scatter", "gather"):
+        return _by_ring(kind, n, root, size, parts)
+    masks = [2**k for k in range((n - 1).bit_length())]
+    if algorithm == "tree" and kind == "all_gather":
+        return [_shift(n, -m, lambda rank, to, m=m: size * min(m, n - m)) for m in masks]
+    # From the leaves to place 0, by rounds: (child, parent, places from the child on).
+    edges = [[(v, 0, 1) for v in range(1, n)]]
+    if algorithm == "tree":
+        edges = [[(v + m, v, min(m, n - v - m))] for m in masks for v in range(0, n - m, 2 * m)]
+    return _by_tree(kind, edges, n, root, size, parts)
+
+
+def _shift(n: int, by: int, size: Callable[[int, int], float]) -> Round:
+    """Every rank sends to the one `by` places further on; `size(rank, to)`."""
+    return [(rank, (rank + by) % n, size(rank, (rank + by) % n)) for rank in range(n)]
 
 
 def _by_ring(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
-    turns = range(1, n)
-    if kind == "all_reduce":
-        return 2 * [_shift(n, 1, lambda rank, to: size / n) for _ in turns]
-    if kind == "all_gather":
-        return [_shift(n, 1, lambda rank, to: size) for _ in turns]
-    if kind == "reduce_scatter":
-        return [_shift(n, 1, lambda rank, to, k=k: parts[rank][(rank - k) % n]) for k in turns]
     if kind in ("broadcast", "reduce"):  # n pieces once around the ring, one behind the other
         first = root if kind == "broadcast" else root + 1
         hops = [first + hop for hop in range(n - 1)] * n
         return [[(hop % n, (hop + 1) % n, size / n)] for hop in hops]
-    if kind == "all_to_all":  # in turns with one partner each
-        return [_shift(n, k, lambda rank, to: parts[rank][to]) for k in turns]
-    return _directly(kind, n, root, size, parts)
+    if kind == "all_reduce":
+        return [_shift(n, 1, lambda rank, to: size / n)] * (2 * (n - 1))
+    if kind == "all_gather":
+        return [_shift(n, 1, lambda rank, to: size)] * (n - 1)
+    return [_shift(n, 1, lambda rank, to, k=k: parts[rank][(rank - k) % n]) for k in range(1, n)]
 
 
-def _by_tree(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
-    # A binomial tree from its leaves to place 0: (child, parent, places below the child).
-    masks = [2**k for k in range((n - 1).bit_length())]
-    edges = [(v + m, v, min(m, n - v - m)) for m in masks for v in range(0, n - m, 2 * m)]
+def _by_tree(kind: str, edges: list, n: int, root: int, size: int, parts: Parts) -> list[Round]:
+    """Places are counted from the root."""
 
     def up(size: Callable[[int, int], float]) -> list[Round]:
-        """To the root; `size(v, m)` for the m ranks from v on, counted from the root."""
-        return [[((v + root) % n, (to + root) % n, size(v, m))] for v, to, m in edges]
+        """`size(v, m)` is that of the m places from v on."""
+        at = [(root + place) % n for place in range(n)]
+        return [[(at[v], at[to], size(v, m)) for v, to, m in one] for one in edges]
 
     def down(size: Callable[[int, int], float]) -> list[Round]:
-        return [[(to, v, bytes_)] for ((v, to, bytes_),) in reversed(up(size))]
+        return [[(to, v, bytes_) for v, to, bytes_ in one] for one in reversed(up(size))]
 
-    if kind == "all_gather":
-        return [_shift(n, -m, lambda rank, to, m=m: size * min(m, n - m)) for m in masks]
-    if kind == "all_to_all":
-        return _by_ring(kind, n, root, size, parts)
     found: list[Round] = []
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
         found += up(lambda v, below: size)
@@ -106,20 +114,3 @@ def _by_tree(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Roun
     if kind == "gather":
         found += up(lambda v, below: below * size)
     return found
-
-
-def _directly(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
-    others, found = [(root + k) % n for k in range(1, n)], []
-    if kind in ("all_reduce", "reduce", "gather"):
-        found.append([(other, root, size) for other in others])
-    if kind in ("all_reduce", "broadcast", "scatter"):
-        found.append([(root, other, parts[root][other]) for other in others])
-    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        turns = _by_ring("all_to_all", n, root, size, parts)
-        found.append([message for turn in turns for message in turn])
-    return found
-
-
-def _shift(n: int, by: int, size: Callable[[int, int], float]) -> Round:
-    """Every rank sends to the one `by` places further on; `size(rank, to)`."""
-    return [(rank, (rank + by) % n, size(rank, (rank + by) % n)) for rank in range(n)]
