@@ -21,7 +21,7 @@ class Link(NamedTuple):
 
     alpha: float
     bits_us: float
-    factor: float = 1.0  # so many times slower
+    factor: float  # so many times slower
 
     def transfer_us(self, size: float) -> float:
         """Microseconds that `size` bytes keep a port busy."""
@@ -37,8 +37,7 @@ class Network:
         gbit_s: What a port carries in each direction, in 10^9 bits per second (8 / beta).
         nodes: The ranks are laid out as so many equal nodes.
         between: (latency_us, gbit_s) of links from node to node; the first two hold inside a node.
-        slow_links: By (source, target): how many times slower than others, or a Network whose
-            latency and bandwidth the link has.
+        slow_links: By (source, target): how many times slower than others.
         slow_ranks: By rank: how many times slower it computes.
         algorithm: How collectives are carried out: "ring", "tree" or "direct" (`collectives.py`).
 
@@ -50,7 +49,7 @@ class Network:
     gbit_s: float
     nodes: int = 1
     between: tuple[float, float] | None = None
-    slow_links: "Mapping[tuple[int, int], float | Network]" = field(default_factory=dict)
+    slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     algorithm: str = "ring"
 
@@ -66,20 +65,18 @@ class Network:
         _refuse("the latency between nodes", latency_us, least=0.0)
         _refuse("the bandwidth between nodes", gbit_s)
         for link, factor in self.slow_links.items():
-            if not isinstance(factor, Network):
-                _refuse(f"the factor of slow link {link}", factor)
+            _refuse(f"the factor of slow link {link}", factor)
         for rank, factor in self.slow_ranks.items():
             _refuse(f"the factor of slow rank {rank}", factor)
 
     def link(self, source: int, target: int, world_size: int) -> Link:
         """What a message from one rank to another meets."""
-        factor, own = self.slow_links.get((source, target), 1.0), (self.latency_us, self.gbit_s)
+        latency_us, gbit_s = self.latency_us, self.gbit_s
         per_node = world_size // self.nodes
-        if isinstance(factor, Network):
-            own, factor = (factor.latency_us, factor.gbit_s), 1.0
-        elif self.between is not None and source // per_node != target // per_node:
-            own = self.between
-        return Link(own[0] * factor, own[1] * 1000, factor)
+        if self.between and source // per_node != target // per_node:
+            latency_us, gbit_s = self.between
+        factor = self.slow_links.get((source, target), 1.0)
+        return Link(latency_us * factor, gbit_s * 1000, factor)
 
     def refuse_misfit(self, world_size: int) -> None:
         """Raise ValueError unless this is a network for so many ranks."""
