@@ -11,7 +11,7 @@ communication challenge for MPP, Parallel Computing 20, 1994.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_utils.network.collectives import refuse_unknown
 
@@ -85,10 +85,6 @@ class Network:
         for rank in (*self.slow_ranks, *(rank for link in self.slow_links for rank in link)):
             if rank not in range(world_size):
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
-
-    def replay(self, trace: Any, compute: Any = "zero") -> Any:
-        """What `trace.replay(network, compute)` gives: see there."""
-        return trace.replay(self, compute)
 
 
 def _refuse(name: str, value: float, least: float | None = None) -> None:

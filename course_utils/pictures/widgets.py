@@ -28,7 +28,7 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
     Args:
         trace: `results.trace`.
         network: Where the sliders begin; all else of it stays as it is.
-        compute: As for `Network.replay`; a slow rank computes longer or, if "zero", begins late.
+        compute: As for `Trace.replay`; a slow rank computes longer or, if "zero", begins late.
 
     Raises:
         TypeError: This is not a trace.

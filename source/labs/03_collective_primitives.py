@@ -437,7 +437,7 @@ def report_spec(*columns):
     def measured(trace, calls):
         inside_s = [sum(e.end_s - e.start_s for e in trace.of_rank(r)) for r in range(4)]
         took_s = max(e.end_s for e in trace) - min(e.start_s for e in trace)
-        finish_us = max(network.replay(trace).finish_us)
+        finish_us = max(trace.replay(network).finish_us)
         return {"calls": calls, "took_s": took_s, "inside_s": inside_s, "finish_us": finish_us}
 
     one, two, slow = map(measured, (column[0] for column in columns), (ONE, TWO, ONE))

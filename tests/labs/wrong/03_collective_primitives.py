@@ -698,7 +698,7 @@ def report_with_counters(one, two, slow):
         for event in trace:
             inside[event.rank] += event.end_s - event.start_s
         numbers[name]["inside_s"] = inside.tolist()
-        numbers[name]["finish_us"] = sorted(Network(10, 10).replay(trace).finish_us)[-1]
+        numbers[name]["finish_us"] = sorted(trace.replay(Network(10, 10)).finish_us)[-1]
     numbers["straggler"] = int(torch.tensor(numbers["slow"]["inside_s"]).argmin())
     return numbers
 

@@ -328,7 +328,7 @@ def predict_by_steps(buckets, forward_us, backward_us, network, ranks):
 
 def _figures(trace, change=lambda trace: {}):
     kinds = [event.kind for event in trace.of_rank(0) if event.kind != "wait"]
-    replay = lab.network.replay(trace, lab.computing)
+    replay = trace.replay(lab.network, lab.computing)
     cost_us = dict.fromkeys(kinds, 0.0)
     for i in replay.intervals:
         if i.rank == 0 and i.what == "collective":
@@ -339,7 +339,7 @@ def _figures(trace, change=lambda trace: {}):
         "sent_bytes": max(trace.traffic().sent_bytes),
         "finish_us": max(replay.finish_us),
         "cost_us": cost_us,
-        "bottleneck_us": max(slow.replay(trace, lab.computing).finish_us),
+        "bottleneck_us": max(trace.replay(slow, lab.computing).finish_us),
     }
     return figures | change(trace)
 
