@@ -57,7 +57,7 @@ class Replay:
 
     finish_us: tuple[float, ...]
     intervals: tuple[Interval, ...]
-    network: Network | None = field(default=None, compare=False)
+    network: Network = field(compare=False)
 
     def __repr__(self) -> str:
         return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} us)"

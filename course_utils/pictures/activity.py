@@ -1,6 +1,5 @@
 """A recording or a replay, read as bars and arrows on one clock."""
 
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import NamedTuple
@@ -12,7 +11,6 @@ from course_utils.record.event import Event
 from course_utils.record.meetings import meetings
 
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
-_ORDER = itemgetter(1, 0, 2, 5)  # of arrows: start_us, rank, end_us, peer
 
 
 class Activity(NamedTuple):
@@ -38,20 +36,16 @@ class Activity(NamedTuple):
         return max((0.0, *self.ends, *(bar.end_us for bar in self.bars)))
 
 
-def activity(source: Trace | Replay, network: Network | None = None) -> Activity:
-    """Read a recording (in real time, or replayed on a network) or a replay.
-
-    Raises:
-        TypeError: It is something else.
-        ReplayError: A message or a collective has no partner, and a network was given.
-    """
-    if isinstance(source, Trace):
-        return _virtual(source.replay(network), network) if network else _in_real_time(source)
-    if isinstance(source, Replay):
-        return _virtual(source, network or source.network)
-    raise TypeError(
-        f"a timeline is drawn of results.trace or of trace.replay(network), not of {source!r:.80}"
-    )
+def activity(source: Trace | Replay) -> Activity:
+    """Read a recording, in real time, or a replay; raises TypeError for anything else."""
+    if not isinstance(source, (Trace, Replay)):
+        raise TypeError(
+            "a timeline is drawn of results.trace or of trace.replay(network), "
+            f"not of {source!r:.80}"
+        )
+    what = _in_real_time(source) if isinstance(source, Trace) else _virtual(source)
+    what.arrows.sort(key=itemgetter(1, 0, 2, 5))  # start_us, rank, end_us, peer
+    return what
 
 
 def named(network: Network) -> str:
@@ -65,18 +59,14 @@ def named(network: Network) -> str:
     return ", ".join(words)
 
 
-def _virtual(replay: Replay, network: Network | None) -> Activity:
-    sent = defaultdict(deque)  # between two ports, messages arrive in the order they were sent in
-    for i in replay.intervals:
-        if i.what == "send":
-            sent[i.rank, i.peer].append(i)
-    arrows = [
-        sent[i.peer, i.rank].popleft()._replace(end_us=i.end_us)
-        for i in replay.intervals
-        if i.what == "receive"
-    ]
-    clock = f"virtual time (us), {named(network)}" if network else "virtual time (us)"
-    arrows.sort(key=_ORDER)
+def _virtual(replay: Replay) -> Activity:
+    def of(what: str, *ends: int) -> list[Interval]:
+        return sorted((i for i in replay.intervals if i.what == what), key=itemgetter(*ends))
+
+    # Between two ports, messages arrive in the order in which they were sent.
+    pairs = zip(of("send", 0, 5), of("receive", 5, 0), strict=True)  # by sender and receiver
+    arrows = [sent._replace(end_us=taken.end_us) for sent, taken in pairs]
+    clock = f"virtual time (us), {named(replay.network)}"
     return Activity(list(replay.intervals), arrows, replay.finish_us, clock)
 
 
@@ -106,7 +96,6 @@ def _in_real_time(trace: Trace) -> Activity:
         for start_s, end_s, what, event in _of_rank(trace.of_rank(rank), begin, end_s, met)
     ]
     ends = tuple(max(0.0, us(end_s)) for end_s, *_ in trace.ended)
-    arrows.sort(key=_ORDER)
     return Activity(bars, arrows, ends, "real time on this machine (ms)", 1000)
 
 

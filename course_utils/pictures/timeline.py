@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from course_utils.network.network import Network
 from course_utils.network.replay import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import Activity, activity
@@ -20,9 +19,7 @@ _MANY = 4000  # bars, at most, that are drawn one by one: in well under 100 ms
 _THIN, _NARROW = 4, 2.5  # what is less high or wide has no hatch: one would not see it
 
 
-def plot_timeline(
-    source: Trace | Replay, text: str | None = None, network: Network | None = None
-) -> None:
+def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
     """Show who does what when, a row per rank.
 
     Args:
@@ -30,16 +27,13 @@ def plot_timeline(
         text: The sentence below the picture, which strict tests compare. By default what is the
             same in every run: of a replay who is done when and how long it waited in calls, of
             real time only how many calls of which kind each rank made.
-        network: A trace is replayed on it; a replay names its own.
 
     Raises:
         TypeError: `source` is neither.
-        ReplayError: A message or a collective has no partner, and a network was given.
     """
-    what = activity(source, network)
+    what = activity(source)
     if text is None:
-        real = isinstance(source, Trace) and not network
-        text = real_text(source) if real else virtual_text(what)
+        text = real_text(source) if isinstance(source, Trace) else virtual_text(what)
     show(as_figure(draw(what)), text)
 
 

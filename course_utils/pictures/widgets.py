@@ -101,7 +101,7 @@ def animate(source: Trace | Replay, network: Network = NETWORK) -> w.VBox:
         ValueError: No message was sent.
         ReplayError: A message or a collective has no partner.
     """
-    what = activity(source, None if isinstance(source, Replay) else network)
+    what = activity(source.replay(network) if isinstance(source, Trace) else source)
     if not what.arrows:
         raise ValueError("there is nothing to animate: these ranks sent no message")
     count = len(what.arrows)

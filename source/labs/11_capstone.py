@@ -461,7 +461,7 @@ try:
             print(f"  {kind:11}{calls:3} calls, {own['cost_us'][kind]:6,.0f} us")
     text = "Where is the last rank waited for, and what do the others do meanwhile?"
     slow = Network(30, 10, slow_ranks={3: 5})
-    plot_timeline(recordings[1].replay(slow, computing), text, slow)
+    plot_timeline(recordings[1].replay(slow, computing), text)
 except NotImplementedError:
     print("No report yet.")
 

@@ -592,7 +592,7 @@ for way in (one_by_one, overlapped):
     trace = launch(step, world_size=2, backend="gloo", trace=True).trace
     replay = trace.replay(network, computing_us)
     print(f"{way.__name__}: {max(replay.finish_us):.0f} us")
-    plot_timeline(replay, network=network)
+    plot_timeline(replay)
 
 # %% [markdown]
 # An `all_reduce` takes 120 µs here. One by one: 3 × (300 + 120) = 1,260. Overlapped: 3 × 300 + 120 = 1,020; only the last one

@@ -107,7 +107,7 @@ queued, paired = record(all_to_rank_0, world_size=4), record(swap_in_pairs, worl
 print("predicted:", predicted_longer)
 print(f"to rank 0: {finish_us(queued):.0f} us, in pairs: {finish_us(paired):.0f} us")
 text = "Three ranks send at once, but rank 0's incoming port takes one message at a time."
-plot_timeline(queued.trace.replay(network), text, network)
+plot_timeline(queued.trace.replay(network), text)
 
 # %% [markdown]
 # The three messages queue at one port: 10 + 3 · 100 = 310 µs. The four messages in pairs share no port and take 110, as one does.
@@ -600,7 +600,7 @@ held_up = ring_of_4.trace.replay(slow_rank_2, compute=[100] * 4)
 print("predicted:", predicted_later_us)
 print(f"rank 0 done at {fair.finish_us[0]:.0f} us, and at {held_up.finish_us[0]:.0f} us")
 text = "All wait for rank 2, which computes for 500 us instead of 100, and itself waits least."
-plot_timeline(held_up, text, slow_rank_2)
+plot_timeline(held_up, text)
 
 # %% [markdown]
 # The sum needs rank 2's numbers, so nobody can be done before they have come: rank 0 loses all of the 400 µs. No algorithm avoids that.
@@ -652,7 +652,7 @@ for size in (1_600, 160_000, 16_000_000):
 two_nodes = replace(two_level, nodes=2)
 replayed = recorded(hierarchical, 8, 1_600_000).trace.replay(two_nodes)
 text = "Eight ranks in two nodes: add up inside a node, swap between the nodes, share inside again."
-plot_timeline(replayed, text, two_nodes)
+plot_timeline(replayed, text)
 
 # %% [markdown]
 # Fewer turns, 12 instead of 30, matter for small tensors. For large ones it is what passes a port between nodes: 6 sixteenths of the tensor instead of 30. That needs a port

@@ -520,7 +520,7 @@ def replayed_us(trace, network, overlap):
 # %%
 trace, ethernet = record_step(Repaired, 4), networks["30 us, 10 Gbit/s"]
 text = "Each bucket leaves while backward computes the next; after the last, all only wait."
-plot_timeline(replayed_us(trace, ethernet, True), text, ethernet)
+plot_timeline(replayed_us(trace, ethernet, True), text)
 
 # %% [markdown]
 # For more ranks than we can run, chapter 06's formula stands in: a bucket begins when its gradients are there and the one before it is through, and takes 2(n − 1)(alpha + S / n · beta).

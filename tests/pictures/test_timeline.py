@@ -38,7 +38,7 @@ def test_a_message_without_partner_is_drawn_in_real_time_and_refused_on_a_networ
     plot_timeline(alone)
     assert shown.text == "Real time, calls of rank 0: 1 send; rank 1: no calls."
     with pytest.raises(ReplayError, match="it has no partner"):
-        plot_timeline(alone, network=NETWORK)
+        plot_timeline(alone.replay(NETWORK))
 
 
 def test_a_hang_is_drawn_as_waiting_until_the_end(shown):
@@ -60,14 +60,6 @@ def test_a_replay_says_who_is_done_when_and_who_waits(shown):
         "Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us, waiting for 1 us of it; "
         "rank 1 done at 11.0 us, waiting for 11.0 us of it."
     )
-
-
-def test_the_network_is_named_and_a_trace_is_replayed_on_it(shown):
-    plot_timeline(one_message(), network=NETWORK)
-    assert shown.text.startswith("Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us")
-    plot_timeline(one_message().replay(NETWORK), network=NETWORK)
-    plot_timeline(one_message().replay(NETWORK))
-    assert shown[1] == shown[3] == shown[5]
 
 
 def test_of_many_ranks_that_differ_only_the_extremes_are_told(shown):
@@ -106,7 +98,7 @@ def test_four_real_ranks_give_the_same_words_in_every_run(shown):
         "Real time, calls of rank 0: 1 all_reduce, 1 send; rank 1: 1 all_reduce, 1 recv; "
         "ranks 2 and 3: 1 all_reduce."
     )
-    plot_timeline(trace, network=NETWORK)
+    plot_timeline(trace.replay(NETWORK))
     assert shown.text == (
         "Virtual time (us), latency 10 us, 80 Gbit/s: ranks 0, 2 and 3 done at 60.0 us, waiting "
         "for 60.0 us of it; rank 1 done at 70.0 us, waiting for 70.0 us of it."
@@ -150,7 +142,7 @@ def test_groups_that_share_a_name_meet_each_on_its_own():
 
 
 def test_each_message_of_a_replay_has_an_arrow_from_its_sender_to_its_receiver():
-    arrows = activity(ring(3), NETWORK).arrows
+    arrows = activity(ring(3).replay(NETWORK)).arrows
     assert len(arrows) == 12
     assert {(a.rank, a.peer) for a in arrows} == {(0, 1), (1, 2), (2, 0)}
     assert all(a.end_us - a.start_us == pytest.approx(10 + 4096 / 10_000) for a in arrows)
@@ -165,7 +157,7 @@ def test_every_kind_differs_from_every_other_in_colour_and_in_hatch():
 
 
 def test_lanes_of_a_rank_do_not_overlap_and_only_what_occurs_has_one():
-    found = lanes(activity(straggler(), NETWORK).bars)
+    found = lanes(activity(straggler().replay(NETWORK)).bars)
     assert set(found) == {"wait", "collective", "send", "receive"}
     spans = sorted(found.values())
     assert all(a + high <= b for (a, high), (b, _) in itertools.pairwise(spans))
@@ -185,7 +177,7 @@ def test_bars_that_touch_stay_whole_only_where_one_may_hover_over_them():
 
 
 def test_the_picture_names_its_clock_its_ranks_and_what_it_shows():
-    drawn = draw(activity(ring(4), NETWORK))
+    drawn = draw(activity(ring(4).replay(NETWORK)))
     said = [shape.text for shape in drawn.shapes if isinstance(shape, Words)]
     assert "virtual time (us), latency 10 us, 80 Gbit/s" in said
     assert [text for text in said if text.startswith("rank")] == [f"rank {r}" for r in range(4)]
@@ -199,14 +191,14 @@ def test_the_picture_names_its_clock_its_ranks_and_what_it_shows():
 @pytest.mark.parametrize("network", [None, NETWORK])
 def test_nothing_at_all_can_be_drawn(network):
     for trace in (Trace((), ((0.0, 0.0),)), Trace((), ((0.5, 0.0),) * 3)):
-        drawn = draw(activity(trace, network))
+        drawn = draw(activity(trace.replay(network) if network else trace))
         plt.close(as_figure(drawn))
         assert as_svg(drawn).startswith("<svg")
 
 
 def test_more_messages_than_one_can_follow_are_not_drawn():
-    assert "a message" in as_svg(draw(activity(ring(4), NETWORK)))
-    many = activity(ring(12), NETWORK)
+    assert "a message" in as_svg(draw(activity(ring(4).replay(NETWORK))))
+    many = activity(ring(12).replay(NETWORK))
     assert len(many.arrows) > ARROWS
     assert "a message" not in as_svg(draw(many))
 

@@ -46,7 +46,7 @@ def test_a_slow_rank_begins_late_where_nobody_computes():
     _, _, slow, how, picture = widgets(explore(straggler()))
     slow.value, how.value = 2, 30.0
     assert how.description == "late by (us)"
-    assert activity(straggler().replay(NETWORK, [0, 0, 30.0]), NETWORK).end > 60
+    assert activity(straggler().replay(NETWORK, [0, 0, 30.0])).end > 60
     assert ">own code</text>" in picture.value
     slow.value = None
     assert ">own code</text>" not in picture.value
@@ -109,21 +109,21 @@ def test_a_replay_can_be_animated_as_well():
 
 
 def test_of_very_many_messages_the_last_ones_are_animated():
-    what = activity(ring(40), NETWORK)
+    what = activity(ring(40).replay(NETWORK))
     drawn = draw(what, step=3000)
     heads = [shape for shape in drawn.shapes if isinstance(shape, Corners)]
     assert len(heads) == ARROWS + 3  # the legend has one, and the last message two
 
 
 def test_every_picture_is_well_formed_and_opaque():
-    what = activity(ring(5), NETWORK)
-    for drawn in (draw(what), draw(what, step=3), draw(activity(ring(40), NETWORK), step=3)):
+    what = activity(ring(5).replay(NETWORK))
+    for drawn in (draw(what), draw(what, step=3), draw(activity(ring(40).replay(NETWORK)), step=3)):
         assert 'fill="#fff"' in as_svg(drawn)
         ElementTree.fromstring(as_svg(drawn))
 
 
 def test_a_bar_says_what_it_is_and_how_many_it_stands_for():
-    what = activity(one_message(), NETWORK)
+    what = activity(one_message().replay(NETWORK))
     assert "<title>send 10000 bytes to rank 1</title>" in as_svg(draw(what))
     one = what.bars[0]._replace(start_us=0.0, end_us=0.001)
     many = what._replace(bars=[one, one._replace(start_us=0.002, end_us=0.003), *what.bars[1:]])
@@ -131,7 +131,7 @@ def test_a_bar_says_what_it_is_and_how_many_it_stands_for():
 
 
 def test_what_a_learner_wrote_is_text_and_never_markup():
-    what = activity(one_message(), NETWORK)
+    what = activity(one_message().replay(NETWORK))
     bars = [bar._replace(peer="<script>" if bar.what == "send" else bar.peer) for bar in what.bars]
     drawn = as_svg(draw(what._replace(bars=bars, clock="<b>")))
     assert "&lt;script&gt;" in drawn
