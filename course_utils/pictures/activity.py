@@ -1,5 +1,6 @@
 """A recording or a replay, read as bars and arrows on one clock."""
 
+from collections import Counter
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 from course_utils.network.network import Network
 from course_utils.network.replay import Interval, Replay
 from course_utils.network.trace import Trace
+from course_utils.pictures.style import SPOKEN, first_of, together, us
 from course_utils.record.event import Event
 from course_utils.record.meetings import meetings
 
@@ -59,6 +61,32 @@ def named(network: Network) -> str:
     return ", ".join(words)
 
 
+def virtual_text(what: Activity) -> str:
+    """Who is done when on the virtual clock, and how long it waited in calls."""
+    held, ends = [0.0] * len(what.ends), what.ends
+    for bar in what.bars:
+        held[bar.rank] += bar.end_us - bar.start_us if bar.what == "wait" else 0.0
+    pairs = zip(ends, held, strict=True)
+    said = together(f"done at {us(end)}, waiting for {us(own)} of it" for end, own in pairs)
+    if len(said) > SPOKEN:
+        first, last, most = ends.index(min(ends)), ends.index(max(ends)), held.index(max(held))
+        said = [
+            f"of {len(what.ends)} ranks rank {first} is done first, at {us(ends[first])}, "
+            f"rank {last} last, at {us(ends[last])}",
+            f"rank {most} waits longest, {us(held[most])}",
+        ]
+    return f"V{what.clock[1:]}: {first_of(said)}"
+
+
+def real_text(trace: Trace) -> str:
+    """How many calls of which kind each rank made: in every run the same, unlike the times."""
+    calls = [Counter() for _ in range(trace.world_size)]
+    for event in trace:
+        calls[event.rank][event.kind] += 1
+    counts = (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls)
+    return f"Real time, calls of {first_of(together(counts, ': '))}"
+
+
 def _virtual(replay: Replay) -> Activity:
     def of(what: str, *ends: int) -> list[Interval]:
         return sorted((i for i in replay.intervals if i.what == what), key=itemgetter(*ends))
@@ -78,7 +106,7 @@ def _in_real_time(trace: Trace) -> Activity:
     """
     begin = min((event.start_s for event in trace), default=0.0)
 
-    def us(moment_s: float) -> float:
+    def at_us(moment_s: float) -> float:
         return 1e6 * (moment_s - begin)
 
     met, arrows = {}, []
@@ -88,14 +116,14 @@ def _in_real_time(trace: Trace) -> Activity:
             met[call.rank, call.index] = max(other.start_s for other in _needed(call, calls))
         if len(calls) == 2 and calls[0].kind in _PORTS and all(call.finished for call in calls):
             sent, taken = (meeting.calls[rank] for rank in meeting.members)
-            ends = us(sent.start_s), us(taken.end_s)
+            ends = at_us(sent.start_s), at_us(taken.end_s)
             arrows.append(Interval(sent.rank, *ends, "send", sent, taken.rank, sent.bytes))
     bars = [
-        Interval(rank, us(start_s), us(end_s), what, event)
+        Interval(rank, at_us(start_s), at_us(end_s), what, event)
         for rank, (end_s, *_) in enumerate(trace.ended)
         for start_s, end_s, what, event in _of_rank(trace.of_rank(rank), begin, end_s, met)
     ]
-    ends = tuple(max(0.0, us(end_s)) for end_s, *_ in trace.ended)
+    ends = tuple(max(0.0, at_us(end_s)) for end_s, *_ in trace.ended)
     return Activity(bars, arrows, ends, "real time on this machine (ms)", 1000)
 
 

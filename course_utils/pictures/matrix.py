@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 from course_utils.network.replay import Traffic
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
-from course_utils.pictures.style import show
-from course_utils.pictures.words import first_of, size, together
+from course_utils.pictures.style import first_of, show, size, together
 
 
 def plot_traffic(source: Trace | Traffic) -> None:

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from course_utils.pictures.shapes import INK
-from course_utils.pictures.style import rank_style, show
-from course_utils.pictures.words import together
+from course_utils.pictures.style import rank_style, show, together
 
 SHOWN = 16  # values of a rank, at most, that are drawn and named one by one
 HIGH = 0.56  # inches of a row

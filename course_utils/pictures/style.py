@@ -1,10 +1,14 @@
-"""How a figure leaves a notebook: colours and marks that tell ranks apart, and a sentence below."""
+"""How a figure leaves a notebook: marks that tell ranks apart, and words that hold in every run."""
 
 import html
 import io
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from IPython.display import display
+
+from course_utils.launcher.words import ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+SPOKEN = 8  # groups of ranks, at most, that are named one by one
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
 
 
@@ -49,3 +54,29 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
     few = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(small, format="png", optimize=True)  # a third of the size, the same to the eye
     return small.getvalue(), {"image/png": {"width": few.width // 2}}
+
+
+def together(said: Iterable[str], between: str = " ") -> list[str]:
+    """What is said of each rank, once for all ranks of which the same is said."""
+    groups = defaultdict(list)
+    for rank, words in enumerate(said):
+        groups[words].append(rank)
+    return [f"{ranks(own)}{between}{words}" for words, own in groups.items()]
+
+
+def first_of(said: list[str]) -> str:
+    """As a sentence; of very many parts only the first ones."""
+    return "; ".join([*said[:SPOKEN], *["and others"] * (len(said) > SPOKEN)]) + "."
+
+
+def us(value: float) -> str:
+    """Microseconds, with as many digits as one reads."""
+    return f"{value:,.1f} us" if value >= 10 else f"{value:.3g} us"
+
+
+def size(count: float) -> str:
+    """Such as `960 B`, `1.5 KB` or `25 MB`; a KB is 1,000 bytes."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            return f"{count:.3g} {unit}"
+        count /= 1000

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from course_utils.network.replay import Interval, Replay
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import Activity, activity
+from course_utils.pictures.activity import Activity, activity, real_text, virtual_text
 from course_utils.pictures.bars import KINDS, lanes, spans
 from course_utils.pictures.shapes import INK, Corners, Drawing, Lines, Words, arrow, as_figure
-from course_utils.pictures.style import rank_style, show
-from course_utils.pictures.words import real_text, size, virtual_text
+from course_utils.pictures.style import rank_style, show, size
 
 ARROWS = 150  # more than so many messages are not drawn
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 22, 34, 44

@@ -11,11 +11,10 @@ from course_utils.network.network import Network
 from course_utils.network.replay import Interval, Replay
 from course_utils.network.simulation import without_gc
 from course_utils.network.trace import Compute, Trace
-from course_utils.pictures.activity import Activity, activity
+from course_utils.pictures.activity import Activity, activity, virtual_text
 from course_utils.pictures.shapes import as_figure, as_svg
-from course_utils.pictures.style import picture
+from course_utils.pictures.style import picture, size, us
 from course_utils.pictures.timeline import draw
-from course_utils.pictures.words import size, us, virtual_text
 
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
 _TOLD = 12  # messages, at most, that the text form names

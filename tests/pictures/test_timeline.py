@@ -17,8 +17,8 @@ from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity, named
 from course_utils.pictures.bars import KINDS, lanes, spans
 from course_utils.pictures.shapes import Words, as_figure, as_svg
+from course_utils.pictures.style import size, us
 from course_utils.pictures.timeline import ARROWS, draw
-from course_utils.pictures.words import size, us
 
 
 def of(trace: Trace, rank: int, what: str) -> list[tuple[float, float]]:
