@@ -1,5 +1,6 @@
 """How the bars of a timeline look, and where in a rank's row they lie."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -50,14 +51,11 @@ def spans(bars: Iterable[Interval], pixel_us: float, whole: bool = True) -> dict
     found, before = defaultdict(list), {}
     for bar in bars:
         rank, start, end, what = bar[:4]
-        last = before.get((rank, what))
-        if last:
-            gap = start - last[2]
-            short = last[2] - last[1] < pixel_us
-            if gap < pixel_us and (short or not (whole or gap > 0)):
-                last[2] = max(last[2], end)
-                last[4] += 1
-                continue
-        before[rank, what] = [rank, start, end, bar, 1]
-        found[what].append(before[rank, what])
+        last = before.get((rank, what), [rank, -math.inf, -math.inf, bar, 0])
+        gap, short = start - last[2], last[2] - last[1] < pixel_us
+        if gap < pixel_us and (short or not (whole or gap > 0)):
+            last[2], last[4] = max(last[2], end), last[4] + 1
+        else:
+            before[rank, what] = [rank, start, end, bar, 1]
+            found[what].append(before[rank, what])
     return found

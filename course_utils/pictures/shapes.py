@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 
 INK = "#222222"
 _FONT, _POINT = 12, 0.72  # height of letters in pixels; a pixel, of which an inch has 100
+Line = tuple[float, float, float, float]  # x1, y1, x2, y2
 
 
 class Lines(NamedTuple):
-    """Straight lines (x1, y1, x2, y2), all alike; with titles, each says its own on hovering."""
+    """Straight lines, all alike; with titles, each says its own on hovering."""
 
-    ends: list[tuple[float, float, float, float]]
+    ends: list[Line]
     colour: str
     width: float = 1.0
     titles: list[str] | None = None
@@ -41,19 +42,21 @@ class Words(NamedTuple):
     align: str = "start"
 
 
+Shape = Lines | Corners | Words
+
+
 class Drawing(NamedTuple):
     """Shapes on white, the later ones above the earlier; pixels, y grows downwards."""
 
     width: int
     height: int
-    shapes: list[Lines | Corners | Words]
+    shapes: list[Shape]
     label: str
 
 
-def arrow(
-    x1: float, y1: float, x2: float, y2: float, colour: str, width: float
-) -> list[Lines | Corners]:
-    """A line with a head, which ends at its second point."""
+def arrow(line: Line, colour: str, width: float) -> list[Shape]:
+    """A line with a head at its end."""
+    x1, y1, x2, y2 = line
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     head = min(4 + 3 * width, length)
     dx, dy = (x2 - x1) / length * head, (y2 - y1) / length * head
@@ -77,7 +80,7 @@ def as_svg(drawing: Drawing) -> str:
     )
 
 
-def _element(shape: Lines | Corners | Words) -> str:
+def _element(shape: Shape) -> str:
     if isinstance(shape, Words):
         place = f'x="{shape.x:.1f}" y="{shape.y:.1f}" text-anchor="{shape.align}"'
         return f'<text {place} fill="{INK}">{html.escape(shape.text)}</text>'

@@ -8,7 +8,7 @@ from course_utils.network.replay import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import Activity, activity, real_text, virtual_text
 from course_utils.pictures.bars import KINDS, lanes, spans
-from course_utils.pictures.shapes import INK, Corners, Drawing, Lines, Words, arrow, as_figure
+from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words, arrow, as_figure
 from course_utils.pictures.style import rank_style, show, size
 
 ARROWS = 150  # more than so many messages are not drawn
@@ -52,9 +52,9 @@ def draw(what: Activity, end: float | None = None, step: int | None = None) -> D
         arrows = what.arrows[max(0, step - ARROWS) : step + 1]
     shapes = [*_axis(plan, end), *_ranks(plan, step), *_legend(plan, bool(arrows)), *_bars(plan)]
     for message in arrows:
-        shapes += arrow(*plan.way(message), INK + "AA", 0.8)
+        shapes += arrow(plan.way(message), INK + "AA", 0.8)
     if step is not None:
-        shapes += arrow(*plan.way(arrows[-1]), rank_style(arrows[-1].rank)["color"], 2.5)
+        shapes += arrow(plan.way(arrows[-1]), rank_style(arrows[-1].rank)["color"], 2.5)
     return Drawing(_WIDTH, plan.bottom + _BOTTOM, shapes, what.clock)
 
 
@@ -74,7 +74,7 @@ class _Plan(NamedTuple):
         top, high = self.lanes[kind]
         return _TOP + self.row * (rank + 0.9 * top), 0.9 * self.row * high
 
-    def way(self, message: Interval) -> tuple[float, float, float, float]:
+    def way(self, message: Interval) -> Line:
         """From the middle of the sender's port to that of the receiver's."""
         x1, x2 = (_LEFT + us * self.scale for us in (message.start_us, message.end_us))
         top1, high1 = self.lane(message.rank, "send")
@@ -82,7 +82,7 @@ class _Plan(NamedTuple):
         return x1, top1 + high1 / 2, x2, top2 + high2 / 2
 
 
-def _axis(plan: _Plan, end: float) -> Iterator[Lines | Words]:
+def _axis(plan: _Plan, end: float) -> Iterator[Shape]:
     """About seven round numbers, and which clock this is."""
     power = 10 ** math.floor(math.log10(end / 7))
     step = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= end / 7 * 0.999)
@@ -94,7 +94,7 @@ def _axis(plan: _Plan, end: float) -> Iterator[Lines | Words]:
     yield Words((_LEFT + _WIDTH) / 2, plan.bottom + 35, plan.what.clock, "middle")
 
 
-def _ranks(plan: _Plan, step: int | None) -> Iterator[Words]:
+def _ranks(plan: _Plan, step: int | None) -> Iterator[Shape]:
     """Their names, and what they have been sent up to a message."""
     for rank in range(len(plan.what.ends)):
         y, sent = _TOP + plan.row * (rank + 0.45) + 4, 0.0
@@ -105,34 +105,31 @@ def _ranks(plan: _Plan, step: int | None) -> Iterator[Words]:
             yield Words(_LEFT - 8, y + 8, f"+ {size(sent)}", "end")
 
 
-def _legend(plan: _Plan, arrows: bool) -> Iterator[Lines | Corners | Words]:
+def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
     x = float(_LEFT)
     for kind in plan.lanes:
         yield from _boxes(kind, [(x, 10, 26)], 12)
         yield Words(x + 32, 20, KINDS[kind].name)
         x += 58 + 5.6 * len(KINDS[kind].name)
     if arrows:
-        yield from arrow(x, 16, x + 26, 16, INK, 0.8)
+        yield from arrow((x, 16, x + 26, 16), INK, 0.8)
         yield Words(x + 32, 20, "a message")
 
 
-def _bars(plan: _Plan) -> Iterator[Lines]:
+def _bars(plan: _Plan) -> Iterator[Shape]:
     """All bars of a kind at once; where there are many, nobody hovers over a single one."""
     few = len(plan.what.bars) <= _MANY
     found = spans(plan.what.bars, _PIXEL / plan.scale, whole=few)
     for kind in plan.lanes:
-        boxes, titles = [], [] if few else None
+        boxes, titles = [], []
         for rank, start, end, bar, count in found[kind]:
             wide = max(1.2, (end - start) * plan.scale)
             boxes.append((_LEFT + start * plan.scale, plan.lane(rank, kind)[0], wide))
-            if few:
-                titles.append(f"{bar.label}, and {count - 1} more" if count > 1 else bar.label)
-        yield from _boxes(kind, boxes, plan.lane(0, kind)[1], titles)
+            titles.append(f"{bar.label}, and {count - 1} more" if count > 1 else bar.label)
+        yield from _boxes(kind, boxes, plan.lane(0, kind)[1], titles if few else None)
 
 
-def _boxes(
-    kind: str, boxes: list[tuple[float, float, float]], high: float, titles: list | None = None
-) -> Iterator[Lines]:
+def _boxes(kind: str, boxes: list, high: float, titles: list | None = None) -> Iterator[Shape]:
     """Boxes (left, top, width) of one height: a thick line each, the hatch in thin ones above."""
     style = KINDS[kind]
     middles = [(x, y + high / 2, x + wide, y + high / 2) for x, y, wide in boxes]
@@ -141,9 +138,7 @@ def _boxes(
         yield Lines([line for box in boxes for line in _hatch(*box, high, style.hatch)], style.ink)
 
 
-def _hatch(
-    x: float, y: float, wide: float, high: float, mark: str
-) -> Iterator[tuple[float, float, float, float]]:
+def _hatch(x: float, y: float, wide: float, high: float, mark: str) -> Iterator[Line]:
     """Lines within a box, at places that do not depend on where the box begins."""
     if wide <= _NARROW:
         if mark == "/":  # its fill is too faint for a narrow box
