@@ -1,9 +1,8 @@
 """A recording or a replay, read as bars and arrows on one clock."""
 
 from collections import Counter
-from collections.abc import Iterator
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course_utils.network.network import Network
 from course_utils.network.replay import Interval, Replay
@@ -80,9 +79,7 @@ def virtual_text(what: Activity) -> str:
 
 def real_text(trace: Trace) -> str:
     """How many calls of which kind each rank made: in every run the same, unlike the times."""
-    calls = [Counter() for _ in range(trace.world_size)]
-    for event in trace:
-        calls[event.rank][event.kind] += 1
+    calls = [Counter(e.kind for e in trace.of_rank(rank)) for rank in range(trace.world_size)]
     counts = (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls)
     return f"Real time, calls of {first_of(together(counts, ': '))}"
 
@@ -105,50 +102,40 @@ def _in_real_time(trace: Trace) -> Activity:
     the others only wait. Of what a failed launch left unfinished nothing but the waiting is drawn.
     """
     begin = min((event.start_s for event in trace), default=0.0)
+    bars, arrows = [], []
 
-    def at_us(moment_s: float) -> float:
-        return 1e6 * (moment_s - begin)
+    def bar(rank: int, start_s: float, end_s: float, what: str, *more: Any) -> Interval:
+        return Interval(rank, 1e6 * (start_s - begin), 1e6 * (end_s - begin), what, *more)
 
-    met, arrows = {}, []
     for meeting in meetings(trace, trace.world_size):
-        calls = list(meeting.calls.values())
+        calls = [call for call in meeting.calls.values() if call.finished]
         for call in calls:
-            met[call.rank, call.index] = max(other.start_s for other in _needed(call, calls))
-        if len(calls) == 2 and calls[0].kind in _PORTS and all(call.finished for call in calls):
+            met_s = max(other.start_s for other in _needed(call, meeting.calls))
+            start_s = met_s if call.start_s < met_s < call.end_s else call.start_s
+            kind = _PORTS.get(call.kind, "collective")
+            bars.append(bar(call.rank, start_s, call.end_s, kind, call))
+        if len(calls) == 2 and calls[0].kind in _PORTS:
             sent, taken = (meeting.calls[rank] for rank in meeting.members)
-            ends = at_us(sent.start_s), at_us(taken.end_s)
-            arrows.append(Interval(sent.rank, *ends, "send", sent, taken.rank, sent.bytes))
-    bars = [
-        Interval(rank, at_us(start_s), at_us(end_s), what, event)
-        for rank, (end_s, *_) in enumerate(trace.ended)
-        for start_s, end_s, what, event in _of_rank(trace.of_rank(rank), begin, end_s, met)
-    ]
-    ends = tuple(max(0.0, at_us(end_s)) for end_s, *_ in trace.ended)
+            to = sent, taken.rank, sent.bytes
+            arrows.append(bar(sent.rank, sent.start_s, taken.end_s, "send", *to))
+    for rank, (end_s, *_) in enumerate(trace.ended):
+        now = begin
+        for event in trace.of_rank(rank):
+            if event.blocking or event.kind == "wait":  # it holds the rank
+                bars.append(bar(rank, now, event.start_s, "compute", None))
+                bars.append(bar(rank, event.start_s, event.end_s, "wait", event))
+                now = max(now, event.end_s)
+        bars.append(bar(rank, now, end_s, "compute", None))
+    bars = [one for one in bars if one.what != "compute" or one.end_us > one.start_us]
+    ends = tuple(max(0.0, 1e6 * (end_s - begin)) for end_s, *_ in trace.ended)
+    bars.sort(key=itemgetter(1))  # start_us
     return Activity(bars, arrows, ends, "real time on this machine (ms)", 1000)
 
 
-def _of_rank(
-    events: list[Event], now: float, end_s: float, met: dict[tuple[int, int], float]
-) -> Iterator[tuple[float, float, str, Event | None]]:
-    """A rank waits while a call holds it, and else runs its own code."""
-    for event in events:
-        if event.blocking or event.kind == "wait":
-            if event.start_s > now:
-                yield now, event.start_s, "compute", None
-            yield event.start_s, event.end_s, "wait", event
-            now = max(now, event.end_s)
-        if event.kind != "wait" and event.finished:
-            begin = met.get((event.rank, event.index), 0.0)
-            begin = begin if event.start_s < begin < event.end_s else event.start_s
-            yield begin, event.end_s, _PORTS.get(event.kind, "collective"), event
-    if end_s > now:
-        yield now, end_s, "compute", None
-
-
-def _needed(event: Event, members: list[Event]) -> list[Event]:
+def _needed(event: Event, calls: dict[int, Event]) -> list[Event]:
     """Whose data a rank needs before its part in a collective can be done."""
     if event.kind in ("broadcast", "scatter"):
-        return [other for other in members if other.rank == event.root] or [event]
+        return [calls.get(event.root, event)]
     if event.kind in ("reduce", "gather") and event.rank != event.root:
         return [event]
-    return members
+    return list(calls.values())
