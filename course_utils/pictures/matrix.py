@@ -23,16 +23,11 @@ def plot_traffic(source: Trace | Traffic) -> None:
         source = source.traffic()
     if not isinstance(source, Traffic):
         raise TypeError(f"traffic is drawn of results.trace or its traffic(), not {source!r:.80}")
-    show(draw(source), traffic_text(source))
-
-
-def traffic_text(traffic: Traffic) -> str:
-    """The totals, and what each rank sends and receives."""
-    sent, received = traffic.sent_bytes, traffic.received_bytes
-    pairs = zip(sent, received, strict=True)
+    pairs = zip(source.sent_bytes, source.received_bytes, strict=True)
     said = together(f"{out:,.10g} bytes out and {into:,.10g} in" for out, into in pairs)
-    count = sum(traffic.sent_messages)
-    return f"{sum(sent):,.10g} bytes in {count:,} message{'s' * (count != 1)}; {first_of(said)}"
+    amount, count = sum(source.sent_bytes), sum(source.sent_messages)
+    total = f"{amount:,.10g} bytes in {count:,} message{'s' * (count != 1)}"
+    show(draw(source), f"{total}; {first_of(said)}")
 
 
 def draw(traffic: Traffic) -> Figure:

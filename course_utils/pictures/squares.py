@@ -1,7 +1,6 @@
 """Tensors per rank as squares, before and after a collective; cells in a row per rank."""
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
 
@@ -38,17 +37,16 @@ def plot_ranks(
         ValueError: The two lists differ in length, are empty, or lack a rank of `undefined`.
         TypeError: Something in them is neither numbers nor None.
     """
-    if not before or len(before) != len(after):
-        raise ValueError(
-            "plot_ranks needs one entry per rank, before and after: "
-            f"got {len(before)} and {len(after)}"
-        )
+    n = len(before)
+    if not n or n != len(after):
+        raise ValueError(f"before and after need one entry per rank: got {n} and {len(after)}")
     for rank in undefined:
-        if rank not in range(len(before)):
-            raise ValueError(f"undefined={rank!r}: there are ranks 0 to {len(before) - 1}")
+        if rank not in range(n):
+            raise ValueError(f"undefined={rank!r}: there are ranks 0 to {n - 1}")
     old, new = [parts(own) for own in before], [parts(own) for own in after]
-    text = f"Before: {_spoken(old)}. After: {_spoken(new, undefined)}."
-    show(draw(old, new, undefined), text)
+    was = ", ".join(together(map(_numbers, old)))
+    now = ("undefined" if r in undefined else _numbers(own) for r, own in enumerate(new))
+    show(draw(old, new, undefined), f"Before: {was}. After: {', '.join(together(now))}.")
 
 
 def parts(own: Any) -> Parts:
@@ -63,48 +61,35 @@ def parts(own: Any) -> Parts:
         raise TypeError(f"a rank holds tensors, numbers or None, not {own!r:.80}")
     if all(isinstance(value, (int, float)) for value in own):
         return [list(own)]
-    return [list(chain.from_iterable(parts(each))) for each in own]
-
-
-def _spoken(held: list[Parts], undefined: Collection[int] = ()) -> str:
-    said = ("undefined" if r in undefined else _numbers(own) for r, own in enumerate(held))
-    return ", ".join(together(said))
+    return [list(chain(*parts(each))) for each in own]
 
 
 def _numbers(own: Parts) -> str:
-    values = list(chain.from_iterable(own))
+    values = list(chain(*own))
     if len(values) > SHOWN:
         return f"{len(values)} values from {min(values):.4g} to {max(values):.4g}"
     texts = ["[" + ", ".join(f"{value:.4g}" for value in part) + "]" for part in own]
     return " ".join(texts) or "nothing"
 
 
-def origins(old: list[Parts]) -> Callable[[float, int], int | None]:
-    """A function of a value and the rank that has it now: which single rank had it before."""
-    had = defaultdict(set)
-    for rank, own in enumerate(old):
-        for value in chain.from_iterable(own):
-            had[value].add(rank)
-
-    def origin(value: float, rank: int) -> int | None:
-        owners = had.get(value, ())
-        return rank if rank in owners else min(owners) if len(owners) == 1 else None
-
-    return origin
+def origin(had: list[set[float]], value: float, rank: int) -> int | None:
+    """Whose a value is: the rank's own if it had it before, or else of the only one that had it."""
+    owners = [r for r, values in enumerate(had) if value in values]
+    return rank if rank in owners else owners[0] if len(owners) == 1 else None
 
 
 def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) -> Figure:
     """Draw both sides, a row per rank."""
-    left, right = [_placed(own) for own in old], [_placed(own) for own in new]
-    wide = [max(1.5, *(row[-1][0] + 1 + _GAP for row in side if row), 0) for side in (left, right)]
+    held = [[_placed(own) for own in side] for side in (old, new)]
+    wide = [max(1.5, *(row[-1][0] + 1 + _GAP for row in side if row), 0) for side in held]
     shape = (HIGH * sum(wide) + 1.6, HIGH * len(old) + 0.5)
     figure, sides = plt.subplots(1, 2, figsize=shape, width_ratios=wide, layout="constrained")
     figure.get_layout_engine().set(wspace=0.08)
-    for axes, width, title in zip(sides, wide, ("before", "after"), strict=True):
-        rank_rows(axes, range(len(old)), width)
-        axes.set_title(title, loc="left", fontsize=10)
-    _squares(sides[0], left, origins(old), ())
-    _squares(sides[1], right, origins(old), undefined)
+    had = [set(chain(*own)) for own in old]
+    for side, axes in enumerate(sides):
+        rank_rows(axes, range(len(old)), wide[side])
+        axes.set_title(("before", "after")[side], loc="left", fontsize=10)
+        _squares(axes, held[side], had, undefined if side else ())
     return figure
 
 
@@ -115,7 +100,7 @@ def _placed(own: Parts) -> list[tuple[float, float | None]]:
     return [(x + k * _GAP, value) for x, (k, value) in enumerate(shown)]
 
 
-def _squares(axes: Axes, held: list, origin: Callable, undefined: Collection[int]) -> None:
+def _squares(axes: Axes, held: list, had: list[set], undefined: Collection[int]) -> None:
     for rank, placed in enumerate(held):
         if not placed:
             axes.text(0.1, rank + 0.53, "nothing", va="center", fontsize=9, color="#777777")
@@ -125,7 +110,7 @@ def _squares(axes: Axes, held: list, origin: Callable, undefined: Collection[int
             elif rank in undefined:
                 cell(axes, x, rank, "?", None, **_GARBAGE)
             else:
-                cell(axes, x, rank, f"{value:.4g}", origin(value, rank))
+                cell(axes, x, rank, f"{value:.4g}", origin(had, value, rank))
 
 
 def rank_rows(axes: Axes, ranks: Sequence[int], wide: float) -> None:

@@ -8,7 +8,7 @@ from recordings import one_message, ring
 from course_utils import plot_ranks, plot_traffic
 from course_utils.network.trace import Trace
 from course_utils.pictures.matrix import draw as draw_matrix
-from course_utils.pictures.squares import draw, origins, parts
+from course_utils.pictures.squares import draw, origin, parts
 
 BEFORE = [torch.arange(2) + 10 * rank for rank in range(4)]
 
@@ -68,8 +68,9 @@ def test_what_a_rank_holds_is_read_as_lists_of_numbers(own, wanted):
 
 
 def test_a_value_belongs_to_the_one_rank_that_had_it():
-    origin = origins([[[1.0, 0.0]], [[2.0, 0.0]], [[3.0]]])
-    assert [origin(2.0, 0), origin(0.0, 1), origin(0.0, 2), origin(6.0, 0)] == [1, 1, None, None]
+    had = [{1.0, 0.0}, {2.0, 0.0}, {3.0}]
+    found = [origin(had, value, rank) for value, rank in ((2.0, 0), (0.0, 1), (0.0, 2), (6.0, 0))]
+    assert found == [1, 1, None, None]
 
 
 def test_squares_show_their_values_and_garbage_a_question_mark():
