@@ -1,13 +1,12 @@
 """Rank by time: who computes, communicates and waits when."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from course_utils.network.replay import Interval, Replay
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import Activity, activity, real_text, virtual_text
-from course_utils.pictures.bars import KINDS, lanes, spans
+from course_utils.pictures.activity import Activity, activity, real_text, spans, virtual_text
 from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words, arrow, as_figure
 from course_utils.pictures.style import rank_style, show, size
 
@@ -16,6 +15,26 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 22, 34, 44
 _PIXEL, _GAP = 1.5, 8  # what the eye cannot tell apart; from one line of a hatch to the next
 _MANY = 4000  # bars, at most, that are drawn one by one: in well under 100 ms
 _THIN, _NARROW = 4, 2.5  # what is less high or wide has no hatch: one would not see it
+
+
+class Style(NamedTuple):
+    """How a kind of bar looks: in colour, and without colour by its hatch."""
+
+    fill: str
+    ink: str
+    hatch: str
+    height: float  # of a rank's row
+    name: str
+
+
+# From the top of a rank's row down; colours of Okabe and Ito, or tints of them.
+KINDS = {
+    "compute": Style("#009E73", "#009E73", "", 0.42, "own code"),
+    "wait": Style("#FDEFD0", "#E69F00", "/", 0.42, "waiting in a call"),
+    "collective": Style("#E6B8D2", "#9C3F76", "-", 0.18, "collective"),
+    "send": Style("#0072B2", "#FFFFFF", "\\", 0.16, "sending"),
+    "receive": Style("#56B4E9", "#003B5C", "|", 0.16, "receiving"),
+}
 
 
 def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
@@ -80,6 +99,20 @@ class _Plan(NamedTuple):
         top1, high1 = self.lane(message.rank, "send")
         top2, high2 = self.lane(message.peer, "receive")
         return x1, top1 + high1 / 2, x2, top2 + high2 / 2
+
+
+def lanes(bars: Iterable[Interval]) -> dict[str, tuple[float, float]]:
+    """Of each kind that occurs: top and height in a rank's row, which is 0 to 1 from the top.
+
+    A rank waits or does not, so both are in one lane, whose place is kept where there is neither.
+    """
+    present, found, top = {bar.what for bar in bars}, {}, 0.0
+    for what, style in KINDS.items():
+        if what in ("compute", "wait") or what in present:
+            found[what] = (top, style.height)
+            top += 0.0 if what == "compute" else style.height + 0.03
+    scale = 0.97 / top
+    return {what: (scale * a, scale * b) for what, (a, b) in found.items() if what in present}
 
 
 def _axis(plan: _Plan, end: float) -> Iterator[Shape]:

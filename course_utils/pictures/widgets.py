@@ -36,7 +36,7 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
     if not isinstance(trace, Trace):
         raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
     start = activity(trace.replay(network, compute))
-    sliders, shown = _sliders(start, network, late=compute == "zero"), w.HTML(explored(start))
+    sliders, shown = _sliders(start, network, late=compute == "zero"), w.HTML(_explored(start))
 
     def redraw(_: Any) -> None:
         latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
@@ -47,7 +47,7 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
             factor = how * network.slow_ranks.get(slow, 1.0)
             moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
         with without_gc():
-            shown.value = explored(activity(trace.replay(moved, computed)))
+            shown.value = _explored(activity(trace.replay(moved, computed)))
 
     for slider in sliders:
         slider.observe(redraw, "value")
@@ -57,18 +57,20 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     """Latency, bandwidth, which rank is slow, and by how much: it begins late, or is slower."""
-    shape = {"layout": w.Layout(width="340px"), "style": {"description_width": "100px"}}
     names = [("none", None), *((f"rank {rank}", rank) for rank in range(len(start.ends)))]
     whole = start.end or 1.0
     how = {"description": "late by (us)", "max": 2 * whole, "value": whole / 2, "step": whole / 100}
     if not late:
         how = {"description": "times slower", "min": 1, "max": 10, "value": 2, "step": 0.1}
-    return [
-        w.SelectionSlider(**_around(network.latency_us), description="latency (us)", **shape),
-        w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s", **shape),
-        w.Dropdown(options=names, description="slow rank", **shape),
-        w.FloatSlider(**how, readout_format=".1f", **shape),
+    sliders = [
+        w.SelectionSlider(**_around(network.latency_us), description="latency (us)"),
+        w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s"),
+        w.Dropdown(options=names, description="slow rank"),
+        w.FloatSlider(**how, readout_format=".1f"),
     ]
+    for slider in sliders:
+        slider.layout.width, slider.style.description_width = "340px", "100px"
+    return sliders
 
 
 def _around(value: float) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _around(value: float) -> dict[str, Any]:
     return {"options": [(f"{other:g}", other) for other in options], "value": value}
 
 
-def explored(what: Activity) -> str:
+def _explored(what: Activity) -> str:
     """The picture, whose axis jumps seldom, so that one can compare; and the sentence below it."""
     end = max(what.end, 1e-9)
     step = 10 ** math.floor(math.log10(end))
@@ -106,25 +108,21 @@ def animate(source: Trace | Replay, network: Network = NETWORK) -> w.VBox:
     count = len(what.arrows)
     play = w.Play(value=1, min=1, max=count, interval=1100, description="messages")
     step = w.IntSlider(1, min=1, max=count, description="message", layout=w.Layout(width="420px"))
-    shown = w.HTML(animated(what, 0))
+    shown = w.HTML()
 
-    def redraw(_: Any) -> None:
-        shown.value = animated(what, step.value - 1)
+    def redraw(_: Any = None) -> None:
+        now = what.arrows[step.value - 1]
+        when = f"{_told(now)}, from {us(now.start_us)} to {us(now.end_us)}"
+        head = f'<p style="margin:6px"><b>message {step.value} of {count}</b>: {when}</p>'
+        shown.value = head + as_svg(draw(what, step=step.value - 1))
 
+    redraw()
     step.observe(redraw, "value")
     w.jslink((play, "value"), (step, "value"))
     told = [_told(message) for message in what.arrows[:_TOLD]]
     told += [f"and {count - _TOLD} more"] * (count > _TOLD)
     head = f"{count} message{'s' * (count > 1)} among {len(what.ends)} ranks"
     return _panel([w.HBox([play, step]), shown], f"{head}: {'; '.join(told)}.", what)
-
-
-def animated(what: Activity, step: int) -> str:
-    """Message number `step`, from 0, and those before it."""
-    now = what.arrows[step]
-    when = f"from {us(now.start_us)} to {us(now.end_us)}"
-    head = f"<b>message {step + 1} of {len(what.arrows)}</b>: {_told(now)}, {when}"
-    return f'<p style="margin:6px">{head}</p>{as_svg(draw(what, step=step))}'
 
 
 def _told(message: Interval) -> str:

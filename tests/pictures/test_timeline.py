@@ -14,11 +14,10 @@ from course_utils.launcher.words import ranks
 from course_utils.network.replay import Interval
 from course_utils.network.schedule import ReplayError
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import activity, named
-from course_utils.pictures.bars import KINDS, lanes, spans
+from course_utils.pictures.activity import activity, named, spans
 from course_utils.pictures.shapes import Words, as_figure, as_svg
 from course_utils.pictures.style import size, us
-from course_utils.pictures.timeline import ARROWS, draw
+from course_utils.pictures.timeline import ARROWS, KINDS, draw, lanes
 
 
 def of(trace: Trace, rank: int, what: str) -> list[tuple[float, float]]:
