@@ -115,7 +115,7 @@ class WorkerTimeout(WorkerError):
         pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
     """
 
-    def __init__(self, parts: Sequence[str], output: Sequence[str], when: float) -> None:
+    def __init__(self, parts: Sequence[str], output: Sequence[str] = (), when: float = 0) -> None:
         super().__init__(parts, output)
         self.when = when
         self.waiting: dict[int, Any] = {}

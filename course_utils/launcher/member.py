@@ -65,12 +65,10 @@ class Member:
         """Whether this rank has said all that it will say."""
         return self.result is not _NOTHING or self.failure is not None
 
-    def descriptors(self) -> list[int]:
+    def ends(self) -> list[socket.socket | FileIO]:
         """What to wait for."""
-        if self.status is not None:
-            return []
-        ends = filter(None, (self.channel, self.pipe, self.process))
-        return [end.fileno() for end in ends if end is not self.pipe or not end.closed]
+        ends = (self.channel, self.pipe, self.process) if self.status is None else ()
+        return [end for end in ends if end]
 
     def read(self) -> None:
         """Take in everything that has arrived, and notice the end."""
@@ -107,7 +105,7 @@ class Member:
             os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for the end of a rank that was killed or has said farewell."""
+        """Wait for the end of a rank that was killed."""
         if self.pid and self.status is None:
             self._wait()
         self._read_output()
@@ -150,11 +148,11 @@ class Member:
 
     def _read_output(self) -> None:
         for _ in range(_READS):
-            data = self.pipe.read(_AT_ONCE) if self.pipe and not self.pipe.closed else None
-            if data is None:
+            if not self.pipe or (data := self.pipe.read(_AT_ONCE)) is None:
                 return
-            if not data:  # nobody holds the other end; a poll would report it for ever
+            if not data:  # nobody holds the other end; who waits for it would hear so for ever
                 self.pipe.close()
+                self.pipe = None
             self._printed += data
             if (excess := len(self._printed) - KEPT_BYTES) > 0:
                 del self._printed[_HALF : _HALF + excess]

@@ -53,7 +53,7 @@ class Worker:
         except BaseException as error:
             self._tell_failure(error)
         finally:
-            self._leave()
+            self._stay()
 
     def _work(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> None:
         rank, device = self.own.rank, placement.devices[self.own.rank]
@@ -71,7 +71,7 @@ class Worker:
             else:
                 meet.join(placement.backend, rank)
             result = fn(*args)
-        self.report({}, last=True)
+        self._let_out()
         try:
             parcel.send(self.own.theirs, parcel.RESULT, result)
         except Exception as error:
@@ -119,26 +119,31 @@ class Worker:
             told, self.unsent, self.reported_at = self.unsent, {}, time.monotonic()
             parcel.send(self.own.theirs, parcel.REPORT, told)
 
+    def _let_out(self) -> None:
+        """Before the kernel hears the end: it may stop this rank at once."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the learner closed it, or put in another
+                stream.flush()
+        LIBC.fflush(None)  # what compiled code printed
+        self.report({}, last=True)
+
     def _tell_failure(self, error: BaseException, note: str = "") -> None:
         failure = errors.from_exception(self.own.rank, time.monotonic(), error, note)
         with contextlib.suppress(Exception):  # it may be what failed
-            self.report({}, last=True)
+            self._let_out()
         parcel.send(self.own.theirs, parcel.FAILED, failure)
 
-    def _leave(self) -> NoReturn:
-        """Hold connections until all ranks are done, then end without destructors.
+    def _stay(self) -> NoReturn:
+        """Until the kernel, which then has heard of all ranks, kills this one.
 
         A rank that ended earlier would break its peers' connections, and destructors of process
         groups can wait for each other.
         """
         try:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # the learner closed it, or put in another
-                    stream.flush()
-            LIBC.fflush(None)  # what compiled code printed
-            self.own.theirs.recv(1)
+            while True:
+                time.sleep(3600)
         finally:
-            os._exit(0)
+            os._exit(1)
 
 
 def report(**metrics: Any) -> None:

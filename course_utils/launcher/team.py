@@ -2,24 +2,23 @@
 
 import contextlib
 import os
-import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from course_utils.launcher import errors, stacks
+from course_utils.launcher import errors
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.placement import Placement
 from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.stacks import Frame, from_dump
 
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
 _TICK_S = 0.1
-_FAREWELL_S = 2.0
 _STACK_S = 0.8  # for all ranks to write where they are
 # From Python 3.12 on, filelock, which torch brings, lets no two threads fork at the same time.
 _FORKING = threading.Lock()
@@ -99,11 +98,9 @@ class Team:
                 break
             self._listen(min(_TICK_S, left + 0.001))
             self._tick()
-        if failures := self._failures():
-            self._raise({}, errors.worker_error(failures, self.world_size, self.output()))
-        if running:
-            self._raise_too_late(running)
-        self._farewell()
+        failures = self._failures()
+        if failures or running:
+            raise self._error(failures, running)
         return [member.result for member in self.members]
 
     def _failures(self) -> list[errors.Failure]:
@@ -111,49 +108,35 @@ class Team:
 
     def _listen(self, seconds: float) -> None:
         """Wait until a rank says something or ends, and take it in."""
-        poll, owners = select.poll(), {}
+        wait([end for member in self.members for end in member.ends()], seconds)
         for member in self.members:
-            for descriptor in member.descriptors():
-                poll.register(descriptor, select.POLLIN)
-                owners[descriptor] = member
-        ready = {owners[descriptor] for descriptor, _ in poll.poll(seconds * 1000)}
-        unwatched = {member for member in self.members if not member.process}  # no pidfd: macOS
-        for member in ready | unwatched:
             member.read()
 
-    def _farewell(self) -> None:
-        """Let all ranks go; `close` stops those that do not."""
-        for member in self.members:
-            with contextlib.suppress(OSError):
-                member.channel.send(b"x")  # it is done and holds its connections for the others
-        end = time.monotonic() + _FAREWELL_S
-        while any(member.status is None for member in self.members) and time.monotonic() < end:
-            self._listen(_TICK_S)
-
-    def _raise_too_late(self, running: list[Member]) -> NoReturn:
-        now = time.monotonic()
-        for member in running:
-            member.ask_for_stack()
-        # What a rank writes comes line by line, and ends with the frame of `Worker._work`.
-        while time.monotonic() < now + _STACK_S and not all(
-            "in _work\n" in member.dump() for member in running
-        ):
-            time.sleep(0.02)
-        ranks: dict[int, list[Frame] | None] = {member.rank: None for member in self.members}
-        ranks |= {member.rank: stacks.from_dump(member.dump()) for member in running}
-        self._raise(ranks, errors.worker_timeout(ranks, self.output(), self.timeout, now))
-
-    def _raise(
-        self, ranks: Mapping[int, list[Frame] | None], error: errors.WorkerError
-    ) -> NoReturn:
-        """Let whoever listens say it better; what goes wrong there hides no error."""
+    def _error(self, failures: list[errors.Failure], running: list[Member]) -> errors.WorkerError:
+        """What went wrong, which whoever listens may say better."""
+        ranks, now = {}, time.monotonic()
+        if failures:
+            error = errors.worker_error(failures, self.world_size, self.output())
+        else:
+            ranks = self._stacks(running)
+            error = errors.worker_timeout(ranks, self.output(), self.timeout, now)
         for listener in self.listeners:
             try:
                 listener.explain(ranks, error)
-            except Exception as wrong:
+            except Exception as wrong:  # it hides no error
                 name = type(listener).__name__
                 error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
-        raise error
+        return error
+
+    def _stacks(self, running: list[Member]) -> dict[int, list[Frame] | None]:
+        """Where every rank is, as `Listener.explain` has it."""
+        for member in running:
+            member.ask_for_stack()
+        end = time.monotonic() + _STACK_S
+        # What a rank writes comes line by line, and ends with the frame of `Worker._work`.
+        while time.monotonic() < end and not all("in _work\n" in m.dump() for m in running):
+            time.sleep(0.02)
+        return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
 
     def _tick(self, final: bool = False) -> None:
         for listener in self.listeners:
