@@ -102,7 +102,8 @@ class Member:
         """End the rank and whatever it has started, now."""
         if self.pid and self.status is None:
             self._signal_group()
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # a kernel that ignores SIGCHLD has nobody to reap
+                os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Wait for the end of a rank that was killed."""
@@ -160,9 +161,8 @@ class Member:
 
     def text(self) -> str:
         """What the rank printed; the middle is left out when it is very long."""
-        halves = self._printed[:_HALF], self._printed[_HALF:]
-        head, tail = (half.decode(errors="replace") for half in halves)
-        gap = f"\n[... {self._dropped:,} bytes left out ...]\n"
-        whole = head + gap + tail if self._dropped else self._printed.decode(errors="replace")
+        gap = f"\n[... {self._dropped:,} bytes left out ...]\n" if self._dropped else ""
+        kept = self._printed[:_HALF] + gap.encode() + self._printed[_HALF:]
+        whole = kept.decode(errors="replace")
         # A progress bar rewrites its line: keep what it looked like in the end.
         return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in whole.split("\n"))

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from course_utils.launcher.parcel import anonymous_file
 
-LOOPBACK = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-SLACK = timedelta(seconds=60)  # torch's own deadlines come after the launcher's, which says more
+_SLACK = timedelta(seconds=60)  # torch's own deadlines come after the launcher's, which says more
 
 
 class Rendezvous:
@@ -31,14 +31,14 @@ class Rendezvous:
 
     def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
         self.world_size, self.nodes = world_size, nodes
-        self.timeout = timedelta(seconds=timeout) + SLACK
+        self.timeout = timedelta(seconds=timeout) + _SLACK
         self._opened = contextlib.ExitStack()
         self._server: dist.TCPStore | None = None  # in rank 0, as long as it lives
 
     def open(self, listens: bool) -> None:
         """In the kernel: take a port, where early ranks may queue if it listens, and a file."""
         self.port = self._opened.enter_context(socket.socket())
-        self.port.bind((LOOPBACK, 0))
+        self.port.bind((_LOOPBACK, 0))
         if listens:
             self.port.listen(self.world_size + 8)
         # Short, since the path of a socket may have 107 bytes; not to be guessed.
@@ -65,7 +65,7 @@ class Rendezvous:
         ranks = {"RANK": rank, "LOCAL_RANK": rank % each, "GROUP_RANK": rank // each}
         sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": each, "GROUP_WORLD_SIZE": self.nodes}
         role = {"ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size}
-        address = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": self.port.getsockname()[1]}
+        address = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": self.port.getsockname()[1]}
         elastic = {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": True}
         restarts = {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
         sockets = {"GLOO_SOCKET_IFNAME": _INTERFACE, "NCCL_SOCKET_IFNAME": _INTERFACE}
@@ -78,7 +78,7 @@ class Rendezvous:
         _promise_only(number)
         if rank == 0:
             options |= {"wait_for_workers": False, "master_listen_fd": os.dup(self.port.fileno())}
-            self._server = dist.TCPStore(LOOPBACK, number, is_master=True, **options)
+            self._server = dist.TCPStore(_LOOPBACK, number, is_master=True, **options)
         self.port.close()
 
     def join(self, backend: str, rank: int) -> None:
