@@ -83,10 +83,8 @@ def _refuse_what_cannot_work(
         raise RuntimeError(f"launch was called inside a worker. {way}")
     if not callable(fn):
         got = "None" if fn is None else type(fn).__name__
-        way = (
-            "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel."
-        )
-        raise TypeError(f"launch needs a function, got {got}: {way}")
+        way = "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel"
+        raise TypeError(f"launch needs a function, got {got}: {way}.")
     for name, value in (("world_size", world_size), ("nodes", nodes)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")

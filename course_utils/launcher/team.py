@@ -66,8 +66,8 @@ class Team:
                 self._fork(number, fn, args, placement)
         except OSError as error:  # the system has no process or descriptor left
             rank = f"rank {max(0, len(self.members) - 1)} of {self.world_size}"
-            way = "Use fewer ranks, or raise the limits that `ulimit -n` (open files) and"
-            way += " `ulimit -u` (processes) show."
+            limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
+            way = f"Use fewer ranks, or raise the limits that {limits} show."
             message = f"{rank} could not be started: {error.strerror}. {way}"
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
             raise errors.WorkerError([message], self.output()) from None
@@ -92,30 +92,23 @@ class Team:
         while running := [member for member in self.members if not member.settled]:
             if pressed:
                 raise KeyboardInterrupt
-            if failures := self._failures():
-                deadline = min(deadline, min(f.when for f in failures) + _GRACE_S)
+            failed_at = [member.failure.when for member in self.members if member.failure]
+            deadline = min([deadline, *(when + _GRACE_S for when in failed_at)])
             if (left := deadline - time.monotonic()) < 0:
                 break
-            self._listen(min(_TICK_S, left + 0.001))
+            # Until a rank says something or ends, or it is time to look at the clock.
+            wait([end for member in self.members for end in member.ends()], min(_TICK_S, left))
+            for member in self.members:
+                member.read()
             self._tick()
-        failures = self._failures()
-        if failures or running:
-            raise self._error(failures, running)
+        if running or any(member.failure for member in self.members):
+            raise self._error(running)
         return [member.result for member in self.members]
 
-    def _failures(self) -> list[errors.Failure]:
-        return [member.failure for member in self.members if member.failure]
-
-    def _listen(self, seconds: float) -> None:
-        """Wait until a rank says something or ends, and take it in."""
-        wait([end for member in self.members for end in member.ends()], seconds)
-        for member in self.members:
-            member.read()
-
-    def _error(self, failures: list[errors.Failure], running: list[Member]) -> errors.WorkerError:
+    def _error(self, running: list[Member]) -> errors.WorkerError:
         """What went wrong, which whoever listens may say better."""
         ranks, now = {}, time.monotonic()
-        if failures:
+        if failures := [member.failure for member in self.members if member.failure]:
             error = errors.worker_error(failures, self.world_size, self.output())
         else:
             ranks = self._stacks(running)
@@ -147,7 +140,7 @@ def _family(groups: set[int]) -> set[int]:
     """The process ids of all members of these process groups, where the system can be asked."""
     found = set(groups)
     with contextlib.suppress(OSError):  # no /proc, or no descriptor left to look into it
-        for name in filter(str.isdigit, os.listdir("/proc") if groups else ()):
+        for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):  # it has just ended
                 if os.getpgid(int(name)) in groups:
                     found.add(int(name))
