@@ -47,8 +47,11 @@ class Schedule:
         met = meetings(events, world_size, anew=True)
         messages = [one for one in met if one.key[0] == "message"]
         _refuse_lonely(messages)
-        for one in messages:
-            self._add_message(one)
+        for number, one in enumerate(messages):
+            sent, taken = (one.calls[rank] for rank in one.members)
+            self._ends[sent.rank, sent.index] = "left", number
+            self._ends[taken.rank, taken.index] = "arrived", number
+            self.messages.append(Message(sent, taken, sent.bytes, (taken.index, 0)))
         for one in met:
             if one.key[0] == "collective":
                 _refuse_disagreement(one)
@@ -57,12 +60,6 @@ class Schedule:
             self._add_steps(event, self.programs[event.rank])
         for program in self.programs:
             program.append(("compute", None, None))
-
-    def _add_message(self, met: Meeting) -> None:
-        sent, taken = (met.calls[rank] for rank in met.members)
-        self._ends[sent.rank, sent.index] = "left", len(self.messages)
-        self._ends[taken.rank, taken.index] = "arrived", len(self.messages)
-        self.messages.append(Message(sent, taken, sent.bytes, (taken.index, 0)))
 
     def _add_collective(self, met: Meeting, algorithm: str) -> None:
         """Add a collective's messages, and for each member its task."""

@@ -5,12 +5,64 @@ import gc
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from course_utils.network.network import Network
-from course_utils.network.replay import Interval, Replay
 from course_utils.network.schedule import End, ReplayError, Schedule, Step
 from course_utils.record.event import Event
+
+
+class Interval(NamedTuple):
+    """What a rank, or one of its ports, does for a while.
+
+    Attributes:
+        rank: Global rank.
+        start_us: Virtual microseconds since the start of all ranks.
+        end_us: Likewise.
+        what: "compute" or "wait" (the rank itself); "send" or "receive" (its outgoing or incoming
+            port is busy); "collective" (from the call to its end on this rank).
+        event: The event behind it; None for what a rank computes after its last event.
+        peer: The other rank of a message, else None.
+        bytes: Of a message, else 0.
+    """
+
+    rank: int
+    start_us: float
+    end_us: float
+    what: str
+    event: Event | None
+    peer: int | None = None
+    bytes: float = 0
+
+    @property
+    def label(self) -> str:
+        """Such as `send 1024 bytes to rank 1` or `wait in all_reduce of 4096 bytes`."""
+        if self.peer is not None:
+            to = "to" if self.what == "send" else "from"
+            return f"{self.what} {self.bytes:g} bytes {to} rank {self.peer}"
+        if self.event is None or self.what == "compute":
+            return self.what
+        return self.event.what if self.what == "collective" else f"wait in {self.event.what}"
+
+
+@dataclass(frozen=True, repr=False)
+class Replay:
+    """What a recording would have taken.
+
+    Attributes:
+        finish_us: For each rank the virtual microseconds until it and all that it sent was done.
+        intervals: What every rank and its ports did when, in the order in which it ended or began.
+        network: What it ran on.
+    """
+
+    finish_us: tuple[float, ...]
+    intervals: tuple[Interval, ...]
+    network: Network = field(compare=False)
+
+    def __repr__(self) -> str:
+        return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} us)"
+
 
 # Microseconds that a rank computes before an event; where that is None, before its end.
 Think = Callable[[int, Event | None], float]
@@ -96,7 +148,10 @@ class Simulation:
             if until > runner.now:
                 self._later(until, runner)
                 return
-        self._end(runner)
+        done, call = max(runner.now, runner.left), runner.event
+        if call is not None:
+            self.intervals.append(Interval(call.rank, runner.called, done, "collective", call))
+        self._tell(runner.end, done)
 
     def _later(self, moment: float, runner: _Runner) -> None:
         order = runner.event.index if runner.event else -1  # programs first
@@ -126,12 +181,6 @@ class Simulation:
         self.in_free[target] = end
         self.intervals.append(Interval(target, start, end, "receive", taken, source, size))
         self._tell(("arrived", number), end)
-
-    def _end(self, runner: _Runner) -> None:
-        done, call = max(runner.now, runner.left), runner.event
-        if call is not None:
-            self.intervals.append(Interval(call.rank, runner.called, done, "collective", call))
-        self._tell(runner.end, done)
 
     def _tell(self, end: End, moment: float) -> None:
         self.ended[end] = moment

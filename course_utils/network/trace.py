@@ -9,13 +9,31 @@ from typing import Any
 
 from course_utils.network.collectives import refuse_unknown
 from course_utils.network.network import Network
-from course_utils.network.replay import Replay, Traffic
 from course_utils.network.schedule import ReplayError, Schedule
-from course_utils.network.simulation import Simulation, Think, without_gc
+from course_utils.network.simulation import Replay, Simulation, Think, without_gc
 from course_utils.record.event import Event
 
 FORMAT = "course_utils trace 1"
 Compute = str | Callable[[Event], float] | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How much went from whom to whom.
+
+    Attributes:
+        bytes: `bytes[source][target]`.
+        messages: `messages[source][target]`.
+        sent_bytes, received_bytes, sent_messages, received_messages: Per rank, as tuples.
+    """
+
+    bytes: tuple[tuple[float, ...], ...]
+    messages: tuple[tuple[int, ...], ...]
+
+    sent_bytes = property(lambda self: tuple(map(sum, self.bytes)))
+    sent_messages = property(lambda self: tuple(map(sum, self.messages)))
+    received_bytes = property(lambda self: tuple(map(sum, zip(*self.bytes, strict=True))))
+    received_messages = property(lambda self: tuple(map(sum, zip(*self.messages, strict=True))))
 
 
 @dataclass(frozen=True, repr=False)

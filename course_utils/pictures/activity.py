@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from course_utils.network.network import Network
-from course_utils.network.replay import Interval, Replay
+from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import SPOKEN, first_of, together, us
 from course_utils.record.event import Event

@@ -3,8 +3,7 @@
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from course_utils.network.replay import Traffic
-from course_utils.network.trace import Trace
+from course_utils.network.trace import Trace, Traffic
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import first_of, show, size, together
 

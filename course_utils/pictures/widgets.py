@@ -8,8 +8,7 @@ from typing import Any
 import ipywidgets as w
 
 from course_utils.network.network import Network
-from course_utils.network.replay import Interval, Replay
-from course_utils.network.simulation import without_gc
+from course_utils.network.simulation import Interval, Replay, without_gc
 from course_utils.network.trace import Compute, Trace
 from course_utils.pictures.activity import Activity, activity, virtual_text
 from course_utils.pictures.shapes import as_figure, as_svg

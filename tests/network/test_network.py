@@ -295,7 +295,7 @@ def test_intervals_tell_who_sends_to_whom_and_at_which_line():
     sends = [i for i in replayed.intervals if i.what == "send"]
     assert [(i.rank, i.peer, i.bytes) for i in sends] == [(1, 0, BYTES), (0, 1, BYTES)]
     assert sends[0].label == f"send {BYTES} bytes to rank 0"
-    assert sends[0].line.endswith(": dist.send(x, 0)")
+    assert sends[0].event.code == "dist.send(x, 0)"
     assert repr(replayed) == "Replay(2 ranks, 20.192 us)"
 
 

@@ -11,8 +11,8 @@ from recordings import NETWORK, event, one_message, ring, straggler
 
 from course_utils import Network, launch, plot_timeline
 from course_utils.launcher.words import ranks
-from course_utils.network.replay import Interval
 from course_utils.network.schedule import ReplayError
+from course_utils.network.simulation import Interval
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity, named, spans
 from course_utils.pictures.shapes import Words, as_figure, as_svg
