@@ -32,7 +32,7 @@ class Schedule:
     Attributes:
         messages: All of them; steps and ends refer to them by their places here.
         tasks: Likewise each rank's part in each collective, which runs beside the rank's program.
-        programs: By rank, what it does itself.
+        programs: By rank, what it does itself; it may compute before its first event.
 
     Raises:
         ReplayError: A message or a collective has no partner: says which, of which rank and line.
@@ -41,7 +41,7 @@ class Schedule:
     def __init__(self, events: Sequence[Event], world_size: int, algorithm: str) -> None:
         self.messages: list[Message] = []
         self.tasks: list[tuple[Event, list[Step]]] = []
-        self.programs: list[list[Step]] = [[] for _ in range(world_size)]
+        self.programs: list[list[Step]] = [[("compute", None, None)] for _ in range(world_size)]
         self._ends: dict[tuple[int, int | None], End] = {}  # by rank and index of an event
         self._last: dict[tuple, End] = {}  # task of a rank in a group
         met = meetings(events, world_size, anew=True)
@@ -58,8 +58,6 @@ class Schedule:
                 self._add_collective(one, algorithm)
         for event in events:
             self._add_steps(event, self.programs[event.rank])
-        for program in self.programs:
-            program.append(("compute", None, None))
 
     def _add_collective(self, met: Meeting, algorithm: str) -> None:
         """Add a collective's messages, and for each member its task."""

@@ -18,13 +18,11 @@ class Interval(NamedTuple):
 
     Attributes:
         rank: Global rank.
-        start_us: Virtual microseconds since the start of all ranks.
-        end_us: Likewise.
+        start_us, end_us: Virtual microseconds since the start of all ranks.
         what: "compute" or "wait" (the rank itself); "send" or "receive" (its outgoing or incoming
             port is busy); "collective" (from the call to its end on this rank).
-        event: The event behind it; None for what a rank computes after its last event.
-        peer: The other rank of a message, else None.
-        bytes: Of a message, else 0.
+        event: The event behind it; None for what a rank computes before it begins.
+        peer, bytes: The other rank of a message and its size, else None and 0.
     """
 
     rank: int
@@ -64,9 +62,8 @@ class Replay:
         return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} us)"
 
 
-# Microseconds that a rank computes before an event; where that is None, before its end.
+# Microseconds that a rank computes before an event; where that is None, before it begins.
 Think = Callable[[int, Event | None], float]
-
 _ARRIVE, _RESUME = range(2)  # at one moment, arrivals come first
 
 

@@ -43,7 +43,7 @@ class Trace:
     Attributes:
         events: All events, by rank and then in the order in which the rank issued them.
         ended: Of each rank, first: seconds from the launch until its function returned or was
-            stopped; nothing asks for what stands behind it.
+            stopped; what stands behind it nobody asks for.
         failed: Whether the launch failed, so that the recording ends before its time.
     """
 
@@ -92,9 +92,8 @@ class Trace:
             refuse_unknown(algorithm)
             if self.failed:
                 raise ReplayError(
-                    "this recording is of a launch that failed, so it ends in the middle and "
-                    "cannot be replayed or counted: plot_timeline(error.trace) shows in real time "
-                    "how far each rank came."
+                    "this recording is of a launch that failed, so it cannot be replayed or "
+                    "counted: plot_timeline(error.trace) shows how far each rank came."
                 )
             found[algorithm] = Schedule(self.events, self.world_size, algorithm)
         return found[algorithm]
@@ -109,8 +108,8 @@ class Trace:
             ValueError: The algorithm is unknown.
             ReplayError: The ranks disagree about a collective, or a message has no partner.
         """
-        size = range(self.world_size)
-        amounts, counts = [[0.0 for _ in size] for _ in size], [[0 for _ in size] for _ in size]
+        n = self.world_size
+        amounts, counts = [[0.0] * n for _ in range(n)], [[0] * n for _ in range(n)]
         for sent, taken, carried, _ in self.schedule(algorithm).messages:
             amounts[sent.rank][taken.rank] += carried
             counts[sent.rank][taken.rank] += 1
@@ -122,13 +121,11 @@ class Trace:
 
         Args:
             network: What it runs on.
-            compute: What the ranks compute between their events: "zero"; one number per rank,
-                microseconds before its first event; or a function that tells for each event how
-                many microseconds its rank computes before it.
+            compute: Microseconds that ranks compute: "zero"; one number per rank, before it
+                begins; or a function that tells of each event how many come before it.
 
         Returns:
-            Each rank's virtual finishing time, and what it did when. The same recording, network
-            and compute give the same numbers, to the last digit, in every run.
+            When each rank is done, and what it did when: in every run the same, to the last digit.
 
         Raises:
             ReplayError: The launch failed; or a message or a collective has no partner: says which.
@@ -140,7 +137,6 @@ class Trace:
             return Simulation(self.schedule(network.algorithm), network, think).run()
 
     def _think(self, compute: Compute) -> Think:
-        """Microseconds that a rank computes before an event, or, where that is None, at its end."""
         if callable(compute):
             return lambda rank, event: _checked(compute(event)) if event else 0.0
         if compute == "zero":
@@ -150,9 +146,8 @@ class Trace:
                 f"compute={compute!r}: choose 'zero', one number of microseconds for each of the "
                 f"{self.world_size} ranks, or a function of an event"
             )
-        begins = [_checked(us) for us in compute]
-        busy = {event.rank for event in self.events}
-        return lambda rank, event: begins[rank] * (not event.index if event else rank not in busy)
+        late = [_checked(us) for us in compute]
+        return lambda rank, event: 0.0 if event else late[rank]
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
