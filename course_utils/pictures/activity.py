@@ -17,21 +17,13 @@ _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
 
 
 class Activity(NamedTuple):
-    """Everything on one clock, in microseconds.
-
-    Attributes:
-        bars: What ranks do: "compute", "wait", "collective", "send" and "receive".
-        arrows: From when a message is sent until its receiver has it, in the order of sending.
-        ends: When each rank is done.
-        clock: Which clock this is, for an axis.
-        tick_us: What the axis counts in: 1000 if milliseconds.
-    """
+    """Everything on one clock, in microseconds."""
 
     bars: list[Interval]
-    arrows: list[Interval]
-    ends: tuple[float, ...]
-    clock: str
-    tick_us: int = 1
+    arrows: list[Interval]  # from when a message is sent until it has arrived, as they are sent
+    ends: tuple[float, ...]  # when each rank is done
+    clock: str  # which one this is, for an axis
+    tick_us: int = 1  # what the axis counts in: 1000 if milliseconds
 
     @property
     def end(self) -> float:
@@ -54,8 +46,8 @@ def activity(source: Trace | Replay) -> Activity:
 def spans(bars: Iterable[Interval], pixel_us: float, whole: bool = True) -> dict[str, list]:
     """The same to the eye, with fewer bars: by kind [rank, start, end, the first bar, how many].
 
-    What is shorter than a pixel is joined with the next one within a pixel; unless bars shall stay
-    `whole`, because somebody may hover over them, all that touch are joined.
+    What is shorter than a pixel is joined with the next within a pixel; and all that touch, unless
+    bars shall stay `whole` because somebody may hover over them.
     """
     found, before = defaultdict(list), {}
     for bar in bars:

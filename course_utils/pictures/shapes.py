@@ -66,10 +66,7 @@ def arrow(line: Line, colour: str, width: float) -> list[Shape]:
 
 
 def as_svg(drawing: Drawing) -> str:
-    """An `<svg>` element with an opaque background.
-
-    It has no ids (no SVG patterns, no markers): two pictures of one page would share them.
-    """
+    """An `<svg>` without ids (patterns, markers), which two pictures of one page would share."""
     width, height, shapes, label = drawing
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '

@@ -20,9 +20,7 @@ _GAP = 0.3  # between two tensors of a rank; a square has a place of 1
 _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
 
 
-def plot_ranks(
-    before: Sequence[Any], after: Sequence[Any], undefined: Collection[int] = ()
-) -> None:
+def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = ()) -> None:
     """Show what every rank holds before and after a collective, with the numbers below.
 
     A square has the colour and the mark of the rank that had its value before; a value that nobody
@@ -124,10 +122,7 @@ def rank_rows(axes: Axes, ranks: Sequence[int], wide: float) -> None:
 def cell(
     axes: Axes, x: float, y: float, text: str, rank: int | None, wide: float = 1, **box: object
 ) -> None:
-    """Draw a cell with the colour and the mark of a rank, or a white one; `box` has the last word.
-
-    Its text keeps clear of a hatch.
-    """
+    """Draw a cell in the colour and with the mark of a rank, or white; `box` has the last word."""
     style = {"color": INK} if rank is None else rank_style(rank)
     light = [1 - 0.3 * (rank is not None) * (1 - part) for part in to_rgb(style["color"])]
     box = {"facecolor": light, "edgecolor": style["color"], "linewidth": 1.2} | box
@@ -135,5 +130,6 @@ def cell(
     axes.add_patch(FancyBboxPatch((x + 0.11, y + 0.11), wide - 0.22, 0.78, boxstyle=shape, **box))
     if rank is not None:
         axes.plot(x + 0.22, y + 0.23, style["marker"], color=style["color"], markersize=3.5)
+    # The text keeps clear of a hatch.
     clear = {"facecolor": "white", "edgecolor": "none", "pad": 1} if "hatch" in box else None
     axes.text(x + wide / 2, y + 0.53, text, ha="center", va="center", size=9, color=INK, bbox=clear)

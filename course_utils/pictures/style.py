@@ -15,27 +15,21 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, Color Universal Design, 2008; the first ones are the easiest to tell apart.
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-_LINES = ("-", "--", "-.", ":")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_STYLES = {"color": OKABE_ITO, "linestyle": ("-", "--", "-.", ":"), "marker": "os^DvPX*"}
 SPOKEN = 8  # groups of ranks, at most, that are named one by one
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
 
 
 def rank_style(rank: int) -> dict[str, str]:
     """Return `color`, `linestyle` and `marker` for `Axes.plot`, the same for a rank everywhere."""
-    styles = {"color": OKABE_ITO, "linestyle": _LINES, "marker": _MARKERS}
-    return {name: values[rank % len(values)] for name, values in styles.items()}
+    return {name: values[rank % len(values)] for name, values in _STYLES.items()}
 
 
 def show(figure: "Figure", text: str) -> None:
     """Display a figure with one sentence below it that says what to see, and close the figure.
 
-    The sentence is also the picture's text form: strict notebook tests compare it, since they
-    cannot compare pictures, so it may only say what holds in every run.
-
-    Args:
-        figure: Drawn by the notebook, on an opaque background.
-        text: One sentence, without numbers that depend on the clock.
+    The sentence is also the picture's text form: strict tests compare it, since they cannot compare
+    pictures, so it may only say what holds in every run, and no number that depends on the clock.
     """
     png, metadata = picture(figure)
     display({"image/png": png, "text/plain": f"Figure: {text}"}, metadata=metadata, raw=True)

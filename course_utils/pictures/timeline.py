@@ -42,9 +42,8 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
 
     Args:
         source: `results.trace`, in real time; or a replay of it, on the virtual clock.
-        text: The sentence below the picture, which strict tests compare. By default what is the
-            same in every run: of a replay who is done when and how long it waited in calls, of
-            real time only how many calls of which kind each rank made.
+        text: The sentence below the picture. By default what is the same in every run: of a replay
+            who is done when and how long it waited in calls, of real time each rank's calls.
 
     Raises:
         TypeError: `source` is neither.
@@ -56,12 +55,9 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
 
 
 def draw(what: Activity, end: float | None = None, step: int | None = None) -> Drawing:
-    """Draw a timeline.
+    """Draw a timeline: up to `end` (us), or when the last rank is done.
 
-    Args:
-        what: To be drawn.
-        end: Microseconds, of the axis, if it shall not be when the last rank is done.
-        step: The message, from 0, up to which messages are drawn, and each rank's bytes counted.
+    With a `step`, up to that message, from 0, arrows are drawn and each rank's bytes counted.
     """
     row = max(16, min(58, 640 // max(1, len(what.ends))))
     end = max(what.end, 1e-9) if end is None else end
@@ -78,8 +74,6 @@ def draw(what: Activity, end: float | None = None, step: int | None = None) -> D
 
 
 class _Plan(NamedTuple):
-    """Where on the picture times and ranks are."""
-
     what: Activity
     lanes: dict[str, tuple[float, float]]  # top and height
     scale: float  # pixels of a microsecond
@@ -102,13 +96,10 @@ class _Plan(NamedTuple):
 
 
 def lanes(bars: Iterable[Interval]) -> dict[str, tuple[float, float]]:
-    """Of each kind that occurs: top and height in a rank's row, which is 0 to 1 from the top.
-
-    A rank waits or does not, so both are in one lane, whose place is kept where there is neither.
-    """
+    """Of each kind that occurs: top and height in a rank's row, which is 0 to 1 from the top."""
     present, found, top = {bar.what for bar in bars}, {}, 0.0
     for what, style in KINDS.items():
-        if what in ("compute", "wait") or what in present:
+        if what in ("compute", "wait") or what in present:  # these two share a lane that is kept
             found[what] = (top, style.height)
             top += 0.0 if what == "compute" else style.height + 0.03
     scale = 0.97 / top
