@@ -3,17 +3,14 @@
 torch 2.15 lets a `ProcessGroup` have hooks (`register_pre_hook`, `register_post_hook`) that run
 around each of its operations, whoever asks for it: the learner, DDP's reducer in C++, FSDP2, a
 functional collective. Nothing stands between the group and its backend, so a recorded run computes
-what any other run computes. A Python subclass of `Backend` that forwards to gloo was tried first:
-under it some works never complete, `monitored_barrier` fails, and DDP can crash.
-
-The hooks run a thousand times where a learner measures. So they look up what an operation is by a
-key of what it was called with, and spell it out only at its first time. All of this happens in a
-forked worker; the kernel's torch stays as it is.
+what any other run computes; under a Python subclass of `Backend` some works never complete, and DDP
+can crash. All of this happens in a forked worker; the kernel's torch stays as it is.
 """
 
 import functools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType, SimpleNamespace
@@ -21,11 +18,12 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, UNFINISHED
 from course_utils.record.kinds import KINDS, Kind
-from course_utils.record.memory import ISSUED, OF, ON_ITS_WAY, Writer, Written
+from course_utils.record.memory import ISSUED, ON_ITS_WAY, Row, Writer
 from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
@@ -48,20 +46,20 @@ def _called() -> dict[int, tuple[str, Kind, bool]]:
     """By torch's number of an operation: what it is called here; is it handed a tensor per rank."""
     names = torch._C._distributed_c10d.HookOpName
     return {
-        getattr(names, name).value: (kind, row, listed)
-        for kind, row in KINDS.items()
-        for listed, all_ in ((False, row.hooks), (True, row.lists))
+        getattr(names, name).value: (kind, how, listed)
+        for kind, how in KINDS.items()
+        for listed, all_ in ((False, how.hooks), (True, how.lists))
         for name in all_.split()
     }
 
 
 class Recorder:
-    """What the hooks of all groups of this rank have in common."""
+    """The hooks of all groups of this rank."""
 
     def __init__(self, writer: Writer) -> None:
-        self.writer, self.models = writer, frames.Models(self.carefully)
-        self.waits = Waits(writer) if writer.whole else None
-        self.forked = False
+        self.writer, self.waits = writer, Waits(writer) if writer.whole else None
+        self.forked = self.unfinished = False
+        self.ends: list[weakref.finalize] = []  # of the models that the rank has wrapped in DDP
 
     def carefully(self, do: Callable, *args: Any) -> None:
         """Whatever goes wrong here, a call that nobody asked to record goes on."""
@@ -80,20 +78,27 @@ class Recorder:
             self.writer.give_up()
             return
         register, name = (getattr(c10d, patched) for patched in _PATCHED)
+        wrap = DistributedDataParallel.__init__
 
         @functools.wraps(register)
         def register_and_record(pg: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
             register(pg, *args, **options)
             if isinstance(pg, c10d.ProcessGroup):
-                self.carefully(_Tap, self, pg)
+                self.carefully(self._hook, pg)
 
         @functools.wraps(name)
         def name_and_record(ranks: Any, *args: Any, **options: Any) -> str:
             if ranks:  # the group of all ranks has none given
-                self.carefully(self._new_group, ranks, sys._getframe(1))
+                self.carefully(self._note, "new_group", sys._getframe(1), tuple(ranks))
             return name(ranks, *args, **options)
 
+        @functools.wraps(wrap)
+        def wrap_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
+            wrap(model, *args, **options)
+            self.ends.append(weakref.finalize(model, self.carefully, self._ask, model.reducer))
+
         c10d._register_pg_in_world, c10d._process_group_name = register_and_record, name_and_record
+        DistributedDataParallel.__init__ = wrap_and_follow
         if self.waits:
             self.waits.listen()
         os.register_at_fork(after_in_child=self._fall_silent)
@@ -103,74 +108,73 @@ class Recorder:
         if self.waits:
             self.waits.unwaited.clear()
 
+    def _ask(self, reducer: Any) -> None:
+        """At a model's end: has a backward pass left gradients that nobody averaged?"""
+        if threading.active_count() == 1:  # else another one's backward may hold what we ask for
+            try:
+                reducer._check_reducer_finalized()
+            except RuntimeError:
+                self.unfinished = True
+
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
-        flags = UNFINISHED if self.models.are_unfinished() else 0
-        self.writer.write(("return",), None, _unhooked, ("return",), flags)
+        for end in self.ends:
+            end()
+        self._note("return", None, (), UNFINISHED if self.unfinished else 0)
 
-    def _new_group(self, ranks: Any, caller: FrameType) -> None:
-        frame, flags = self.models.seen(caller)
-        self.writer.write(("new_group", *ranks), frame, _unhooked, ("new_group",), flags)
+    def _note(
+        self, kind: str, caller: FrameType | None, group: tuple[int, ...], flags: int = 0
+    ) -> None:
+        inner, own = frames.split(caller)
+        fields = {"kind": kind, "bytes": 0, "group": group}
+        self.writer.write(fields, own, (kind,), flags | frames.flags(inner))
 
+    def _hook(self, group: c10d.ProcessGroup) -> None:
+        issuing, known = {}, weakref.ref(group)  # the group's hooks must not keep it
+        before = functools.partial(self.carefully, self._before, known, issuing)
+        group.register_pre_hook(_HOOK, before)
+        if self.waits:
+            after = functools.partial(self.carefully, self._after, issuing)
+            group.register_post_hook(_HOOK, after)
 
-class _Tap:
-    """The hooks of one process group."""
-
-    def __init__(self, recorder: Recorder, group: c10d.ProcessGroup) -> None:
-        self.recorder, self.group = recorder, weakref.ref(group)
-        self.issuing: dict[int, Written] = {}
-        group.register_pre_hook(_HOOK, functools.partial(recorder.carefully, self._before))
-        if recorder.waits:
-            group.register_post_hook(_HOOK, functools.partial(recorder.carefully, self._after))
-
-    @functools.cached_property
-    def _members(self) -> tuple[tuple[int, ...], str]:
-        """Global ranks in the group's order, and its name; known only once the group is used.
-
-        Groups that only their members make can have one name, so both together say which it is.
-        """
-        return tuple(c10d.get_process_group_ranks(self.group())), self.group().group_name
-
-    def _before(self, call: Any) -> None:
+    def _before(self, known: weakref.ref, issuing: dict[int, Row], call: Any) -> None:
         if call.name.value not in _called():
             return
-        (name, kind, listed), caller = _called()[call.name.value], sys._getframe(1).f_back
-        frame, flags = self.recorder.models.seen(caller)
-        if call.async_op and not frames.is_blocking(caller):
-            flags |= ASYNC
+        kind, how, listed = _called()[call.name.value]
+        inner, own = frames.split(sys._getframe(1).f_back)
+        group, name = tuple(c10d.get_process_group_ranks(known())), known().group_name
         inputs, place = call.input_tensors, call.root
         tensors = inputs or call.output_tensors
-        first = tensors[0] if tensors else _NOTHING
-        size = first.nbytes if len(tensors) < 2 else sum(tensor.nbytes for tensor in tensors)
-        tag = frames.tag(caller) if kind.message else None
-        op = frames.operator(caller) if kind.reduces else None
-        n = len(self._members[0])
-        split = frames.parts(inputs, listed, n, caller) if kind.parted else ()
-        key = (name, self._members, first.dtype, first.shape, size, place, tag, split, op)
-        counted = (self._members, name, place, tag) if kind.message else (self._members,)
-        issued = self.recorder.writer.write(key, frame, _hooked, counted, flags, ON_ITS_WAY)
-        if self.recorder.waits:
-            self.issuing[call.op_id] = issued
+        first, size = tensors[0] if tensors else _NOTHING, sum(tensor.nbytes for tensor in tensors)
+        peer = group[place] if place >= 0 else None
+        fields = {
+            "kind": kind, "bytes": size, "shape": tuple(first.shape), "dtype": _name(first.dtype),
+            "group": group, "group_name": name, "peer" if how.message else "root": peer,
+        }  # fmt: skip
+        counted = group, name  # groups that only their members make can have one name
+        if how.message:
+            fields["tag"] = frames.argument(inner, "tag") or 0
+            counted = group, name, kind, peer, fields["tag"]
+        if how.reduces:
+            fields["op"] = _name(frames.operator(inner))
+        if how.parted:
+            splits = frames.argument(inner, "input_split_sizes") or (1,) * len(group)
+            even = (size // (sum(splits) or 1) * split for split in splits if inputs)
+            fields["parts"] = tuple(tensor.nbytes for tensor in inputs) if listed else tuple(even)
+        later = call.async_op and not frames.is_blocking(inner, own)
+        flags = frames.flags(inner) | (ASYNC if later else 0)
+        issued = self.writer.write(fields, own, counted, flags, ON_ITS_WAY)
+        if self.waits:
+            issuing[call.op_id] = issued
 
-    def _after(self, call: Any) -> None:
-        if issued := self.issuing.pop(call.op_id, None):
-            self.recorder.writer.put(issued.row, OF, ISSUED)
+    def _after(self, issuing: dict[int, Row], call: Any) -> None:
+        if issued := issuing.pop(call.op_id, None):
+            issued.of = ISSUED
             if call.work is not None:
-                self.recorder.waits.follow(call, issued, sys._getframe(1).f_back)
+                self.waits.follow(call, issued, sys._getframe(1).f_back)
 
 
-def _unhooked(kind: str, *group: int) -> dict[str, Any]:
-    return {"kind": kind, "bytes": 0, "group": group}
-
-
-def _hooked(
-    name: str, members: tuple[tuple[int, ...], str], dtype: torch.dtype | None, shape: torch.Size,
-    size: int, place: int, tag: int | None, split: tuple[int, ...], op: Any,
-) -> dict[str, Any]:  # fmt: skip
-    group, group_name = members
-    return {
-        "kind": name, "bytes": size, "shape": tuple(shape), "tag": tag, "parts": split,
-        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-        "op": op and str(op).rpartition(".")[2].lower(), "group": group, "group_name": group_name,
-        "peer" if KINDS[name].message else "root": group[place] if place >= 0 else None,
-    }  # fmt: skip
+@functools.cache
+def _name(what: Any) -> str | None:
+    """Such as `float32` or `sum`."""
+    return None if what is None else str(what).rpartition(".")[2].lower()

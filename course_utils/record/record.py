@@ -12,7 +12,7 @@ from time import monotonic
 from course_utils.launcher.listener import Listener
 from course_utils.record import hooks
 from course_utils.record.event import ASYNC, Event, Log
-from course_utils.record.memory import ON_ITS_WAY, Memory, Row, Writer
+from course_utils.record.memory import ON_ITS_WAY, Memory, Rows, Writer
 
 _NOT_TRACED = ("new_group", "return")
 
@@ -24,14 +24,14 @@ class Record(Listener):
         trace: Whether all of it is recorded, with ends and waits.
         start_s: When the launch began, on the system's monotonic clock.
         ended: With `trace`, by rank: seconds from the launch until its function returned or was
-            stopped; and 0.0, where older recordings have CPU seconds.
+            stopped.
         failed: Whether the launch failed.
         unread: By rank why its record could not be read; a trace has nothing of such a rank.
     """
 
     def __init__(self, trace: bool = False) -> None:
         self.trace, self.failed = trace, False
-        self.ended: tuple[tuple[float, float], ...] = ()
+        self.ended: tuple[tuple[float], ...] = ()
 
     def before(self, world_size: int) -> None:
         """Make the memory.
@@ -71,12 +71,12 @@ class Record(Listener):
             self._stop_s = monotonic()
             parts = map(self._memory.read, self._ranks)
             self._rows = [part[0] if part else [] for part in parts]
-            self.ended = tuple((self._end_s(rows) - self.start_s, 0.0) for rows in self._rows)
+            self.ended = tuple((self._end_s(rows) - self.start_s,) for rows in self._rows)
         os.close(self._memory.file)
 
-    def _end_s(self, rows: list[Row]) -> float:
+    def _end_s(self, rows: Rows) -> float:
         """When a rank's function returned, or it was stopped."""
-        ends = (row.start_s for row in reversed(rows) if row.call["kind"] == "return")
+        ends = (row.start_s for call, row in reversed(rows) if call["kind"] == "return")
         return next(ends, self._stop_s)
 
     def events(self) -> tuple[Event, ...]:
@@ -90,21 +90,21 @@ class Record(Listener):
 
 
 def _events(
-    rank: int, rows: list[Row], traced: bool = False, from_s: float = 0.0, to_s: float | None = None
+    rank: int, rows: Rows, traced: bool = False, from_s: float = 0.0, to_s: float | None = None
 ) -> list[Event]:
     """What a rank has written, in order; what has no end ends at `to_s`, where given.
 
     A call that raised an exception met nobody: a trace leaves it out, unless its launch failed.
     """
     events, places = [], {}
-    for number, row in enumerate(rows):
+    for number, (call, row) in enumerate(rows):
         raised = row.of == ON_ITS_WAY and to_s is None
-        if traced and (raised or row.call["kind"] in _NOT_TRACED):
+        if traced and (raised or call["kind"] in _NOT_TRACED):
             continue
         places[number] = len(events)
         event = object.__new__(Event)  # Event(**fields) takes four times as long
         event.__dict__.update(
-            row.call,
+            call,
             rank=rank,
             index=len(events),
             number=0 if traced else row.number,

@@ -6,6 +6,8 @@ backward pass.
 
 import functools
 import sys
+import weakref
+from collections import deque
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -16,10 +18,9 @@ import torch.distributed.distributed_c10d as c10d
 from course_utils.record import frames
 from course_utils.record.event import ASYNC
 from course_utils.record.kinds import KINDS
-from course_utils.record.memory import PEER, Writer, Written
+from course_utils.record.memory import Row, Writer
 
 _OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them
-_MANY = 64  # works that are held until somebody waits for them, before looking who still can
 
 
 class Waits:
@@ -27,8 +28,10 @@ class Waits:
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
-        self.unwaited: dict[int, tuple[Any, Written]] = {}  # by the id of the work object
-        self.backward: dict[int, list[Written]] = {}  # what each backward pass has started
+        # What somebody may still wait for. Nobody but us has a work until its caller is given it.
+        self.unwaited: weakref.WeakKeyDictionary[Any, Row] = weakref.WeakKeyDictionary()
+        self.fresh: deque[Any] = deque(maxlen=8)
+        self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self.waited_for: set[int] = set()  # rows
 
     def listen(self) -> None:
@@ -37,50 +40,44 @@ class Waits:
 
         @functools.wraps(wait)
         def wait_and_record(work: c10d.Work, *args: Any, **options: Any) -> bool:
-            _, issued = self.unwaited.pop(id(work), (None, None))
+            issued = self.unwaited.pop(work, None)
             if issued is None:
                 return wait(work, *args, **options)
-            rows = [issued.row]
+            rows = [issued]
             if issued.flags & ASYNC:
                 rows.append(self._begin(issued, sys._getframe(1)))
             try:
-                done = wait(work, *args, **options)
-                fields = issued.known.fields
+                done, fields = wait(work, *args, **options), issued.fields
                 if fields["kind"] == "recv" and fields["peer"] is None:  # now it is known who sent
-                    self.writer.put(issued.row, PEER, fields["group"][work._source_rank()])
+                    issued.peer = fields["group"][work._source_rank()]
                 return done
             finally:
-                self.writer.finish(*rows)
+                for row in rows:
+                    row.finish()
 
         c10d.Work.wait = wait_and_record
 
-    def follow(self, call: Any, issued: Written, caller: FrameType | None) -> None:
+    def follow(self, call: Any, issued: Row, caller: FrameType | None) -> None:
         """See to it that the end of an operation is noticed."""
+        work, waits_later = call.work, issued.flags & ASYNC
         if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
-            self._hold(call.work, issued)
-            if not issued.flags & ASYNC:
+            self.unwaited[work] = issued
+            self.fresh.append(work)
+            if not waits_later:
                 return  # its wait follows at once
-        if call.async_op and not KINDS[issued.known.fields["kind"]].message:
-            finish, row = self.writer.finish, issued.row
-            call.work.get_future().add_done_callback(lambda _: finish(row))
-            if issued.flags & ASYNC and torch._C._current_graph_task_id() != -1:
+        if call.async_op and not KINDS[issued.fields["kind"]].message:
+            work.get_future().add_done_callback(lambda _: issued.finish())
+            if waits_later and torch._C._current_graph_task_id() != -1:
                 self._in_backward(issued)
 
-    def _begin(self, issued: Written, frame: FrameType | None, start_s: float | None = None) -> int:
+    def _begin(self, issued: Row, frame: FrameType | None, start_s: float | None = None) -> Row:
         """Take note that a rank waits for an operation that it did not block on."""
-        fields = {"kind": "wait"} | {name: issued.known.fields.get(name) for name in _OF_A_WAIT}
-        key, own = ("wait", issued.known.number), frames.learners(frame)
-        self.waited_for.add(issued.row)
-        return self.writer.write(key, own, lambda *_: fields, of=issued.row, start_s=start_s).row
+        fields = {"kind": "wait"} | {name: issued.fields.get(name) for name in _OF_A_WAIT}
+        self.waited_for.add(issued.index)
+        _, own = frames.split(frame)
+        return self.writer.write(fields, own, of=issued.index, start_s=start_s)
 
-    def _hold(self, work: Any, issued: Written) -> None:
-        self.unwaited[id(work)] = work, issued
-        if len(self.unwaited) > _MANY:
-            for key, held in list(self.unwaited.items()):
-                if sys.getrefcount(held[0]) == 2:  # nobody else has it, so nobody can wait for it
-                    del self.unwaited[key]
-
-    def _in_backward(self, issued: Written) -> None:
+    def _in_backward(self, issued: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what started in it is complete then."""
         task = torch._C._current_graph_task_id()
         engine = torch.autograd.Variable._execution_engine
@@ -93,10 +90,11 @@ class Waits:
         self.backward.setdefault(task, []).append(issued)
 
     def _is_over(self, task: int, start_s: float) -> None:
-        # Whoever still has a work may yet wait for it.
-        kept = {own.row for work, own in self.unwaited.values() if sys.getrefcount(work) > 3}
+        self.fresh.clear()
+        done = self.waited_for.union(own.index for own in self.unwaited.values())
         for issued in self.backward.pop(task):
-            if issued.row not in self.waited_for and issued.row not in kept:
+            if issued.index not in done:  # whoever still has a work may yet wait for it
                 waiting = self._begin(issued, sys._getframe().f_back, start_s)
-                self.writer.finish(issued.row, waiting)
+                issued.finish()
+                waiting.finish()
                 start_s = monotonic()
