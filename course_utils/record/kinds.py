@@ -4,23 +4,14 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """What torch calls it, and how it is.
+    """What torch calls it, and how it is."""
 
-    Attributes:
-        hooks: Names in torch's `HookOpName` of its forms that take a tensor.
-        lists: Names of its forms that take a list with a tensor for each rank.
-        message: Whether it has one other end, a peer, and not a group.
-        reduces: Whether it has an operator.
-        parted: Whether a rank hands in one part for each rank.
-        equal: Whether every rank hands in equally much.
-    """
-
-    hooks: str
-    lists: str = ""
-    message: bool = False
-    reduces: bool = False
-    parted: bool = False
-    equal: bool = True
+    hooks: str  # names in torch's `HookOpName` of its forms that take a tensor
+    lists: str = ""  # names of its forms that take a list with a tensor for each rank
+    message: bool = False  # whether it has one other end, a peer, and not a group
+    reduces: bool = False  # whether it has an operator
+    parted: bool = False  # whether a rank hands in one part for each rank
+    equal: bool = True  # whether every rank hands in equally much
 
 
 KINDS = {

@@ -3,7 +3,7 @@
 Replay, checks, the report of a hang and the pictures all ask this one function.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from course_utils.record.event import Event
@@ -35,15 +35,14 @@ class Meeting(NamedTuple):
 
 def key_of(event: Event) -> Key | None:
     """What a rank counts a call by; None for what meets nobody, a wait or the end."""
+    group = event.group_name, event.group
     if event.kind == "send":
-        return "message", event.rank, event.peer, event.tag, event.group_name, event.group
+        return "message", event.rank, event.peer, event.tag, *group
     if event.kind == "recv":
-        return "message", event.peer, event.rank, event.tag, event.group_name, event.group
+        return "message", event.peer, event.rank, event.tag, *group
     if event.kind == "new_group":
         return ("new_group",)
-    if event.kind in ("wait", "return"):
-        return None
-    return "collective", event.group_name, event.group
+    return None if event.kind in ("wait", "return") else ("collective", *group)
 
 
 def meetings(events: Iterable[Event], world_size: int, anew: bool = False) -> list[Meeting]:
@@ -63,12 +62,7 @@ def meetings(events: Iterable[Event], world_size: int, anew: bool = False) -> li
         known, rank = 0 if anew else event.number, event.rank
         number = counts[rank] = known or counts.get(rank, 0) + 1
         if number not in own:
-            own[number] = Meeting(key, number, _members(event, key, world_size), {})
+            special = {"message": key[1:3], "new_group": tuple(range(world_size))}
+            own[number] = Meeting(key, number, special.get(key[0], event.group), {})
         own[number].calls[rank] = event
     return [own[number] for _, own in found.values() for number in sorted(own)]
-
-
-def _members(event: Event, key: Key, world_size: int) -> Sequence[int | None]:
-    if key[0] == "message":
-        return key[1:3]
-    return tuple(range(world_size)) if key[0] == "new_group" else event.group

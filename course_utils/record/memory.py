@@ -1,9 +1,8 @@
 """What ranks write down while they run, in memory that outlives them.
 
-All ranks of a launch share one anonymous file, in which each has a part of its own: a head, a row
-for every event, and behind the rows the descriptions that many of them share, such as an
-`all_reduce` of so many bytes at that line. A rank writes into memory and sends nothing, so an event
-costs little, and what a rank has written is there even when it was killed.
+All ranks of a launch share one anonymous file, in which each has a part: a head, a row for every
+event, and the descriptions that many rows share, such as an `all_reduce` of so many bytes at that
+line. A rank sends nothing, so an event costs little, and is there even when the rank was killed.
 
 Whole, the rows are all that a rank has done. Otherwise they form a ring of its last calls, and when
 the descriptions have no more room, all that came before is forgotten.
@@ -97,8 +96,8 @@ class Memory:
         return [(calls[row.call], row) for row in found], kept.start == 0
 
     def _get(self, kind: type, rank: int, at: int = 0) -> Any:
-        size = ctypes.sizeof(kind)
-        return kind.from_buffer_copy(os.pread(self.file, size, rank * self.part + at))
+        text = os.pread(self.file, ctypes.sizeof(kind), rank * self.part + at)
+        return kind.from_buffer_copy(text)
 
 
 def _described(text: bytes) -> list[dict[str, Any]]:
@@ -126,28 +125,21 @@ class Writer:
 
     def write(
         self, fields: dict[str, Any], frame: FrameType | None, counted: tuple = (), flags: int = 0,
-        of: int = ISSUED, start_s: float | None = None,
+        of: int = ISSUED, start_s: float = 0,
     ) -> Row:  # fmt: skip
         """Write a row, by default one that starts now, and return it as it stands in the memory.
 
-        Args:
-            fields: What an `Event` says of it beside its line; of a kind always the same ones.
-            frame: The learner's.
-            counted: What it is counted by; by nothing where it has no number.
-            flags: As in `Row`.
-            of: As in `Row`.
-            start_s: As in `Row`.
+        What an `Event` says of it are its `fields`, of a kind always the same ones, and the line
+        of the learner's frame; its number is that among what is `counted` alike.
         """
         if frame:
             code = frame.f_code
-            line = frame.f_lineno or code.co_firstlineno
-            fields["line"] = code.co_filename, line, code.co_name
+            fields["line"] = code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name
         with self.lock:
             call, index = self._describe(fields), self.head.rows
             number = self.counts[counted] = self.counts.get(counted, 0) + 1 if counted else 0
-            start_s = monotonic() if start_s is None else start_s
             at = index % len(self.rows)
-            self.rows[at] = call, number, flags, of, -1, start_s, 0
+            self.rows[at] = call, number, flags, of, -1, start_s or monotonic(), 0
             self.head.rows = index + 1
         row = self.rows[at]
         row.index, row.fields = index, fields

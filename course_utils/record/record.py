@@ -14,8 +14,6 @@ from course_utils.record import hooks
 from course_utils.record.event import ASYNC, Event, Log
 from course_utils.record.memory import ON_ITS_WAY, Memory, Rows, Writer
 
-_NOT_TRACED = ("new_group", "return")
-
 
 class Record(Listener):
     """What every rank calls, kept where the kernel can read it.
@@ -23,8 +21,7 @@ class Record(Listener):
     Attributes:
         trace: Whether all of it is recorded, with ends and waits.
         start_s: When the launch began, on the system's monotonic clock.
-        ended: With `trace`, by rank: seconds from the launch until its function returned or was
-            stopped.
+        ended: With `trace`, by rank: seconds from the launch until its function was over.
         failed: Whether the launch failed.
         unread: By rank why its record could not be read; a trace has nothing of such a rank.
     """
@@ -62,8 +59,8 @@ class Record(Listener):
 
         Starts are on the system's monotonic clock. Where nobody saw an end, it stands at the start.
         """
-        found = zip(self._ranks, map(self._memory.read, self._ranks), strict=True)
-        return {r: Log(tuple(_events(r, part[0])), part[1]) if part else None for r, part in found}
+        found = {rank: self._memory.read(rank) for rank in self._ranks}
+        return {r: part and Log(_events(r, part[0]), part[1]) for r, part in found.items()}
 
     def close(self) -> None:
         """Read what a trace is made of, and give the memory back."""
@@ -71,13 +68,10 @@ class Record(Listener):
             self._stop_s = monotonic()
             parts = map(self._memory.read, self._ranks)
             self._rows = [part[0] if part else [] for part in parts]
-            self.ended = tuple((self._end_s(rows) - self.start_s,) for rows in self._rows)
+            for rows in self._rows:
+                ends = (row.start_s for call, row in reversed(rows) if call["kind"] == "return")
+                self.ended += ((next(ends, self._stop_s) - self.start_s,),)
         os.close(self._memory.file)
-
-    def _end_s(self, rows: Rows) -> float:
-        """When a rank's function returned, or it was stopped."""
-        ends = (row.start_s for call, row in reversed(rows) if call["kind"] == "return")
-        return next(ends, self._stop_s)
 
     def events(self) -> tuple[Event, ...]:
         """What a trace has of all ranks: without new_group and return, each rank's from 0 on.
@@ -91,7 +85,7 @@ class Record(Listener):
 
 def _events(
     rank: int, rows: Rows, traced: bool = False, from_s: float = 0.0, to_s: float | None = None
-) -> list[Event]:
+) -> tuple[Event, ...]:
     """What a rank has written, in order; what has no end ends at `to_s`, where given.
 
     A call that raised an exception met nobody: a trace leaves it out, unless its launch failed.
@@ -99,7 +93,7 @@ def _events(
     events, places = [], {}
     for number, (call, row) in enumerate(rows):
         raised = row.of == ON_ITS_WAY and to_s is None
-        if traced and (raised or call["kind"] in _NOT_TRACED):
+        if traced and (raised or call["kind"] in ("new_group", "return")):
             continue
         places[number] = len(events)
         event = object.__new__(Event)  # Event(**fields) takes four times as long
@@ -118,4 +112,4 @@ def _events(
         if traced and row.peer >= 0:
             event.__dict__["peer"] = row.peer
         events.append(event)
-    return events
+    return tuple(events)

@@ -6,8 +6,8 @@ backward pass.
 
 import functools
 import sys
+import threading
 import weakref
-from collections import deque
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -30,7 +30,7 @@ class Waits:
         self.writer = writer
         # What somebody may still wait for. Nobody but us has a work until its caller is given it.
         self.unwaited: weakref.WeakKeyDictionary[Any, Row] = weakref.WeakKeyDictionary()
-        self.fresh: deque[Any] = deque(maxlen=8)
+        self.fresh: dict[int, Any] = {}  # the last work of each thread
         self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self.waited_for: set[int] = set()  # rows
 
@@ -62,7 +62,7 @@ class Waits:
         work, waits_later = call.work, issued.flags & ASYNC
         if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
             self.unwaited[work] = issued
-            self.fresh.append(work)
+            self.fresh[threading.get_ident()] = work
             if not waits_later:
                 return  # its wait follows at once
         if call.async_op and not KINDS[issued.fields["kind"]].message:
@@ -70,12 +70,11 @@ class Waits:
             if waits_later and torch._C._current_graph_task_id() != -1:
                 self._in_backward(issued)
 
-    def _begin(self, issued: Row, frame: FrameType | None, start_s: float | None = None) -> Row:
+    def _begin(self, issued: Row, frame: FrameType | None, start_s: float = 0) -> Row:
         """Take note that a rank waits for an operation that it did not block on."""
         fields = {"kind": "wait"} | {name: issued.fields.get(name) for name in _OF_A_WAIT}
         self.waited_for.add(issued.index)
-        _, own = frames.split(frame)
-        return self.writer.write(fields, own, of=issued.index, start_s=start_s)
+        return self.writer.write(fields, frames.split(frame)[1], of=issued.index, start_s=start_s)
 
     def _in_backward(self, issued: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what started in it is complete then."""
