@@ -6,8 +6,6 @@ backward pass.
 
 import functools
 import sys
-import threading
-import weakref
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -21,6 +19,7 @@ from course_utils.record.kinds import KINDS
 from course_utils.record.memory import Row, Writer
 
 _OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them
+_MANY = 64  # works that are held until somebody waits for them, before looking who still can
 
 
 class Waits:
@@ -28,9 +27,7 @@ class Waits:
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
-        # What somebody may still wait for. Nobody but us has a work until its caller is given it.
-        self.unwaited: weakref.WeakKeyDictionary[Any, Row] = weakref.WeakKeyDictionary()
-        self.fresh: dict[int, Any] = {}  # the last work of each thread
+        self.unwaited: dict[int, tuple[Any, Row]] = {}  # by the id of the work object
         self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self.waited_for: set[int] = set()  # rows
 
@@ -40,7 +37,7 @@ class Waits:
 
         @functools.wraps(wait)
         def wait_and_record(work: c10d.Work, *args: Any, **options: Any) -> bool:
-            issued = self.unwaited.pop(work, None)
+            _, issued = self.unwaited.pop(id(work), (None, None))
             if issued is None:
                 return wait(work, *args, **options)
             rows = [issued]
@@ -61,8 +58,7 @@ class Waits:
         """See to it that the end of an operation is noticed."""
         work, waits_later = call.work, issued.flags & ASYNC
         if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
-            self.unwaited[work] = issued
-            self.fresh[threading.get_ident()] = work
+            self._hold(work, issued)
             if not waits_later:
                 return  # its wait follows at once
         if call.async_op and not KINDS[issued.fields["kind"]].message:
@@ -75,6 +71,14 @@ class Waits:
         fields = {"kind": "wait"} | {name: issued.fields.get(name) for name in _OF_A_WAIT}
         self.waited_for.add(issued.index)
         return self.writer.write(fields, frames.split(frame)[1], of=issued.index, start_s=start_s)
+
+    def _hold(self, work: Any, issued: Row) -> None:
+        # gloo hangs where a receive that is not complete loses its work, so that is kept for long.
+        self.unwaited[id(work)] = work, issued
+        if len(self.unwaited) > _MANY:
+            for key, held in list(self.unwaited.items()):
+                if sys.getrefcount(held[0]) == 2:  # nobody else has it, so nobody can wait for it
+                    del self.unwaited[key]
 
     def _in_backward(self, issued: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what started in it is complete then."""
@@ -89,10 +93,10 @@ class Waits:
         self.backward.setdefault(task, []).append(issued)
 
     def _is_over(self, task: int, start_s: float) -> None:
-        self.fresh.clear()
-        done = self.waited_for.union(own.index for own in self.unwaited.values())
+        # Whoever still has a work may yet wait for it.
+        kept = {own.index for work, own in self.unwaited.values() if sys.getrefcount(work) > 3}
         for issued in self.backward.pop(task):
-            if issued.index not in done:  # whoever still has a work may yet wait for it
+            if issued.index not in self.waited_for | kept:
                 waiting = self._begin(issued, sys._getframe().f_back, start_s)
                 issued.finish()
                 waiting.finish()
