@@ -15,6 +15,7 @@ class Deadlock:
     Attributes:
         ranks: Where each one is.
         now: When that was, in seconds from the launch.
+        known: Whether the calls of all ranks are known, so that they can be matched.
         open: The calls in which ranks wait, each with those who have not come to it.
         waits_for: For each rank that waits for others, those which have not come to its call.
         absent: Ranks that others wait for, and that wait for none themselves.
@@ -22,39 +23,32 @@ class Deadlock:
 
     def __init__(self, all_: Iterable[Whereabouts], now: float) -> None:
         self.ranks, self.now = {one.rank: one for one in all_}, now
-        self.world = tuple(sorted(self.ranks))
+        self.world, everybody = tuple(sorted(self.ranks)), self.ranks.values()
+        self.known = all(one.known for one in everybody)
         self._met: dict[Key, dict[int, Meeting]] = {}
         self._last: dict[tuple[int, Key], int] = {}
-        calls = [call for one in self.ranks.values() for call in one.calls]
+        calls = [call for one in everybody for call in one.calls]
         self._takers = {c.rank for c in calls if c.kind == "recv" and c.peer is None} | {None}
         for meeting in meetings(calls, len(self.world)):
             self._met.setdefault(meeting.key, {})[meeting.number] = meeting
-            for rank in meeting.calls:
-                self._last[rank, meeting.key] = meeting.number
+            self._last |= {(rank, meeting.key): meeting.number for rank in meeting.calls}
         self.open: list[tuple[Event, set[int]]] = []
-        self.waits_for = {
-            r: self._look(r) for r, one in self.ranks.items() if one.state == "waiting"
-        }
+        self.waits_for = {one.rank: self._look(one) for one in everybody if one.state == "waiting"}
         if not self.known:
-            idle = {one.rank for one in self.ranks.values() if one.state != "waiting"}
-            self.waits_for = dict.fromkeys(self.waits_for, idle)
+            self.waits_for = dict.fromkeys(self.waits_for, set(self.world) - set(self.waits_for))
         reached = set().union(*map(self.reachable, self.waits_for))
         self.absent = sorted(rank for rank in reached if not self.waits_for.get(rank))
 
-    def _look(self, rank: int) -> set[int]:
+    def _look(self, one: Whereabouts) -> set[int]:
         """Whom a rank waits for; of the calls that may keep it, those that have met do not."""
-        one = self.ranks[rank]
         unmet = [(call, missing) for call in one.open if (missing := self._missing(call))]
         self.open += unmet
-        self.ranks[rank] = one.narrowed([call for call, _ in unmet])
+        if one.what in ("wait", "backward"):
+            first = 1 if one.what == "backward" else None  # DDP waits for its buckets in order
+            one.open = tuple(call for call, _ in unmet)[:first]
         if one.what in STORE_CALLS:
             return {other.rank for other in self.ranks.values() if other.what != one.what}
         return set().union(*(missing for _, missing in unmet))
-
-    @property
-    def known(self) -> bool:
-        """Whether the calls of all ranks are known, so that they can be matched."""
-        return all(one.known for one in self.ranks.values())
 
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""
@@ -78,18 +72,16 @@ class Deadlock:
             others = {one.rank for one in self.ranks.values() if one.rank != call.rank}
             over = all(self.ranks[rank].state == "returned" for rank in others)
             return others if call.peer is None and over else set()
-        missing = set()
-        for rank in self._met[key][call.number].missing:
-            # Where a rank's first calls are forgotten, it may have come to any number of these.
-            came = self._last.get((rank, key), 0 if self.ranks[rank].complete else inf)
-            missing |= {rank} if came < call.number else set()
-        return missing
+        # Where a rank's first calls are forgotten, it may have come to any number of these.
+        at_least = {rank: 0 if one.complete else inf for rank, one in self.ranks.items()}
+        missing = self._met[key][call.number].missing
+        return {r for r in missing if self._last.get((r, key), at_least[r]) < call.number}
 
     def difference(self) -> tuple[str, Meeting] | None:
         """What differs in the first such collective of the first group in which a rank waits."""
         # Complete as a call may seem, its rank waits there.
         calls = [call for call, _ in self.open]
-        calls += [one.call for r, one in self.ranks.items() if r in self.waits_for and one.call]
+        calls += [self.ranks[r].call for r in self.waits_for if self.ranks[r].call]
         keys = dict.fromkeys(key_of(call) for call in calls if not is_message(call))
         return next(filter(None, map(self._difference, keys)), None)
 

@@ -10,7 +10,6 @@ from course_utils.hang.places import innermost
 from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.launcher.words import times
 from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event
 from course_utils.record.meetings import Meeting
 
@@ -34,25 +33,26 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
     """Whether anything hangs, and whether anybody waits for another rank."""
     left = [one for one in dead.ranks.values() if one.state != "returned"]
     held = [one for one in left if one.state == "held"]
-    alone = len(held) == 1
+    wait, its = ("waits", "its") if len(held) == 1 else ("wait", "their")
+    what = held[0].what if held else None
     yield Facts(
         slow=_is_slow(dead), waiting=any(one.state == "waiting" for one in left), held=held,
-        who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
-        its="its" if alone else "their", **_by(held[0].what if held else None),
+        who=ranks(one.rank for one in held or left), wait=wait, its=its,
+        what=what, advice=_advice(what),
     )  # fmt: skip
 
 
-def _by(what: str | None) -> dict[str, str | None]:
-    return {"what": what, "advice": _HELD.get(what, "Look at why that does not come to an end.")}
+def _advice(what: str | None) -> str:
+    return _HELD.get(what, "Look at why that does not come to an end.")
 
 
 def _is_slow(dead: Deadlock) -> bool:
     """Whether the silence at the end is shorter than one before it: perhaps nothing hangs."""
-    times_ = sorted(call.start_s for one in dead.ranks.values() for call in one.calls)
-    pauses = [later - earlier for earlier, later in pairwise(times_)]
-    if len(pauses) < _MANY_PAUSES * len(dead.world):
-        return False
-    return dead.now - times_[-1] <= max(pauses[-_LAST_PAUSES * len(dead.world) :])
+    starts, n = sorted(c.start_s for one in dead.ranks.values() for c in one.calls), len(dead.world)
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
+    return len(pauses) >= _MANY_PAUSES * n and dead.now - starts[-1] <= max(
+        pauses[-_LAST_PAUSES * n :]
+    )
 
 
 def of_difference(dead: Deadlock) -> Iterator[Facts]:
@@ -61,13 +61,12 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
         return
     what, meeting = found
     call, said = next(iter(meeting.calls.values())), _SAID.get(what, content)
-    name = f"collective #{meeting.number}{of_group(call, dead.world)}"
-    by = together({rank: said(its) for rank, its in meeting.calls.items()})
-    alone = {rank: its for rank, its in meeting.calls.items() if its.flags & EVALUATES}
+    by = together({rank: said(its) for rank, its in meeting.calls.items()}).items()
+    alone = [its for its in meeting.calls.values() if its.flags & EVALUATES]
     yield Facts(
-        number=meeting.number, what=what, Name=name.capitalize(),
-        by=", ".join(f"{words} on {ranks(who)}" for words, who in by.items()),
-        alone=alone and ranks(alone), there=_there(next(iter(alone.values()), call)),
+        number=meeting.number, what=what, by=", ".join(f"{words} on {ranks(r)}" for words, r in by),
+        Name=f"Collective #{meeting.number}{of_group(call, dead.world)}",
+        alone=alone and ranks(its.rank for its in alone), there=_there((alone or [call])[0]),
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
         **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
     )  # fmt: skip
@@ -95,10 +94,12 @@ def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
 
 def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, object]:
     """One rank comes to a line more often than another one."""
-    rarer, ddp = dead.made(other, call), call.flags & (FORWARD | BACKWARD)
+    often, rarer = dead.made(call.rank, call), dead.made(other, call)
+    ddp, times = call.flags & (FORWARD | BACKWARD), {1: "once", 2: "twice"}
     return {
         "rank": call.rank, "other": other, "call": call, "then": then,
-        "often": times(dead.made(call.rank, call)), "rarer": rarer and times(rarer),
+        "often": times.get(often, f"{often} times"),
+        "rarer": rarer and times.get(rarer, f"{rarer} times"),
         "in_ddp": " in DDP" if ddp else "",
         "batches": ": as many batches, each with a backward pass" if ddp else "",
     }  # fmt: skip
@@ -122,30 +123,28 @@ def of_messages(dead: Deadlock) -> Iterator[Facts]:
 
 def of_absence(dead: Deadlock) -> Iterator[Facts]:
     """Some ranks wait for ranks that wait for nobody: of the first, the first such call."""
-    absent, gone = set(dead.absent), "its function has returned"
-    if not absent:
+    if not (absent := set(dead.absent)):
         return
-    waiting = [rank for rank in dead.waits_for if dead.reachable(rank) & absent]
-    states, first = {dead.ranks[rank].state for rank in absent}, dead.ranks[dead.absent[0]]
-    alone = len(absent) == 1
+    alone, first = len(absent) == 1, dead.ranks[dead.absent[0]]
+    states = {dead.ranks[rank].state for rank in absent}
     facts = Facts(
-        Waiting=ranks(waiting).capitalize(), absent=ranks(absent), over=False, message=False,
-        sure=False, flags=0, held=states == {"held"}, **_by(first.what),
+        Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
+        absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
+        message=False, sure=False, what=first.what, advice=_advice(first.what),
         it="it waits" if alone else f"rank {first.rank} waits",
-        gone=gone if alone else "their functions have returned",
+        gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip
-    for call, missing in dead.open:
-        if missing & absent and call.rank in waiting:
-            other = dead.ranks[min(missing & absent)]
-            sends = call.kind == "send"
-            vars(facts).update(
-                flags=call.flags, over=states == {"returned"}, message=is_message(call),
-                sure=bool(call.line and other.complete),
-                unfinished=bool(other.calls and other.calls[-1].flags & UNFINISHED),
-                did="received" if sends else "sent", way="from" if sends else "to",
-                deed="receive" if sends else "send",
-                **_uneven(dead, call, other.rank, "has returned"),
-            )  # fmt: skip
+    for call, missing in [(call, missing & absent) for call, missing in dead.open]:
+        if missing:
+            other = dead.ranks[min(missing)]
+            words = (
+                ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
+            )
+            facts.did, facts.way, facts.deed = words
+            facts.flags, facts.message = call.flags, is_message(call)
+            facts.sure = bool(call.line and other.complete)
+            facts.unfinished = bool(other.calls and other.calls[-1].flags & UNFINISHED)
+            vars(facts).update(_uneven(dead, call, other.rank, "has returned"))
             break
     yield facts
 

@@ -1,7 +1,6 @@
 """The report of a hang: where every rank is, in which call, who never arrived, and what to try."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
@@ -45,9 +44,13 @@ class HangReport(Listener):
 def _rows(dead: Deadlock) -> str:
     """Where every rank is; many ranks that do the same share a row."""
     told = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
-    apart = [(row, [rank]) for rank, row in told.items()]
-    rows = together(told).items() if len(told) > _ROWS else apart
-    return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in rows)
+    if len(told) > _ROWS:
+        return "\n".join(_shared(told))
+    return "\n".join(f"  rank {rank}: {row}" for rank, row in told.items())
+
+
+def _shared(told: Mapping[int, str]) -> list[str]:
+    return [f"  {ranks_named(who)}: {row}" for row, who in together(told).items()]
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
@@ -59,16 +62,15 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
         return None
     world = range(len(output))
     stands = [whereabouts.of(number, None, logs.get(number)) for number in world]
-    stands[rank] = replace(stands[rank], state="waiting", open=stands[rank].calls[-1:])
+    stands[rank].state, stands[rank].open = "waiting", stands[rank].calls[-1:]
     dead = Deadlock(stands, 0.0)
     if not dead.known or not (found := dead.difference()):
         return _UNKNOWN
     what, meeting = found
-    told = together({number: _row(call) for number, call in meeting.calls.items()})
+    rows = _shared({number: _row(call) for number, call in meeting.calls.items()})
     group = of_group(next(iter(meeting.calls.values())), dead.world)
     cure = "hand in the same shape and dtype on every rank." if what == "shape" else SAME
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
-    rows = (f"  {ranks_named(who)}: {row}" for row, who in told.items())
     return "\n".join((f"{head} ranks:", *rows, cure[0].upper() + cure[1:]))
 
 

@@ -1,6 +1,6 @@
 """Where one rank is when time is up, and what it waits for, as far as that is known."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from course_utils.hang import places
 from course_utils.launcher import stacks
@@ -12,40 +12,25 @@ from course_utils.record.event import ASYNC, BACKWARD, Event, Log
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Whereabouts:
-    """Where one rank is.
-
-    Attributes:
-        rank: Its number.
-        state: "waiting" for other ranks, "held" by something of its own process, "running",
-            "silent" if it does not answer, "returned" if its function has.
-        what: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
-        line: The learner's line; None where there is none.
-        open: The calls of which one or more keep it: they have no partner, or are not complete.
-        calls: All its calls that are known, in order.
-        known: Whether its calls are known at all; `complete` when none is forgotten.
-    """
+    """Where one rank is."""
 
     rank: int
+    # "waiting" for other ranks, "held" by something of its own process, "running", "silent" if it
+    # does not answer, "returned" if its function has.
     state: str
-    what: str | None = None
-    line: Frame | None = None
-    open: tuple[Event, ...] = ()
-    calls: tuple[Event, ...] = field(default=(), repr=False)
-    known: bool = True
-    complete: bool = True
+    what: str | None = None  # it waits in or is held by: "all_reduce", "backward" or "a lock"
+    line: Frame | None = None  # the learner's
+    open: tuple[Event, ...] = ()  # the calls of which one or more keep it: they are not complete
+    calls: tuple[Event, ...] = field(default=(), repr=False)  # all that are known, in order
+    known: bool = True  # whether its calls are known at all
+    complete: bool = True  # whether none of them is forgotten
 
     @property
     def call(self) -> Event | None:
         """The call that it waits in, where there is no doubt about it."""
         return self.open[0] if len(self.open) == 1 else None
-
-    def narrowed(self, unmet: list[Event]) -> "Whereabouts":
-        """The same, now that it is known which of its open calls have no partner."""
-        if self.what == "backward":
-            return replace(self, open=tuple(unmet[:1]))  # DDP waits for its buckets in order
-        return replace(self, open=tuple(unmet)) if self.what == "wait" else self
 
     def row(self, world: tuple[int, ...]) -> str:
         """One line about it, or two: what it does, at which line, and in which call."""
@@ -53,8 +38,8 @@ class Whereabouts:
             return "its function has returned"
         if self.state == "silent":
             return "gives no answer: it is stopped by a signal, or held up inside the system"
-        doing = {"waiting": "waiting in", "held": "waiting for"}.get(self.state, "running")
-        doing += f" {self.what}" if self.what else ""
+        doing = {"waiting": "waiting in ", "held": "waiting for "}.get(self.state, "running")
+        doing += self.what or ""
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
@@ -63,17 +48,19 @@ class Whereabouts:
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     """Put together what a stack and the record say; `frames` is None for a rank that returned."""
-    calls = log.events if log else ()
-    known = {"calls": calls, "known": log is not None, "complete": bool(log and log.complete)}
+    one = Whereabouts(rank, "returned", known=log is not None, complete=bool(log and log.complete))
+    one.calls = log.events if log else ()
     if not frames:
-        return Whereabouts(rank, "returned" if frames is None else "silent", **known)
-    line = stacks.learners_line(frames)
+        one.state = "returned" if frames is None else "silent"
+        return one
+    one.line = stacks.learners_line(frames)
     if what := places.waits_in(frames):
-        return Whereabouts(rank, "waiting", what, line, _open(calls, what, line), **known)
-    if what := places.held_by(frames):
-        return Whereabouts(rank, "held", what, line, **known)
-    line = stacks.learners_line(places.settled(frames))
-    return Whereabouts(rank, "running", None, line, **known)
+        one.state, one.what, one.open = "waiting", what, _open(one.calls, what, one.line)
+    elif what := places.held_by(frames):
+        one.state, one.what = "held", what
+    else:
+        one.state, one.line = "running", stacks.learners_line(places.settled(frames))
+    return one
 
 
 def _open(calls: tuple[Event, ...], what: str, line: Frame | None) -> tuple[Event, ...]:
@@ -96,18 +83,15 @@ def told(call: Event, world: tuple[int, ...]) -> str:
     """Such as `collective #3, float32 of shape (4,), root 0`."""
     if call.kind == "new_group":
         return f"new group #{call.number}, of {ranks_named(call.group)}"
+    head = f"collective #{call.number}{of_group(call, world)}"
     if is_message(call):
         end = "any rank" if call.peer is None else f"rank {call.peer}"
-        parts = [f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}"]
-        if call.tag:
-            parts[0] += f" with tag {call.tag}"
-    else:
-        parts = [f"collective #{call.number}{of_group(call, world)}"]
-    if call.dtype and call.kind != "barrier":
-        parts.append(content(call))
-    if call.root is not None and call.kind != "barrier":
-        parts.append(f"root {call.root}")
-    return ", ".join(parts)
+        tag = f" with tag {call.tag}" if call.tag else ""
+        head = f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}{tag}"
+    if call.kind == "barrier":
+        return head
+    root = "" if call.root is None else f"root {call.root}"
+    return ", ".join(filter(None, (head, content(call) if call.dtype else "", root)))
 
 
 def content(call: Event) -> str:

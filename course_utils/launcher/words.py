@@ -1,4 +1,4 @@
-"""Ranks and counts in words."""
+"""Ranks in words."""
 
 from collections.abc import Iterable
 
@@ -15,11 +15,6 @@ def ranks_named(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, or `ranks 0, 1 and 3`, in order, each by its number."""
     *names, last = map(str, sorted(numbers))
     return f"ranks {', '.join(names)} and {last}" if names else f"rank {last}"
-
-
-def times(count: int) -> str:
-    """Such as `once`, `twice` or `5 times`."""
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def were(numbers: Iterable[int]) -> str:
