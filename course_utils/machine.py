@@ -1,5 +1,6 @@
 """What this machine has, read without a CUDA context."""
 
+import contextlib
 import math
 import os
 import platform
@@ -25,9 +26,6 @@ class Hardware:
     gpus: tuple[str, ...]
     gloo: bool
     nccl: bool
-    python: str
-    torch: str
-    gil: bool
 
     def __str__(self) -> str:
         """Say in four lines what this machine can show in the course."""
@@ -59,9 +57,11 @@ class Hardware:
 
     def _software(self) -> str:
         built = [name for name, there in (("gloo", self.gloo), ("NCCL", self.nccl)) if there]
-        threads = "threads share the GIL" if self.gil else "no GIL"
+        gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+        threads = "threads share the GIL" if gil else "no GIL"
+        python, version = platform.python_version(), torch.__version__.split("+")[0]
         names = " and ".join(built) or "no backend"
-        return f"Python {self.python} ({threads}), torch {self.torch} with {names} built in"
+        return f"Python {python} ({threads}), torch {version} with {names} built in"
 
 
 def hardware() -> Hardware:
@@ -76,26 +76,22 @@ def hardware() -> Hardware:
     return Hardware(
         cores=max(1, int(min(_affinity(), quota))),
         memory_bytes=int(min(physical, limit)),
-        shm_bytes=_shm_bytes(),
+        shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         gpus=_gpu_names(gpu_count()),
         gloo=dist.is_gloo_available(),
         nccl=dist.is_nccl_available(),
-        python=platform.python_version(),
-        torch=torch.__version__.split("+")[0],
-        gil=getattr(sys, "_is_gil_enabled", lambda: True)(),
     )
 
 
 def _gpu_names(count: int) -> tuple[str, ...]:
     """Name the visible GPUs in CUDA's order; "GPU" for each that nvidia-smi does not name."""
-    if not count or not (tool := shutil.which("nvidia-smi")):
-        return ("GPU",) * count
-    query = [tool, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ("GPU",) * count
-    rows = [line.split(", ", 2) for line in done.stdout.splitlines() if line.count(", ") >= 2]
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    told = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # it is not there, or fails
+        if count:
+            how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+            told = subprocess.run(query, **how).stdout
+    rows = [line.split(", ", 2) for line in told.splitlines() if line.count(", ") >= 2]
 
     def name(key: str) -> str:
         """Of a GPU by its index, or by the start of its uuid."""
@@ -119,14 +115,6 @@ def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS
-
-
-def _shm_bytes() -> int | None:
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return stat.f_frsize * stat.f_blocks
 
 
 def _size(count: int) -> str:
