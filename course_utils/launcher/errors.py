@@ -6,6 +6,7 @@ an error on purpose prints the same words in every run.
 
 import re
 import signal
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class WorkerTimeout(WorkerError):
         self.pattern: str | None = None
 
 
-def from_exception(rank: int, when: float, error: BaseException, note: str = "") -> Failure:
+def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     """In the worker: what an exception says, in words that survive the trip to the kernel."""
     try:
         words = str(error)
@@ -138,16 +139,16 @@ def from_exception(rank: int, when: float, error: BaseException, note: str = "")
     rows = traceback.extract_tb(error.__traceback__, limit=-40)  # the innermost
     frames = [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
     full = "".join(traceback.format_exception(error))[-4 * _LIMIT :]
-    return Failure(rank, when, headline, frames, full)
+    return Failure(rank, time.monotonic(), headline, frames, full)
 
 
-def from_exit(rank: int, when: float, status: int, dump: str) -> Failure:
+def from_exit(rank: int, status: int, dump: str) -> Failure:
     """In the kernel: what a wait status says about a rank that ended without a word."""
     headline = f"the process left with exit status {status} before its function returned"
     if status < 0:
         names = {number.value: number.name for number in signal.Signals}
         headline = f"the process died of {names.get(-status, f'signal {-status}')}"
-    return Failure(rank, when, headline, stacks.from_dump(dump))
+    return Failure(rank, time.monotonic(), headline, stacks.from_dump(dump))
 
 
 def worker_error(failures: list[Failure], world_size: int, output: list[str]) -> WorkerError:

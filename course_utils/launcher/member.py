@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from io import FileIO
 from typing import Any
 
@@ -76,7 +75,7 @@ class Member:
         self._read_output()
         self._read_messages()
         if ended and not self.settled:
-            self.failure = errors.from_exit(self.rank, time.monotonic(), self.status, self.dump())
+            self.failure = errors.from_exit(self.rank, self.status, self.dump())
 
     def _wait(self, flags: int = 0) -> bool:
         """Reap the process if it has ended, and end what it has left behind in its group."""
@@ -132,7 +131,7 @@ class Member:
                 except Exception as error:
                     what = "its result arrived but cannot be rebuilt"
                     note = f"{what}: {type(error).__name__}: {error}"
-                    failure = errors.from_exception(self.rank, time.monotonic(), error, note)
+                    failure = errors.from_exception(self.rank, error, note)
                     self.failure = self.failure or failure  # what follows a lost part fails, too
 
     def _take(self, kind: bytes, content: Any) -> None:

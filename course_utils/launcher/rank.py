@@ -128,7 +128,7 @@ class Worker:
         self.report({}, last=True)
 
     def _tell_failure(self, error: BaseException, note: str = "") -> None:
-        failure = errors.from_exception(self.own.rank, time.monotonic(), error, note)
+        failure = errors.from_exception(self.own.rank, error, note)
         with contextlib.suppress(Exception):  # it may be what failed
             self._let_out()
         parcel.send(self.own.theirs, parcel.FAILED, failure)

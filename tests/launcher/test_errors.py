@@ -96,7 +96,7 @@ def raised(error: BaseException) -> Failure:
     try:
         raise error
     except BaseException as caught:
-        return errors.from_exception(0, 0.0, caught)
+        return errors.from_exception(0, caught)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_very_deep_stack_is_cut_to_its_innermost_part():
 
     with pytest.raises(ZeroDivisionError) as caught:
         deeper(500)
-    assert len(errors.from_exception(0, 0.0, caught.value).frames) == 40
+    assert len(errors.from_exception(0, caught.value).frames) == 40
 
 
 def test_an_error_in_a_notebook_is_shown_without_the_frames_of_the_launcher():
