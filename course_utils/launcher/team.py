@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from course_utils.launcher import errors
+from course_utils.launcher import errors, pages
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.placement import Placement
@@ -62,6 +62,7 @@ class Team:
                 self._listening.callback(listener.close)
             LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
             self.meet.open(listens=placement.backend is None)
+            pages.enlarge(self.world_size)
             for number in range(self.world_size):
                 self._fork(number, fn, args, placement)
         except OSError as error:  # the system has no process or descriptor left
