@@ -1,5 +1,7 @@
 """The labs as their sources say them: each check that a lab makes, and answers to try it on."""
 
+import ast
+import functools
 import importlib.util
 import inspect
 import linecache
@@ -21,10 +23,11 @@ SLUGS = [
     for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py"))
     if importlib.util.find_spec(EXTRAS.get(path.stem, "torch"))
 ]
-SIZES = inspect.signature(course_utils.check).parameters["world_sizes"].default
+CHECK = inspect.signature(course_utils.check)
+USUAL = {name: CHECK.parameters[name].default for name in ("world_sizes", "cases")}
 HUNG = {"timeout": 1.0}  # long enough to hang; who only needs longer gets it
 PATIENT = {"timeout": 100.0}  # on a busy machine a right answer may take long
-SLOW = ("only needed longer", "perhaps nothing hangs")  # what a report says of such a one
+SLOW = ("only needed longer", "perhaps nothing hangs", "If the work is long")  # in its report
 
 
 class Exercise(NamedTuple):
@@ -57,21 +60,34 @@ def _run_cells(slug: str, cut: bool) -> dict[str, Any]:
     plan = build.plan(build.Target(ROOT / f"source/labs/{slug}.py", ROOT, cut))
     names = RAN[slug] = {"__name__": "__main__"}
     for number, cell in enumerate(cell for cell in plan.cells if cell.cell_type == "code"):
-        _run(cell.source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
+        run(cell.source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
     return names
 
 
+@functools.cache
 def answers(slug: str) -> dict[str, Any]:
     """What tests/labs/wrong/SLUG.py says: by exercise, WRONG has many functions, RIGHT has one."""
     path = ROOT / f"tests/labs/wrong/{slug}.py"
     names: dict[str, Any] = {"__name__": path.stem}
-    _run(path.read_text(encoding="utf-8"), str(path), names)
+    run(path.read_text(encoding="utf-8"), str(path), names)
     return names
 
 
-def one_size_at_a_time(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The options of a check for each of its world sizes: two ranks show most mistakes."""
-    for size in sorted(options.get("world_sizes", SIZES), key=lambda size: (size == 1, size)):
+def sizes(options: dict[str, Any]) -> list[int]:
+    """The world sizes of a check, two ranks first, which show most mistakes, and one last."""
+    return sorted(options.get("world_sizes", USUAL["world_sizes"]), key=lambda n: (n == 1, n))
+
+
+def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Parts of a check, whose wrong answers are wrong for all: the last case, then each size.
+
+    What one case does not call may be called in another, so nothing is required of it.
+    """
+    cases = options.get("cases", USUAL["cases"])
+    if len(cases) > 1:
+        few = {"world_sizes": sizes(options)[:1], "cases": cases[-1:]}
+        yield options | few | {"require": ()}
+    for size in sizes(options):
         yield options | {"world_sizes": (size,)}
 
 
@@ -83,14 +99,14 @@ def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def _run(source: str, name: str, names: dict[str, Any]) -> None:
+def run(source: str, name: str, names: dict[str, Any]) -> None:
+    """Run a cell's text; tracebacks know it by this name, as if of a file."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), names)
 
 
-def wrong_answers() -> Iterator[tuple[str, str, Callable]]:
-    """Lab, exercise and answer, of all that must be rejected."""
-    for slug in SLUGS:
-        for exercise, functions in answers(slug)["WRONG"].items():
-            for fn in functions:
-                yield slug, exercise, fn
+def names(slug: str) -> list[str]:
+    """A lab's exercises, read off its answers without running them, which may take Keras."""
+    text = (ROOT / f"tests/labs/wrong/{slug}.py").read_text(encoding="utf-8")
+    (right,) = (line.value for line in ast.parse(text).body if ast.unparse(line)[:7] == "RIGHT =")
+    return [key.value for key in right.keys]

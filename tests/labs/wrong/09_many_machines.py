@@ -12,8 +12,11 @@ import uuid
 import labs
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 lab = labs.cells("09_many_machines")
+# For the log of torch's agents only, and yet two thirds of their work: it reads every frame's file.
+dynamic_rendezvous.get_method_name = lambda depth=2: "somewhere"
 
 
 def _read(environment, names):
