@@ -46,31 +46,20 @@ class Run(NamedTuple):
 
 @dataclass
 class Attempt:
-    """What became of one launch of an answer.
-
-    Attributes:
-        name: Of the answer.
-        world_size: How many ranks there were.
-        runs: What they were given, in order.
-        got: For each run and rank what the answer returned, packed.
-        traces: For each run what was recorded.
-        seeds: By rank and number of the run.
-        output: For each rank what it printed, run by run.
-        error: Why it ended early; `got` and `traces` are empty then.
-        returned: Ranks whose answer had returned when it ended.
-        reached: The run that it ended in.
-    """
+    """What became of one launch of an answer; where it failed, `got` and `traces` are empty."""
 
     name: str
     world_size: int
-    runs: list[Run]
-    got: list[list[bytes]] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
-    seeds: dict[tuple[int, int], int] = field(default_factory=dict)
-    output: list[list[str]] = field(default_factory=list)
+    runs: list[Run]  # what the ranks were given, in order
+    got: list[list[bytes]] = field(
+        default_factory=list
+    )  # by run and rank: what it returned, packed
+    traces: list[Trace] = field(default_factory=list)  # by run
+    seeds: dict[tuple[int, int], int] = field(default_factory=dict)  # by rank and number of the run
+    output: list[list[str]] = field(default_factory=list)  # by rank and run
     error: WorkerError | None = None
-    returned: tuple[int, ...] = ()
-    reached: int = 0
+    returned: tuple[int, ...] = ()  # ranks whose answer had returned when it failed
+    reached: int = 0  # the run that it failed in
 
     def wrong(self, number: int, message: str, rows: Sequence[Row] = ()) -> Outcome:
         """The outcome of an answer whose first mistake is in this run."""

@@ -13,21 +13,13 @@ class Misuse(Exception):
 
 
 class Case(NamedTuple):
-    """A kind of tensor that an answer has to cope with.
+    """A kind of tensor that an answer has to cope with."""
 
-    Attributes:
-        name: What a learner reads.
-        number: Its place among the cases, such as to choose another root in each.
-        shape: Of a tensor.
-        dtype: Likewise.
-        every: Only each so many-th element of a longer tensor, which is then not contiguous.
-    """
-
-    name: str
-    number: int
+    name: str  # what a learner reads
+    number: int  # its place among the cases, such as to choose another root in each
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    every: int = 1
+    every: int = 1  # only each so many-th element of a longer tensor, then not contiguous
 
     def __str__(self) -> str:
         return self.name
@@ -50,11 +42,7 @@ CASES = (
 
 
 def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tuple:
-    """One rank's arguments: what `inputs` makes of its arguments and of torch's random numbers.
-
-    Raises:
-        Misuse: `inputs` failed.
-    """
+    """One rank's arguments, from `inputs` and torch's random numbers; raises Misuse if it fails."""
     seed_cpu(seed)
     try:
         made = inputs(rank, world_size, case)
@@ -65,11 +53,7 @@ def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tu
 
 
 def seed_cpu(seed: int) -> None:
-    """Seed torch's random numbers on the CPU, where checks run.
-
-    `torch.manual_seed` does it for every other kind of device as well, and each of them first
-    takes down the stack of the call: a millisecond, twenty-eight times for each rank of a check.
-    """
+    """As `torch.manual_seed`, which spends a millisecond on devices that no check uses."""
     torch.default_generator.manual_seed(seed)
 
 

@@ -24,10 +24,7 @@ Tolerance = tuple[float | None, float | None]  # relative, absolute; None for th
 
 
 def difference(wanted: Any, got: Any, tolerance: Tolerance = (None, None)) -> str | None:
-    """Say in what `got` is not `wanted`, or None.
-
-    Lists and tuples of equal items are equal, and so is a Counter or defaultdict to a dict.
-    """
+    """Say in what `got` is not `wanted`, or None; a list may be a tuple, and a dict a Counter."""
     if isinstance(wanted, torch.Tensor):
         return _tensors(wanted, got, tolerance)
     if isinstance(wanted, list | tuple) and isinstance(got, list | tuple):

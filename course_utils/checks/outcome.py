@@ -32,33 +32,20 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """What became of an answer; true only if it passed.
+    """What became of an answer; true only if it passed."""
 
-    Attributes:
-        name: Of the answer.
-        state: "passed", "not attempted" or "wrong".
-        where: On how many ranks, in which case.
-        message: What is wrong, and what to look at next.
-        rows: Of the smallest failing case, one per rank.
-        printed: What each rank printed in it.
-    """
-
-    name: str
-    state: str
-    where: str = ""
-    message: str = ""
-    rows: Sequence[Row] = ()
-    printed: Sequence[str] = ()
+    name: str  # of the answer
+    state: str  # "passed", "not attempted" or "wrong"
+    where: str = ""  # on how many ranks, in which case
+    message: str = ""  # what is wrong, and what to look at next
+    rows: Sequence[Row] = ()  # of the smallest failing case, one per rank
+    printed: Sequence[str] = ()  # what each rank printed in it
 
     def __bool__(self) -> bool:
         return self.state == PASSED
 
     def require(self) -> "Outcome":
-        """Return the outcome if the answer passed; for graders.
-
-        Raises:
-            CheckFailed: It did not.
-        """
+        """Return the outcome if the answer passed, else raise CheckFailed; for graders."""
         if not self:
             raise CheckFailed(str(self))
         return self

@@ -23,11 +23,7 @@ _SPENT = {
 
 @dataclass
 class Rules:
-    """What an answer has to keep to besides its specification; tolerance: relative, absolute.
-
-    Raises:
-        ValueError: They cannot be meant.
-    """
+    """What an answer has to keep to besides its specification; ValueError if it cannot be meant."""
 
     forbid: Collection[str]
     require: Collection[str]
@@ -45,11 +41,7 @@ class Rules:
             raise ValueError(f"{unknown[0]!r} is never recorded; there are: {', '.join(KINDS)}")
 
     def limits(self, world_size: int, case: Any) -> Budget:
-        """The budget of one case.
-
-        Raises:
-            Misuse: It cannot be meant.
-        """
+        """The budget of one case; raises Misuse if it cannot be meant."""
         found = self.budget(world_size, case) if callable(self.budget) else self.budget or {}
         if unknown := sorted(set(found) - set(_SPENT)):
             raise Misuse(f"{unknown[0]!r} is no budget; there are: {', '.join(_SPENT)}")
@@ -77,12 +69,9 @@ def unwaited(trace: Trace) -> str | None:
     """Say which operation nobody has waited for, or None."""
     waited = {(e.rank, e.of) for e in trace if e.kind == "wait"}
     for event in trace:
-        done = event.blocking or event.kind == "wait" or (event.rank, event.index) in waited
-        if not done:
-            return (
-                f"{_of(event)} was never waited for: until you call wait() on what it returned, "
-                "its tensor may be neither filled nor sent."
-            )
+        if not (event.blocking or event.kind == "wait" or (event.rank, event.index) in waited):
+            until = "until you call wait() on what it returned, its tensor may be neither"
+            return f"{_of(event)} was never waited for: {until} filled nor sent."
     return None
 
 

@@ -25,18 +25,13 @@ _ON_FRESH = (
 
 
 def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules) -> Outcome | None:
-    """Find the first run that is wrong.
-
-    Raises:
-        Misuse: `inputs` or `spec` do not do what they should.
-    """
+    """Find the first run that is wrong; raises Misuse if `inputs` or `spec` are."""
     for attempt in attempts:
         for number in range(len(attempt.got)):
             arguments = _draw_again(attempt, number, inputs)
             given = [", ".join(map(brief, own)) for own in arguments]  # spec may change them
             wanted = _wanted(spec, arguments, attempt.runs[number].case)
-            found = _judge_run(attempt, number, given, wanted, rules)
-            if found is not None:  # an outcome that is wrong is false
+            if (found := _judge_run(attempt, number, given, wanted, rules)) is not None:
                 return found
     return _missing(attempts, rules.require)
 

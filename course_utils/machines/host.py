@@ -1,14 +1,17 @@
-"""A host: its addresses, where its programs run, and who ends them when the kernel is gone."""
+"""A host: its addresses, its programs, and who ends them when the kernel is gone."""
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-
-from course_utils.machines.program import Program
+from tempfile import TemporaryFile
+from typing import IO
 
 WATCHERS = {  # each is ready when it has printed a line, and ends when its input does
     "namespaces": shlex.split("unshare --net --pid --kill-child --mount-proc sh -c 'echo; cat'"),
@@ -18,15 +21,55 @@ PYTHON = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.
 Env = Mapping[str, str] | None  # variables besides those of the host
 
 
-class Host:
-    """One of the two.
+class Program:
+    """A started program, in a session of its own, that sees `disk` as its working directory."""
 
-    Attributes:
-        number: 0 or 1.
-        address: On the network between the hosts, whose interface is `interface`.
-        outside: Its address on a second network, or `address` again where there is no second one.
-        env: Environment variables that its programs get.
-    """
+    def __init__(self, title: str, words: list[str], env: dict[str, str], disk: Path) -> None:
+        self.title = title
+        with contextlib.ExitStack() as files:  # readable also when the program is gone
+            self._output, self._errors = [files.enter_context(TemporaryFile()) for _ in range(2)]
+            weakref.finalize(self, files.pop_all().close)
+        ends = {"stdin": subprocess.DEVNULL, "stdout": self._output, "stderr": self._errors}
+        self.process = subprocess.Popen(words, cwd=disk, env=env, start_new_session=True, **ends)
+
+    @property
+    def output(self) -> str:
+        """What it has printed up to now."""
+        return _text(self._output)
+
+    @property
+    def errors(self) -> str:
+        """What it has written to its standard error up to now."""
+        return _text(self._errors)
+
+    def wait_for(self, text: str = "", timeout_s: float = 60.0) -> str:
+        """Return the output when it contains `text`, or without one when the program has ended.
+
+        Raises:
+            RuntimeError: It ended with an error, or without the text.
+            TimeoutError: It took longer than `timeout_s`.
+        """
+        end = time.monotonic() + timeout_s
+        while self.process.poll() is None and not (text and text in self.output):
+            if time.monotonic() > end:
+                said = self.output + self.errors
+                raise TimeoutError(f"{self.title!r} took over {timeout_s:g} s:\n{said}")
+            time.sleep(0.02)
+        code = self.process.returncode
+        if text not in self.output or (code and not text):
+            raise RuntimeError(f"{self.title!r} ended with {code}:\n{self.output + self.errors}")
+        return self.output
+
+    def close(self) -> None:
+        """Stop it if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Host:
+    """Host 0 or 1; `address` and `interface` are between the hosts, `outside` is on another net."""
 
     def __init__(self, number: int, form: str, disk: Path) -> None:
         self.number, self.disk, self._enter, self._programs = number, disk.absolute(), [], []
@@ -84,3 +127,8 @@ class Host:
             self.watcher.wait()
         for program in self._programs:
             program.close()
+
+
+def _text(file: IO[bytes]) -> str:
+    # Not by its position, which the program writes at.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
