@@ -4,19 +4,23 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab test quick notebooks progress handout check bench look soak clean help
+.PHONY: lab fresh test quick notebooks progress handout check bench look soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg
+# Where a learner's own copies are: make lab my=FOLDER
+export COURSE_MY := $(my)
 # Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
 BESIDE := -n $(or $(workers),3) --dist loadscope
 
-lab: .venv/.ready ## open JupyterLab (this machine only, with a token) on the first notebook
-	@$(RUN) -m jupyterlab --ip=127.0.0.1 $$([ "$$(id -u)" != 0 ] || echo --allow-root) \
-		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
+lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER
+	@$(RUN) tools/my.py --lab
+
+fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the old: make fresh only=03
+	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
 
 test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (20 minutes)
 	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
@@ -34,7 +38,7 @@ notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make noteb
 	@$(RUN) tools/build.py $(only)
 	@$(RUN) tools/course_map.py
 
-progress: .venv/.ready ## which exercises pass? runs your notebooks in exercises/: make progress only=02
+progress: .venv/.ready ## which exercises pass? runs the labs in my/ as you saved them: make progress only=02
 	@$(RUN) tools/progress.py $(only)
 
 handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02

@@ -1,4 +1,4 @@
-"""Which exercises pass? Runs the notebooks in exercises/ as they were last saved, and changes none.
+"""Which exercises pass? Runs a learner's labs in my/ as they were last saved, and changes none.
 
 python tools/progress.py       all labs
 python tools/progress.py 02    one
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+
+import my
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -35,12 +37,16 @@ def overview(path: Path) -> str:
 
 def main(names: list[str], root: Path = HERE) -> int:
     """Prints the overview of every lab, or of those named; returns the exit status."""
-    labs = sorted((root / "exercises").glob("[0-9]*_*.ipynb"))
-    chosen = [lab for lab in labs if not names or any(lab.stem.startswith(n) for n in names)]
-    for lab in chosen:
-        print(f"\n{lab.stem}: {overview(lab)}", flush=True)
-    if not chosen:
-        print("no such lab; there are: " + ", ".join(lab.stem for lab in labs), file=sys.stderr)
+    folder = my.home(root)
+    own = [my.newest(folder, name) for name in my.originals(root) if name.startswith("lab_")]
+    labs = {lab.stem.removeprefix("lab_"): lab for lab in own if lab}
+    chosen = [slug for slug in labs if slug.startswith(tuple(names) or ("",))]
+    for slug in chosen:
+        print(f"\n{slug}: {overview(labs[slug])}", flush=True)
+    if not labs:
+        print("no labs of your own yet: `make lab` copies them for you", file=sys.stderr)
+    elif not chosen:
+        print("no such lab; there are: " + ", ".join(labs), file=sys.stderr)
     return int(not chosen)
 
 

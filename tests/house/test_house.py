@@ -88,8 +88,8 @@ def test_every_notebook_is_what_its_source_says_and_was_run_in_order():
 
 
 def test_taking_back_any_notebook_as_it_is_would_lose_nothing():
-    for target in build.targets(ROOT):
-        planned = build.plan(target._replace(cut=False))
+    for target in (target for target in build.targets(ROOT) if not target.cut):
+        planned = build.plan(target)
         assert cells.read_percent(cells.write_percent(planned)) == planned, target.source
 
 

@@ -1,6 +1,7 @@
 """Every lab's notebooks: how many exercises and wrong answers, hints, and what is cut out."""
 
 import re
+import shutil
 
 import labs
 import nbformat
@@ -48,7 +49,15 @@ def test_no_exercise_is_attempted_and_every_solution_passes(folder, said, slug):
 
 
 @pytest.mark.slow
-def test_the_overview_of_all_labs_counts_what_passes_in_a_learners_notebooks(capsys):
-    assert progress.main([labs.SLUGS[0][:2]]) == 0
-    assert "0 of " in capsys.readouterr().out
+def test_the_overview_counts_what_passes_in_a_learners_own_labs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_MY", str(tmp_path))
+    assert progress.main([]) == 1
+    assert "no labs of your own yet" in capsys.readouterr().err
+    slug = labs.SLUGS[0]
+    solved = nbformat.read(labs.ROOT / f"solutions/{slug}.ipynb", as_version=4)
+    nbformat.write(solved, tmp_path / f"lab_{slug}_2026-11-22.ipynb")  # the newest copy counts
+    shutil.copy(labs.ROOT / f"exercises/{slug}.ipynb", tmp_path / f"lab_{slug}.ipynb")
+    assert progress.main([slug[:2]]) == 0
+    count = len(labs.answers(slug)["RIGHT"])
+    assert f"{count} of {count} exercises pass" in capsys.readouterr().out
     assert progress.main(["no such lab"]) == 1

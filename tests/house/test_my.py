@@ -1,0 +1,172 @@
+"""A learner's own copies: never replaced, and an update takes the answers along."""
+
+import datetime
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import my
+from cells import compose, read_percent
+
+TODAY = datetime.date(2026, 11, 22)
+LESSON = (
+    "# %% [markdown]\n# Go on with [the lab](../exercises/01_sums.ipynb), [next](02_x.ipynb).\n"
+)
+LAB = """# %%
+import torch
+
+# %% [markdown]
+# Write `double`.
+
+# %%
+def double(x):
+    raise NotImplementedError("about 1 line")
+
+# %%
+def triple(x):
+    raise NotImplementedError("about 1 line")
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    notebook = read_percent(text)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.execution_count = 1
+            cell.outputs = [nbformat.v4.new_output("stream", text="the answer is 4\n")]
+    nbformat.write(notebook, path)
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    monkeypatch.delenv("COURSE_MY", raising=False)
+    tmp_path = tmp_path / "course"
+    tmp_path.mkdir()
+    write(tmp_path / "notebooks" / "01_sums.ipynb", LESSON)
+    write(tmp_path / "exercises" / "01_sums.ipynb", LAB)
+    return tmp_path
+
+
+def sources(path):
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells]
+
+
+def edit(path, **answers):
+    """Answer exercises, as JupyterLab saves it: the cells keep their ids."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        for name, body in answers.items():
+            if f"def {name}(" in cell.source:
+                cell.source = f"def {name}(x):\n    {body}"
+    notebook.metadata["language_info"] = {"name": "python", "version": "3.11"}
+    nbformat.write(notebook, path)
+
+
+def test_copies_have_no_outputs_and_their_links_lead_to_each_other(course, capsys):
+    assert my.main([], course) == 0
+    assert "2 notebooks of your own are in my/" in capsys.readouterr().out
+    assert sources(course / "my" / "lesson_01_sums.ipynb") == [
+        "Go on with [the lab](lab_01_sums.ipynb), [next](lesson_02_x.ipynb)."
+    ]
+    assert "the answer is 4" not in (course / "my" / "lab_01_sums.ipynb").read_text()
+
+
+def test_a_second_time_nothing_is_touched_and_nothing_said(course, capsys):
+    my.main([], course)
+    lab = course / "my" / "lab_01_sums.ipynb"
+    edit(lab, double="return 2 * x")
+    before, _ = lab.read_bytes(), capsys.readouterr()
+    assert my.main([], course) == 0
+    assert capsys.readouterr().out.strip() == ""
+    assert lab.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["<<<<<<< HEAD\n{", "{}", ""])
+def test_a_copy_that_was_broken_or_emptied_is_left_as_it_is(course, capsys, text):
+    my.main([], course)
+    lab = course / "my" / "lab_01_sums.ipynb"
+    lab.write_text(text)
+    assert my.main([], course) == 0
+    assert "lab_01_sums.ipynb has a newer original" in capsys.readouterr().out
+    assert my.fresh(course, lab.parent, "lab_01_sums", TODAY).startswith("New: ")
+    assert lab.read_text() == text
+
+
+def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(course, capsys):
+    my.main([], course)
+    lab = course / "my" / "lab_01_sums.ipynb"
+    edit(lab, double="return 2 * x", triple="return 3 * x")
+    before, _ = lab.read_bytes(), capsys.readouterr()
+    text = LAB.replace("Write `double`", "Write `double` and `triple`")
+    text = text.replace("triple(x):\n", "triple(x):\n    # three times\n")
+    write(course / "exercises" / "01_sums.ipynb", text)
+
+    my.main([], course)
+    assert (
+        capsys.readouterr().out
+        == "lab_01_sums.ipynb has a newer original: make fresh only=lab_01_sums\n"
+    )
+    said = my.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    assert said == (
+        "New: lab_01_sums_2026-11-22.ipynb, with 2 cells that you wrote. "
+        "Your lab_01_sums.ipynb is as it was."
+    )
+    assert lab.read_bytes() == before
+    assert sources(lab.with_stem("lab_01_sums_2026-11-22")) == [
+        "import torch",
+        "Write `double` and `triple`.",
+        "def double(x):\n    return 2 * x",
+        'def triple(x):\n    # three times\n    raise NotImplementedError("about 1 line")',
+        "def triple(x):\n    return 3 * x",
+    ]
+    my.main([], course)
+    assert capsys.readouterr().out.strip() == ""  # the newest copy is the learner's now
+
+
+def test_a_cell_of_ones_own_stays_behind_the_cell_that_it_followed(course):
+    my.main([], course)
+    lab = course / "my" / "lab_01_sums.ipynb"
+    notebook = nbformat.read(lab, as_version=4)
+    notebook.cells.insert(1, nbformat.v4.new_code_cell("torch.ones(3)"))
+    nbformat.write(notebook, lab)
+    my.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    my.fresh(course, lab.parent, "lab_01_sums", TODAY)  # a second one on the same day
+    for name in ("lab_01_sums_2026-11-22", "lab_01_sums_2026-11-22_2"):
+        assert sources(lab.with_stem(name))[:3] == [
+            "import torch",
+            "torch.ones(3)",
+            "Write `double`.",
+        ]
+        assert nbformat.validate(nbformat.read(lab.with_stem(name), as_version=4)) is None
+
+
+def test_a_fresh_copy_of_what_has_none_is_a_first_one(course):
+    said = my.fresh(course, course / "my", "lab_01_sums", TODAY)
+    assert said == "New: lab_01_sums.ipynb, with 0 cells that you wrote."
+
+
+def test_a_name_that_is_not_there_is_told(course, capsys):
+    assert my.main(["--fresh", "07"], course) == 1
+    assert "there are: lesson_01_sums, lab_01_sums" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "top", "first"),
+    [("my", "", "my/lesson_00_start_here.ipynb"), ("../home/ddp", "../home/ddp", "lesson_00")],
+)
+def test_jupyterlab_opens_on_the_first_copy(course, monkeypatch, folder, top, first):
+    write(course / "notebooks" / "00_start_here.ipynb", LESSON)
+    monkeypatch.setenv("COURSE_MY", str(course / folder))
+    my.main([], course)
+    command = " ".join(my.lab_command(course, my.home(course)))
+    assert f"--ServerApp.root_dir={(course / top).resolve()} " in command
+    assert f"--LabApp.default_url=/lab/tree/{first}" in command
+    assert "--ip=127.0.0.1" in command
+
+
+def test_ids_tell_an_edited_cell_in_every_committed_notebook():
+    for path in my.originals(my.HERE).values():
+        cells = nbformat.read(path, as_version=4).cells
+        assert [cell.id for cell in compose(cells).cells] == [cell.id for cell in cells], path.name
