@@ -34,6 +34,7 @@ from nbformat import NotebookNode
 
 from cells import (
     ANSI,
+    METADATA,
     BuildError,
     compose,
     differences,
@@ -99,12 +100,27 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
 def build(target: Target, root: Path) -> None:
     """Executes one notebook and writes it, or raises BuildError and leaves the old one alone."""
     notebook = plan(target)
+    if target.built.exists():
+        _refuse_to_replace(nbformat.read(target.built, as_version=4), notebook)
     target.built.parent.mkdir(parents=True, exist_ok=True)
     execute(notebook, target.built.parent)
     notebook = tidy(notebook)
     if found := list(dict.fromkeys(faults(notebook, root))):
         raise BuildError("\n".join(found))
     target.built.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+
+
+def _refuse_to_replace(built: NotebookNode, planned: NotebookNode) -> None:
+    """Raises BuildError if a person wrote in a notebook what its source does not say.
+
+    A cell's id is the hash of the text that was built, so an edited cell no longer has its own.
+    """
+    written = compose(built.cells)
+    if list(differences(planned, written)):
+        for number, (cell, now) in enumerate(zip(built.cells, written.cells, strict=True)):
+            if cell.id != now.id:
+                what = f"cell {number} was edited by hand, and a build would replace it"
+                raise BuildError(f"{what}: take it into the source (--take), or move the file away")
 
 
 def check(root: Path, names: Iterable[str] = ()) -> list[str]:
@@ -115,10 +131,10 @@ def check(root: Path, names: Iterable[str] = ()) -> list[str]:
         if not target.built.exists():
             problems.append(f"{where}: missing")
             continue
-        text = target.built.read_text(encoding="utf-8")
-        built = nbformat.reads(text, as_version=4)
+        built = nbformat.read(target.built, as_version=4)
         found = [*differences(plan(target), built), *faults(built, root)]
-        if not found and text != nbformat.writes(tidy(built)) + "\n":
+        built.metadata |= METADATA  # JupyterLab adds to these two when a notebook is opened
+        if not found and nbformat.writes(built) != nbformat.writes(tidy(built)):
             found = ["was saved by an editor (timings, widget state, metadata)"]
         problems += [f"{where}: {problem}" for problem in dict.fromkeys(found)]
     folders = () if names else ("notebooks", "exercises", "solutions")

@@ -249,6 +249,27 @@ def test_a_built_notebook_is_valid_and_holds_nothing_that_changes_by_itself(buil
     assert notebook.cells[4].metadata.tags == ["nbval-ignore-output"]
 
 
+def test_what_jupyterlab_adds_when_a_notebook_is_opened_is_no_drift(project):
+    def opened(notebook):
+        notebook["metadata"]["language_info"] |= {"version": "3.12.1", "file_extension": ".py"}
+        notebook["metadata"]["kernelspec"] |= {"display_name": "Python 3"}
+
+    assert spoil(project, opened) == []
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "exercises", "solutions"])
+def test_a_build_never_replaces_what_a_person_wrote(project, folder):
+    path = project / folder / "00_sample.ipynb"
+    notebook = json.loads(path.read_text())
+    notebook["cells"][0]["source"] += "\nmine = 1"
+    path.write_text(json.dumps(notebook))
+    before = path.read_bytes()
+    (target,) = [target for target in build.targets(project) if target.built == path]
+    with pytest.raises(build.BuildError, match=r"cell 0 was edited by hand.*--take"):
+        build.build(target, project)
+    assert path.read_bytes() == before
+
+
 def test_equal_cells_have_ids_of_their_own(built):
     notebook = nbformat.read(built / "notebooks/00_sample.ipynb", as_version=4)
     ids = [cell.id for cell in notebook.cells]
