@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from course_utils.launcher import rank
+from course_utils.launcher.errors import Stopped
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.placement import cuda_in_use, place
 from course_utils.launcher.team import Team
@@ -147,7 +148,7 @@ def _stop_button() -> Iterator[list[int]]:
             signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
             rank.LIBC.sigaction(signal.SIGINT, action, None)
     if pressed:
-        raise KeyboardInterrupt
+        raise Stopped
 
 
 def _print_in_rank_order(output: list[str]) -> None:

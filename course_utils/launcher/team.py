@@ -92,7 +92,7 @@ class Team:
         deadline = time.monotonic() + self.timeout
         while running := [member for member in self.members if not member.settled]:
             if pressed:
-                raise KeyboardInterrupt
+                raise errors.Stopped
             failed_at = [member.failure.when for member in self.members if member.failure]
             deadline = min([deadline, *(when + _GRACE_S for when in failed_at)])
             if (left := deadline - time.monotonic()) < 0:
