@@ -1,6 +1,5 @@
 """What this machine has, read without a CUDA context."""
 
-import contextlib
 import math
 import os
 import platform
@@ -29,21 +28,22 @@ class Hardware:
 
     def __str__(self) -> str:
         """Say in four lines what this machine can show in the course."""
-        return "\n".join([self._cores(), self._memory(), self._gpus(), self._software()])
+        n = self.cores
+        cores = f"{n} cores: {n} ranks run at the same time; more ranks take turns"
+        if n == 1:
+            cores = "1 core: ranks take turns; results are right, but nothing gets faster"
+        memory = f"{_size(self.memory_bytes)} of memory"
+        if self.shm_bytes is not None:
+            small = ": enough for launch, too small for DataLoader workers"
+            memory += f", /dev/shm {_size(self.shm_bytes)}{small * (self.shm_bytes < 2**27)}"
+        built = [name for name, there in (("gloo", self.gloo), ("NCCL", self.nccl)) if there]
+        names, version = " and ".join(built) or "no backend", torch.__version__.split("+")[0]
+        gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+        python = f"{platform.python_version()} ({'threads share the GIL' if gil else 'no GIL'})"
+        software = f"Python {python}, torch {version} with {names} built in"
+        return "\n".join([cores, memory, self._gpus(), software])
 
     __repr__ = __str__
-
-    def _cores(self) -> str:
-        if self.cores == 1:
-            return "1 core: ranks take turns; results are right, but nothing gets faster"
-        return f"{self.cores} cores: {self.cores} ranks run at the same time; more ranks take turns"
-
-    def _memory(self) -> str:
-        text = f"{_size(self.memory_bytes)} of memory"
-        if self.shm_bytes is None:
-            return text
-        small = ": enough for launch, too small for DataLoader workers"
-        return f"{text}, /dev/shm {_size(self.shm_bytes)}{small * (self.shm_bytes < 2**27)}"
 
     def _gpus(self) -> str:
         count = len(self.gpus)
@@ -54,14 +54,6 @@ class Hardware:
             return f"{text}, but this torch has no NCCL: launch uses gloo on the CPU"
         ranks = "1 rank" if count == 1 else f"up to {count} ranks"
         return f"{text}: launch uses NCCL for {ranks}, gloo on the CPU for more"
-
-    def _software(self) -> str:
-        built = [name for name, there in (("gloo", self.gloo), ("NCCL", self.nccl)) if there]
-        gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-        threads = "threads share the GIL" if gil else "no GIL"
-        python, version = platform.python_version(), torch.__version__.split("+")[0]
-        names = " and ".join(built) or "no backend"
-        return f"Python {python} ({threads}), torch {version} with {names} built in"
 
 
 def hardware() -> Hardware:
@@ -84,31 +76,24 @@ def hardware() -> Hardware:
 
 
 def _gpu_names(count: int) -> tuple[str, ...]:
-    """Name the visible GPUs in CUDA's order; "GPU" for each that nvidia-smi does not name."""
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
-    told = ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # it is not there, or fails
-        if count:
-            how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
-            told = subprocess.run(query, **how).stdout
-    rows = [line.split(", ", 2) for line in told.splitlines() if line.count(", ") >= 2]
-
-    def name(key: str) -> str:
-        """Of a GPU by its index, or by the start of its uuid."""
-        return next((n for i, uuid, n in rows if key == i or uuid.startswith(key)), "GPU")
-
-    return tuple(name(str(key)) for key in torch.cuda._parse_visible_devices()[:count])
+    """Ask nvidia-smi for the visible GPUs, by index or uuid; each is "GPU" where that fails."""
+    which = ",".join(map(str, torch.cuda._parse_visible_devices()[:count]))
+    query = ["nvidia-smi", f"--id={which}", "--query-gpu=name", "--format=csv,noheader"]
+    how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+    try:
+        return tuple(subprocess.run(query, **how).stdout.splitlines()) if count else ()
+    except (OSError, subprocess.SubprocessError):  # it is not there, or fails
+        return ("GPU",) * count
 
 
 def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
     """Cores and bytes that a container leaves (Linux control groups v2), infinite without one."""
     try:
-        quota, period = (group / "cpu.max").read_text().split()
-        limit = (group / "memory.max").read_text().strip()
+        quota, period = (group / "cpu.max").read_text().replace("max", "inf").split()
+        limit = (group / "memory.max").read_text().replace("max", "inf")
+        return float(quota) / int(period), float(limit)
     except (OSError, ValueError):
         return math.inf, math.inf
-    cores = math.inf if quota == "max" else int(quota) / int(period)
-    return cores, math.inf if limit == "max" else int(limit)
 
 
 def _affinity() -> int:

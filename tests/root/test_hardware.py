@@ -234,14 +234,20 @@ def test_a_quota_cuts_the_cores_but_leaves_one(monkeypatch, quota, cores):
     assert hardware().memory_bytes <= 2**30
 
 
-def test_gpus_are_named_in_the_order_that_is_visible(monkeypatch):
-    listing = "0, GPU-aa, H100\n1, GPU-bb, A100\n"
-    done = subprocess.CompletedProcess([], 0, stdout=listing)
-    monkeypatch.setattr(hw.subprocess, "run", lambda *a, **k: done)
+def test_gpus_are_named_that_are_visible(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        "case $1 in --id=1,0) echo A100; echo H100;; --id=GPU-bb) echo A100;; *) exit 6;; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert hw._gpu_names(2) == ("A100", "H100")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
     assert hw._gpu_names(1) == ("A100",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert hw._gpu_names(1) == ("GPU",)
 
 
 def test_gpus_without_nvidia_smi_are_called_gpu(monkeypatch):
