@@ -30,15 +30,11 @@ class EmbeddedDigits(Dataset[tuple[torch.Tensor, int]]):
     Attributes:
         data: Images, (count, 1, 28, 28) float32, zero mean and unit variance when training.
         targets: Digits, (count,) int64.
-        classes: Names of the classes, "0" to "9".
-        train: Whether this is the training split.
     """
-
-    classes = tuple("0123456789")
 
     def __init__(self, train: bool = True) -> None:
         images, labels, testing = _embedded()
-        self.train, rows = train, testing != train
+        rows = testing != train
         self.data = torch.from_numpy(images[rows])  # a copy: editing it leaves the cache alone
         self.targets = torch.from_numpy(labels[rows])
 
@@ -114,7 +110,7 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
             f"MNIST/raw before the kernel starts, {_INSTEAD}"
         )
     home = Path(home).expanduser()
-    if download:
+    if download and _missing(home):
         _download(home, datasets.MNIST)
     if missing := _missing(home):
         raise FileNotFoundError(
@@ -135,22 +131,14 @@ def _missing(home: Path) -> list[str]:
 
 
 def _download(home: Path, fetch: Callable) -> None:
-    """Download once, however many ranks and kernels of this machine ask.
-
-    A lock, not a barrier: it also serves a rank that calls alone and two kernels of one user,
-    and the system releases it when its holder is killed. A file is moved to its place when it is
-    whole, so that nobody ever reads half of one.
-    """
-    if not _missing(home):
-        return
-    raw = home / "MNIST/raw"
-    raw.mkdir(parents=True, exist_ok=True)
+    """Have the first of all ranks and kernels that ask fetch; the others wait for its lock."""
+    (raw := home / "MNIST/raw").mkdir(parents=True, exist_ok=True)
     lock, why = FileLock(home / ".lock"), "another rank or kernel tried just now; see its error"
     try:
         with lock.acquire(blocking=False), tempfile.TemporaryDirectory(dir=home) as folder:
             if _missing(home):
                 fetch(folder, download=True)
-                for name in FILES:
+                for name in FILES:  # whole, so that nobody ever reads half of one
                     os.replace(Path(folder, "MNIST/raw", name), raw / name)
     except Timeout:  # do not repeat, rank by rank, what may just fail
         with lock:

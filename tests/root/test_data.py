@@ -159,9 +159,6 @@ def test_an_embedded_digit_is_an_image_and_an_int():
     assert label == train.targets[3] == 3
     assert train.data.shape == (1442, 1, 28, 28)
     assert train.targets.dtype == torch.int64
-    assert train.train
-    assert not digits(train=False).train
-    assert len(train.classes) == 10
 
 
 def test_the_split_covers_scikit_learns_digits_once_and_a_fifth_of_each_class_is_for_testing():
