@@ -52,17 +52,9 @@ def launch(
     """
     record = Record(trace)
     listeners: list[Listener] = [record, HangReport(record), *([Panel()] if live else [])]
+    how = {"backend": backend, "device": device, "nodes": nodes, "timeout": timeout}
     try:
-        results = launcher.launch(
-            fn,
-            *args,
-            world_size=world_size,
-            backend=backend,
-            device=device,
-            nodes=nodes,
-            timeout=timeout,
-            listeners=listeners,
-        )
+        results = launcher.launch(fn, *args, world_size=world_size, listeners=listeners, **how)
     except WorkerError as error:
         error.trace = _trace(record)
         raise
@@ -71,5 +63,4 @@ def launch(
 
 
 def _trace(record: Record) -> Trace | None:
-    """What was recorded; None where nothing was to be."""
     return Trace.later(record.events, record.ended, record.failed) if record.trace else None
