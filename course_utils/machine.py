@@ -17,7 +17,7 @@ from course_utils.launcher.placement import gpu_count
 
 @dataclass(frozen=True, repr=False)
 class Hardware:
-    """What this machine has; printed, it says what the course can show here. Sizes in bytes."""
+    """What this machine has; printed, it says in four lines what the course can show here."""
 
     cores: int
     memory_bytes: int
@@ -26,8 +26,7 @@ class Hardware:
     gloo: bool
     nccl: bool
 
-    def __str__(self) -> str:
-        """Say in four lines what this machine can show in the course."""
+    def __repr__(self) -> str:
         n = self.cores
         cores = f"{n} cores: {n} ranks run at the same time; more ranks take turns"
         if n == 1:
@@ -43,8 +42,6 @@ class Hardware:
         software = f"Python {python}, torch {version} with {names} built in"
         return "\n".join([cores, memory, self._gpus(), software])
 
-    __repr__ = __str__
-
     def _gpus(self) -> str:
         count = len(self.gpus)
         if not count:
@@ -57,16 +54,17 @@ class Hardware:
 
 
 def hardware() -> Hardware:
-    """Read cores, memory, GPUs and versions of this machine, without touching CUDA.
+    """Read what this machine leaves to this process, without touching CUDA.
 
-    Returns:
-        What this process may use: cores by its affinity and its container's quota, memory in
-        bytes by its container's limit, the names of the GPUs that CUDA_VISIBLE_DEVICES leaves.
+    Cores are those of its affinity and its container's quota, memory is in bytes by its container's
+    limit, and GPUs are the names of those that CUDA_VISIBLE_DEVICES leaves.
     """
     quota, limit = _container_limits()
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # macOS has no affinity.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Hardware(
-        cores=max(1, int(min(_affinity(), quota))),
+        cores=max(1, int(min(cores, quota))),
         memory_bytes=int(min(physical, limit)),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         gpus=_gpu_names(gpu_count()),
@@ -94,12 +92,6 @@ def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, floa
         return float(quota) / int(period), float(limit)
     except (OSError, ValueError):
         return math.inf, math.inf
-
-
-def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
 
 
 def _size(count: int) -> str:

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -228,7 +229,7 @@ def test_a_machine_without_control_groups_has_no_limits(tmp_path):
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.2, 1), (1.5, 1), (math.inf, 8)])
 def test_a_quota_cuts_the_cores_but_leaves_one(monkeypatch, quota, cores):
-    monkeypatch.setattr(hw, "_affinity", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
     monkeypatch.setattr(hw, "_container_limits", lambda: (quota, 2**30))
     assert hardware().cores == cores
     assert hardware().memory_bytes <= 2**30
