@@ -78,9 +78,7 @@ def digits(
 def _embedded() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images (1797, 1, 28, 28), labels (1797,) and which are for testing; read once a process."""
     spec = importlib.util.find_spec("sklearn")  # found, not imported: the import takes a second
-    if spec is None:
-        raise ModuleNotFoundError("the embedded digits are scikit-learn's: install scikit-learn")
-    file = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    file = Path(spec.origin).parent / "datasets/data/digits.csv.gz"
     table = np.loadtxt(file, dtype=np.float32, delimiter=",")
     labels, testing = table[:, 64].astype(np.int64), np.zeros(len(table), dtype=bool)
     for digit in range(10):
