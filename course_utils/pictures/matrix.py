@@ -8,20 +8,19 @@ from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import first_of, show, size, together
 
 
-def plot_traffic(source: Trace | Traffic) -> None:
+def plot_traffic(trace: Trace) -> None:
     """Show bytes and messages from each rank to each rank, with the totals below.
 
     Args:
-        source: `results.trace`, whose collectives send in rings; or its `traffic(algorithm)`.
+        trace: `results.trace`; its collectives send in rings.
 
     Raises:
-        TypeError: `source` is neither.
+        TypeError: This is not a trace.
         ReplayError: A message or a collective has no partner.
     """
-    if isinstance(source, Trace):
-        source = source.traffic()
-    if not isinstance(source, Traffic):
-        raise TypeError(f"traffic is drawn of results.trace or its traffic(), not {source!r:.80}")
+    if not isinstance(trace, Trace):
+        raise TypeError(f"traffic is drawn of a recording, results.trace, not {trace!r:.80}")
+    source = trace.traffic()
     pairs = zip(source.sent_bytes, source.received_bytes, strict=True)
     said = together(f"{out:,.10g} bytes out and {into:,.10g} in" for out, into in pairs)
     amount, count = sum(source.sent_bytes), sum(source.sent_messages)

@@ -94,7 +94,7 @@ def test_traffic_tells_its_totals_and_what_each_rank_sends(shown):
         "10,000 bytes in 1 message; rank 0 10,000 bytes out and 0 in; "
         "rank 1 0 bytes out and 10,000 in."
     )
-    plot_traffic(ring(4).traffic())
+    plot_traffic(ring(4))
     assert shown.text == (
         "98,304 bytes in 24 messages; ranks 0 to 3 24,576 bytes out and 24,576 in."
     )
@@ -125,5 +125,5 @@ def test_silence_and_many_ranks_can_be_drawn(shown):
 
 @pytest.mark.parametrize("wrong", [None, "trace", 3])
 def test_what_has_no_traffic_is_refused_with_a_sentence(wrong):
-    with pytest.raises(TypeError, match=r"drawn of results\.trace or its traffic"):
+    with pytest.raises(TypeError, match=r"drawn of a recording, results\.trace"):
         plot_traffic(wrong)
