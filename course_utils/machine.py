@@ -74,14 +74,15 @@ def hardware() -> Hardware:
 
 
 def _gpu_names(count: int) -> tuple[str, ...]:
-    """Ask nvidia-smi for the visible GPUs, by index or uuid; each is "GPU" where that fails."""
+    """Ask nvidia-smi for visible GPUs, by index or uuid; "GPU" for each that it does not name."""
     which = ",".join(map(str, torch.cuda._parse_visible_devices()[:count]))
     query = ["nvidia-smi", f"--id={which}", "--query-gpu=name", "--format=csv,noheader"]
     how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
     try:
-        return tuple(subprocess.run(query, **how).stdout.splitlines()) if count else ()
+        told = subprocess.run(query, **how).stdout.splitlines() if count else []
     except (OSError, subprocess.SubprocessError):  # it is not there, or fails
-        return ("GPU",) * count
+        told = []
+    return tuple([*told, *["GPU"] * count][:count])
 
 
 def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
