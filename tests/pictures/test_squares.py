@@ -7,8 +7,7 @@ from recordings import one_message, ring
 
 from course_utils import plot_ranks, plot_traffic
 from course_utils.network.trace import Trace
-from course_utils.pictures.matrix import draw as draw_matrix
-from course_utils.pictures.squares import draw, origin, parts
+from course_utils.pictures.squares import draw, draw_matrix, origin, parts
 
 BEFORE = [torch.arange(2) + 10 * rank for rank in range(4)]
 
