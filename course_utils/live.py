@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from IPython import get_ipython
-from IPython.display import display
+from IPython.display import DisplayHandle
 
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
@@ -24,46 +24,47 @@ _CARD = (
 
 
 class Panel(Listener):
-    """One line per rank: progress, numbers, and what it printed last."""
+    """One line per rank: progress, numbers, and what it printed last.
+
+    An output that is updated, and no widget: a saved notebook keeps its last state.
+    """
 
     def before(self, world_size: int) -> None:
-        """Show it."""
-        self.started, self.shown, self.view = time.monotonic(), 0.0, _view(world_size)
+        """Show it, in a notebook; elsewhere there is none."""
+        self.started, self.shown, self.view = time.monotonic(), 0.0, None
+        self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
+        if "ipykernel" in sys.modules and get_ipython() is not None:
+            self.view = DisplayHandle()
+            self.view.display(self._bundle('<div class="live-panel"></div>'), raw=True)
 
     def tick(self, members: Sequence[Member], final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
         if self.view is not None and (final or now - self.shown >= _EVERY_S):
-            self.shown, self.view.value = now, render(members, now - self.started)
+            self.shown = now
+            drawn = render(members, now - self.started, "stopped" if final else "running")
+            self.view.update(self._bundle(drawn), raw=True)
+
+    def _bundle(self, drawn: str) -> dict[str, str]:
+        return {"text/plain": self.text, "text/html": drawn}
 
 
-def _view(world_size: int) -> Any:
-    """An HTML widget in a notebook, nothing elsewhere."""
-    if "ipykernel" not in sys.modules or get_ipython() is None:
-        return None
-    from ipywidgets import HTML
+def render(members: Sequence[Member], seconds: float, unsettled: str = "running") -> str:
+    """The panel as HTML, in colours that hold in light and in dark themes.
 
-    class LivePanel(HTML):  # its text form is what shows in a notebook saved without widgets
-        def __repr__(self) -> str:
-            return f"Live panel of {world_size} ranks: run this cell to see it move."
-
-    display(view := LivePanel())
-    return view
-
-
-def render(members: Sequence[Member], seconds: float) -> str:
-    """The panel as HTML, in colours that hold in light and in dark themes."""
-    rows = "".join(map(_row, members))
+    `unsettled` is the word for a rank that has neither returned nor failed.
+    """
+    rows = "".join(_row(member, unsettled) for member in members)
     head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"
     return (
-        f'<div style="{_CARD}"><div style="padding:0 10px">{head}</div>'
+        f'<div class="live-panel" style="{_CARD}"><div style="padding:0 10px">{head}</div>'
         f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table></div>'
     )
 
 
-def _row(member: Member) -> str:
+def _row(member: Member, unsettled: str) -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
-    state = "✗ failed" if member.failure else "✓ done" if member.settled else "running"
+    state = "✗ failed" if member.failure else "✓ done" if member.settled else unsettled
     last = html.escape(member.text().rstrip().rpartition("\n")[2][-60:])
     name = f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>'
     numbers = [_number(name, member.metrics) for name in member.metrics if name != "steps"]

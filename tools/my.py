@@ -172,6 +172,7 @@ def lab_command(root: Path, folder: Path) -> list[str]:
     first = (newest(folder, "lesson_00_start_here") or folder).relative_to(top).as_posix()
     command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", f"--ServerApp.root_dir={top}"]
     command += [f"--LabApp.default_url=/lab/tree/{first}"]
+    command += ["--ContentsManager.pre_save_hook=course_utils.saving.keep_pictures"]
     command += [f"--LabApp.app_settings_dir={root / 'tools' / 'jupyterlab'}"]
     return command + ["--allow-root"] * (hasattr(os, "getuid") and os.getuid() == 0)
 

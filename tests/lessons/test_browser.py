@@ -3,20 +3,23 @@
 `make look to=FOLDER only=05` runs a lesson there and takes pictures of what a learner sees.
 """
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import nbformat
 import pytest
+
+import my
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
@@ -87,6 +90,11 @@ STARTED = """async () => {
 }"""
 IDLE = """() =>
     window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"""
+SAVED = """async () => {
+    const {commands, shell} = window.jupyterapp;
+    await commands.execute('docmanager:save');
+    return !shell.currentWidget.context.model.dirty;
+}"""
 CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
     .filter(cell => cell.cell_type === 'code' && cell.source.trim())
     .map(cell => ({source: cell.source, count: cell.execution_count,
@@ -102,27 +110,30 @@ def test_a_browser_is_there_where_one_is_required():
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """Serve a copy of the notebooks with a JupyterLab of its own; yield its address."""
+    folder = tmp_path_factory.mktemp("lab") / "notebooks"
+    shutil.copytree(ROOT / "notebooks", folder)
+    _write_widgets(folder / WIDGETS)
+    with _serving(folder) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _serving(folder: Path) -> Iterator[tuple[str, str]]:
+    """JupyterLab on a folder, as `make lab` starts it; yields its address and its token."""
     if not BROWSER:
         pytest.skip("no Chromium here (Debian: apt install chromium)")
-    folder = tmp_path_factory.mktemp("lab")
-    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
-    _write_widgets(folder / "notebooks" / WIDGETS)
-    settings = folder / "settings" / "@jupyterlab"
-    for name, content in {
-        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-        "notebook-extension/tracker": {"windowingMode": "none"},
-    }.items():
-        file = settings / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(content))
+    settings = folder.parent / "settings"
+    file = settings / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('{"windowingMode": "none"}')  # all cells on the page, seen or not
     token = secrets.token_hex()
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser"]
-    command += ["--ip=127.0.0.1", "--port=0", "--allow-root", f"--IdentityProvider.token={token}"]
-    command += [f"--LabApp.user_settings_dir={folder / 'settings'}", "--LabApp.workspaces_dir=."]
-    command += [f"--ServerApp.root_dir={folder / 'notebooks'}"]
-    log = folder / "log"
+    command = my.lab_command(ROOT, folder)
+    command += ["--no-browser", "--expose-app-in-browser", "--allow-root", "--port=0"]
+    command += [f"--IdentityProvider.token={token}", f"--LabApp.user_settings_dir={settings}"]
+    command += ["--LabApp.workspaces_dir=."]
+    log = folder.parent / "log"
     with log.open("w") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder)
+        server = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder.parent)
     try:
         yield _address(log, server), token
     finally:
@@ -150,9 +161,11 @@ def _address(log: Path, server: subprocess.Popen) -> str:
 
 
 @pytest.fixture(scope="module")
-def browser(lab):
+def browser():
     from playwright.sync_api import sync_playwright
 
+    if not BROWSER:
+        pytest.skip("no Chromium here (Debian: apt install chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
         yield browser
@@ -238,7 +251,7 @@ def _runs_to_its_end(page, lab, notebook: str) -> None:
     assert [cell["count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert page.locator(PICTURE).count() >= 1
     panels = sum("live=True" in cell["source"] for cell in cells)
-    assert page.locator(".widget-html table, .jupyter-widgets table").count() >= panels
+    assert page.locator(".live-panel table").count() >= panels
     assert page.get_by_text("Error displaying widget").count() == 0
 
 
@@ -246,6 +259,27 @@ def test_widgets_work_in_jupyterlab(page, lab):
     _runs_to_its_end(page, lab, WIDGETS)
     assert page.locator(".jupyter-widgets svg").count() >= 2
     assert page.locator(".widget-slider").count() >= 2
+
+
+def test_what_a_notebook_showed_is_there_tomorrow(browser, tmp_path):
+    """Run, save, end the kernel and the server; then open anew, with no kernel that knows of it."""
+    folder, name = tmp_path / "my", "tomorrow.ipynb"
+    folder.mkdir()
+    _write_widgets(folder / name)
+    with _serving(folder) as today:
+        page = browser.new_page()
+        _runs_to_its_end(page, today, name)
+        _until(page, SAVED, 60)
+        assert page.get_by_text("Error displaying widget").count() == 0
+        page.close()
+    with _serving(folder) as tomorrow:
+        page = browser.new_page()
+        _open(page, tomorrow, name)
+        _until(page, f"() => document.querySelectorAll({PICTURE!r}).length >= 3", 60)
+        _shoot(page, name)
+        assert page.get_by_text("Error displaying widget").count() == 0
+        assert "✓ done" in page.locator(".live-panel").inner_text()
+        page.close()
 
 
 @pytest.mark.soak

@@ -57,3 +57,7 @@ def test_progress_and_numbers_of_every_rank_are_shown():
 
 def test_nothing_is_drawn_in_black_since_dark_themes_hide_it():
     assert "#000000" not in render([member(6, loss=0.5)], 1.0)
+
+
+def test_a_rank_that_was_stopped_is_not_told_as_running():
+    assert words(render([member()], 1.0, "stopped")) == "1 rank · 1.0 s ● rank 0 stopped"
