@@ -17,7 +17,7 @@ class Deadlock:
         now: When that was, in seconds from the launch.
         known: Whether the calls of all ranks are known, so that they can be matched.
         open: The calls in which ranks wait, each with those who have not come to it.
-        waits_for: For each rank that waits for others, those which have not come to its call.
+        waits_for: For each rank that waits, those which have not come to its call.
         absent: Ranks that others wait for, and that wait for none themselves.
     """
 
@@ -25,13 +25,11 @@ class Deadlock:
         self.ranks, self.now = {one.rank: one for one in all_}, now
         self.world, everybody = tuple(sorted(self.ranks)), self.ranks.values()
         self.known = all(one.known for one in everybody)
-        self._met: dict[Key, dict[int, Meeting]] = {}
-        self._last: dict[tuple[int, Key], int] = {}
         calls = [call for one in everybody for call in one.calls]
         self._takers = {c.rank for c in calls if c.kind == "recv" and c.peer is None} | {None}
-        for meeting in meetings(calls, len(self.world)):
-            self._met.setdefault(meeting.key, {})[meeting.number] = meeting
-            self._last |= {(rank, meeting.key): meeting.number for rank in meeting.calls}
+        met = meetings(calls, len(self.world))
+        self._met = {(one.key, one.number): one for one in met}
+        self._last = {(rank, one.key): one.number for one in met for rank in one.calls}
         self.open: list[tuple[Event, set[int]]] = []
         self.waits_for = {one.rank: self._look(one) for one in everybody if one.state == "waiting"}
         if not self.known:
@@ -74,7 +72,7 @@ class Deadlock:
             return others if call.peer is None and over else set()
         # Where a rank's first calls are forgotten, it may have come to any number of these.
         at_least = {rank: 0 if one.complete else inf for rank, one in self.ranks.items()}
-        missing = self._met[key][call.number].missing
+        missing = self._met[key, call.number].missing
         return {r for r in missing if self._last.get((r, key), at_least[r]) < call.number}
 
     def difference(self) -> tuple[str, Meeting] | None:
@@ -87,7 +85,7 @@ class Deadlock:
 
     def _difference(self, key: Key) -> tuple[str, Meeting] | None:
         agreed = False
-        for meeting in self._met[key].values():
+        for meeting in (met for met in self._met.values() if met.key == key):
             if what := differs(list(meeting.calls.values())):
                 # Where nothing was the same before, an earlier difference may be forgotten.
                 whole = agreed or all(self.ranks[member].complete for member in meeting.members)

@@ -1,6 +1,5 @@
 """What the rules ask of a hang, section by section: the names that a section's rows use."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
@@ -21,6 +20,7 @@ _HELD = {  # what to try for something that holds a rank by itself
     "a queue": "Nobody is at its other end: who was to put something in, or to take it out?",
     "an event": "Nobody sets it: a rank has copies of the notebook's objects, not of its threads.",
     "a barrier of threads": "It counts threads of one process: for ranks there is dist.barrier().",
+    "else": "Look at why that does not come to an end.",
 }
 _SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told apart
     "new_group": lambda call: f"of {ranks(call.group)}",
@@ -33,26 +33,20 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
     """Whether anything hangs, and whether anybody waits for another rank."""
     left = [one for one in dead.ranks.values() if one.state != "returned"]
     held = [one for one in left if one.state == "held"]
-    wait, its = ("waits", "its") if len(held) == 1 else ("wait", "their")
-    what = held[0].what if held else None
+    what, alone = held[0].what if held else None, len(held) == 1
     yield Facts(
         slow=_is_slow(dead), waiting=any(one.state == "waiting" for one in left), held=held,
-        who=ranks(one.rank for one in held or left), wait=wait, its=its,
-        what=what, advice=_advice(what),
+        who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
+        its="its" if alone else "their", what=what, advice=_HELD.get(what, _HELD["else"]),
     )  # fmt: skip
-
-
-def _advice(what: str | None) -> str:
-    return _HELD.get(what, "Look at why that does not come to an end.")
 
 
 def _is_slow(dead: Deadlock) -> bool:
     """Whether the silence at the end is shorter than one before it: perhaps nothing hangs."""
     starts, n = sorted(c.start_s for one in dead.ranks.values() for c in one.calls), len(dead.world)
     pauses = [later - earlier for earlier, later in pairwise(starts)]
-    return len(pauses) >= _MANY_PAUSES * n and dead.now - starts[-1] <= max(
-        pauses[-_LAST_PAUSES * n :]
-    )
+    enough, last = len(pauses) >= _MANY_PAUSES * n, pauses[-_LAST_PAUSES * n :]
+    return enough and dead.now - starts[-1] <= max(last)
 
 
 def of_difference(dead: Deadlock) -> Iterator[Facts]:
@@ -74,9 +68,9 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
 
 def together(said: Mapping[int, str]) -> dict[str, list[int]]:
     """The ranks of which the same words are said."""
-    groups = defaultdict(list)
+    groups: dict[str, list[int]] = {}
     for rank, words in said.items():
-        groups[words].append(rank)
+        groups.setdefault(words, []).append(rank)
     return groups
 
 
@@ -130,22 +124,17 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
     facts = Facts(
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
-        message=False, sure=False, what=first.what, advice=_advice(first.what),
+        message=False, sure=False, what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
         it="it waits" if alone else f"rank {first.rank} waits",
         gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip
-    for call, missing in [(call, missing & absent) for call, missing in dead.open]:
-        if missing:
-            other = dead.ranks[min(missing)]
-            words = (
-                ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
-            )
-            facts.did, facts.way, facts.deed = words
-            facts.flags, facts.message = call.flags, is_message(call)
-            facts.sure = bool(call.line and other.complete)
-            facts.unfinished = bool(other.calls and other.calls[-1].flags & UNFINISHED)
-            vars(facts).update(_uneven(dead, call, other.rank, "has returned"))
-            break
+    for call, other in [(call, min(own & absent)) for call, own in dead.open if own & absent][:1]:
+        words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
+        facts.did, facts.way, facts.deed = words
+        facts.flags, facts.message = call.flags, is_message(call)
+        facts.sure = bool(call.line and dead.ranks[other].complete)
+        facts.unfinished = any(c.flags & UNFINISHED for c in dead.ranks[other].calls[-1:])
+        vars(facts).update(_uneven(dead, call, other, "has returned"))
     yield facts
 
 

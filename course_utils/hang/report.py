@@ -35,43 +35,38 @@ class HangReport(Listener):
             stands = [whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks)]
             dead = Deadlock(stands, error.when)
             error.pattern, why = diagnose(dead)
-            error.parts[1:] = _rows(dead), why
+            rows = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
+            error.parts[1:] = _table(rows, _ROWS), why
             error.waiting, error.absent = dead.ranks, dead.absent
         elif error.failures and error.failures[0].headline.endswith("SIGABRT"):
             error.parts[1] = why_aborted(error.rank, logs, error.output) or error.parts[1]
 
 
-def _rows(dead: Deadlock) -> str:
-    """Where every rank is; many ranks that do the same share a row."""
-    told = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
-    if len(told) > _ROWS:
-        return "\n".join(_shared(told))
-    return "\n".join(f"  rank {rank}: {row}" for rank, row in told.items())
-
-
-def _shared(told: Mapping[int, str]) -> list[str]:
-    return [f"  {ranks_named(who)}: {row}" for row, who in together(told).items()]
+def _table(told: Mapping[int, str], own: int = 0) -> str:
+    """A row for every rank; where there are more than `own`, those that do the same share one."""
+    each = ((row, [rank]) for rank, row in told.items())
+    rows = together(told).items() if len(told) > own else each
+    return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in rows)
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
     """What a rank that died of SIGABRT and its peers called differently; None if it was not gloo.
 
-    What each rank printed tells that, for there stand gloo's words.
+    Whether it was gloo, what the rank printed tells.
     """
     if _SIZES not in output[rank]:
         return None
-    world = range(len(output))
-    stands = [whereabouts.of(number, None, logs.get(number)) for number in world]
+    stands = [whereabouts.of(number, None, logs.get(number)) for number in range(len(output))]
     stands[rank].state, stands[rank].open = "waiting", stands[rank].calls[-1:]
     dead = Deadlock(stands, 0.0)
     if not dead.known or not (found := dead.difference()):
         return _UNKNOWN
     what, meeting = found
-    rows = _shared({number: _row(call) for number, call in meeting.calls.items()})
+    rows = _table({number: _row(call) for number, call in meeting.calls.items()})
     group = of_group(next(iter(meeting.calls.values())), dead.world)
     cure = "hand in the same shape and dtype on every rank." if what == "shape" else SAME
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
-    return "\n".join((f"{head} ranks:", *rows, cure[0].upper() + cure[1:]))
+    return f"{head} ranks:\n{rows}\n{cure[0].upper()}{cure[1:]}"
 
 
 def _row(call: Event) -> str:

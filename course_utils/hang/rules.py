@@ -14,23 +14,27 @@ from course_utils.record.event import BACKWARD, EVALUATES, WRAPS
 
 SAME = "every rank of a group must make the same calls in the same order, as often as the others."
 _ARRIVED = "{Waiting} waited for {absent}, which never arrived: "
+_LONG = "Raise timeout= if the work is long; look for an endless loop if it is not."
 _UNEVEN = (
     "in line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other}, "
     "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
 )
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
+_DIFFERENT = "The ranks wait in different calls ({what}): " + SAME
+_SENDS = (
+    "a blocking send ends only when its peer receives. Let one side receive first, or use isend "
+    "and irecv."
+)
 
 Row = tuple[str | None, Callable[[Facts], object], str]
 TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
     (facts.of_all, [
         ("slow", lambda f: f.slow,
-         "The ranks made calls until shortly before that: perhaps nothing hangs. Raise timeout= "
-         "if the work is long; look for an endless loop if it is not."),
+         "The ranks made calls until shortly before that: perhaps nothing hangs. " + _LONG),
         ("held", lambda f: f.held and not f.waiting,
          "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
         ("running", lambda f: not f.waiting,
-         "No rank waits for another: {who} only needed longer. Raise timeout= if the work is long; "
-         "look for an endless loop if it is not."),
+         "No rank waits for another: {who} only needed longer. " + _LONG),
     ]),
     (facts.of_difference, [
         ("uneven", lambda f: f.what == "order" and f.rarer, _UNEVEN),
@@ -92,23 +96,19 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
     ]),
     (facts.of_waiting, [
         ("send/send", lambda f: f.kinds == {"send"},
-         "{Inside} all send, and none receives: a blocking send ends only when its peer receives. "
-         "Let one side receive first, or use isend and irecv."),
+         "{Inside} all send, and none receives: " + _SENDS),
         ("recv/recv", lambda f: f.kinds == {"recv"},
          "{Inside} all receive, and none sends: a receive ends only when its peer has sent. Let "
          "one side send first."),
         ("groups", lambda f: f.groups > 1 and not f.kinds & {"send", "recv", "new_group"},
          "{Inside} wait for each other in different groups: every rank of a group must come to its "
          "calls, and all ranks to their groups in the same order."),
-        ("order", lambda f: f.Inside and len(f.names) > 1,
-         "The ranks wait in different calls ({what}): " + SAME),
+        ("order", lambda f: f.Inside and len(f.names) > 1, _DIFFERENT),
         ("alone", lambda f: f.alone and f.names == {"recv"},
          "There is no other rank that could send rank 0 a message."),
         (None, lambda f: not f.known and f.names <= {"send", "recv", "batch_isend_irecv"},
-         "Every rank waits in a point-to-point call: a blocking send ends only when its peer "
-         "receives. Let one side receive first, or use isend and irecv."),
-        (None, lambda f: not f.known and len(f.names) > 1,
-         "The ranks wait in different calls ({what}): " + SAME),
+         "Every rank waits in a point-to-point call: " + _SENDS),
+        (None, lambda f: not f.known and len(f.names) > 1, _DIFFERENT),
         (None, lambda f: not f.known,
          "Every rank waits in the same call: look for a call that one rank made more often than "
          "another, for different groups, and for a peer or a source that does not match."),
