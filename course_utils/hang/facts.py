@@ -5,7 +5,7 @@ from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.places import innermost
+from course_utils.hang.places import LOOPS, innermost
 from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
@@ -79,7 +79,7 @@ def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     for call, its in permutations(meeting.calls.values(), 2):
         if its.kind == call.kind or not (call.line and its.line):
             continue
-        loop, same = innermost(Frame(*call.line)), call.line[::2] == its.line[::2]
+        loop, same = innermost(Frame(*call.line), *LOOPS), call.line[::2] == its.line[::2]
         after = loop and same and its.line[1] > loop.end_lineno
         if after and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
             return _uneven(dead, call, its.rank, "is past the loop")
@@ -106,13 +106,11 @@ def _there(call: Event) -> str:
 
 def of_messages(dead: Deadlock) -> Iterator[Facts]:
     """A message that one rank sends, and what the rank it goes to waits for instead."""
-    for sent, _ in dead.open:
-        for taken, _ in dead.open:
-            if (sent.kind, taken.kind, sent.peer) == ("send", "recv", taken.rank):
-                rank, other = sent.rank, taken.rank
-                lost = taken.peer is None or dead.ranks[taken.peer].state == "returned"
-                may_come = not lost and other not in dead.reachable(taken.peer)
-                yield Facts(rank=rank, other=other, sent=sent, taken=taken, may_come=may_come)
+    for (sent, _), (taken, _) in permutations(dead.open, 2):
+        if (sent.kind, taken.kind, sent.peer) == ("send", "recv", taken.rank):
+            lost = taken.peer is None or dead.ranks[taken.peer].state == "returned"
+            may_come = not lost and taken.rank not in dead.reachable(taken.peer)
+            yield Facts(rank=sent.rank, other=taken.rank, sent=sent, taken=taken, may_come=may_come)
 
 
 def of_absence(dead: Deadlock) -> Iterator[Facts]:

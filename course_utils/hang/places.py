@@ -29,6 +29,7 @@ _BUILT_OF_LOCKS = {
 }
 # A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
+LOOPS = (ast.For, ast.While)
 _SLEEPS = re.compile(r"\bsleep\(")
 
 
@@ -54,24 +55,22 @@ def held_by(frames: list[Frame]) -> str | None:
     for frame in inner:
         for file, what in _HOLDERS.items():
             if frame.file.endswith(file):
-                owner = innermost(frame, (ast.ClassDef,))
+                owner = innermost(frame, ast.ClassDef)
                 return _BUILT_OF_LOCKS.get(getattr(owner, "name", None), what)
     return "a lock" if own and not inner and _LOCKS.search(own.code) else None
 
 
-def settled(frames: list[Frame]) -> list[Frame]:
-    """For a rank that computes: where a `while` goes round, its first line, which does not move."""
-    last = frames[-1] if frames and frames[-1].is_learners else None
-    loop = innermost(last) if last and not _SLEEPS.search(last.code) else None
-    if not isinstance(loop, ast.While):
-        return frames
-    return [*frames[:-1], Frame(last.file, loop.lineno, last.name)]
+def settled(frames: list[Frame]) -> Frame | None:
+    """The line of a rank that computes: where a `while` goes round, its first, which stays."""
+    own = stacks.learners_line(frames)
+    if own != frames[-1] or _SLEEPS.search(own.code):
+        return own
+    loop = innermost(own, *LOOPS)
+    return Frame(own.file, loop.lineno, own.name) if isinstance(loop, ast.While) else own
 
 
-def innermost(
-    line: Frame, kinds: tuple[type[ast.stmt], ...] = (ast.For, ast.While)
-) -> ast.stmt | None:
-    """The innermost statement around a line that is of these kinds, a loop by default."""
+def innermost(line: Frame, *kinds: type[ast.stmt]) -> ast.stmt | None:
+    """The innermost statement around a line that is of these kinds."""
     nodes = _statements("".join(linecache.getlines(line.file)))
     around = [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
     return max(around, key=lambda node: node.lineno, default=None)

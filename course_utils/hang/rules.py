@@ -21,10 +21,6 @@ _UNEVEN = (
 )
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
 _DIFFERENT = "The ranks wait in different calls ({what}): " + SAME
-_SENDS = (
-    "a blocking send ends only when its peer receives. Let one side receive first, or use isend "
-    "and irecv."
-)
 
 Row = tuple[str | None, Callable[[Facts], object], str]
 TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
@@ -96,7 +92,8 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
     ]),
     (facts.of_waiting, [
         ("send/send", lambda f: f.kinds == {"send"},
-         "{Inside} all send, and none receives: " + _SENDS),
+         "{Inside} all send, and none receives: a blocking send ends only when its peer receives. "
+         "Let one side receive first, or use isend and irecv."),
         ("recv/recv", lambda f: f.kinds == {"recv"},
          "{Inside} all receive, and none sends: a receive ends only when its peer has sent. Let "
          "one side send first."),
@@ -107,7 +104,8 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("alone", lambda f: f.alone and f.names == {"recv"},
          "There is no other rank that could send rank 0 a message."),
         (None, lambda f: not f.known and f.names <= {"send", "recv", "batch_isend_irecv"},
-         "Every rank waits in a point-to-point call: " + _SENDS),
+         "Every rank waits in a point-to-point call: a blocking send ends only when its peer "
+         "receives. Let one side receive first, or use isend and irecv."),
         (None, lambda f: not f.known and len(f.names) > 1, _DIFFERENT),
         (None, lambda f: not f.known,
          "Every rank waits in the same call: look for a call that one rank made more often than "

@@ -48,10 +48,10 @@ class Whereabouts:
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     """Put together what a stack and the record say; `frames` is None for a rank that returned."""
-    one = Whereabouts(rank, "returned", known=log is not None, complete=bool(log and log.complete))
+    state = "returned" if frames is None else "running" if frames else "silent"
+    one = Whereabouts(rank, state, known=log is not None, complete=bool(log and log.complete))
     one.calls = log.events if log else ()
     if not frames:
-        one.state = "returned" if frames is None else "silent"
         return one
     one.line = stacks.learners_line(frames)
     if what := places.waits_in(frames):
@@ -59,7 +59,7 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     elif what := places.held_by(frames):
         one.state, one.what = "held", what
     else:
-        one.state, one.line = "running", stacks.learners_line(places.settled(frames))
+        one.line = places.settled(frames)
     return one
 
 
