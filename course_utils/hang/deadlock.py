@@ -6,7 +6,7 @@ from math import inf
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
 from course_utils.record.event import EVALUATES, FORWARD, Event
 from course_utils.record.kinds import KINDS
-from course_utils.record.meetings import Key, Meeting, key_of, meetings
+from course_utils.record.meetings import Meeting, key_of, meetings
 
 
 class Deadlock:
@@ -80,17 +80,15 @@ class Deadlock:
         # Complete as a call may seem, its rank waits there.
         calls = [call for call, _ in self.open]
         calls += [self.ranks[r].call for r in self.waits_for if self.ranks[r].call]
-        keys = dict.fromkeys(key_of(call) for call in calls if not is_message(call))
-        return next(filter(None, map(self._difference, keys)), None)
-
-    def _difference(self, key: Key) -> tuple[str, Meeting] | None:
-        agreed = False
-        for meeting in (met for met in self._met.values() if met.key == key):
-            if what := differs(list(meeting.calls.values())):
-                # Where nothing was the same before, an earlier difference may be forgotten.
-                whole = agreed or all(self.ranks[member].complete for member in meeting.members)
-                return (what, meeting) if whole else None
-            agreed = agreed or len(meeting.calls) > 1
+        for key in dict.fromkeys(key_of(call) for call in calls if not is_message(call)):
+            agreed = False
+            for meeting in (met for met in self._met.values() if met.key == key):
+                if what := differs(list(meeting.calls.values())):
+                    # Where nothing was the same before, an earlier difference may be forgotten.
+                    if agreed or all(self.ranks[member].complete for member in meeting.members):
+                        return what, meeting
+                    break
+                agreed = agreed or len(meeting.calls) > 1
         return None
 
 
