@@ -76,17 +76,6 @@ class Failure:
         return next(found, _LIKELY_OF_AN_ECHO if self.is_echo else "")
 
 
-class Stopped(KeyboardInterrupt):
-    """The stop button was pressed during a launch, and every rank is gone."""
-
-    def __str__(self) -> str:
-        return "nothing is left running."
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows: one line, since nothing went wrong."""
-        return [f"Stopped; {self}"]
-
-
 class WorkerError(RuntimeError):
     """At least one rank failed; the others were stopped.
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch.distributed as dist
 
 from course_utils.launcher import rank
-from course_utils.launcher.errors import Stopped
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.placement import cuda_in_use, place
-from course_utils.launcher.team import Team
+from course_utils.launcher.team import Stopped, Team
 
 # Parameters that `torch.multiprocessing.spawn` and many a tutorial hand in, and whom to ask here.
 _ASKED = {

@@ -14,10 +14,9 @@ _started = 0
 def enlarge(ranks: int) -> None:
     """Once, before the first rank of the launch that makes it worth while.
 
-    A fork copies an entry for every page that the kernel has written, some 95,000 of 4 KiB after
-    `import torch`, and the end of a rank drops them. Linux can put 512 neighbours into one page.
-    Measured on two cores: a second, once; 20 launches of 8 ranks then take 240 ms of CPU time each
-    instead of 400, that second included, and 20 of 2 ranks as much as before.
+    A fork copies an entry for each page of the kernel, some 95,000 of 4 KiB after `import torch`.
+    Linux can put 512 neighbours into one. It takes a second; 20 launches of 8 ranks then take
+    240 ms of CPU time each instead of 400, that second included (measured on two cores).
     Source: Linux man-pages, madvise(2), MADV_COLLAPSE (since Linux 6.1; an older one declines).
     """
     global _started

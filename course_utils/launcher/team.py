@@ -24,6 +24,13 @@ _STACK_S = 0.8  # for all ranks to write where they are
 _FORKING = threading.Lock()
 
 
+class Stopped(KeyboardInterrupt):
+    """The stop button was pressed. All ranks are gone, and IPython shows one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["Stopped; nothing is left running."]
+
+
 class Team:
     """All ranks of one launch."""
 
@@ -92,7 +99,7 @@ class Team:
         deadline = time.monotonic() + self.timeout
         while running := [member for member in self.members if not member.settled]:
             if pressed:
-                raise errors.Stopped
+                raise Stopped
             failed_at = [member.failure.when for member in self.members if member.failure]
             deadline = min([deadline, *(when + _GRACE_S for when in failed_at)])
             if (left := deadline - time.monotonic()) < 0:

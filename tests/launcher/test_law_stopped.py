@@ -18,8 +18,7 @@ from census import gone_within
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import launch
-from course_utils.launcher.errors import Stopped
-from course_utils.launcher.team import remove_segments
+from course_utils.launcher.team import Stopped, remove_segments
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
