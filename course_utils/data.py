@@ -3,13 +3,10 @@
 import functools
 import importlib.util
 import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch.utils.data import Dataset
 
 # Of the scaled training images, whose pixels run from 0 to 1; a test computes them again.
@@ -45,32 +42,25 @@ class EmbeddedDigits(Dataset[tuple[torch.Tensor, int]]):
         return self.data[index], int(self.targets[index])
 
 
-def digits(
-    train: bool = True,
-    source: str = "embedded",
-    root: str | Path | None = None,
-    download: bool = False,
-) -> Dataset:
+def digits(train: bool = True, source: str = "embedded", root: str | Path | None = None) -> Dataset:
     """Load real handwritten digits, each an image (1, 28, 28) float32, normalised, and an int.
 
     Args:
         train: Training split, else test split.
         source: "embedded" (1,797 images that come with scikit-learn) or "mnist" (70,000).
-        root: Folder that holds, or gets, MNIST/raw; default: the environment's COURSE_DATA.
-        download: Fetch missing MNIST files. Ranks and kernels may all ask at once: the first one
-            on a machine fetches, the others wait for it and read what it fetched.
+        root: Folder that holds MNIST/raw; default: the environment's COURSE_DATA.
 
     Raises:
-        ValueError: An unknown source, or root or download with the embedded digits.
-        FileNotFoundError: MNIST's files are not there and download is False.
-        RuntimeError: MNIST's files could not be downloaded or unpacked, here or by another rank.
+        ValueError: An unknown source, or root with the embedded digits.
+        FileNotFoundError: MNIST's files are not there; the message says how to get them.
+        RuntimeError: MNIST's files cannot be read.
     """
     if source == "mnist":
-        return _mnist(train, root, download)
+        return _mnist(train, root)
     if source != "embedded":
         raise ValueError(f"source={source!r}: choose 'embedded' or 'mnist'")
-    if root is not None or download:
-        raise ValueError("the embedded digits need no root and no download; meant source='mnist'?")
+    if root is not None:
+        raise ValueError("the embedded digits need no root; meant source='mnist'?")
     return EmbeddedDigits(train)
 
 
@@ -99,7 +89,7 @@ def _stretch(images: np.ndarray) -> np.ndarray:
     return images[:, low] * (1 - weight) + images[:, low + 1] * weight
 
 
-def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
+def _mnist(train: bool, root: str | Path | None) -> Dataset:
     from torchvision import datasets, transforms  # a second, so only for those who ask
 
     if not (home := root or os.environ.get("COURSE_DATA")):
@@ -108,13 +98,11 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
             f"MNIST/raw before the kernel starts, {_INSTEAD}"
         )
     home = Path(home).expanduser()
-    if download and _missing(home):
-        _download(home, datasets.MNIST)
-    if missing := _missing(home):
+    if missing := [name for name in FILES if not (home / "MNIST/raw" / name).is_file()]:
         raise FileNotFoundError(
             f"MNIST: {home / 'MNIST' / 'raw'} lacks {', '.join(missing)}. Put the four files "
-            "there, point root or COURSE_DATA to the folder that holds MNIST/raw, pass "
-            f"download=True, {_INSTEAD}"
+            "there, point root or COURSE_DATA to the folder that holds MNIST/raw, fetch them in "
+            f"one process, torchvision.datasets.MNIST({str(home)!r}, download=True), {_INSTEAD}"
         )
     scale = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     try:
@@ -122,29 +110,3 @@ def _mnist(train: bool, root: str | Path | None, download: bool) -> Dataset:
     except Exception as error:
         why = f"MNIST's files in {home} cannot be read ({error}). Delete them and fetch them anew,"
         raise RuntimeError(f"{why} {_INSTEAD}") from error
-
-
-def _missing(home: Path) -> list[str]:
-    return [name for name in FILES if not (home / "MNIST/raw" / name).is_file()]
-
-
-def _download(home: Path, fetch: Callable) -> None:
-    """Have the first of all ranks and kernels that ask fetch; the others wait for its lock."""
-    (raw := home / "MNIST/raw").mkdir(parents=True, exist_ok=True)
-    lock, why = FileLock(home / ".lock"), "another rank or kernel tried just now; see its error"
-    try:
-        with lock.acquire(blocking=False), tempfile.TemporaryDirectory(dir=home) as folder:
-            if _missing(home):
-                fetch(folder, download=True)
-                for name in FILES:  # whole, so that nobody ever reads half of one
-                    os.replace(Path(folder, "MNIST/raw", name), raw / name)
-    except Timeout:  # do not repeat, rank by rank, what may just fail
-        with lock:
-            pass
-    except Exception as error:
-        why = str(error).strip()
-    if _missing(home):
-        raise RuntimeError(
-            f"MNIST could not be downloaded into {home}: {why}. "
-            f"Put the four files ({', '.join(FILES)}) into MNIST/raw there, {_INSTEAD}"
-        )

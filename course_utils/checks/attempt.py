@@ -51,9 +51,7 @@ class Attempt:
     name: str
     world_size: int
     runs: list[Run]  # what the ranks were given, in order
-    got: list[list[bytes]] = field(
-        default_factory=list
-    )  # by run and rank: what it returned, packed
+    got: list[list[bytes]] = field(default_factory=list)  # what they returned, by run and rank
     traces: list[Trace] = field(default_factory=list)  # by run
     seeds: dict[tuple[int, int], int] = field(default_factory=dict)  # by rank and number of the run
     output: list[list[str]] = field(default_factory=list)  # by rank and run

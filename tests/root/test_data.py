@@ -1,23 +1,17 @@
 """Real digits: the embedded ones anywhere, MNIST on its real files where they are."""
 
 import hashlib
-import multiprocessing
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
-from mnist_files import needs_mnist, unpack
+from mnist_files import needs_mnist
 from torch import nn
 from torch.utils.data import DataLoader
 
 from course_utils import data
 from course_utils.data import FILES, MEAN, STD, digits
-
-fork = multiprocessing.get_context("fork")
-
 
 # Failures
 
@@ -27,10 +21,9 @@ def test_an_unknown_source_is_refused():
         digits(source="cifar")
 
 
-@pytest.mark.parametrize("arguments", [{"download": True}, {"root": "here"}])
-def test_the_embedded_digits_refuse_what_they_would_ignore(arguments):
-    with pytest.raises(ValueError, match="no root and no download; meant source='mnist'"):
-        digits(**arguments)
+def test_the_embedded_digits_refuse_what_they_would_ignore():
+    with pytest.raises(ValueError, match="no root; meant source='mnist'"):
+        digits(root="here")
 
 
 def test_mnist_without_a_folder_says_how_to_name_one(monkeypatch):
@@ -41,7 +34,9 @@ def test_mnist_without_a_folder_says_how_to_name_one(monkeypatch):
 
 def test_mnist_without_files_says_where_it_looked_and_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("COURSE_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="download=True, or use the digits") as caught:
+    with pytest.raises(
+        FileNotFoundError, match=r"MNIST\(.*, download=True\), or use the digits"
+    ) as caught:
         digits(source="mnist")
     assert all(name in str(caught.value) for name in (str(tmp_path / "MNIST" / "raw"), *FILES))
     assert not list(tmp_path.iterdir())
@@ -54,76 +49,6 @@ def test_files_that_are_not_mnist_are_an_error_with_a_remedy(tmp_path):
         (raw / name).write_bytes(bytes(100))
     with pytest.raises(RuntimeError, match=r"cannot be read.*Delete them and fetch them anew"):
         digits(source="mnist", root=tmp_path)
-
-
-# One rank downloads
-
-
-def _rank(root, gate, calls, outcomes, act) -> None:
-    """Be one of two ranks that ask for a download at once; act stands in for the network."""
-    torch.set_num_threads(1)  # an earlier test may have left a thread pool behind the fork
-    from torchvision.datasets import MNIST
-
-    def fetch(self) -> None:
-        with calls.get_lock():
-            calls.value += 1
-        time.sleep(0.5)  # the other rank arrives meanwhile
-        act(Path(self.raw_folder))
-
-    MNIST.download = fetch
-    gate.wait(30)
-    try:
-        outcomes.put(len(digits(source="mnist", root=root, download=True)))
-    except RuntimeError as error:
-        outcomes.put(str(error))
-
-
-def _two_ranks(root, act) -> tuple[int, list]:
-    """Return how often the network was asked, and each rank's length or error."""
-    gate, calls, outcomes = fork.Barrier(2), fork.Value("i", 0), fork.Queue()
-    ranks = [fork.Process(target=_rank, args=(root, gate, calls, outcomes, act)) for _ in "01"]
-    for rank in ranks:
-        rank.start()
-    try:
-        results = [outcomes.get(timeout=60) for _ in ranks]
-        return calls.value, results
-    finally:
-        for rank in ranks:
-            rank.join(10)
-            rank.kill()
-            rank.join()
-
-
-def _no_network(folder: Path) -> None:
-    raise OSError("the network is down")
-
-
-def test_a_download_that_fails_is_tried_once_and_fails_on_every_rank(tmp_path):
-    calls, outcomes = _two_ranks(tmp_path, _no_network)
-    assert calls == 1
-    assert all("could not be downloaded into" in outcome for outcome in outcomes)
-    assert sum("the network is down" in outcome for outcome in outcomes) == 1
-    assert sum("another rank or kernel tried just now" in outcome for outcome in outcomes) == 1
-
-
-def _broken_off(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / FILES[0]).write_bytes(b"half of")
-    raise OSError("the network is down")
-
-
-def test_a_download_that_breaks_off_leaves_no_half_of_a_file(tmp_path):
-    _two_ranks(tmp_path, _broken_off)
-    with pytest.raises(FileNotFoundError, match=FILES[0]):
-        digits(source="mnist", root=tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
-
-
-@needs_mnist
-def test_one_rank_downloads_and_both_read(tmp_path):
-    calls, outcomes = _two_ranks(tmp_path, unpack)
-    assert (calls, outcomes) == (1, [60_000, 60_000])
-    assert {path.name for path in tmp_path.iterdir()} <= {"MNIST", ".lock"}
 
 
 # MNIST from its files
