@@ -29,9 +29,11 @@ class Panel(Listener):
     An output that is updated, and no widget: a saved notebook keeps its last state.
     """
 
+    view: DisplayHandle | None = None
+
     def before(self, world_size: int) -> None:
         """Show it, in a notebook; elsewhere there is none."""
-        self.started, self.shown, self.view = time.monotonic(), 0.0, None
+        self.started, self.shown = time.monotonic(), 0.0
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
         if "ipykernel" in sys.modules and get_ipython() is not None:
             self.view = DisplayHandle()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from course_utils.early import Early
 from course_utils.hang.report import HangReport
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
@@ -51,7 +52,12 @@ def launch(
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
     record = Record(trace)
-    listeners: list[Listener] = [record, HangReport(record), *([Panel()] if live else [])]
+    listeners: list[Listener] = [
+        record,
+        Early(record, timeout),
+        HangReport(record),
+        *([Panel()] if live else []),
+    ]
     how = {"backend": backend, "device": device, "nodes": nodes, "timeout": timeout}
     try:
         results = launcher.launch(fn, *args, world_size=world_size, listeners=listeners, **how)

@@ -62,6 +62,10 @@ class Record(Listener):
         found = {rank: self._memory.read(rank) for rank in self._ranks}
         return {r: part and Log(_events(r, part[0]), part[1]) for r, part in found.items()}
 
+    def counts(self) -> list[int]:
+        """How many rows each rank has written."""
+        return list(map(self._memory.count, self._ranks))
+
     def close(self) -> None:
         """Read what a trace is made of, and give the memory back."""
         if self.trace:
