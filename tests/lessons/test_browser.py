@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 # All that is nothing outside a browser. The rest of a lesson is strict nbval's; `make look` runs
 # whole lessons here.
-WIDGETS = "widgets.ipynb"
 CELLS_WITH_WIDGETS = (
     """
     import matplotlib.pyplot as plt
@@ -112,7 +111,6 @@ def lab(tmp_path_factory):
     """Serve a copy of the notebooks with a JupyterLab of its own; yield its address."""
     folder = tmp_path_factory.mktemp("lab") / "notebooks"
     shutil.copytree(ROOT / "notebooks", folder)
-    _write_widgets(folder / WIDGETS)
     with _serving(folder) as server:
         yield server
 
@@ -136,10 +134,11 @@ def _serving(folder: Path) -> Iterator[tuple[str, str]]:
         server = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder.parent)
     try:
         yield _address(log, server), token
+        _end_kernels(_address(log, server), token)  # for which the server would wait
     finally:
         server.terminate()
         try:
-            server.wait(30)
+            server.wait(60)
         finally:
             server.kill()
 
@@ -178,7 +177,10 @@ def page(lab, browser):
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     yield page
     page.close()
-    address, token = lab
+    _end_kernels(*lab)
+
+
+def _end_kernels(address: str, token: str) -> None:
     for kernel in _api(address, token, "kernels"):
         _api(address, token, f"kernels/{kernel['id']}", "DELETE")
 
@@ -255,22 +257,18 @@ def _runs_to_its_end(page, lab, notebook: str) -> None:
     assert page.get_by_text("Error displaying widget").count() == 0
 
 
-def test_widgets_work_in_jupyterlab(page, lab):
-    _runs_to_its_end(page, lab, WIDGETS)
-    assert page.locator(".jupyter-widgets svg").count() >= 2
-    assert page.locator(".widget-slider").count() >= 2
-
-
-def test_what_a_notebook_showed_is_there_tomorrow(browser, tmp_path):
+def test_widgets_work_and_what_they_showed_is_there_tomorrow(browser, tmp_path):
     """Run, save, end the kernel and the server; then open anew, with no kernel that knows of it."""
-    folder, name = tmp_path / "my", "tomorrow.ipynb"
+    folder, name = tmp_path / "my", "widgets.ipynb"
     folder.mkdir()
     _write_widgets(folder / name)
     with _serving(folder) as today:
         page = browser.new_page()
         _runs_to_its_end(page, today, name)
+        assert page.locator(".jupyter-widgets svg").count() >= 2
+        assert page.locator(".widget-slider").count() >= 2
         _until(page, SAVED, 60)
-        assert page.get_by_text("Error displaying widget").count() == 0
+        assert page.get_by_text("Error displaying widget").count() == 0  # nor on the page now
         page.close()
     with _serving(folder) as tomorrow:
         page = browser.new_page()
