@@ -12,7 +12,7 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg
 # Where a learner's own copies are: make lab my=FOLDER
-export COURSE_MY := $(my)
+export COURSE_MY := $(or $(my),$(COURSE_MY))
 # Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
 BESIDE := -n $(or $(workers),3) --dist loadscope
 
