@@ -52,6 +52,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
     return Parts(config, log)
 
 
+def pytest_collection_finish() -> None:
+    """What is there by now stays: no later collection of garbage need look at a million objects."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def threads_of_torch() -> int:
     """Starts them all, so that the census finds them there; and ranks are forked beside them."""
