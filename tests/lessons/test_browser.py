@@ -134,13 +134,11 @@ def _serving(folder: Path) -> Iterator[tuple[str, str]]:
         server = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder.parent)
     try:
         yield _address(log, server), token
-        _end_kernels(_address(log, server), token)  # for which the server would wait
     finally:
-        server.terminate()
-        try:
-            server.wait(60)
-        finally:
-            server.kill()
+        with contextlib.suppress(OSError, AssertionError):
+            _end_kernels(_address(log, server), token)
+        server.kill()  # asked to end, it sometimes took more than a minute
+        server.wait()
 
 
 def _write_widgets(path: Path) -> None:
