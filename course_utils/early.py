@@ -1,5 +1,6 @@
 """A hang speaks early: a line that appears when no rank has called anything for seconds."""
 
+import contextlib
 import html
 from collections.abc import Sequence
 from time import monotonic
@@ -44,13 +45,20 @@ class Early(Listener):
             self._since = 0.0  # told
         elif monotonic() - self._since >= _STILL_S:
             self._asked = True
-            for member in (member for member in members if not member.settled):
-                member.ask_for_stack()
+            for member in self._askable(members):
+                with contextlib.suppress(OSError):  # it has just ended
+                    member.ask_for_stack()
+
+    def _askable(self, members: Sequence[Member]) -> list[Member]:
+        """Who has called something: a rank that is still starting would die of the question."""
+        return [m for m in members if not m.settled and self._seen[0][m.rank]]
 
     def _line(self, members: Sequence[Member]) -> str:
         """Nothing where no rank waits: a long computation moves nothing that could be seen here."""
         logs = self._record.logs()
         frames = {m.rank: None if m.settled else from_dump(m.dump()) for m in members}
+        for member in members:  # else a rank that dies later would seem to have died there
+            member.forget_stack()
         stands = [whereabouts.of(rank, frames[rank], logs[rank]) for rank in frames]
         if not any(one.state == "waiting" for one in stands):
             return ""
@@ -78,6 +86,6 @@ def somebody_looks() -> bool:
 def _stand(one: Whereabouts) -> str:
     """Such as `in all_reduce (cell [3], line 3, in f)`."""
     if one.state in ("returned", "silent"):
-        return {"returned": "done", "silent": "without an answer"}[one.state]
+        return {"returned": "done", "silent": "without a call"}[one.state]
     where = f" ({one.line.place})" if one.line else ""
     return f"in {one.what}{where}" if one.what else f"running{where}"

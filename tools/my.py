@@ -119,7 +119,8 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     if mine and "course" in mine.metadata:
         moved = merged(mine, notebook)
     _write(notebook, path)
-    kept = f" Your {old.name} is as it was." if old else ""
+    unread = "" if mine else "could not be read, and "
+    kept = f" Your {old.name} {unread}is as it was." if old else ""
     return f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
 
 

@@ -112,8 +112,12 @@ class Member:
 
     def ask_for_stack(self) -> None:
         """Have the rank write where it is; `dump` reads it."""
-        os.ftruncate(self.stack.fileno(), 0)
+        self.forget_stack()
         os.kill(self.pid, signal.SIGUSR1)
+
+    def forget_stack(self) -> None:
+        """What was asked for is no word about a later end."""
+        os.ftruncate(self.stack.fileno(), 0)
 
     def dump(self) -> str:
         """What faulthandler has written about this rank, also at a crash."""

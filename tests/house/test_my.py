@@ -90,7 +90,8 @@ def test_a_copy_that_was_broken_or_emptied_is_left_as_it_is(course, capsys, text
     lab.write_text(text)
     assert my.main([], course) == 0
     assert "lab_01_sums.ipynb has a newer original" in capsys.readouterr().out
-    assert my.fresh(course, lab.parent, "lab_01_sums", TODAY).startswith("New: ")
+    said = my.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    assert said.endswith("Your lab_01_sums.ipynb could not be read, and is as it was.")
     assert lab.read_text() == text
 
 

@@ -12,7 +12,23 @@ DisplayHandle.display = DisplayHandle.update = (
 )
 """
 HANGS = "launch(lambda: dist.get_rank() == 2 or dist.barrier(), world_size=3, timeout=3)"
-LATE = "launch(lambda: (dist.get_rank() or time.sleep(2), dist.barrier())[1])"
+LATE = """
+def late():
+    dist.barrier()
+    if dist.get_rank() == 0:
+        time.sleep(2)
+    dist.barrier()
+launch(late)
+"""
+DIES = """
+def dies():
+    dist.barrier()
+    if dist.get_rank() == 0:
+        time.sleep(2)
+        os._exit(3)
+    dist.barrier()
+launch(dies)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +63,21 @@ def test_it_goes_when_a_slow_rank_moves_on(kernel):
     assert "rank 0 running (cell" in told[0]
     assert "rank 1 in barrier (cell" in told[0]
     assert told[1:] == [""]
+
+
+def test_a_rank_that_dies_later_did_not_die_where_it_was_asked(kernel):
+    outcome, told = shown(kernel, DIES)
+    assert len(told) == 2
+    message = outcome.errors[0][1]
+    assert "rank 0 failed: the process left with exit status 3" in message
+    assert "time.sleep(2)" not in message
+
+
+def test_a_rank_that_has_called_nothing_yet_is_not_asked(kernel):
+    cell = "launch(lambda: (dist.get_rank() or time.sleep(2), dist.barrier())[1])"
+    outcome, told = shown(kernel, cell)
+    assert not outcome.errors
+    assert "rank 0 without a call" in told[0]
 
 
 def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
