@@ -1,10 +1,17 @@
 """`launch` as a notebook calls it: the launcher, with all that may listen to it."""
 
+import contextlib
+import inspect
+import math
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import Any
 
+from IPython import get_ipython
+
+from course_utils.devices.fork import ReadyToFork
+from course_utils.devices.placement import place
 from course_utils.early import Early
-from course_utils.hang.report import HangReport
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
@@ -12,6 +19,13 @@ from course_utils.launcher.listener import Listener
 from course_utils.live import Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
+
+# Parameters that `torch.multiprocessing.spawn` and many a tutorial hand in, and whom to ask here.
+_ASKED = {
+    "rank": "dist.get_rank()",
+    "world_size": "dist.get_world_size()",
+    "local_rank": "os.environ['LOCAL_RANK']",
+}
 
 
 def launch(
@@ -51,16 +65,18 @@ def launch(
         WorkerError: a rank failed; the message names the root cause, its rank and its line.
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
-    record = Record(trace)
+    _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
+    placement, record = place(backend, device, world_size, nodes), Record(trace)
     listeners: list[Listener] = [
+        ReadyToFork(placement),
         record,
         Early(record, timeout),
-        HangReport(record),
         *([Panel()] if live else []),
     ]
-    how = {"backend": backend, "device": device, "nodes": nodes, "timeout": timeout}
+    how = {"backend": placement.backend, "listeners": listeners}
+    how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
     try:
-        results = launcher.launch(fn, *args, world_size=world_size, listeners=listeners, **how)
+        results = launcher.launch(fn, *args, **how)
     except WorkerError as error:
         error.trace = _trace(record)
         raise
@@ -70,3 +86,53 @@ def launch(
 
 def _trace(record: Record) -> Trace | None:
     return Trace.later(record.events, record.ended, record.failed) if record.trace else None
+
+
+def _refuse_what_cannot_work(
+    fn: Callable[..., Any], args: tuple, world_size: int, nodes: int, timeout: float
+) -> None:
+    """Say what to do instead, before anything starts."""
+    if not callable(fn):
+        got = "None" if fn is None else type(fn).__name__
+        way = "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel"
+        raise TypeError(f"launch needs a function, got {got}: {way}.")
+    for name, value in (("world_size", world_size), ("nodes", nodes)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if world_size % nodes:
+        what = f"{world_size} ranks cannot be laid out as {nodes} equal nodes"
+        raise ValueError(f"{what}: make world_size a multiple of nodes.")
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+    if message := _misfit(fn, args):
+        raise TypeError(message)
+
+
+def _misfit(fn: Callable[..., Any], args: tuple) -> str:
+    """What is wrong with the arguments; a function written in C may not tell what it takes."""
+    with contextlib.suppress(TypeError, ValueError):
+        signature = inspect.signature(fn)
+        try:
+            signature.bind(*args)
+        except TypeError as error:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            message = f"{name}{signature} does not fit the {len(args)} arguments given to launch"
+            ways = [f"{_ASKED[it]} for {it}" for it in signature.parameters if it in _ASKED]
+            hint = f" A rank asks {' and '.join(ways)}: nobody hands it in." if ways else ""
+            return f"{message}: {error}.{hint}"
+    return ""
+
+
+def _told_in_no_rank(result: Any) -> None:
+    """After a cell that asked for the group that only ranks have, as `launch(fn())` does."""
+    error = result.error_in_exec
+    if isinstance(error, ValueError) and "Default process group has not been init" in str(error):
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        own = [f.f_code.co_name for f in frames if f.f_globals.get("__name__") == "__main__"]
+        name = own[1] if len(own) > 1 else "fn"  # the first is the cell
+        told = f"launch calls it in every rank: write launch({name}), not launch({name}())."
+        print(f"This ran in the notebook itself, which is no rank. {told}")
+
+
+if shell := get_ipython():
+    shell.events.register("post_run_cell", _told_in_no_rank)

@@ -2,7 +2,7 @@
 
 What happens between `launch(fn)` and `results[0]`, read downwards:
 
-    launch.launch               refuses what cannot work, chooses backend and devices (placement)
+    launch.launch               what `course_utils.launch` has looked at and chosen is carried out
       Team.start                has listeners get ready, opens the rendezvous, then for each rank:
         Member.open, os.fork    a channel, a pipe for output, a file for its stack
           Worker.run            in the rank: one thread, streams and signals of its own

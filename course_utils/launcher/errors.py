@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from course_utils.launcher import stacks
@@ -40,6 +41,7 @@ _LIKELY = {  # by words of the headline
     "died of SIGFPE": "an integer was divided by zero in compiled code",
     "died of SIGTERM": "something asked this one process to end",
     "left with exit status": "os._exit ends a process at once; let the function return instead",
+    "RecursionError": "a function calls itself, and nothing ends that",
     "initialize the default process group twice": "launch makes the group before your function "
     "runs: leave init_process_group() out, or make the group yourself, once, under "
     "launch(..., backend=None)",
@@ -66,9 +68,10 @@ class Failure:
     def story(self) -> str:
         """The headline, and the learner's lines that led there, the last with its neighbours."""
         own = [frame for frame in self.frames if frame.is_learners]
-        rows = [f"  {frame.place}: {frame.code}" for frame in own[:-1]]
-        rows += [f"  {frame.place}\n{frame.excerpt()}".rstrip() for frame in own[-1:]]
-        return "\n".join([f"{self.headline}\n", *rows] if rows else [self.headline])
+        rows = dict.fromkeys(f"  {frame.place}: {frame.code}" for frame in own[:-1])
+        again = ["  ..."] * (len(rows) < len(own) - 1)  # where a function calls itself
+        last = [f"  {frame.place}\n{frame.excerpt()}".rstrip() for frame in own[-1:]]
+        return "\n".join([self.headline + "\n" * bool(own), *rows, *again, *last])
 
     def likely(self) -> str:
         """The likely reason, where there is one to tell."""
@@ -170,25 +173,21 @@ def worker_error(failures: list[Failure], world_size: int, output: list[str]) ->
 def worker_timeout(
     stands: Mapping[int, list[Frame] | None], output: list[str], seconds: float, when: float
 ) -> WorkerTimeout:
-    """The error for ranks that are not done; `stands` is the `ranks` of `Listener.explain`."""
+    """The error for ranks that are not done in time, or never will be (`seconds` is infinite).
+
+    `stands` is the `ranks` of `Listener.explain`.
+    """
     running = [rank for rank, frames in stands.items() if frames is not None]
-    waits = [rank for rank in running if stacks.waits_in(stands[rank])]
-    free = [rank for rank in stands if rank not in waits]
     head = f"{were(running)} not done after {seconds:g} s."
+    if seconds == inf:
+        head = f"{ranks(running)} would never be done."
     rows = "\n".join(f"  rank {rank}: {_stand(stands[rank])}" for rank in sorted(stands))
-    if not waits:
-        why = "No rank waits for another: perhaps they only needed longer."
-    elif free:
-        why = f"{ranks(waits).capitalize()} waited, {ranks(free)} did not: look there first."
-    else:
-        why = "Every rank waits: do all of them make the same calls in the same order?"
-    return WorkerTimeout([head, rows, why], output, when)
+    return WorkerTimeout([head, rows], output, when)
 
 
 def _stand(frames: list[Frame] | None) -> str:
     """Where a rank is, in one line."""
     if not frames:
         return "its function has returned" if frames is None else "gives no answer"
-    what, line = stacks.waits_in(frames), stacks.learners_line(frames)
-    doing = f"waiting in {what}" if what else "running"
-    return f"{doing} at {line.place}: {line.code}" if line else f"{doing}, outside of your code"
+    line = stacks.learners_line(frames)
+    return f"at {line.place}: {line.code}" if line else "outside of your code"

@@ -22,8 +22,11 @@ class Listener:
         """
         return contextlib.nullcontext()
 
-    def tick(self, members: Sequence[Member], final: bool = False) -> None:
-        """In the kernel, about ten times a second, and once when all ranks are gone."""
+    def tick(self, members: Sequence[Member], final: bool = False) -> bool | None:
+        """In the kernel, about ten times a second, and once when all ranks are gone.
+
+        True says that the ranks will never be done, which ends the launch.
+        """
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """In the kernel, when a launch fails, before the ranks are stopped.

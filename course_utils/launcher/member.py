@@ -26,7 +26,6 @@ class Member:
         self.rank, self.pid = rank, 0
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
-        self.metrics: dict[str, Any] = {}  # what it reported last
         self.status: int | None = None  # exit status, or minus the signal's number
         self._ends = contextlib.ExitStack()
         self._buffers: list[Any] = []
@@ -145,10 +144,8 @@ class Member:
         value, self._buffers = parcel.unpack(content, self._buffers), []
         if kind == parcel.RESULT:
             self.result = value
-        elif kind == parcel.FAILED:
-            self.failure = value
         else:
-            self.metrics |= value
+            self.failure = value
 
     def _read_output(self) -> None:
         for _ in range(_READS):

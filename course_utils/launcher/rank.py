@@ -13,20 +13,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from course_utils.launcher import errors, parcel
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
-from course_utils.launcher.placement import Placement
 from course_utils.launcher.rendezvous import Rendezvous
 
 LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_REPORT_EVERY_S = 0.05
 me: "Worker | None" = None  # the worker that this process is; None in the kernel
 
 
@@ -37,10 +35,8 @@ class Worker:
     own: Member  # of its ends the rank has `theirs`, `output` and `stack`
     kernel: int  # process id of the parent
     listeners: Sequence[Listener]
-    reported_at: float = 0.0
-    unsent: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> NoReturn:
+    def run(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> NoReturn:
         """Become the rank, run the learner's function, hand over its result, and never return."""
         global me
         torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
@@ -49,27 +45,23 @@ class Worker:
         try:
             self._live_and_die_with_the_kernel()
             self._capture_output()
-            self._work(fn, args, meet, placement)
+            self._work(fn, args, meet, backend)
         except BaseException as error:
             self._tell_failure(error)
         finally:
             self._stay()
 
-    def _work(self, fn: Callable, args: tuple, meet: Rendezvous, placement: Placement) -> None:
-        rank, device = self.own.rank, placement.devices[self.own.rank]
+    def _work(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> None:
+        rank = self.own.rank
         os.environ.update(meet.environment(rank))
         multiprocessing.util.get_temp_dir = meet.folder
-        if device == "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that torch.cuda.is_available() says no
-        else:
-            torch.cuda.set_device(device)
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:
                 listening.enter_context(listener.inside(rank))
-            if placement.backend is None:
+            if backend is None:
                 meet.serve(rank)
             else:
-                meet.join(placement.backend, rank)
+                meet.join(backend, rank)
             result = fn(*args)
         self._let_out()
         try:
@@ -111,13 +103,7 @@ class Worker:
                 handler.setStream(sys.stderr)
         faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
         faulthandler.register(signal.SIGUSR1, file=self.own.stack, all_threads=False)
-
-    def report(self, metrics: dict[str, Any], last: bool = False) -> None:
-        """Send metrics, at most twenty times a second; the last ones always arrive."""
-        self.unsent |= metrics
-        if self.unsent and (last or time.monotonic() - self.reported_at > _REPORT_EVERY_S):
-            told, self.unsent, self.reported_at = self.unsent, {}, time.monotonic()
-            parcel.send(self.own.theirs, parcel.REPORT, told)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     def _let_out(self) -> None:
         """Before the kernel hears the end: it may stop this rank at once."""
@@ -125,7 +111,6 @@ class Worker:
             with contextlib.suppress(Exception):  # the learner closed it, or put in another
                 stream.flush()
         LIBC.fflush(None)  # what compiled code printed
-        self.report({}, last=True)
 
     def _tell_failure(self, error: BaseException, note: str = "") -> None:
         failure = errors.from_exception(self.own.rank, error, note)
@@ -144,19 +129,6 @@ class Worker:
                 time.sleep(3600)
         finally:
             os._exit(1)
-
-
-def report(**metrics: Any) -> None:
-    """Show numbers of this rank, such as `step=3, loss=0.7`, in the panel of `launch(live=True)`.
-
-    Outside of `launch`, under `torchrun` for example, it does nothing, so that the same function
-    runs unchanged there.
-
-    Args:
-        **metrics: names and numbers. `step` with `steps` draws a progress bar.
-    """
-    if me is not None:
-        me.report({name: getattr(v, "item", lambda v=v: v)() for name, v in metrics.items()})
 
 
 def _no_keyboard(prompt: object = "") -> NoReturn:

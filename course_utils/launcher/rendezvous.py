@@ -17,6 +17,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from course_utils.launcher.parcel import anonymous_file
@@ -68,7 +69,8 @@ class Rendezvous:
         address = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": self.port.getsockname()[1]}
         elastic = {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": True}
         restarts = {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
-        sockets = {"GLOO_SOCKET_IFNAME": _INTERFACE, "NCCL_SOCKET_IFNAME": _INTERFACE}
+        names = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+        sockets = {name: os.environ.get(name, _INTERFACE) for name in names}  # the user's wins
         found = ranks | sizes | role | address | elastic | restarts | sockets
         return {name: str(value) for name, value in found.items()} | {"OMP_NUM_THREADS": "1"}
 
@@ -87,6 +89,8 @@ class Rendezvous:
         store = dist.FileStore(self._path, self.world_size)
         store.set_timeout(self.timeout)
         group = {"store": store, "rank": rank, "world_size": self.world_size}
+        if "nccl" in backend:  # else torch would take the GPU that has the local rank's number
+            group["device_id"] = torch.device("cuda", torch.cuda.current_device())
         dist.init_process_group(backend, timeout=self.timeout, **group)
 
     def close(self) -> None:

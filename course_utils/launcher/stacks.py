@@ -15,7 +15,6 @@ from pathlib import Path
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"  # `course_utils_lab/` beside it is a learner's
 _LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
-_WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,12 @@ class Frame:
 
     def excerpt(self) -> str:
         """The line among its neighbours, an arrow before it."""
-        rows = []
-        for number in range(self.line - 2, self.line + 2):
-            if text := linecache.getline(self.file, number).rstrip():
-                rows.append(f"    {'-->' if number == self.line else '   '} {number:3d} | {text}")
-        return "\n".join(rows)
+        around = range(self.line - 2, self.line + 2)
+        lines = ((n, linecache.getline(self.file, n).rstrip()) for n in around)
+        told = (
+            f"{'-->' if n == self.line else '   '} {n:3d} | {text}" for n, text in lines if text
+        )
+        return "\n".join(f"    {row}" for row in told)
 
 
 def from_dump(text: str) -> list[Frame]:
@@ -72,11 +72,3 @@ def from_dump(text: str) -> list[Frame]:
 def learners_line(frames: list[Frame]) -> Frame | None:
     """The innermost frame that the learner wrote."""
     return next((frame for frame in reversed(frames) if frame.is_learners), None)
-
-
-def waits_in(frames: list[Frame]) -> str | None:
-    """What of `torch.distributed` the learner's line is inside, if anything."""
-    own = learners_line(frames)
-    inner = frames[frames.index(own) + 1 :] if own else frames
-    calls = (frame.name for frame in inner if "torch/distributed/" in frame.file)
-    return next((name for name in calls if name not in _WRAPPERS), None)

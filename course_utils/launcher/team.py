@@ -1,7 +1,9 @@
 """The kernel's side of a launch: one member per rank, all watched together, none left behind."""
 
 import contextlib
+import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,10 +11,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from course_utils.launcher import errors, pages
+from course_utils.launcher import errors
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
-from course_utils.launcher.placement import Placement
 from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.stacks import Frame, from_dump
@@ -61,17 +62,16 @@ class Team:
         """What each rank has printed."""
         return [member.text() for member in self.members]
 
-    def start(self, fn: Callable, args: tuple, placement: Placement) -> None:
+    def start(self, fn: Callable, args: tuple, backend: str | None) -> None:
         """Let all who listen get ready, and fork every rank."""
         try:
             for listener in self.listeners:
                 listener.before(self.world_size)
                 self._listening.callback(listener.close)
             LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
-            self.meet.open(listens=placement.backend is None)
-            pages.enlarge(self.world_size)
+            self.meet.open(listens=backend is None)
             for number in range(self.world_size):
-                self._fork(number, fn, args, placement)
+                self._fork(number, fn, args, backend)
         except OSError as error:  # the system has no process or descriptor left
             rank = f"rank {max(0, len(self.members) - 1)} of {self.world_size}"
             limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
@@ -80,18 +80,22 @@ class Team:
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
             raise errors.WorkerError([message], self.output()) from None
 
-    def _fork(self, number: int, fn: Callable, args: tuple, placement: Placement) -> None:
+    def _fork(self, number: int, fn: Callable, args: tuple, backend: str | None) -> None:
         kernel, member = os.getpid(), Member(number)
         self.members.append(member)  # first, so that `close` finds whatever was opened
         member.open()
-        with _FORKING:
-            pid = os.fork()
-        if pid == 0:
-            for other in self.members[:-1]:
-                other.close()
-            member.channel.close()
-            member.pipe.close()
-            Worker(member, kernel, self.listeners).run(fn, args, self.meet, placement)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until it can answer
+        try:
+            with _FORKING:
+                pid = os.fork()
+            if pid == 0:
+                for other in self.members[:-1]:
+                    other.close()
+                member.channel.close()
+                member.pipe.close()
+                Worker(member, kernel, self.listeners).run(fn, args, self.meet, backend)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         member.watch(pid)
 
     def results(self, pressed: list[int]) -> list[Any]:
@@ -108,19 +112,21 @@ class Team:
             wait([end for member in self.members for end in member.ends()], min(_TICK_S, left))
             for member in self.members:
                 member.read()
-            self._tick()
+            if self._tick():
+                deadline = -math.inf
         if running or any(member.failure for member in self.members):
-            raise self._error(running)
+            raise self._error(running, deadline)
         return [member.result for member in self.members]
 
-    def _error(self, running: list[Member]) -> errors.WorkerError:
+    def _error(self, running: list[Member], deadline: float) -> errors.WorkerError:
         """What went wrong, which whoever listens may say better."""
         ranks, now = {}, time.monotonic()
         if failures := [member.failure for member in self.members if member.failure]:
             error = errors.worker_error(failures, self.world_size, self.output())
         else:
             ranks = self._stacks(running)
-            error = errors.worker_timeout(ranks, self.output(), self.timeout, now)
+            seconds = self.timeout if deadline > 0 else math.inf
+            error = errors.worker_timeout(ranks, self.output(), seconds, now)
         for listener in self.listeners:
             try:
                 listener.explain(ranks, error)
@@ -139,9 +145,8 @@ class Team:
             time.sleep(0.02)
         return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
 
-    def _tick(self, final: bool = False) -> None:
-        for listener in self.listeners:
-            listener.tick(self.members, final)
+    def _tick(self, final: bool = False) -> bool:
+        return any(listener.tick(self.members, final) for listener in self.listeners)
 
 
 def _family(groups: set[int]) -> set[int]:

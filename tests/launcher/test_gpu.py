@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import WorkerError, launch
-from course_utils.launcher.placement import gpu_count
+from course_utils.devices.placement import gpu_count
 
 GPUS = gpu_count()
 pytestmark = [

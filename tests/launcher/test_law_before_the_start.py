@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import WorkerError, launch
-from course_utils.launcher import launch as workers
-from course_utils.launcher import placement
+from course_utils.devices import fork, placement
 from course_utils.launcher.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -30,7 +29,7 @@ def nothing_starts(monkeypatch):
         pytest.fail("something was started")
 
     monkeypatch.setattr(os, "fork", started)
-    monkeypatch.setattr(Rendezvous, "__init__", started)
+    monkeypatch.setattr(Rendezvous, "open", started)
 
 
 @pytest.mark.usefixtures("nothing_starts")
@@ -45,7 +44,7 @@ def test_law_1_a_kernel_with_cuda_in_use_is_refused_before_anything_starts(monke
 def test_law_1_a_driver_started_by_somebody_else_is_noticed(monkeypatch):
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(placement.ctypes, "CDLL", lambda *args, **options: driver)
+    monkeypatch.setattr(fork.ctypes, "CDLL", lambda *args, **options: driver)
     with pytest.raises(RuntimeError, match="an import such as keras, started the driver"):
         launch(rank_of)
 
@@ -144,7 +143,7 @@ def test_law_10_what_python_cannot_inspect_is_tried():
 
 
 def test_the_choice_made_for_the_caller_is_said_once(capfd, monkeypatch):
-    monkeypatch.setattr(workers, "_said", set())
+    monkeypatch.setattr(fork, "_said", set())
     launch(rank_of, world_size=1)
     launch(rank_of, world_size=1)
     launch(rank_of, world_size=1, backend="gloo")

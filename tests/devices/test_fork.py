@@ -1,4 +1,4 @@
-"""The kernel's memory in large pages: forks take less time, and nothing else changes."""
+"""Before a fork: imports are done, and memory lies in large pages; nothing else changes."""
 
 import platform
 import sys
@@ -9,7 +9,7 @@ import pytest
 from kernels import Kernel
 
 from course_utils import launch
-from course_utils.launcher import pages
+from course_utils.devices import fork
 
 NEW = sys.platform == "linux" and tuple(map(int, platform.release().split(".")[:2])) >= (6, 1)
 SETUP = """
@@ -53,11 +53,11 @@ MAPS = """\
 def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatch, tmp_path):
     asked, maps = [], tmp_path / "maps"
     maps.write_text(MAPS)
-    monkeypatch.setattr(pages, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
-    monkeypatch.setattr(pages, "_MAPS", maps)
-    monkeypatch.setattr(pages, "_started", 0)
+    monkeypatch.setattr(fork, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
+    monkeypatch.setattr(fork, "_MAPS", maps)
+    monkeypatch.setattr(fork, "_started", 0)
     for count, so_far in ((6, 0), (6, 0), (6, 3), (64, 3)):
-        pages.enlarge(count)
+        fork.enlarge(count)
         assert len(asked) == so_far
     assert [(hex(begin.value), size.value, how) for begin, size, how in asked] == [
         ("0x5600000ff000", 0x401000, 25),
@@ -67,7 +67,34 @@ def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monke
 
 
 def test_without_proc_a_launch_goes_on(monkeypatch):
-    monkeypatch.setattr(pages, "_started", 15)
-    monkeypatch.setattr(pages, "_MAPS", Path("no such folder"))
+    monkeypatch.setattr(fork, "_started", 15)
+    monkeypatch.setattr(fork, "_MAPS", Path("no such folder"))
     assert launch(lambda: 7, world_size=2, backend="gloo") == [7, 7]
-    assert pages._started == 17
+    assert fork._started == 17
+
+
+FOUR_AT_ONCE = """
+import threading
+import torch.distributed as dist
+from course_utils import launch
+
+def build():
+    from torch.nn import Linear
+    from torch.nn.parallel import DistributedDataParallel
+    DistributedDataParallel(Linear(1, 1))
+    return dist.get_rank()
+
+def first():
+    print(list(launch(build, backend="gloo", timeout=30)), flush=True)
+
+threads = [threading.Thread(target=first) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_first_launches_from_several_threads_do_not_fork_amid_an_import(script):
+    printed = script(FOUR_AT_ONCE).stdout.read()
+    assert printed.count("[0, 1]") == 4, printed

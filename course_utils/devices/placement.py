@@ -1,10 +1,6 @@
 """Which backend and device a rank gets, decided without a CUDA context."""
 
-import contextlib
-import ctypes
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,9 +10,14 @@ import torch.distributed as dist
 class Placement:
     """What the ranks of one launch get."""
 
-    backend: str | None  # for `init_process_group`; None where the learner makes the group
-    devices: tuple[str, ...]  # "cpu" or "cuda:K" by global rank
+    backend: str | None = "gloo"  # for `init_process_group`; None: the learner makes the group
+    # By global rank "cpu" or "cuda:K", of the GPUs that the rank sees; empty for the CPU alone.
+    devices: tuple[str, ...] = ()
     notice: str = ""  # one line that says what "auto" chose; empty when the caller chose
+    visible: tuple[str, ...] = ()  # likewise CUDA_VISIBLE_DEVICES; empty where it stays as it is
+
+
+CPU = Placement()
 
 
 def gpu_count() -> int:
@@ -26,8 +27,11 @@ def gpu_count() -> int:
     return max(0, torch.cuda._device_count_nvml())
 
 
-def place(backend: str | None, device: str, world_size: int) -> Placement:
+def place(backend: str | None, device: str, world_size: int, nodes: int = 1) -> Placement:
     """Choose the backend and the devices from the options of `launch`; ranks share this machine.
+
+    Each of several nodes sees the GPUs of its own ranks alone. So `cuda:{LOCAL_RANK}` is the
+    rank's own as on real nodes, for the learner and for torch, which takes it for NCCL.
 
     Raises:
         ValueError: The choice is unknown, or this machine or this torch cannot do it.
@@ -36,16 +40,31 @@ def place(backend: str | None, device: str, world_size: int) -> Placement:
     _refuse(backend, device, world_size, gpus)
     enough = world_size <= gpus and dist.is_nccl_available()
     on_gpu = device == "cuda" or backend == "nccl" or (backend in ("auto", None) and enough)
-    devices = tuple(f"cuda:{r % gpus}" if on_gpu else "cpu" for r in range(world_size))
+    devices, visible = ("cpu",) * world_size, ()
+    if on_gpu:
+        devices, visible = _share_out(torch.cuda._parse_visible_devices()[:gpus], world_size, nodes)
     if backend != "auto":
-        return Placement(backend, devices)
+        return Placement(backend, devices, "", visible)
     if enough:  # under NCCL alone a collective on a CPU tensor would be an error
-        return Placement("cpu:gloo,cuda:nccl", devices, "launch: NCCL, one GPU per rank")
+        return Placement("cpu:gloo,cuda:nccl", devices, "launch: NCCL, one GPU per rank", visible)
     why = "this torch has no NCCL" if world_size <= gpus else _counts(world_size, gpus)
     if not gpus:
         why = "device='cpu'" if device == "cpu" else "no GPU here"
     where = "shared GPUs" if on_gpu else "the CPU"
-    return Placement("gloo", devices, f"launch: gloo on {where} ({why})")
+    return Placement("gloo", devices, f"launch: gloo on {where} ({why})", visible)
+
+
+def _share_out(
+    gpus: list[int] | list[str], world_size: int, nodes: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Each rank's device, and what its node sees of these GPUs, by number or by name."""
+    each = world_size // nodes
+    own = [gpus[rank % len(gpus)] for rank in range(world_size)]
+    seen = [list(dict.fromkeys(own[rank // each * each :][:each])) for rank in range(world_size)]
+    if nodes == 1:  # this machine as it is, GPUs that no rank gets included
+        return tuple(f"cuda:{gpus.index(gpu)}" for gpu in own), ()
+    devices = (f"cuda:{mine.index(gpu)}" for gpu, mine in zip(own, seen, strict=True))
+    return tuple(devices), tuple(",".join(map(str, mine)) for mine in seen)
 
 
 def _refuse(backend: str | None, device: str, world_size: int, gpus: int) -> None:
@@ -70,40 +89,3 @@ def _refuse(backend: str | None, device: str, world_size: int, gpus: int) -> Non
 
 def _counts(ranks: int, gpus: int) -> str:
     return f"{ranks} rank{'s' * (ranks != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
-
-
-def cuda_in_use() -> str | None:
-    """Say why a fork of this process could not use CUDA, or None when it can."""
-    if torch.version.cuda is None:
-        return None
-    what = ""
-    if torch.cuda.is_initialized():
-        what = "a tensor or a model was put on a GPU"
-    elif _driver_started():
-        what = "a call such as torch.cuda.is_available(), or an import such as keras, "
-        what += "started the driver"
-    if what:
-        restart = "Restart the kernel and keep CUDA inside the function that launch runs."
-        return f"this kernel already uses CUDA: {what}. {restart}"
-    if gpu_count() and _autograd_threads():
-        return """this kernel already ran backward() on a machine with a GPU, which started \
-threads that a worker's backward() cannot inherit. Restart the kernel and call backward() only \
-inside the function that launch runs."""
-    return None
-
-
-def _driver_started() -> bool:
-    """Whether anything has initialised libcuda, which is asked only if something has loaded it."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0  # 3 = not initialised
-    except (OSError, AttributeError):  # not loaded; or a system without RTLD_NOLOAD
-        return False
-
-
-def _autograd_threads() -> bool:
-    for name in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            if name.read_text().startswith("pt_autograd_"):
-                return True
-    return False

@@ -1,0 +1,1 @@
+"""What this machine has, what a rank gets of it, and whether its kernel can fork."""
