@@ -18,14 +18,14 @@ _ROOMS = {
     "check": "checks.check",
     "digits": "data",
     "explore": "pictures.widgets",
-    "hardware": "machine",
+    "hardware": "devices.hardware",
     "launch": "notebook",
     "plot_calls": "pictures.calls",
     "plot_ranks": "pictures.squares",
     "plot_timeline": "pictures.timeline",
     "plot_traffic": "pictures.squares",
     "progress": "checks.outcome",
-    "report": "launcher.rank",
+    "report": "live",
     "show": "pictures.style",
 }
 __all__ = sorted(_ROOMS)

@@ -1,7 +1,10 @@
-"""The panel that a notebook shows while workers run."""
+"""The panel that a notebook shows while workers run, and what they report to it."""
 
+import contextlib
 import html
+import json
 import math
+import mmap
 import sys
 import time
 from collections.abc import Sequence
@@ -15,12 +18,40 @@ from course_utils.launcher.member import Member
 from course_utils.pictures.style import OKABE_ITO
 
 _EVERY_S = 0.12  # between two drawings
+_ROOM, _WIDEST = 1 << 16, 60  # bytes of all that a rank reports; characters of one word of it
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
 _CARD = (
     f"display:inline-block;padding:6px 4px 4px;border:1px solid {_GREY};border-radius:6px;"
     "font:13px/1.5 var(--jp-ui-font-family,sans-serif);font-variant-numeric:tabular-nums;"
     "color:var(--jp-ui-font-color1,inherit)"
 )
+_reported: dict[str, Any] = {}  # by this rank
+_memory: mmap.mmap | None = None  # of this rank, which the kernel reads as well
+
+
+def report(**metrics: Any) -> None:
+    """Show numbers of this rank, such as `step=3, loss=0.7`, in the panel of `launch(live=True)`.
+
+    Without a panel, under `torchrun` for example, it does nothing, so that the same function runs
+    unchanged there.
+
+    Args:
+        **metrics: names and numbers. `step` with `steps` draws a progress bar.
+    """
+    if _memory is None:
+        return
+    for name, value in metrics.items():
+        value = getattr(value, "item", lambda v=value: v)()
+        _reported[name] = value if isinstance(value, int | float) else str(value)[:_WIDEST]
+    text = json.dumps(_reported).encode() + b"\n"
+    if len(text) <= _ROOM:
+        _memory[: len(text)] = text
+
+
+def _read(memory: mmap.mmap) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):  # the rank is just writing
+        return json.loads(memory[: memory.find(b"\n") + 1] or "{}")
+    return {}
 
 
 class Panel(Listener):
@@ -34,29 +65,47 @@ class Panel(Listener):
     def before(self, world_size: int) -> None:
         """Show it, in a notebook; elsewhere there is none."""
         self.started, self.shown = time.monotonic(), 0.0
+        self.memory = [mmap.mmap(-1, _ROOM) for _ in range(world_size)]
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
         if "ipykernel" in sys.modules and get_ipython() is not None:
             self.view = DisplayHandle()
             self.view.display(self._bundle('<div class="live-panel"></div>'), raw=True)
+
+    def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
+        """Let `report` of this rank write where the kernel reads."""
+        global _memory
+        _memory = self.memory[rank]
+        return contextlib.nullcontext()
 
     def tick(self, members: Sequence[Member], final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
         if self.view is not None and (final or now - self.shown >= _EVERY_S):
             self.shown = now
-            drawn = render(members, now - self.started, "stopped" if final else "running")
+            told = [_read(memory) for memory in self.memory]
+            unsettled = "stopped" if final else "running"
+            drawn = render(members, told, now - self.started, unsettled)
             self.view.update(self._bundle(drawn), raw=True)
 
     def _bundle(self, drawn: str) -> dict[str, str]:
         return {"text/plain": self.text, "text/html": drawn}
 
 
-def render(members: Sequence[Member], seconds: float, unsettled: str = "running") -> str:
+def render(
+    members: Sequence[Member],
+    told: Sequence[dict[str, Any]],
+    seconds: float,
+    unsettled: str = "running",
+) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes.
 
-    `unsettled` is the word for a rank that has neither returned nor failed.
+    Args:
+        members: All ranks.
+        told: What each has reported.
+        seconds: Since the launch began.
+        unsettled: The word for a rank that has neither returned nor failed.
     """
-    rows = "".join(_row(member, unsettled) for member in members)
+    rows = "".join(_row(*one, unsettled) for one in zip(members, told, strict=True))
     head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"
     return (
         f'<div class="live-panel" style="{_CARD}"><div style="padding:0 10px">{head}</div>'
@@ -64,13 +113,13 @@ def render(members: Sequence[Member], seconds: float, unsettled: str = "running"
     )
 
 
-def _row(member: Member, unsettled: str) -> str:
+def _row(member: Member, metrics: dict[str, Any], unsettled: str) -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     state = "✗ failed" if member.failure else "✓ done" if member.settled else unsettled
-    last = html.escape(member.text().rstrip().rpartition("\n")[2][-60:])
+    last = html.escape(member.text().rstrip().rpartition("\n")[2][-_WIDEST:])
     name = f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>'
-    numbers = [_number(name, member.metrics) for name in member.metrics if name != "steps"]
-    cells = [name, _bar(member, colour), *numbers, state]
+    numbers = [_number(name, metrics) for name in metrics if name != "steps"]
+    cells = [name, _bar(metrics, colour), *numbers, state]
     cells += [f'<code style="font-size:12px">{last}</code>'] * bool(last)
     return "<tr>" + "".join(f'<td style="white-space:pre">{c}</td>' for c in cells) + "</tr>"
 
@@ -82,12 +131,12 @@ def _number(name: str, metrics: dict[str, Any]) -> str:
     if name == "step" and "steps" in metrics:
         total = str(metrics["steps"])
         value = f"{str(value).rjust(len(total), chr(0x2007))} / {total}"  # spaces as wide as digits
-    return html.escape(f"{name} {value}"[:60])
+    return html.escape(f"{name} {value}"[:_WIDEST])
 
 
-def _bar(member: Member, colour: str) -> str:
+def _bar(metrics: dict[str, Any], colour: str) -> str:
     """How many of its steps a rank has done, where it reports numbers for both."""
-    step, steps = (member.metrics.get(name, 0) for name in ("step", "steps"))
+    step, steps = (metrics.get(name, 0) for name in ("step", "steps"))
     numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in (step, steps))
     share = 100 * min(1.0, max(0.0, step / steps)) if numbers and steps else 0
     filled = f"linear-gradient(90deg,{colour} {share:.1f}%,{_GREY} {share:.1f}%)"

@@ -3,7 +3,8 @@
 Each rank draws its own inputs after the fork, and between two cases all ranks wait for each other
 and mark the recording. Every case comes twice: with numbers that are the same in every run, so that
 a failure can be shown, and with fresh ones that no other rank can know unless it is told. Their
-seeds go to the kernel before the answer runs, through a pipe that no rank can read.
+seeds go to the kernel before the answer runs, through a pipe that no rank can read. With fresh
+numbers ranks also come late, each in its turn, so that what depends on who is first shows.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import mmap
 import os
 import struct
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from time import monotonic, sleep
@@ -22,15 +23,20 @@ import torch.distributed as dist
 
 from course_utils.checks.cases import Inputs, draw, public_seed, seed_cpu
 from course_utils.checks.outcome import WRONG, Outcome, Row, many
-from course_utils.hang.report import HangReport
+from course_utils.checks.watch import Watch
+from course_utils.devices.fork import ReadyToFork
+from course_utils.hang.deadlock import Deadlock
+from course_utils.hang.silence import Silence
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
+from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Event, Trace
 from course_utils.record.record import Record
 
 _SEED = struct.Struct("<iiQ")  # rank, number of the run, seed
-_MARK = "\x1e"  # between two cases, in what a rank prints
+_STILL_S = 1.0  # until it is looked whether an answer hangs for ever
+_GAP, _MARK = "bytes left out ...]", "\x1e"  # between two cases, in what a rank prints
 
 
 class Run(NamedTuple):
@@ -39,19 +45,37 @@ class Run(NamedTuple):
     number: int
     case: Any
     fresh: bool = False
+    order: int | None = None  # with a number, ranks come late, in the order that has this number
+
+    def lateness(self, rank: int, world_size: int) -> float | None:
+        """From 0 for the first rank to come to 1 for the last; of three ranks all orders occur."""
+        if self.order is None:
+            return None
+        turns, number = divmod(self.order, world_size)
+        place = (rank - number - 1) % world_size
+        return abs(place - (world_size - 1) * (turns % 2)) / max(1, world_size - 1)
 
     def __str__(self) -> str:
         return f"{self.case}, fresh numbers" if self.fresh else str(self.case)
 
 
+class Told(NamedTuple):
+    """What became of a run in one rank."""
+
+    packed: bytes  # what it returned
+    begun: float  # on the system's monotonic clock
+    seen: str  # what it did besides its calls, see `Watch`
+    flops: int  # 0 where they are not counted
+
+
 @dataclass
 class Attempt:
-    """What became of one launch of an answer; where it failed, `got` and `traces` are empty."""
+    """What became of one launch of an answer; where it failed, `told` and `traces` are empty."""
 
     name: str
     world_size: int
     runs: list[Run]  # what the ranks were given, in order
-    got: list[list[bytes]] = field(default_factory=list)  # what they returned, by run and rank
+    told: list[tuple[Told, ...]] = field(default_factory=list)  # by run and rank
     traces: list[Trace] = field(default_factory=list)  # by run
     seeds: dict[tuple[int, int], int] = field(default_factory=dict)  # by rank and number of the run
     output: list[list[str]] = field(default_factory=list)  # by rank and run
@@ -66,23 +90,39 @@ class Attempt:
         return Outcome(self.name, WRONG, where, message, rows, printed)
 
 
+class _Hang(Silence):
+    """A rank that has a run behind it calls nothing until all have: as if it had returned."""
+
+    def __init__(self, record: Record, progress: Sequence[int]) -> None:
+        super().__init__(record, _STILL_S)
+        self._progress = progress
+
+    def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
+        """Who waits for whom in this run."""
+        here = min(self._progress)
+        behind = {rank: None for rank, runs in enumerate(self._progress) if runs > here}
+        return super().deadlock({**ranks, **behind}, now)
+
+
 def attempt(
-    name: str, fn: Callable, inputs: Inputs, world_size: int, runs: list[Run], **options: Any
+    name: str, watch: Watch, inputs: Inputs, world_size: int, runs: list[Run], **options: Any
 ) -> Attempt:
     """Launch an answer once, on all these runs; `options` go to the launcher."""
     done, record, pipe = Attempt(name, world_size, runs), Record(trace=True), os.pipe()
     # How many runs each rank has behind it, in memory that all processes share.
     progress = memoryview(mmap.mmap(-1, 8 * world_size)).cast("Q")
-    arguments = fn, inputs, runs, progress, pipe, options["backend"]
-    options |= {"world_size": world_size, "listeners": (record, HangReport(record))}
+    arguments = watch, inputs, runs, progress, pipe, options["backend"]
+    listeners = ReadyToFork(), record, _Hang(record, progress)
+    options |= {"world_size": world_size, "listeners": listeners}
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it is shown when the answer is wrong
-            results = launch(_work, *arguments, device="cpu", **options)
+            results = launch(_work, *arguments, **options)
+        output, by_rank = results.output, [[Told(*own) for own in ranks] for ranks in results]
+        done.traces = _split(record, [[one.begun for one in own] for own in by_rank])
         for rank, why in record.unread.items():  # else it would seem to have called nothing
-            raise ValueError(f"what rank {rank} has called cannot be read: {why}")
-        done.got = [list(own) for own in zip(*(got for got, _ in results), strict=True)]
-        done.traces = _split(record, [begun for _, begun in results])
-        output = results.output
+            said = f"has spoilt the recording of what it calls: {why}"
+            by_rank[rank][0] = by_rank[rank][0]._replace(seen=said)
+        done.told = list(zip(*by_rank, strict=True))
     except WorkerError as error:
         done.error, output = error, error.output
         done.reached = min(*progress, len(runs) - 1)
@@ -93,26 +133,30 @@ def attempt(
             for rank, number, seed in _SEED.iter_unpack(reading.read()):
                 done.seeds.setdefault((rank, number), seed)
     done.output = [text.split(_MARK)[1:] for text in output]
+    for own in (own for own, text in zip(done.output, output, strict=True) if _GAP in text):
+        own[:] = ["(more than a check keeps: print less)"] * len(runs)
     return done
 
 
 def _work(
-    fn: Callable, inputs: Inputs, runs: list[Run],
+    watch: Watch, inputs: Inputs, runs: list[Run],
     progress: memoryview, pipe: tuple[int, int], backend: str | None,
-) -> tuple[list[bytes], list[float]]:  # fmt: skip
-    """In each rank, instead of the answer alone: what it returned in each run, and each's start."""
-    rank = int(os.environ["RANK"])
+) -> list[tuple]:  # fmt: skip
+    """In each rank, instead of the answer alone: what `Told` has of each run."""
+    rank, world_size, told = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
     arguments = _draw(inputs, runs, rank, pipe)
-    got, begun = [], []
+    watch.listen()
     for number, mine in enumerate(arguments):
         print(end=_MARK, flush=True)
         seed_cpu(public_seed(rank, len(arguments), number))  # the last one was secret
-        begun.append(monotonic())
-        got.append(_packed(fn(*mine), backend))
+        begun = monotonic()
+        with watch.run(runs[number].lateness(rank, world_size)):
+            result = watch.fn(*mine)
+        told.append((_packed(result, backend), begun, watch.seen, watch.flops))
         progress[rank] = number + 1
         while min(progress) <= number:  # until all others have it behind them as well
             sleep(0.0003)
-    return got, begun
+    return told
 
 
 def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: tuple[int, int]) -> list[tuple]:

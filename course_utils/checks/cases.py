@@ -25,9 +25,13 @@ class Case(NamedTuple):
         return self.name
 
     def tensor(self) -> torch.Tensor:
-        """A new tensor of whole numbers from -9 to 9: sums are exact, whatever their order."""
+        """A new tensor of -9 to 9 units: sums are exact, whatever their order.
+
+        The unit is 1 where float32 is wanted, and elsewhere one that float32 cannot hold.
+        """
         longer = (*self.shape[:-1], self.shape[-1] * self.every)
-        return torch.randint(-9, 10, longer).to(self.dtype)[..., :: self.every]
+        unit = {torch.int64: 10_000_001, torch.float64: 1 + 2**-30}.get(self.dtype, 1)
+        return (torch.randint(-9, 10, longer).to(self.dtype) * unit)[..., :: self.every]
 
 
 CASES = (

@@ -7,21 +7,31 @@ that function says, at every world size, and keep to the rules.
 
 import contextlib
 import io
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from course_utils.checks.attempt import Attempt, Run, attempt
 from course_utils.checks.cases import CASES, Inputs
+from course_utils.checks.edited import overtaken
 from course_utils.checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, note
 from course_utils.checks.rules import Budget, Rules
 from course_utils.checks.verdict import judge
+from course_utils.checks.watch import Watch
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
 from course_utils.launcher.words import ranks_named as ranks
+from course_utils.launcher.words import were
 from course_utils.network.network import Network
 
 _JUDGE_S = 60.0
+_ADVICE = {  # of the launcher, whose timeout a learner has not set, and what is said instead
+    r"not done after ([\d.]+ s)\.": r"not done after \1, in which {all} to be done.",
+    r"Raise timeout= if the work is long; look for an endless loop if it is not\.": "Look for an "
+    "endless loop, or for work that is done far more often than it need be.",
+    r"If the work is long, raise timeout=; if it is not, look for": "Look for",
+}
 Judging = Callable[[list[Attempt]], Outcome | None]
 
 
@@ -36,6 +46,10 @@ def check(
     require: Collection[str] = (),
     budget: Budget | Callable[[int, Any], Budget] | None = None,
     network: Network | None = None,
+    work: float | Callable[[int, Any], float] | None = None,
+    allow: Collection[str] = (),
+    keep: Collection[str] = (),
+    repeat: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     backend: str | None = "gloo",
@@ -55,10 +69,20 @@ def check(
             of tensors: `case.tensor()` makes one, `case.number` counts them.
         forbid: What must not be called, such as "all_reduce"; "collectives" are all but send
             and recv. What counts is what the recording shows, whatever name it was called by.
-        require: What has to be called where there is more than one rank.
+        require: What has to be called in every case where there is more than one rank, and with
+            data; a collective by every rank.
         budget: The most that one rank may spend: any of "sent_bytes", "sent_messages" and
-            "finish_us"; a dict, or a function of world size and case that gives one.
+            "finish_us"; a dict, or a function of world size and case that gives one. For a pair of
+            numbers the first one is the least that the busiest rank has to spend.
         network: What "finish_us" is measured on, and whose algorithm collectives are counted by.
+        work: The most that one rank may compute, in equal shares of the floating-point operations
+            of `spec`: with 1.2, 60 % of them on two ranks; or a function like that of a budget.
+        allow: What is otherwise refused: the side channels "store", "backend", "files", "sockets",
+            "processes" and "memory"; and to leave another "folder", "environment", "grad mode" or
+            "dtype" behind.
+        keep: What is to be left as it was as well: "random numbers", "threads".
+        repeat: How often each case comes with fresh numbers; by default once, more often where
+            cases are so few that not each of three ranks would come late.
         rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.
@@ -72,7 +96,7 @@ def check(
     Raises:
         ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
     """
-    rules = Rules(forbid, require, budget, network, (rtol, atol))
+    rules = Rules(forbid, require, budget, network, (rtol, atol), allow, keep, work)
     sizes, name = sorted(world_sizes), getattr(fn, "__name__", "answer")
     if not sizes or not cases:
         raise ValueError("check needs at least one world size and one case")
@@ -81,10 +105,13 @@ def check(
     if not callable(fn):
         message = f"A function is wanted, and this is {fn!r:.60}."
         return note(Outcome(name, WRONG, message=message))
+    if message := overtaken(fn):
+        return note(Outcome(name, WRONG, message=message))
     attempts: list[Attempt] = []
-    for size, runs in _plan(sizes, cases, one_by_one=backend is None):
+    watch = Watch(fn, spec, backend is None, rules)
+    for size, runs in _plan(sizes, cases, repeat, one_by_one=backend is None):
         options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
-        again = partial(attempt, name, fn, inputs, size, **options)
+        again = partial(attempt, name, watch, inputs, size, **options)
         attempts.append(again(runs))
         if error := attempts[-1].error:
             if (reached := attempts[-1].reached) and not _is_stub(error):
@@ -93,14 +120,21 @@ def check(
     return note(_outcome(attempts, partial(judge, inputs=inputs, spec=spec, rules=rules)))
 
 
-def _plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
+def _plan(
+    sizes: list[int], cases: Sequence[Any], repeat: int | None, one_by_one: bool
+) -> list[tuple[int, list[Run]]]:
     """What to launch: small before large, and what can be shown before what cannot."""
     known = [Run(number, case) for number, case in enumerate(cases)]
-    fresh = [run._replace(fresh=True) for run in known]
+
+    def fresh(size: int, times: int) -> list[Run]:
+        runs = (repeat or times) * known
+        return [run._replace(fresh=True, order=n * (size > 1)) for n, run in enumerate(runs)]
+
     if not one_by_one:
-        return [(size, known + fresh) for size in sizes]
+        each = {size: -(-min(size, 3) // len(known)) for size in sizes}
+        return [(size, known + fresh(size, times)) for size, times in each.items()]
     plan = [(size, [run]) for size in sizes for run in known]
-    return plan + [(sizes[-1], [run]) for run in fresh]
+    return plan + [(sizes[-1], [run]) for run in fresh(sizes[-1], 1)]
 
 
 def _outcome(attempts: list[Attempt], judging: Judging) -> Outcome:
@@ -119,13 +153,14 @@ def _outcome(attempts: list[Attempt], judging: Judging) -> Outcome:
 
 def _judged(attempts: list[Attempt], judging: Judging) -> Outcome | None:
     """What the judge finds, who works in a process of its own."""
-    how = {"world_size": 1, "backend": "gloo", "device": "cpu", "timeout": _JUDGE_S}
+    how = {"world_size": 1, "timeout": _JUDGE_S}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             return launch(judging, attempts, **how)[0]
     except WorkerError as error:
         _refuse_misuse(error)
-        raise ValueError(f"the check itself failed: {error}") from None
+        last = attempts[-1]
+        return last.wrong(0, f"Its results and calls cannot be judged: {error}")
 
 
 def _headline(error: WorkerError) -> str:
@@ -150,11 +185,13 @@ def _is_stub(error: WorkerError) -> bool:
 
 def _told(failed: Attempt) -> str:
     """The launcher's message; in it, ranks that wait for the next case have returned."""
-    message = str(failed.error)
-    for rank in failed.returned:
-        was, is_ = "running, outside of your code", "its function has returned"
-        message = message.replace(f"  rank {rank}: {was}\n", f"  rank {rank}: {is_}\n")
+    message, runs = str(failed.error), len(failed.runs)
+    all_ = f"all {runs} runs on {many([failed.world_size])} are" if runs > 1 else "one case is"
+    for said, instead in _ADVICE.items():
+        message = re.sub(said, instead.replace("{all}", all_), message)
     if busy := set(range(failed.world_size)) - set(failed.returned):
-        longer, all_ = "only needed longer", ranks(range(failed.world_size))
-        message = message.replace(f"{all_} {longer}", f"{ranks(busy)} {longer}")
+        everybody = range(failed.world_size)
+        message = message.replace(f"{were(everybody)} not", f"{were(busy)} not")
+        never = " would never be done"
+        message = message.replace(f"{ranks(everybody)}{never}", f"{ranks(busy)}{never}")
     return message[0].upper() + message[1:]

@@ -6,6 +6,7 @@ from typing import Any
 
 from course_utils.checks.cases import Misuse
 from course_utils.checks.compare import Tolerance
+from course_utils.checks.watch import WORDS
 from course_utils.launcher.words import ranks
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError
@@ -13,11 +14,11 @@ from course_utils.network.trace import Trace
 from course_utils.record.event import Event
 from course_utils.record.kinds import COLLECTIVES, KINDS
 
-Budget = Mapping[str, float]
+Budget = Mapping[str, float | tuple[float, float]]
 _SPENT = {
-    "sent_bytes": "sends {:g} bytes; {:g} are enough.",
-    "sent_messages": "sends {:g} messages; {:g} are enough.",
-    "finish_us": "is done after {:.6g} us on the modelled network; {:.6g} us are enough.",
+    "sent_bytes": "sends {:g} bytes; {:g} are {}.",
+    "sent_messages": "sends {:g} messages; {:g} are {}.",
+    "finish_us": "is done after {:.6g} µs on the modelled network; {:.6g} µs are {}.",
 }
 
 
@@ -30,10 +31,17 @@ class Rules:
     budget: Budget | Callable[[int, Any], Budget] | None
     network: Network | None
     tolerance: Tolerance
+    allow: Collection[str] = ()
+    keep: Collection[str] = ()
+    work: float | Callable[[int, Any], float] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.forbid, str) or isinstance(self.require, str):
             raise ValueError("forbid and require are tuples, such as ('all_reduce',)")
+        for option, known in WORDS.items():
+            if unknown := sorted(set(getattr(self, option)) - known):
+                words = ", ".join(sorted(known))
+                raise ValueError(f"{unknown[0]!r} is nothing to {option}; there are: {words}")
         self.forbid, self.require = set(self.forbid), set(self.require)
         if "collectives" in self.forbid:
             self.forbid = self.forbid - {"collectives"} | set(COLLECTIVES)
@@ -54,15 +62,47 @@ def broken(trace: Trace, case: Any, rules: Rules) -> str | None:
     """Say which rule a run breaks whose results are right, or None."""
     if reason := _at_odds(trace):
         return reason
-    try:
-        trace.schedule("ring")
-    except ReplayError as error:
-        said = str(error)
-        return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."
     for event in trace:
         if event.kind in rules.forbid:
             return f"{_of(event)}: this exercise is to be solved without {event.kind}."
-    return _over_budget(trace, case, rules)
+    try:
+        trace.schedule("ring")
+        return _over_budget(trace, case, rules)
+    except ReplayError as error:
+        said = str(error)
+        return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."
+
+
+def missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
+    """Say what a rank does not call, or None; with no bytes only where all there is is `empty`."""
+    real = {
+        (event.rank, event.kind)
+        for event in trace
+        if (event.bytes or empty or event.kind == "barrier") and len(event.group) > 1
+    }
+    for kind in sorted(require):
+        ranks_ = range(trace.world_size) if kind in COLLECTIVES else ()
+        lacking = [rank for rank in ranks_ if (rank, kind) not in real]
+        if lacking or all(own != kind for _, own in real):
+            said = " with any data in it" * any(event.kind == kind for event in trace)
+            who = f"Rank {lacking[0]}" if 0 < len(lacking) < trace.world_size else "It"
+            return f"{who} never calls {kind}{said}: this exercise is to be solved with it."
+    return None
+
+
+def overworked(flops: Collection[int], whole: int, case: Any, rules: Rules) -> str | None:
+    """Say which rank computes more than its share of what the specification does, or None."""
+    if rules.work is None or len(flops) == 1:
+        return None
+    factor = rules.work(len(flops), case) if callable(rules.work) else rules.work
+    most, enough = max(flops), factor * whole / len(flops)
+    if most <= enough:
+        return None
+    return (
+        f"Rank {flops.index(most)} computes {most / whole:.0%} of what one process computes that "
+        f"does all the work (in floating-point operations, forward and backward); "
+        f"{enough / whole:.0%} are enough: the work is to be divided among the ranks."
+    )
 
 
 def unwaited(trace: Trace) -> str | None:
@@ -91,14 +131,24 @@ def _at_odds(trace: Trace) -> str | None:
 
 def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
     algorithm = rules.network.algorithm if rules.network else "ring"
+    sent = _without_barriers(trace)
     for name, limit in rules.limits(trace.world_size, case).items():
-        spent = trace.replay(rules.network) if name == "finish_us" else trace.traffic(algorithm)
+        spent = trace.replay(rules.network) if name == "finish_us" else sent.traffic(algorithm)
         used = getattr(spent, name)
-        most = max(used)
-        if most > limit * (1 + 1e-9):
-            rank = used.index(most)
-            return f"Rank {rank} {_SPENT[name].format(most, limit)} {_calls(trace, rank)}"
+        least, limit = limit if isinstance(limit, tuple) else (0, limit)
+        most, rank = max(used), used.index(max(used))
+        if not least * (1 - 1e-9) <= most <= limit * (1 + 1e-9):
+            bound = (least, "needed") if most < least else (limit, "enough")
+            said = _SPENT[name].format(most, *bound)
+            return f"Rank {rank} {said} {_calls(trace, rank)}".rstrip()
     return None
+
+
+def _without_barriers(trace: Trace) -> Trace:
+    """What carries data: one barrier more than it takes is no message too many."""
+    barriers = {(event.rank, event.index) for event in trace if event.kind == "barrier"}
+    kept = (e for e in trace if not {(e.rank, e.index), (e.rank, e.of)} & barriers)
+    return Trace(tuple(kept), trace.ended) if barriers else trace
 
 
 def _calls(trace: Trace, rank: int) -> str:

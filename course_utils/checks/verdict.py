@@ -5,14 +5,18 @@ an answer ever holds what is wanted. It also spares the kernel a specification t
 backward(), after which a kernel on a machine with a GPU could not fork any more.
 """
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from course_utils.checks.attempt import Attempt
 from course_utils.checks.cases import Inputs, Misuse, draw, public_seed
-from course_utils.checks.compare import brief, difference
-from course_utils.checks.outcome import WRONG, Outcome, Row, many
-from course_utils.checks.rules import Rules, broken, unwaited
+from course_utils.checks.compare import brief, difference, dtypes_of
+from course_utils.checks.outcome import Outcome, Row
+from course_utils.checks.rules import Rules, broken, missing, overworked, unwaited
+from course_utils.checks.watch import Flops
 from course_utils.launcher import parcel
 from course_utils.launcher.words import ranks
 from course_utils.network.trace import Trace
@@ -20,20 +24,25 @@ from course_utils.network.trace import Trace
 _CALLS = 5  # that are named one by one
 _ON_FRESH = (
     "Right on numbers that are the same in every run, wrong on {} with numbers drawn a moment ago. "
-    "What a rank returns must come from what it is given and from what other ranks send it."
+    "Either what a rank returns does not come from what it is given and what other ranks send it, "
+    "or it is luck who comes first: a race, such as a tensor that is used before wait()."
 )
 
 
 def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules) -> Outcome | None:
     """Find the first run that is wrong; raises Misuse if `inputs` or `spec` are."""
     for attempt in attempts:
-        for number in range(len(attempt.got)):
+        for number in range(len(attempt.told)):
             arguments = _draw_again(attempt, number, inputs)
             given = [", ".join(map(brief, own)) for own in arguments]  # spec may change them
-            wanted = _wanted(spec, arguments, attempt.runs[number].case)
-            if (found := _judge_run(attempt, number, given, wanted, rules)) is not None:
+            dtypes = dtypes_of(arguments)
+            counts = rules.work and not attempt.runs[number].fresh
+            with Flops() if counts else contextlib.nullcontext(Flops) as whole:
+                wanted = _wanted(spec, arguments, attempt.runs[number].case)
+            found = _judge_run(attempt, number, given, dtypes, wanted, rules, whole.count)
+            if found is not None:
                 return found
-    return _missing(attempts, rules.require)
+    return None
 
 
 def _draw_again(attempt: Attempt, number: int, inputs: Inputs) -> list[tuple]:
@@ -67,23 +76,43 @@ def _wanted(spec: Callable, arguments: list[tuple], case: Any) -> list[Any]:
 
 
 def _judge_run(
-    attempt: Attempt, number: int, given: list[str], wanted: list[Any], rules: Rules
-) -> Outcome | None:
+    attempt: Attempt, number: int, given: list[str], dtypes: set, wanted: list[Any],
+    rules: Rules, whole: int,
+) -> Outcome | None:  # fmt: skip
     run, trace = attempt.runs[number], attempt.traces[number]
     if reason := unwaited(trace):
         return attempt.wrong(number, reason)
-    got = [parcel.unpack(packed) for packed in attempt.got[number]]
-    told = [difference(*pair, rules.tolerance) for pair in zip(wanted, got, strict=True)]
+    try:
+        got = [parcel.unpack(own.packed) for own in attempt.told[number]]
+        told = [
+            difference(*pair, rules.tolerance, dtypes) for pair in zip(wanted, got, strict=True)
+        ]
+    except Exception as error:  # whatever an answer returns, it is the answer that is wrong
+        said = f"cannot be compared with what is wanted: {type(error).__name__}: {error}"
+        return attempt.wrong(number, f"What it returns {said}")
     wrong = [rank for rank, one in enumerate(told) if one]
     if not wrong:
-        reason = broken(trace, run.case, rules)
+        reason = _besides(attempt, number, wanted, rules, whole)
         return attempt.wrong(number, reason) if reason else None
     if run.fresh:
         return attempt.wrong(number, _ON_FRESH.format(ranks(wrong)))
     columns = (given, map(brief, wanted), map(brief, got), map(bool, told))
     who = f"{ranks(wrong).capitalize()} are wrong. " if len(wrong) > 1 else ""
-    reason = f"{who}Rank {wrong[0]}: {told[wrong[0]]}. {_calls(trace, wrong[0])}"
+    reason = f"{who}Rank {wrong[0]}: {told[wrong[0]]}. {_hint(wanted, got, wrong)}"
+    reason += _calls(trace, wrong[0])
     return attempt.wrong(number, reason.rstrip(), [Row(*row) for row in zip(*columns, strict=True)])
+
+
+def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
+    """What is often the reason for what these ranks return."""
+    first, one = wrong[0], got[wrong[0]]
+    if all(got[rank] is None for rank in wrong):
+        return "Does every way through your function come to a `return`? "
+    if wanted[first] is None:
+        return "Where None is wanted, nothing is to be returned. "
+    items = one if isinstance(one, list | tuple) else ()
+    right = [n for n, item in enumerate(items) if difference(wanted[first], item) is None]
+    return f"It returns too much: item {right[0]} alone is what is wanted. " if right else ""
 
 
 def _calls(trace: Trace, rank: int) -> str:
@@ -95,11 +124,23 @@ def _calls(trace: Trace, rank: int) -> str:
     return f"It called {', '.join(calls[:_CALLS]) or 'nothing'}{more}."
 
 
-def _missing(attempts: list[Attempt], require: Collection[str]) -> Outcome | None:
-    for size in sorted({attempt.world_size for attempt in attempts} - {1}):
-        traces = [trace for own in attempts if own.world_size == size for trace in own.traces]
-        called = {event.kind for trace in traces for event in trace}
-        if missing := sorted(set(require) - called):
-            reason = f"It never calls {missing[0]}: this exercise is to be solved with it."
-            return Outcome(attempts[0].name, WRONG, many([size]), reason)
-    return None
+def _besides(
+    attempt: Attempt, number: int, wanted: list[Any], rules: Rules, whole: int
+) -> str | None:
+    """What is wrong with a run whose results are right, or None."""
+    trace, case = attempt.traces[number], attempt.runs[number].case
+    told = attempt.told[number]
+    for rank, own in enumerate(told):
+        if own.seen:
+            return f"Rank {rank} {own.seen}"
+    reason = broken(trace, case, rules)
+    if reason := reason or overworked([own.flops for own in told], whole, case, rules):
+        return reason
+    return missing(trace, rules.require, _empty(wanted)) if attempt.world_size > 1 else None
+
+
+def _empty(wanted: Any) -> bool:
+    """Whether there is no number in what is wanted, so that no call has one."""
+    if isinstance(wanted, dict | list | tuple):
+        return all(map(_empty, wanted.values() if isinstance(wanted, dict) else wanted))
+    return isinstance(wanted, torch.Tensor) and not wanted.numel()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from math import inf
 
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
-from course_utils.record.event import EVALUATES, FORWARD, Event
+from course_utils.record.event import ASYNC, EVALUATES, FORWARD, WAKES, Event
 from course_utils.record.kinds import KINDS
 from course_utils.record.meetings import Meeting, key_of, meetings
 
@@ -47,6 +47,25 @@ class Deadlock:
         if one.what in STORE_CALLS:
             return {other.rank for other in self.ranks.values() if other.what != one.what}
         return set().union(*(missing for _, missing in unmet))
+
+    @property
+    def for_ever(self) -> bool:
+        """Whether all that are left wait in calls, nobody is on the way to them, and that is known.
+
+        No other thread may make the call that is missing, no timer of a group of the learner's may
+        end the wait, and what is waited for may not be one of several: data of another may still
+        be on its way.
+        """
+        left = [one for one in self.ranks.values() if one.state != "returned"]
+        return bool(left) and all(
+            one.state == "waiting"
+            and one.what in KINDS
+            and one.call
+            and not one.call.flags & (ASYNC | WAKES)
+            and one.complete
+            and (self.waits_for[one.rank] or len(self.world) == 1)
+            for one in left
+        )
 
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""

@@ -29,6 +29,7 @@ _BUILT_OF_LOCKS = {
 }
 # A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
+_WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
 LOOPS = (ast.For, ast.While)
 _SLEEPS = re.compile(r"\bsleep\(")
 
@@ -39,13 +40,16 @@ def waits_in(frames: list[Frame]) -> str | None:
     Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
     """
     own = stacks.learners_line(frames)
-    for frame in frames[frames.index(own) + 1 :] if own else frames:
+    inner = frames[frames.index(own) + 1 :] if own else frames
+    for frame in inner:
         if frame.file.endswith("nn/parallel/distributed.py"):
             return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
         if frame.name == "_engine_run_backward":
             return "backward"
     waits = own and ".wait(" in own.code and not held_by(frames)
-    return stacks.waits_in(frames) or ("wait" if waits else None)
+    calls = (f.name for f in inner if "torch/distributed/" in f.file and f.name not in _WRAPPERS)
+    what = next(calls, "wait" if waits else "get_rank")
+    return None if what.startswith(("get_", "is_")) else what  # which wait for nobody
 
 
 def held_by(frames: list[Frame]) -> str | None:

@@ -1,6 +1,6 @@
 """The report of a hang: where every rank is, in which call, who never arrived, and what to try."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
@@ -30,23 +30,31 @@ class HangReport(Listener):
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put better parts into an error; see `Listener.explain`."""
-        logs = self._record.logs()
         if isinstance(error, WorkerTimeout):
-            stands = [whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks)]
-            dead = Deadlock(stands, error.when)
+            dead = self.deadlock(ranks, error.when)
             error.pattern, why = diagnose(dead)
-            rows = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
-            error.parts[1:] = _table(rows, _ROWS), why
+            error.parts[1:] = table(dead), why
             error.waiting, error.absent = dead.ranks, dead.absent
         elif error.failures and error.failures[0].headline.endswith("SIGABRT"):
-            error.parts[1] = why_aborted(error.rank, logs, error.output) or error.parts[1]
+            why = why_aborted(error.rank, self._record.logs(), error.output)
+            error.parts[1] = why or error.parts[1]
+
+    def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
+        """All ranks at the moment `now`; `ranks` is that of `explain`."""
+        logs = self._record.logs()
+        stands = (whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks))
+        return Deadlock(stands, now)
 
 
-def _table(told: Mapping[int, str], own: int = 0) -> str:
-    """A row for every rank; where there are more than `own`, those that do the same share one."""
+def table(dead: Deadlock) -> str:
+    """A row for every rank; where there are many, those that do the same share one."""
+    told = {rank: one.row(dead.world) for rank, one in dead.ranks.items()}
     each = ((row, [rank]) for rank, row in told.items())
-    rows = together(told).items() if len(told) > own else each
-    return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in rows)
+    return _rows(together(told).items() if len(told) > _ROWS else each)
+
+
+def _rows(told: Iterable[tuple[str, list[int]]]) -> str:
+    return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in told)
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
@@ -62,7 +70,7 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     if not dead.known or not (found := dead.difference()):
         return _UNKNOWN
     what, meeting = found
-    rows = _table({number: _row(call) for number, call in meeting.calls.items()})
+    rows = _rows(together({rank: _row(call) for rank, call in meeting.calls.items()}).items())
     group = of_group(next(iter(meeting.calls.values())), dead.world)
     cure = "hand in the same shape and dtype on every rank." if what == "shape" else SAME
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"

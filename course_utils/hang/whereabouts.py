@@ -10,6 +10,10 @@ from course_utils.record.event import ASYNC, BACKWARD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
+_SAID = {
+    "returned": "its function has returned",
+    "silent": "gives no answer: it is stopped by a signal, or held up inside the system",
+}
 
 
 @dataclass
@@ -34,10 +38,8 @@ class Whereabouts:
 
     def row(self, world: tuple[int, ...]) -> str:
         """One line about it, or two: what it does, at which line, and in which call."""
-        if self.state == "returned":
-            return "its function has returned"
-        if self.state == "silent":
-            return "gives no answer: it is stopped by a signal, or held up inside the system"
+        if self.state in _SAID:
+            return _SAID[self.state]
         doing = {"waiting": "waiting in ", "held": "waiting for "}.get(self.state, "running")
         doing += self.what or ""
         if self.line is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from course_utils.network.collectives import rounds
-from course_utils.record.event import Event
+from course_utils.record.event import ASIDE, Event
 from course_utils.record.meetings import Meeting, meetings
 
 # What one can wait for: "left", a message's last byte; "arrived", likewise; "done", a task.
@@ -56,8 +56,18 @@ class Schedule:
             if one.key[0] == "collective":
                 _refuse_disagreement(one)
                 self._add_collective(one, algorithm)
+        threaded: dict[int, list[tuple[float, list[Step]]]] = {
+            event.rank: [] for event in events if event.flags & ASIDE
+        }
         for event in events:
-            self._add_steps(event, self.programs[event.rank])
+            begins, ends = self._steps(event)
+            if event.rank in threaded:  # one thread goes on while another one waits
+                threaded[event.rank] += (event.start_s, begins), (event.end_s, ends)
+            else:
+                self.programs[event.rank] += begins + ends
+        for rank, steps in threaded.items():
+            for _, own in sorted(steps, key=lambda step: step[0]):
+                self.programs[rank] += own
 
     def _add_collective(self, met: Meeting, algorithm: str) -> None:
         """Add a collective's messages, and for each member its task."""
@@ -81,18 +91,18 @@ class Schedule:
             self._ends[call.rank, call.index] = self._last[who] = end
             self.tasks.append((call, own))
 
-    def _add_steps(self, event: Event, program: list[Step]) -> None:
-        """What an event makes its rank do, after what it computes first."""
+    def _steps(self, event: Event) -> tuple[list[Step], list[Step]]:
+        """What an event makes its rank do, after what it computes first; and what it waits for."""
         waits = event.kind == "wait"
         end = self._ends.get((event.rank, event.of if waits else event.index))
         if end is None:
             raise ReplayError(f"{event!r}: the recording lacks that event.")
-        program.append(("compute", event, event))
+        program: list[Step] = [("compute", event, event)]
         kind, number = end
         if not waits and kind != "arrived":  # asking for a message takes no time
             program.append(("send" if kind == "left" else "start", number, event))
-        if waits or event.blocking:
-            program.append(("wait", end, event))
+        awaited: list[Step] = [("wait", end, event)] if waits or event.blocking else []
+        return program, awaited
 
 
 def _refuse_lonely(messages: list[Meeting]) -> None:

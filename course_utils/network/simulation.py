@@ -59,7 +59,7 @@ class Replay:
     network: Network = field(compare=False)
 
     def __repr__(self) -> str:
-        return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} us)"
+        return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} µs)"
 
 
 # Microseconds that a rank computes before an event; where that is None, before it begins.

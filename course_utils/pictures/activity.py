@@ -31,6 +31,18 @@ class Activity(NamedTuple):
         return max((0.0, *self.ends, *(bar.end_us for bar in self.bars)))
 
 
+def moments(arrows: list[Interval]) -> list[list[Interval]]:
+    """Messages that go together: all on their way, and all sent until the first of them comes."""
+    found, begin, tiny = [[]], 0.0, 1e-9 * max(a.end_us for a in arrows)  # sums of floats differ
+    for message in arrows:
+        start, comes = message.start_us, min((a.end_us for a in found[-1]), default=math.inf)
+        if start > max(begin, comes - 2 * tiny) + tiny:
+            found.append([a for a in found[-1] if a.end_us > start + tiny])
+            begin = start
+        found[-1].append(message)
+    return found
+
+
 def activity(source: Trace | Replay) -> Activity:
     """Read a recording, in real time, or a replay; raises TypeError for anything else."""
     if not isinstance(source, (Trace, Replay)):
@@ -43,18 +55,16 @@ def activity(source: Trace | Replay) -> Activity:
     return what
 
 
-def spans(bars: Iterable[Interval], pixel_us: float, whole: bool = True) -> dict[str, list]:
+def spans(bars: Iterable[Interval], pixel_us: float) -> dict[str, list]:
     """The same to the eye, with fewer bars: by kind [rank, start, end, the first bar, how many].
 
-    What is shorter than a pixel is joined with the next within a pixel; and all that touch, unless
-    bars shall stay `whole` because somebody may hover over them.
+    What is shorter than a pixel is joined with the next within a pixel.
     """
     found, before = defaultdict(list), {}
     for bar in bars:
         rank, start, end, what = bar[:4]
         last = before.get((rank, what), [rank, -math.inf, -math.inf, bar, 0])
-        gap, short = start - last[2], last[2] - last[1] < pixel_us
-        if gap < pixel_us and (short or not (whole or gap > 0)):
+        if start - last[2] < pixel_us and last[2] - last[1] < pixel_us:
             last[2], last[4] = max(last[2], end), last[4] + 1
         else:
             before[rank, what] = [rank, start, end, bar, 1]
@@ -64,10 +74,10 @@ def spans(bars: Iterable[Interval], pixel_us: float, whole: bool = True) -> dict
 
 def named(network: Network) -> str:
     """What a network is, in words for an axis."""
-    words = [f"latency {network.latency_us:g} us, {network.gbit_s:g} Gbit/s"]
+    words = [f"latency {network.latency_us:g} µs, {network.gbit_s:g} Gbit/s"]
     if network.between:
         latency_us, gbit_s = network.between
-        words += [f"{network.nodes} nodes with {latency_us:g} us, {gbit_s:g} Gbit/s between them"]
+        words += [f"{network.nodes} nodes with {latency_us:g} µs, {gbit_s:g} Gbit/s between them"]
     words += [f"slow link {a} to {b}" for a, b in network.slow_links]
     words += [f"rank {rank} slow" for rank in network.slow_ranks]
     return ", ".join(words)
@@ -104,7 +114,7 @@ def _virtual(replay: Replay) -> Activity:
     # Between two ports, messages arrive in the order in which they were sent.
     pairs = zip(of("send", 0, 5), of("receive", 5, 0), strict=True)  # by sender and receiver
     arrows = [sent._replace(end_us=taken.end_us) for sent, taken in pairs]
-    clock = f"virtual time (us), {named(replay.network)}"
+    clock = f"virtual time (µs), {named(replay.network)}"
     return Activity(list(replay.intervals), arrows, replay.finish_us, clock)
 
 

@@ -71,7 +71,7 @@ def as_svg(drawing: Drawing) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{html.escape(label)}" font-family="system-ui,sans-serif" '
-        f'font-size="{_FONT}" style="width:100%;max-width:{width}px;height:auto;background:#fff">'
+        f'font-size="{_FONT}" style="width:100%;max-width:{width}px;display:block">'
         f'<rect width="{width}" height="{height}" fill="#fff"/>{"".join(map(_element, shapes))}'
         "</svg>"
     )
@@ -101,14 +101,17 @@ def as_figure(drawing: Drawing) -> Figure:
     figure = plt.figure(figsize=(width / 100, height / 100))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
-    for shape in shapes:
+    for order, shape in enumerate(shapes):
         if isinstance(shape, Words):
             at = {"start": "left", "middle": "center", "end": "right"}[shape.align]
-            axes.text(shape.x, shape.y, shape.text, ha=at, size=_FONT * _POINT, color=INK)
+            how = {"ha": at, "size": _FONT * _POINT, "color": INK, "zorder": order}
+            axes.text(shape.x, shape.y, shape.text, **how)
         elif isinstance(shape, Corners):
-            axes.fill(*zip(*shape.points, strict=True), color=shape.colour, linewidth=0)
+            points = zip(*shape.points, strict=True)
+            axes.fill(*points, color=shape.colour, linewidth=0, zorder=order)
         else:
             ends, wide = [(end[:2], end[2:]) for end in shape.ends], shape.width * _POINT
             lines = LineCollection(ends, colors=shape.colour, linewidths=wide, capstyle="butt")
+            lines.set_zorder(order)
             axes.add_collection(lines, autolim=False)
     return figure

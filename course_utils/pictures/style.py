@@ -2,8 +2,9 @@
 
 import html
 import io
-from collections import defaultdict
-from collections.abc import Iterable
+import math
+from collections import defaultdict, namedtuple
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from IPython.display import display
@@ -16,8 +17,21 @@ if TYPE_CHECKING:
 # Okabe and Ito, Color Universal Design, 2008; the first ones are the easiest to tell apart.
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _STYLES = {"color": OKABE_ITO, "linestyle": ("-", "--", "-.", ":"), "marker": "os^DvPX*"}
+ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 SPOKEN = 8  # groups of ranks, at most, that are named one by one
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
+
+
+# Bars from the top of a rank's row down, `height` of which they are: colours of Okabe and Ito, or
+# tints of them, and without colour a hatch.
+Style = namedtuple("Style", "fill ink hatch height name")
+KINDS = {
+    "compute": Style("#009E73", "#009E73", "", 0.42, "own code"),
+    "wait": Style("#FDEFD0", "#E69F00", "/", 0.42, "waiting in a call"),
+    "collective": Style("#E6B8D2", "#9C3F76", "-", 0.18, "collective"),
+    "send": Style("#0072B2", "#FFFFFF", "\\", 0.16, "sending"),
+    "receive": Style("#56B4E9", "#003B5C", "|", 0.16, "receiving"),
+}
 
 
 def rank_style(rank: int) -> dict[str, str]:
@@ -63,9 +77,15 @@ def first_of(said: list[str]) -> str:
     return "; ".join([*said[:SPOKEN], *["and others"] * (len(said) > SPOKEN)]) + "."
 
 
+def rounded(value: float, by: Sequence[float] = ROUND) -> float:
+    """Return the next number upwards that is round."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * each for each in by if power * each >= value)
+
+
 def us(value: float) -> str:
     """Microseconds, with as many digits as one reads."""
-    return f"{value:,.1f} us" if value >= 10 else f"{value:.3g} us"
+    return f"{value:,.1f} µs" if value >= 10 else f"{value:.3g} µs"
 
 
 def size(count: float) -> str:

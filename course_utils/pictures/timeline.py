@@ -1,40 +1,28 @@
 """Rank by time: who computes, communicates and waits when."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import Activity, activity, real_text, spans, virtual_text
+from course_utils.pictures.activity import (
+    Activity,
+    activity,
+    real_text,
+    spans,
+    virtual_text,
+)
 from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words, arrow, as_figure
-from course_utils.pictures.style import rank_style, show, size
+from course_utils.pictures.style import KINDS, rank_style, rounded, show, size, us
 
 ARROWS = 150  # more than so many messages are not drawn
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 22, 34, 44
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 100, 34, 44  # right: when a cut row ends
+_HIGH = 350  # of up to 21 ranks together: beside sliders on a small screen
+_BEFORE, _NOW = "#D55E00", "#E4ECF7"  # outline of an earlier state; the moment of an animation
 _PIXEL, _GAP = 1.5, 8  # what the eye cannot tell apart; from one line of a hatch to the next
-_MANY = 4000  # bars, at most, that are drawn one by one: in well under 100 ms
+_MANY = 1000  # bars of a kind, at most, that say what they are
 _THIN, _NARROW = 4, 2.5  # what is less high or wide has no hatch: one would not see it
-
-
-class Style(NamedTuple):
-    """How a kind of bar looks: in colour, and without colour by its hatch."""
-
-    fill: str
-    ink: str
-    hatch: str
-    height: float  # of a rank's row
-    name: str
-
-
-# From the top of a rank's row down; colours of Okabe and Ito, or tints of them.
-KINDS = {
-    "compute": Style("#009E73", "#009E73", "", 0.42, "own code"),
-    "wait": Style("#FDEFD0", "#E69F00", "/", 0.42, "waiting in a call"),
-    "collective": Style("#E6B8D2", "#9C3F76", "-", 0.18, "collective"),
-    "send": Style("#0072B2", "#FFFFFF", "\\", 0.16, "sending"),
-    "receive": Style("#56B4E9", "#003B5C", "|", 0.16, "receiving"),
-}
 
 
 def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
@@ -54,28 +42,33 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
     show(as_figure(draw(what)), text)
 
 
-def draw(what: Activity, end: float | None = None, step: int | None = None) -> Drawing:
-    """Draw a timeline: up to `end` (us), or when the last rank is done.
+def draw(
+    what: Activity, end: float = 0, before: Iterable = (), now: Sequence[Interval] = ()
+) -> Drawing:
+    """Draw a timeline: up to `end` (µs), where bars are cut, or when the last rank is done.
 
-    With a `step`, up to that message, from 0, arrows are drawn and each rank's bytes counted.
+    Outlines say when ranks were done `before`. Where messages go `now`, they are thick, and only
+    what was sent by then has arrows and is counted.
     """
-    row = max(16, min(58, 640 // max(1, len(what.ends))))
-    end = max(what.end, 1e-9) if end is None else end
-    plan = _Plan(what, lanes(what.bars), (_WIDTH - _LEFT - _RIGHT) / end, row)
+    row, wide = max(16, min(58, _HIGH // max(1, len(what.ends)))), _WIDTH - (0 if end else 78)
+    end = end or max(what.end, 1e-9)
+    plan = _Plan(what, lanes(what.bars), end, (_WIDTH - _LEFT - _RIGHT) / end, row)
     arrows = what.arrows if len(what.arrows) <= ARROWS else []
-    if step is not None:
-        arrows = what.arrows[max(0, step - ARROWS) : step + 1]
-    shapes = [*_axis(plan, end), *_ranks(plan, step), *_legend(plan, bool(arrows)), *_bars(plan)]
-    for message in arrows:
+    if now:
+        arrows = [a for a in what.arrows if a.start_us <= now[-1].start_us]
+    shapes = [*_axis(plan, now), *_legend(plan, bool(arrows)), *_bars(plan)]
+    shapes += _ranks(plan, arrows if now else [], before)
+    for message in (a for a in arrows[-ARROWS:] if a.end_us <= end):
         shapes += arrow(plan.way(message), INK + "AA", 0.8)
-    if step is not None:
-        shapes += arrow(plan.way(arrows[-1]), rank_style(arrows[-1].rank)["color"], 2.5)
-    return Drawing(_WIDTH, plan.bottom + _BOTTOM, shapes, what.clock)
+    for message in now:
+        shapes += arrow(plan.way(message), rank_style(message.rank)["color"], 2.5)
+    return Drawing(wide, plan.bottom + _BOTTOM, shapes, what.clock)
 
 
 class _Plan(NamedTuple):
     what: Activity
     lanes: dict[str, tuple[float, float]]  # top and height
+    end: float  # of the axis
     scale: float  # pixels of a microsecond
     row: int  # pixels of a rank
 
@@ -83,16 +76,18 @@ class _Plan(NamedTuple):
     def bottom(self) -> int:
         return _TOP + self.row * len(self.what.ends)
 
+    def x(self, at_us: float) -> float:
+        return _LEFT + min(at_us, self.end) * self.scale
+
     def lane(self, rank: int, kind: str) -> tuple[float, float]:
         top, high = self.lanes[kind]
         return _TOP + self.row * (rank + 0.9 * top), 0.9 * self.row * high
 
     def way(self, message: Interval) -> Line:
         """From the middle of the sender's port to that of the receiver's."""
-        x1, x2 = (_LEFT + us * self.scale for us in (message.start_us, message.end_us))
         top1, high1 = self.lane(message.rank, "send")
         top2, high2 = self.lane(message.peer, "receive")
-        return x1, top1 + high1 / 2, x2, top2 + high2 / 2
+        return self.x(message.start_us), top1 + high1 / 2, self.x(message.end_us), top2 + high2 / 2
 
 
 def lanes(bars: Iterable[Interval]) -> dict[str, tuple[float, float]]:
@@ -106,27 +101,35 @@ def lanes(bars: Iterable[Interval]) -> dict[str, tuple[float, float]]:
     return {what: (scale * a, scale * b) for what, (a, b) in found.items() if what in present}
 
 
-def _axis(plan: _Plan, end: float) -> Iterator[Shape]:
-    """About seven round numbers, and which clock this is."""
-    power = 10 ** math.floor(math.log10(end / 7))
-    step = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= end / 7 * 0.999)
-    for k in range(int(end / step * 1.0001) + 1):
-        x = _LEFT + k * step * plan.scale
+def _axis(plan: _Plan, now: Sequence[Interval]) -> Iterator[Shape]:
+    """About seven round numbers, and which clock this is; behind them, when messages go."""
+    if now:
+        x, end = plan.x(min(a.start_us for a in now)), plan.x(max(a.end_us for a in now))
+        middle = (_TOP + plan.bottom) / 2
+        yield Lines([(x, middle, end, middle)], _NOW, plan.bottom - _TOP)
+    step = rounded(plan.end / 7 * 0.999, (1, 2, 2.5, 5, 10))
+    for k in range(int(plan.end / step * 1.0001) + 1):
+        x = plan.x(k * step)
         yield Lines([(x, _TOP, x, plan.bottom + 4)], "#DDDDDD")
         yield Words(x, plan.bottom + 17, f"{k * step / plan.what.tick_us:,.10g}", "middle")
     yield Lines([(_LEFT, plan.bottom, _WIDTH - _RIGHT, plan.bottom)], INK)
-    yield Words((_LEFT + _WIDTH) / 2, plan.bottom + 35, plan.what.clock, "middle")
+    yield Words((_LEFT + _WIDTH - _RIGHT) / 2, plan.bottom + 35, plan.what.clock, "middle")
 
 
-def _ranks(plan: _Plan, step: int | None) -> Iterator[Shape]:
-    """Their names, and what they have been sent up to a message."""
-    for rank in range(len(plan.what.ends)):
-        y, sent = _TOP + plan.row * (rank + 0.45) + 4, 0.0
-        if step is not None and plan.row > 30:
-            sent = sum(a.bytes for a in plan.what.arrows[: step + 1] if a.peer == rank)
-        yield Words(_LEFT - 8, y - 8 * bool(sent), f"rank {rank}", "end")
-        if sent:
-            yield Words(_LEFT - 8, y + 8, f"+ {size(sent)}", "end")
+def _ranks(plan: _Plan, sent: list[Interval], before: Iterable) -> Iterator[Shape]:
+    """Their names, what was sent to them, a mark where a row is cut, and outlines."""
+    for rank, end in enumerate(plan.what.ends):
+        y = _TOP + plan.row * (rank + 0.45) + 4
+        got = sum(a.bytes for a in sent if a.peer == rank) if plan.row > 30 else 0
+        yield Words(_LEFT - 8, y - 8 * bool(got), f"rank {rank}", "end")
+        if got:
+            yield Words(_LEFT - 8, y + 8, f"+ {size(got)}", "end")
+        if end > plan.end:
+            yield Words(_WIDTH - _RIGHT + 4, y, f"▸ {us(end)}")
+    for rank, end in enumerate(before):
+        x, top = plan.x(end), _TOP + plan.row * rank - 2
+        low = top + 0.95 * plan.row
+        yield Lines([(_LEFT, top, x, top), (x, top, x, low), (_LEFT, low, x, low)], _BEFORE, 1.5)
 
 
 def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
@@ -142,15 +145,15 @@ def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
 
 def _bars(plan: _Plan) -> Iterator[Shape]:
     """All bars of a kind at once; where there are many, nobody hovers over a single one."""
-    few = len(plan.what.bars) <= _MANY
-    found = spans(plan.what.bars, _PIXEL / plan.scale, whole=few)
+    found = spans(plan.what.bars, _PIXEL / plan.scale)
     for kind in plan.lanes:
         boxes, titles = [], []
-        for rank, start, end, bar, count in found[kind]:
-            wide = max(1.2, (end - start) * plan.scale)
-            boxes.append((_LEFT + start * plan.scale, plan.lane(rank, kind)[0], wide))
+        for rank, start, end, bar, count in (one for one in found[kind] if one[1] <= plan.end):
+            x = plan.x(start)
+            boxes.append((x, plan.lane(rank, kind)[0], max(1.2, plan.x(end) - x)))
             titles.append(f"{bar.label}, and {count - 1} more" if count > 1 else bar.label)
-        yield from _boxes(kind, boxes, plan.lane(0, kind)[1], titles if few else None)
+        high = plan.lane(0, kind)[1]
+        yield from _boxes(kind, boxes, high, titles if len(boxes) <= _MANY else None)
 
 
 def _boxes(kind: str, boxes: list, high: float, titles: list | None = None) -> Iterator[Shape]:

@@ -1,7 +1,8 @@
-"""A recording to play with: sliders for the network under it, or its messages one by one."""
+"""A recording to play with: sliders for the network under it, or its messages moment by moment."""
 
 import html
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +11,21 @@ import ipywidgets as w
 from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay, without_gc
 from course_utils.network.trace import Compute, Trace
-from course_utils.pictures.activity import Activity, activity, virtual_text
+from course_utils.pictures.activity import Activity, activity, moments, virtual_text
 from course_utils.pictures.shapes import as_figure, as_svg
-from course_utils.pictures.style import picture, size, us
+from course_utils.pictures.style import ROUND, SPOKEN, first_of, picture, rounded, size, us
 from course_utils.pictures.timeline import draw
 
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
-_TOLD = 12  # messages, at most, that the text form names
-_ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+_PAUSE_S = 1.0  # a slider that rests for so long has been let go
+_SAID = 'style="line-height:1.4;margin:6px"'
 
 
 def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero") -> w.VBox:
     """Show a recording's timeline on a network whose latency, bandwidth and slow rank one drags.
+
+    The axis stays, so that bars grow, until the button *fit* is pressed; an outline shows when each
+    rank was done before.
 
     Args:
         trace: `results.trace`.
@@ -34,23 +38,35 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
     """
     if not isinstance(trace, Trace):
         raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
-    start = activity(trace.replay(network, compute))
-    sliders, shown = _sliders(start, network, late=compute == "zero"), w.HTML(_explored(start))
+    now = start = activity(trace.replay(network, compute))
+    sliders = _sliders(start, network, late=compute == "zero")
+    fit = w.Button(description="fit", layout=w.Layout(width="50px"))
+    before, axis_us, held, shown = None, 0.0, (None, 0.0), w.HTML()
 
-    def redraw(_: Any) -> None:
-        latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
-        moved, computed = replace(network, latency_us=latency_us, gbit_s=gbit_s), compute
-        if slow is not None and compute == "zero":
-            computed = [how * (rank == slow) for rank in range(trace.world_size)]
-        elif slow is not None:
-            factor = how * network.slow_ranks.get(slow, 1.0)
-            moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
+    def redraw(change: Any) -> None:
+        nonlocal now, before, axis_us, held
+        if change is fit:
+            axis_us = rounded(max(now.end, 1e-9))
+        else:
+            if change.owner is not held[0] or time.monotonic() > held[1]:
+                before = now  # else this is the same drag
+            latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
+            moved, computed = replace(network, latency_us=latency_us, gbit_s=gbit_s), compute
+            if slow is not None and compute == "zero":
+                computed = [how * (rank == slow) for rank in range(trace.world_size)]
+            elif slow is not None:
+                factor = how * network.slow_ranks.get(slow, 1.0)
+                moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
+            now = activity(trace.replay(moved, computed))
+            held = change.owner, time.monotonic() + _PAUSE_S
         with without_gc():
-            shown.value = _explored(activity(trace.replay(moved, computed)))
+            shown.value = _explored(now, before, axis_us)
 
+    redraw(fit)
+    fit.on_click(redraw)
     for slider in sliders:
         slider.observe(redraw, "value")
-    rows = [w.HBox(sliders[:2]), w.HBox(sliders[2:]), shown]
+    rows = [w.HBox([*sliders[:2], fit]), w.HBox(sliders[2:]), shown]
     return _panel(rows, f"Explore {trace.world_size} ranks: {virtual_text(start)}", start)
 
 
@@ -58,39 +74,39 @@ def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     """Latency, bandwidth, which rank is slow, and by how much: it begins late, or is slower."""
     names = [("none", None), *((f"rank {rank}", rank) for rank in range(len(start.ends)))]
     whole = start.end or 1.0
-    how = {"description": "late by (us)", "max": 2 * whole, "value": whole / 2, "step": whole / 100}
+    how = {"description": "late by (µs)", "max": 2 * whole, "value": whole / 2, "step": whole / 100}
     if not late:
         how = {"description": "times slower", "min": 1, "max": 10, "value": 2, "step": 0.1}
     sliders = [
-        w.SelectionSlider(**_around(network.latency_us), description="latency (us)"),
+        w.SelectionSlider(**_around(network.latency_us), description="latency (µs)"),
         w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s"),
-        w.Dropdown(options=names, description="slow rank"),
+        w.Dropdown(options=names, description="slow rank", index=0),
         w.FloatSlider(**how, readout_format=".1f"),
     ]
     for slider in sliders:
-        slider.layout.width, slider.style.description_width = "340px", "100px"
+        slider.layout.width, slider.style.description_width = "340px", "90px"
     return sliders
 
 
 def _around(value: float) -> dict[str, Any]:
     """The value, and round ones from a hundred times less to a hundred times more."""
     power = round(math.log10(value or 1.0))
-    others = {by * 10.0**tens for tens in range(power - 2, power + 2) for by in _ROUND}
+    others = {by * 10.0**tens for tens in range(power - 2, power + 2) for by in ROUND}
     options = sorted({float(f"{other:.3g}") for other in others} | {value})
     return {"options": [(f"{other:g}", other) for other in options], "value": value}
 
 
-def _explored(what: Activity) -> str:
-    """The picture, whose axis jumps seldom, so that one can compare; and the sentence below it."""
-    end = max(what.end, 1e-9)
-    step = 10 ** math.floor(math.log10(end))
-    axis = next(step * by for by in _ROUND if step * by >= 0.9999 * end)
-    said = html.escape(virtual_text(what))
-    return f'{as_svg(draw(what, axis))}<p style="line-height:1.5;margin:6px">{said}</p>'
+def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
+    """When all are done, the picture, and the sentence below it."""
+    told = f"<b>All are done at {us(now.end)}</b>"
+    told += f"; before, at {us(before.end)} (outlined)" if before else ""
+    told += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>" if now.end > axis_us else ""
+    drawn = as_svg(draw(now, axis_us, before.ends if before else ()))
+    return f"<p {_SAID}>{told}.</p>{drawn}<p {_SAID}>{html.escape(virtual_text(now))}</p>"
 
 
 def animate(source: Trace | Replay, network: Network = NETWORK) -> w.VBox:
-    """Step through the messages, one after the other: arrows on a timeline, the last one thick.
+    """Step through the messages: those that travel at the same time go together, as thick arrows.
 
     Args:
         source: `results.trace`, which is replayed on `network`; or a replay.
@@ -104,28 +120,32 @@ def animate(source: Trace | Replay, network: Network = NETWORK) -> w.VBox:
     what = activity(source.replay(network) if isinstance(source, Trace) else source)
     if not what.arrows:
         raise ValueError("there is nothing to animate: these ranks sent no message")
-    count = len(what.arrows)
-    play = w.Play(value=1, min=1, max=count, interval=1100, description="messages")
-    step = w.IntSlider(1, min=1, max=count, description="message", layout=w.Layout(width="420px"))
+    steps = moments(what.arrows)
+    count = len(steps)
+    play = w.Play(value=1, min=1, max=count, interval=min(1100, 10_000 // count))
+    step = w.IntSlider(1, min=1, max=count, description="moment", layout=w.Layout(width="420px"))
     shown = w.HTML()
 
     def redraw(_: Any = None) -> None:
-        now = what.arrows[step.value - 1]
-        when = f"{_told(now)}, from {us(now.start_us)} to {us(now.end_us)}"
-        head = f'<p style="margin:6px"><b>message {step.value} of {count}</b>: {when}</p>'
-        shown.value = head + as_svg(draw(what, step=step.value - 1))
+        now = steps[step.value - 1]
+        start, end = us(min(a.start_us for a in now)), us(max(a.end_us for a in now))
+        head = f"<b>moment {step.value} of {count}</b>, from {start} to {end}: {_told(now)}"
+        shown.value = f"<p {_SAID}>{head}</p>{as_svg(draw(what, now=now))}"
 
     redraw()
     step.observe(redraw, "value")
     w.jslink((play, "value"), (step, "value"))
-    told = [_told(message) for message in what.arrows[:_TOLD]]
-    told += [f"and {count - _TOLD} more"] * (count > _TOLD)
-    head = f"{count} message{'s' * (count > 1)} among {len(what.ends)} ranks"
-    return _panel([w.HBox([play, step]), shown], f"{head}: {'; '.join(told)}.", what)
+    told = first_of([f"{number}. {_told(now)}" for number, now in enumerate(steps, 1)])
+    head = f"{len(what.arrows)} messages among {len(what.ends)} ranks, by moments"
+    return _panel([w.HBox([play, step]), shown], f"{head}: {told}", what)
 
 
-def _told(message: Interval) -> str:
-    return f"rank {message.rank} to {message.peer}, {size(message.bytes)}"
+def _told(messages: list[Interval]) -> str:
+    """Such as `rank 0 to 1, 1 to 2, 960 B each`; of very many the first ones."""
+    pairs = [f"{message.rank} to {message.peer}" for message in messages[:SPOKEN]]
+    pairs += [f"{len(messages) - SPOKEN} more"] * (len(messages) > SPOKEN)
+    sizes = dict.fromkeys(size(of(message.bytes for message in messages)) for of in (min, max))
+    return f"rank {', '.join(pairs)}, {' to '.join(sizes)}{' each' * (len(messages) > 1)}"
 
 
 def _panel(rows: list[Any], text: str, what: Activity) -> w.VBox:

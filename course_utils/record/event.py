@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 # Flags of an event.
-ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED = (1 << bit for bit in range(6))
+ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED, WAKES, ASIDE = (
+    1 << bit for bit in range(8)
+)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -1,6 +1,7 @@
 """What the hooks of a process group leave out, and the frames below a call tell."""
 
 import functools
+import threading
 from types import FrameType
 from typing import Any
 
@@ -9,11 +10,12 @@ from torch.distributed.algorithms import join
 from torch.nn.parallel import distributed as ddp
 
 from course_utils.launcher.stacks import Frame
-from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
+from course_utils.record.event import ASIDE, BACKWARD, EVALUATES, FORWARD, WRAPS
 from course_utils.record.kinds import KINDS
 
 C10D = c10d.__file__
 _DDP = (ddp.__file__, join.__file__)  # whose notices nobody waits for
+_NOT_THEIRS = (type(threading.main_thread()), threading._DummyThread)  # autograd's are dummies
 _RUNS_BACKWARD = "_engine_run_backward"
 
 
@@ -33,8 +35,10 @@ def split(frame: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
 
 
 def flags(inner: list[FrameType]) -> int:
-    """What DDP has to do with a call."""
+    """What DDP has to do with a call, and whether a thread of the learner's makes it."""
     found = BACKWARD if inner and inner[0].f_code.co_name == _RUNS_BACKWARD else 0
+    if not isinstance(threading.current_thread(), _NOT_THEIRS):
+        found |= ASIDE
     for frame in inner:
         if frame.f_code.co_filename == ddp.__file__ and frame.f_code.co_name == "__init__":
             found |= WRAPS

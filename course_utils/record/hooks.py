@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.record import frames
-from course_utils.record.event import ASYNC, UNFINISHED
+from course_utils.record.event import ASYNC, UNFINISHED, WAKES
 from course_utils.record.kinds import KINDS, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Row, Writer
 from course_utils.record.waits import Waits
@@ -131,13 +132,17 @@ class Recorder:
 
     def _hook(self, group: c10d.ProcessGroup) -> None:
         issuing, known = {}, weakref.ref(group)  # the group's hooks must not keep it
-        before = functools.partial(self.carefully, self._before, known, issuing)
+        before = functools.partial(
+            self.carefully, self._before, known, issuing, _is_impatient(group)
+        )
         group.register_pre_hook(_HOOK, before)
         if self.waits:
             after = functools.partial(self.carefully, self._after, issuing)
             group.register_post_hook(_HOOK, after)
 
-    def _before(self, known: weakref.ref, issuing: dict[int, Row], call: Any) -> None:
+    def _before(
+        self, known: weakref.ref, issuing: dict[int, Row], impatient: bool, call: Any
+    ) -> None:
         if call.name.value not in _called():
             return
         kind, how, listed = _called()[call.name.value]
@@ -163,7 +168,9 @@ class Recorder:
             fields["parts"] = tuple(tensor.nbytes for tensor in inputs) if listed else tuple(even)
         later = call.async_op and not frames.is_blocking(inner, own)
         flags = frames.flags(inner) | (ASYNC if later else 0)
-        issued = self.writer.write(fields, own, counted, flags, ON_ITS_WAY)
+        flags |= WAKES if impatient or threading.active_count() > 1 else 0
+        since_s = vars(threading.current_thread()).pop("started_s", 0)  # it asks for that only
+        issued = self.writer.write(fields, own, counted, flags, ON_ITS_WAY, since_s)
         if self.waits:
             issuing[call.op_id] = issued
 
@@ -178,3 +185,11 @@ class Recorder:
 def _name(what: Any) -> str | None:
     """Such as `float32` or `sum`."""
     return None if what is None else str(what).rpartition(".")[2].lower()
+
+
+def _is_impatient(group: c10d.ProcessGroup) -> bool:
+    """Whether its own timer may end a wait within a launch, whose groups have a minute more."""
+    try:
+        return group._get_backend(torch.device("cpu")).options._timeout < timedelta(minutes=1)
+    except (AttributeError, RuntimeError):  # no gloo: nobody knows
+        return True

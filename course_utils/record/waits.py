@@ -4,8 +4,11 @@ Waits made from Python go through `Work.wait`, those of DDP's reducer through th
 backward pass.
 """
 
+import contextlib
 import functools
 import sys
+import threading
+from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -14,7 +17,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record import frames
-from course_utils.record.event import ASYNC
+from course_utils.record.event import ASIDE, ASYNC
 from course_utils.record.kinds import KINDS
 from course_utils.record.memory import Row, Writer
 
@@ -30,6 +33,8 @@ class Waits:
         self.unwaited: dict[int, tuple[Any, Row]] = {}  # by the id of the work object
         self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self.waited_for: set[int] = set()  # rows
+        self.futures: dict[int, tuple[Any, Row]] = {}  # by the id of a future that was asked for
+        self.future_of = c10d.Work.get_future
 
     def listen(self) -> None:
         """Take note of every wait that is made from Python."""
@@ -52,7 +57,37 @@ class Waits:
                 for row in rows:
                     row.finish()
 
-        c10d.Work.wait = wait_and_record
+        def future_and_record(work: c10d.Work) -> torch.futures.Future:
+            future = self.future_of(work)
+            if id(work) in self.unwaited:
+                self.futures[id(future)] = future, self.unwaited[id(work)][1]
+            return future
+
+        def wait_for_future(future: torch.futures.Future) -> Any:
+            issued = self.futures.pop(id(future), (None, None))[1]
+            row = issued and self._begin(issued, sys._getframe(1))
+            try:
+                return wait_future(future)
+            finally:
+                if row:
+                    row.finish()
+
+        def then_and_record(future: torch.futures.Future, do: Callable) -> torch.futures.Future:
+            after = then(future, do)
+            if id(future) in self.futures:
+                self.futures[id(after)] = after, self.futures[id(future)][1]
+            return after
+
+        wait_future, then = torch._C.Future.wait, torch._C.Future.then
+        torch._C.Future.wait, torch._C.Future.then = wait_for_future, then_and_record
+        c10d.Work.wait, c10d.Work.get_future = wait_and_record, future_and_record
+        start = threading.Thread.start
+
+        def start_and_note(thread: threading.Thread) -> None:
+            thread.started_s = monotonic()  # when its first call was asked for, whenever it runs
+            start(thread)
+
+        threading.Thread.start = start_and_note
 
     def follow(self, call: Any, issued: Row, caller: FrameType | None) -> None:
         """See to it that the end of an operation is noticed."""
@@ -62,7 +97,8 @@ class Waits:
             if not waits_later:
                 return  # its wait follows at once
         if call.async_op and not KINDS[issued.fields["kind"]].message:
-            work.get_future().add_done_callback(lambda _: issued.finish())
+            with contextlib.suppress(RuntimeError):  # gloo's reduce_scatter has none: wait() tells
+                self.future_of(work).add_done_callback(lambda _: issued.finish())
             if waits_later and torch._C._current_graph_task_id() != -1:
                 self._in_backward(issued)
 
@@ -70,7 +106,9 @@ class Waits:
         """Take note that a rank waits for an operation that it did not block on."""
         fields = {"kind": "wait"} | {name: issued.fields.get(name) for name in _OF_A_WAIT}
         self.waited_for.add(issued.index)
-        return self.writer.write(fields, frames.split(frame)[1], of=issued.index, start_s=start_s)
+        inner, own = frames.split(frame)
+        aside = frames.flags(inner) & ASIDE
+        return self.writer.write(fields, own, flags=aside, of=issued.index, start_s=start_s)
 
     def _hold(self, work: Any, issued: Row) -> None:
         # gloo hangs where a receive that is not complete loses its work, so that is kept for long.

@@ -27,7 +27,7 @@ SLUGS = [
 SIZES = inspect.signature(course_utils.check).parameters["world_sizes"].default
 HUNG = {"timeout": 1.0}  # long enough to hang; who only needs longer gets it
 PATIENT = {"timeout": 100.0}  # on a busy machine a right answer may take long
-SLOW = ("only needed longer", "perhaps nothing hangs", "If the work is long")  # in its report
+SLOW = ("only needed longer", "perhaps nothing hangs", "No call is seen to lack")  # in its report
 
 
 class Exercise(NamedTuple):
@@ -57,16 +57,21 @@ def cells(slug: str) -> SimpleNamespace:
 
 
 def _run_cells(slug: str, cut: bool) -> dict[str, Any]:
-    plan = build.plan(build.Target(ROOT / f"source/labs/{slug}.py", ROOT, cut))
     names = RAN[slug] = {"__name__": "__main__"}
-    for number, cell in enumerate(cell for cell in plan.cells if cell.cell_type == "code"):
-        run(cell.source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
+    for number, source in enumerate(sources(ROOT / f"source/labs/{slug}.py", cut)):
+        run(source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
     return names
+
+
+def sources(path: Path, cut: bool = False) -> list[str]:
+    """The code cells of a lab."""
+    cells = build.plan(build.Target(path, ROOT, cut)).cells
+    return [cell.source for cell in cells if cell.cell_type == "code"]
 
 
 @functools.cache
 def answers(slug: str) -> dict[str, Any]:
-    """What tests/labs/wrong/SLUG.py says: by exercise, WRONG has many functions, RIGHT has one."""
+    """What tests/labs/wrong/SLUG.py says: by exercise, WRONG has functions, RIGHT one or some."""
     path = ROOT / f"tests/labs/wrong/{slug}.py"
     names: dict[str, Any] = {"__name__": path.stem}
     run(path.read_text(encoding="utf-8"), str(path), names)

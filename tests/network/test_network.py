@@ -296,7 +296,7 @@ def test_intervals_tell_who_sends_to_whom_and_at_which_line():
     assert [(i.rank, i.peer, i.bytes) for i in sends] == [(1, 0, BYTES), (0, 1, BYTES)]
     assert sends[0].label == f"send {BYTES} bytes to rank 0"
     assert sends[0].event.code == "dist.send(x, 0)"
-    assert repr(replayed) == "Replay(2 ranks, 20.192 us)"
+    assert repr(replayed) == "Replay(2 ranks, 20.192 µs)"
 
 
 def test_one_rank_alone_needs_no_time():

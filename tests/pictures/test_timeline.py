@@ -56,8 +56,8 @@ def test_a_hang_is_drawn_as_waiting_until_the_end(shown):
 def test_a_replay_says_who_is_done_when_and_who_waits(shown):
     plot_timeline(one_message().replay(NETWORK))
     assert shown.text == (
-        "Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us, waiting for 1 us of it; "
-        "rank 1 done at 11.0 us, waiting for 11.0 us of it."
+        "Virtual time (µs), latency 10 µs, 80 Gbit/s: rank 0 done at 1 µs, waiting for 1 µs of it; "
+        "rank 1 done at 11.0 µs, waiting for 11.0 µs of it."
     )
 
 
@@ -65,8 +65,8 @@ def test_of_many_ranks_that_differ_only_the_extremes_are_told(shown):
     trace = Trace((), ((0.0, 0.0),) * 12)
     plot_timeline(trace.replay(NETWORK, compute=[100.0 - 5 * rank for rank in range(12)]))
     assert shown.text == (
-        "Virtual time (us), latency 10 us, 80 Gbit/s: of 12 ranks rank 11 is done first, "
-        "at 45.0 us, rank 0 last, at 100.0 us; rank 0 waits longest, 0 us."
+        "Virtual time (µs), latency 10 µs, 80 Gbit/s: of 12 ranks rank 11 is done first, "
+        "at 45.0 µs, rank 0 last, at 100.0 µs; rank 0 waits longest, 0 µs."
     )
 
 
@@ -99,8 +99,8 @@ def test_four_real_ranks_give_the_same_words_in_every_run(shown):
     )
     plot_timeline(trace.replay(NETWORK))
     assert shown.text == (
-        "Virtual time (us), latency 10 us, 80 Gbit/s: ranks 0, 2 and 3 done at 60.0 us, waiting "
-        "for 60.0 us of it; rank 1 done at 70.0 us, waiting for 70.0 us of it."
+        "Virtual time (µs), latency 10 µs, 80 Gbit/s: ranks 0, 2 and 3 done at 60.0 µs, waiting "
+        "for 60.0 µs of it; rank 1 done at 70.0 µs, waiting for 70.0 µs of it."
     )
 
 
@@ -169,18 +169,17 @@ def test_bars_closer_than_a_pixel_become_one():
     assert len(spans(bars, 0.0)["send"]) == 100
 
 
-def test_bars_that_touch_stay_whole_only_where_one_may_hover_over_them():
+def test_bars_that_touch_stay_whole_so_that_one_may_hover_over_them():
     bars = [Interval(0, k, k + 1, "send", None) for k in range(3)]
     assert len(spans(bars, 0.1)["send"]) == 3
-    assert spans(bars, 0.1, whole=False)["send"] == [[0, 0, 3, bars[0], 3]]
 
 
 def test_the_picture_names_its_clock_its_ranks_and_what_it_shows():
     drawn = draw(activity(ring(4).replay(NETWORK)))
     said = [shape.text for shape in drawn.shapes if isinstance(shape, Words)]
-    assert "virtual time (us), latency 10 us, 80 Gbit/s" in said
+    assert "virtual time (µs), latency 10 µs, 80 Gbit/s" in said
     assert [text for text in said if text.startswith("rank")] == [f"rank {r}" for r in range(4)]
-    assert said[-4:] == ["waiting in a call", "sending", "receiving", "a message"]
+    assert {"waiting in a call", "sending", "receiving", "a message"} < {*said}
     assert all(text in as_svg(drawn) for text in said)
     figure = as_figure(drawn)
     plt.close(figure)
@@ -207,7 +206,7 @@ def test_everything_special_about_a_network_is_named():
         10, 80, nodes=2, between=(50, 10), slow_links={(0, 1): 3}, slow_ranks={2: 4}
     )  # fmt: skip
     assert named(network) == (
-        "latency 10 us, 80 Gbit/s, 2 nodes with 50 us, 10 Gbit/s between them, "
+        "latency 10 µs, 80 Gbit/s, 2 nodes with 50 µs, 10 Gbit/s between them, "
         "slow link 0 to 1, rank 2 slow"
     )
 
@@ -217,10 +216,10 @@ def test_words_for_numbers():
         "0 B", "960 B", "1.5 KB", "1 MB", "25 MB",
     ]  # fmt: skip
     assert [us(t) for t in (0, 0.024, 9.5, 12_345.67)] == [
-        "0 us",
-        "0.024 us",
-        "9.5 us",
-        "12,345.7 us",
+        "0 µs",
+        "0.024 µs",
+        "9.5 µs",
+        "12,345.7 µs",
     ]
     assert [ranks(r) for r in ([3], [0, 1], [0, 1, 2], [0, 2, 5])] == [
         "rank 3", "ranks 0 and 1", "ranks 0 to 2", "ranks 0, 2 and 5",

@@ -7,16 +7,30 @@ import pytest
 from recordings import NETWORK, one_message, ring, straggler
 
 from course_utils import Network, animate, explore
+from course_utils.network.simulation import Interval
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import activity
+from course_utils.pictures.activity import activity, moments
 from course_utils.pictures.shapes import Corners, as_svg
 from course_utils.pictures.timeline import ARROWS, draw
 
 
 def widgets(panel):
     """Latency, bandwidth, slow rank, by how much; and the picture."""
-    (latency, speed), (slow, how) = panel.children[0].children, panel.children[1].children
+    (latency, speed, _), (slow, how) = (row.children for row in panel.children[:2])
     return latency, speed, slow, how, panel.children[2]
+
+
+def ticks(picture):
+    """The numbers below the axis."""
+    return re.findall(r'text-anchor="middle" fill="#222222">([\d,.]+)<', picture.value)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that widgets go by: `clock[0]`, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr("course_utils.pictures.widgets.time.monotonic", lambda: now[0])
+    return now
 
 
 @pytest.mark.parametrize("wrong", [None, 3, ring(2).replay(NETWORK)])
@@ -34,18 +48,56 @@ def test_what_sent_nothing_or_is_no_recording_cannot_be_animated():
 
 def test_a_slider_redraws_from_the_recording():
     latency, speed, _, _, picture = widgets(explore(one_message()))
-    assert "rank 1 done at 11.0 us" in picture.value
+    assert "rank 1 done at 11.0 µs" in picture.value
     latency.value = 100.0
-    assert "latency 100 us, 80 Gbit/s: rank 0 done at 1 us" in picture.value
-    assert "rank 1 done at 101.0 us" in picture.value
+    assert "latency 100 µs, 80 Gbit/s: rank 0 done at 1 µs" in picture.value
+    assert "rank 1 done at 101.0 µs" in picture.value
     speed.value = 8.0
-    assert "rank 1 done at 110.0 us" in picture.value
+    assert "rank 1 done at 110.0 µs" in picture.value
+
+
+def test_the_axis_stays_and_what_it_cannot_show_is_cut_and_marked_until_one_presses_fit():
+    panel = explore(one_message())
+    (latency, _, fit), picture = panel.children[0].children, panel.children[2]
+    before = ticks(picture)
+    assert before[-1] == "12"
+    assert "▸" not in picture.value
+    latency.value = 100.0
+    assert ticks(picture) == before
+    assert ">▸ 101.0 µs</text>" in picture.value
+    assert "The axis ends at 12.0 µs: press <b>fit</b>" in picture.value
+    xs = [float(x) for x in re.findall(r"[ML](\d+\.\d) ", picture.value)]
+    assert max(xs) == 800  # where the axis ends
+    fit.click()
+    assert ticks(picture)[-1] == "120"
+    assert "▸" not in picture.value
+    latency.value = 0.1
+    assert ticks(picture)[-1] == "120"
+
+
+def test_an_outline_and_a_sentence_keep_the_state_before_this_drag(clock):
+    latency, speed, _, _, picture = widgets(explore(one_message()))
+    assert "<b>All are done at 11.0 µs</b>.<" in picture.value
+    assert "#D55E00" not in picture.value
+    for value in (12.0, 15.0, 20.0):
+        latency.value = value
+    assert "<b>All are done at 21.0 µs</b>; before, at 11.0 µs (outlined)" in picture.value
+    assert picture.value.count("#D55E00") == 2  # a rank each
+    clock[0] += 10
+    latency.value = 25.0  # later, so a drag of its own
+    assert "<b>All are done at 26.0 µs</b>; before, at 21.0 µs (outlined)" in picture.value
+    speed.value = 8.0  # another slider
+    assert "<b>All are done at 35.0 µs</b>; before, at 26.0 µs (outlined)" in picture.value
+
+
+def test_eight_ranks_leave_room_for_sliders_on_a_small_screen():
+    assert draw(activity(ring(8).replay(NETWORK))).height < 450
 
 
 def test_a_slow_rank_begins_late_where_nobody_computes():
     _, _, slow, how, picture = widgets(explore(straggler()))
     slow.value, how.value = 2, 30.0
-    assert how.description == "late by (us)"
+    assert how.description == "late by (µs)"
     assert activity(straggler().replay(NETWORK, [0, 0, 30.0])).end > 60
     assert ">own code</text>" in picture.value
     slow.value = None
@@ -82,8 +134,8 @@ def test_every_setting_of_the_sliders_can_be_drawn():
 
 def test_a_saved_notebook_keeps_a_picture_and_the_same_words_in_every_run():
     wanted = (
-        "Explore 2 ranks: Virtual time (us), latency 10 us, 80 Gbit/s: rank 0 done at 1 us, "
-        "waiting for 1 us of it; rank 1 done at 11.0 us, waiting for 11.0 us of it."
+        "Explore 2 ranks: Virtual time (µs), latency 10 µs, 80 Gbit/s: rank 0 done at 1 µs, "
+        "waiting for 1 µs of it; rank 1 done at 11.0 µs, waiting for 11.0 µs of it."
     )
     panel = explore(one_message())
     data, metadata = panel._repr_mimebundle_()
@@ -93,31 +145,75 @@ def test_a_saved_notebook_keeps_a_picture_and_the_same_words_in_every_run():
     assert set(metadata) == {"image/png"}
 
 
-def test_the_animation_steps_through_the_messages_one_by_one():
+def together(*messages):
+    """By moment, the (sender, receiver) of messages given as (sender, receiver, start, end)."""
+    arrows = [Interval(a, start, end, "send", None, b, 8) for a, b, start, end in messages]
+    return [[(a.rank, a.peer) for a in moment] for moment in moments(arrows)]
+
+
+def test_messages_that_start_together_or_overlap_go_together():
+    assert together((0, 1, 0, 10), (1, 2, 0, 10), (2, 3, 10, 20)) == [[(0, 1), (1, 2)], [(2, 3)]]
+    assert together((0, 1, 0, 10), (0, 2, 4, 14), (0, 3, 8, 18)) == [[(0, 1), (0, 2), (0, 3)]]
+    assert together((0, 1, 0, 0.1 + 0.2), (1, 2, 0.3, 0.6)) == [[(0, 1)], [(1, 2)]]
+    assert together((0, 1, 0, 0), (1, 2, 0, 0)) == [[(0, 1), (1, 2)]]
+
+
+def test_a_long_message_goes_on_beside_each_of_the_short_ones():
+    long = (0, 1, 0, 30)
+    assert together(long, (2, 3, 0, 10), (3, 2, 10, 20), (2, 3, 20, 30)) == [
+        [(0, 1), (2, 3)],
+        [(0, 1), (3, 2)],
+        [(0, 1), (2, 3)],
+    ]
+
+
+def test_every_message_of_an_uneven_program_has_its_moment():
+    slow = Network(10, 80, slow_links={(0, 1): 7}, slow_ranks={2: 3})
+    arrows = activity(ring(4).replay(slow, [0.0, 3.0, 50.0, 0.1])).arrows
+    found = moments(arrows)
+    assert {id(a) for moment in found for a in moment} == {id(a) for a in arrows}
+    for moment in found:
+        assert max(a.start_us for a in moment) < min(a.end_us for a in moment)
+
+
+def test_the_animation_steps_through_the_moments():
     panel = animate(ring(3))
-    step, picture = panel.children[0].children[1], panel.children[1]
-    assert "message 1 of 12</b>: rank 0 to 1, 4.1 KB, from 0 us to 10.4 us" in picture.value
-    assert picture.value.count("+ 4.1 KB") == 1
-    step.value = 12
-    assert "message 12 of 12" in picture.value
+    (_, step), picture = panel.children[0].children, panel.children[1]
+    assert "moment 1 of 4</b>, from 0 µs to 10.4 µs: rank 0 to 1, 1 to 2, 2 to 0, 4.1 KB each" in (
+        picture.value
+    )
+    assert picture.value.count("+ 4.1 KB") == 3
+    step.value = 4
+    assert "moment 4 of 4" in picture.value
     assert picture.value.count("+ 16.4 KB") == 3  # every rank has all that was sent to it
-    assert repr(panel).startswith("12 messages among 3 ranks: rank 0 to 1, 4.1 KB; rank 1 to 2,")
+    step.value = 3
+    assert picture.value.count("+ 12.3 KB") == 3
+    assert repr(panel).startswith(
+        "12 messages among 3 ranks, by moments: 1. rank 0 to 1, 1 to 2, 2 to 0, 4.1 KB each; 2. "
+    )
+
+
+def test_playing_all_of_many_messages_is_set_to_take_ten_seconds_at_most():
+    play = animate(ring(24)).children[0].children[0]
+    assert play.max == 46
+    assert play.max * play.interval <= 10_000
 
 
 def test_a_replay_can_be_animated_as_well():
-    assert "from 0 us to 11.0 us" in animate(one_message().replay(NETWORK)).children[1].value
+    assert "from 0 µs to 11.0 µs" in animate(one_message().replay(NETWORK)).children[1].value
 
 
 def test_of_very_many_messages_the_last_ones_are_animated():
     what = activity(ring(40).replay(NETWORK))
-    drawn = draw(what, step=3000)
+    drawn = draw(what, now=moments(what.arrows)[70])
     heads = [shape for shape in drawn.shapes if isinstance(shape, Corners)]
-    assert len(heads) == ARROWS + 3  # the legend has one, and the last message two
+    assert len(heads) == ARROWS + 41  # the legend has one, and those of the moment two
 
 
 def test_every_picture_is_well_formed_and_opaque():
     what = activity(ring(5).replay(NETWORK))
-    for drawn in (draw(what), draw(what, step=3), draw(activity(ring(40).replay(NETWORK)), step=3)):
+    now = moments(what.arrows)[3]
+    for drawn in (draw(what), draw(what, now=now), draw(what, 40.0, [70.0, 0.0, 1e9] * 2)):
         assert 'fill="#fff"' in as_svg(drawn)
         ElementTree.fromstring(as_svg(drawn))
 

@@ -317,7 +317,20 @@ def test_an_asynchronous_collective_is_followed_by_its_wait():
     events = launch(both, trace=True).trace.of_rank(1)
     assert [(e.kind, e.blocking, e.of) for e in events] == [
         ("all_reduce", False, None), ("all_reduce", False, None), ("wait", False, 1),
+        ("wait", False, 0),
     ]  # fmt: skip
+
+
+def test_a_collective_whose_work_has_no_future_is_recorded_as_well():
+    def scatter():
+        part = torch.zeros(2)
+        dist.reduce_scatter_tensor(part, torch.ones(4), async_op=True).wait()
+        return part.tolist()
+
+    results = launch(scatter, world_size=2, backend="gloo", trace=True)
+    assert results[0] == [2, 2]
+    assert [event.kind for event in results.trace.of_rank(1)] == ["reduce_scatter", "wait"]
+    assert all(event.end_s is not None for event in results.trace)
 
 
 def test_object_collectives_are_their_sizes_and_their_bytes():

@@ -11,7 +11,14 @@ DisplayHandle.display = DisplayHandle.update = (
     lambda self, bundle, raw: shown.append(bundle["text/plain"])
 )
 """
-HANGS = "launch(lambda: dist.get_rank() == 2 or dist.barrier(), world_size=3, timeout=3)"
+HANGS = "launch(lambda: dist.get_rank() == 2 or dist.barrier(), world_size=3, timeout={})"
+COMPUTES = """
+def computes():
+    dist.barrier()
+    time.sleep(9 * (dist.get_rank() == 2))
+    dist.barrier()
+launch(computes, world_size=3, timeout=3)
+"""
 LATE = """
 def late():
     dist.barrier()
@@ -46,22 +53,24 @@ def shown(kernel, cell, looks=True):
     return outcome, eval(kernel.run("shown", 30).value)
 
 
-def test_the_line_says_who_is_done_and_who_waits_where_and_goes_before_the_report(kernel):
-    outcome, told = shown(kernel, HANGS)
+def test_the_line_says_where_all_are_and_goes_before_the_report(kernel):
+    outcome, told = shown(kernel, COMPUTES)
     assert outcome.errors[0][0] == "WorkerTimeout"
     line, gone = told
-    assert line == (
-        "No rank has called anything for 0.6 s: ranks 0 and 1 in barrier "
-        f"(cell [{outcome.number}], line 1, in <lambda>); rank 2 done. Time is up after 3 s."
-    )
+    head, *rows, last = (row for row in line.split("\n") if not row.startswith("    "))
+    assert head == "No rank has called anything for 0.6 s:"
+    waits, works = "waiting in barrier at cell", "running at cell"
+    for rank, row in enumerate(rows):
+        assert row.startswith(f"  rank {rank}: {works if rank == 2 else waits}")
+    assert last == "Time is up after 3 s."
     assert gone == ""
 
 
 def test_it_goes_when_a_slow_rank_moves_on(kernel):
     outcome, told = shown(kernel, LATE)
     assert not outcome.errors
-    assert "rank 0 running (cell" in told[0]
-    assert "rank 1 in barrier (cell" in told[0]
+    assert "rank 0: running at cell" in told[0]
+    assert "rank 1: waiting in barrier at cell" in told[0]
     assert told[1:] == [""]
 
 
@@ -73,11 +82,11 @@ def test_a_rank_that_dies_later_did_not_die_where_it_was_asked(kernel):
     assert "time.sleep(2)" not in message
 
 
-def test_a_rank_that_has_called_nothing_yet_is_not_asked(kernel):
+def test_a_rank_that_has_called_nothing_yet_may_be_asked(kernel):
     cell = "launch(lambda: (dist.get_rank() or time.sleep(2), dist.barrier())[1])"
     outcome, told = shown(kernel, cell)
     assert not outcome.errors
-    assert "rank 0 without a call" in told[0]
+    assert "rank 0: running at cell" in told[0]
 
 
 def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
@@ -85,7 +94,87 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
     assert (outcome.errors, told) == ([], [])
 
 
-def test_where_outputs_are_compared_nothing_is_shown(kernel):
-    outcome, told = shown(kernel, HANGS, looks=False)
-    assert outcome.errors[0][0] == "WorkerTimeout"
+FOR_EVER = {
+    "one has returned": HANGS.format(50),
+    "alone": "launch(lambda: dist.recv(torch.ones(1)), world_size=1, timeout=50)",
+    "both receive": "launch(lambda: dist.recv(torch.ones(1), 1 - dist.get_rank()), timeout=50)",
+}
+
+
+@pytest.mark.parametrize("name", FOR_EVER)
+def test_where_all_wait_and_nobody_can_wake_them_the_report_comes_at_once(kernel, name):
+    outcome, told = shown(kernel, FOR_EVER[name])
+    kind, message = outcome.errors[0]
+    assert kind == "WorkerTimeout"
+    assert "would never be done." in message
+    assert "waiting in " in message
+    assert told == []
+
+
+ONE_OF_TWO = """
+def one_of_two():
+    if dist.get_rank() == 0:
+        works = [dist.irecv(torch.ones(1), 1, tag=tag) for tag in (1, 2)]
+        works[1].wait()
+        return
+    time.sleep(2)
+    dist.send(torch.ones(1), 0, tag=2)
+launch(one_of_two)
+"""
+
+
+def test_what_may_go_on_is_left_alone(kernel):
+    outcome, told = shown(kernel, ONE_OF_TWO)
+    assert not outcome.errors
+    assert told
+
+
+A_THREAD_SENDS = """
+import threading
+def sends_later():
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(1), 0)
+        return
+    threading.Timer(2, dist.send, (torch.ones(1), 1)).start()
+    dist.recv(torch.ones(1), 1, tag=5)
+launch(sends_later, timeout=4)
+"""
+
+
+A_TIMER = """
+from datetime import timedelta
+def gives_up():
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    try:
+        dist.recv(torch.ones(1), 1 - dist.get_rank(), group)
+    except RuntimeError:
+        return "went on"
+launch(gives_up)
+"""
+
+
+def test_a_groups_own_timer_may_still_end_the_wait(kernel):
+    outcome, told = shown(kernel, A_TIMER)
+    assert not outcome.errors
+    assert told
+
+
+def test_a_thread_of_a_rank_may_still_wake_another(kernel):
+    outcome, told = shown(kernel, A_THREAD_SENDS)
+    assert "not done after 4 s" in outcome.errors[0][1]  # rank 0 alone, and in its own time
+    assert told
+
+
+def test_a_rank_alone_waits_in_vain_whoever_looks(kernel):
+    outcome, told = shown(kernel, FOR_EVER["alone"], looks=False)
+    assert "rank 0 would never be done." in outcome.errors[0][1]
+    assert "There is no other rank that could send rank 0 a message." in outcome.errors[0][1]
+    assert told == []
+
+
+def test_where_outputs_are_compared_nothing_is_shown_and_nothing_ends_early(kernel):
+    outcome, told = shown(kernel, HANGS.format(2), looks=False)
+    kind, message = outcome.errors[0]
+    assert kind == "WorkerTimeout"
+    assert "not done after 2 s" in message
     assert told == []

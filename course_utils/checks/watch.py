@@ -1,0 +1,200 @@
+"""What a rank does besides its calls: side channels, what it leaves behind, what it computes.
+
+A line counts as the answer's unless it stands where the exercise wraps the answer. It is in charge
+of what libraries do for it, except torch and Keras, which have files and stores of their own.
+"""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import mmap
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_utils.launcher.stacks import Frame
+from course_utils.record.frames import is_learners
+
+_TORCH, _HERE = (f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
+_OWN_BUSINESS = _TORCH, _HERE.removesuffix(f"checks{os.sep}"), "<frozen"
+_FOR_OTHERS = __file__, f"{_TORCH}serialization", f"{_TORCH}distributed{os.sep}elastic"
+_DOES = {  # side channels, by their names in `allow`
+    "store": "uses a store",
+    "backend": "calls a backend directly, where nobody sees it",
+    "files": "writes to the file system",
+    "sockets": "uses a socket of its own",
+    "processes": "starts a process",
+    "memory": "shares memory with other processes",
+}
+_EVENTS = {  # of those that `sys.addaudithook` is told of
+    "files": "open os.mkdir os.rename os.link os.symlink",
+    "sockets": "socket.connect socket.bind socket.sendto",
+    "processes": "subprocess.Popen os.system os.posix_spawn os.exec os.fork os.forkpty",
+    "memory": "mmap.__new__",
+}
+_KINDS = {event: kind for kind, events in _EVENTS.items() for event in events.split()}
+_METHODS = {  # of these classes, which an answer's own lines are not to call
+    "store": (c10d.Store, "set$|get$|add|append|wait|check|compare|delete|list|num|queue|barrier"),
+    "backend": (
+        torch._C._distributed_c10d.Backend,
+        "broadcast|reduce|gather|scatter|to_?all|send|recv|barrier",
+    ),
+    "files": (os, "^writev?$"),
+}
+_ONLY = "Here ranks are to know of each other by messages and collectives alone."
+_HOOK = 0x7ACF  # the number of the delays among a group's hooks: behind the recorder's
+_LATEST_S = 0.006  # how much later than the first one the last rank comes to its first calls
+_NAP_S = 0.0005  # what is left of a learner's sleep where ranks come late
+
+
+def _random_numbers() -> tuple:
+    numpy = sys.modules.get("numpy")
+    others = random.getstate(), str(numpy and numpy.random.get_state())
+    return torch.default_generator.get_state().tolist(), *others
+
+
+_KEPT: dict[str, tuple[Callable[[], Any], str]] = {  # to be left as it was, and what is said else
+    "folder": (lambda: os.stat(".").st_ino, "the working folder is another one"),
+    "environment": (lambda: dict(os.environ), "os.environ has changed"),
+    "grad mode": (torch.is_grad_enabled, "gradients are switched over for all that follows"),
+    "dtype": (torch.get_default_dtype, "torch's default dtype has changed"),
+    "random numbers": (_random_numbers, "the global random numbers are not where they were"),
+    "threads": (threading.active_count, "a thread still runs"),
+}
+_ALWAYS = {"folder", "environment", "grad mode", "dtype"}
+WORDS = {"allow": {*_DOES, *_ALWAYS}, "keep": set(_KEPT)}  # of these options of check
+
+
+class Flops(TorchDispatchMode):
+    """Counts floating-point operations, forward and backward, as torch's own counter does."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()  # imports triton: behind torch._dynamo, which `launch` imports
+        self.formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if formula := self.formulas.get(func._overloadpacket):
+            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class Watch:
+    """The watch over one rank; `seen` is what it saw first in a run, or an empty string."""
+
+    seen, flops, late_s, calls, on = "", 0, None, 0, False
+
+    def __init__(self, fn: Callable, spec: Callable, makes_group: bool, rules: Any) -> None:
+        self.fn, self.spec, self.makes_group, self.allow = fn, spec, makes_group, set(rules.allow)
+        free = {"environment"} if makes_group else set()  # where to meet may be said there
+        self.kept, self.counts = _ALWAYS.union(rules.keep) - self.allow - free, rules.work
+
+    def listen(self) -> None:
+        """In the rank, before the answer runs: notice side channels, and be able to come late."""
+        self.exercise, self.pid, self.sleep = set(), os.getpid(), time.sleep
+        own = inspect.unwrap(self.fn, stop=lambda outer: self.exercise.add(_file(outer)))
+        self.exercise.discard(_file(own))
+        with contextlib.suppress(AttributeError, ValueError):  # no function of Python's; a closure
+            inspect.unwrap(self.spec).__code__ = _no_answer.__code__
+        self.shared = _shared(own, named := getattr(own, "__globals__", {}))
+        named.update({name: self._nap for name, value in named.items() if value is time.sleep})
+        time.sleep = self._nap
+        for kind, (owner, names) in _METHODS.items():
+            for name in filter(re.compile(names).search, vars(owner)):
+                setattr(owner, name, self._noticed(kind, getattr(owner, name)))
+        torch._C.PyTorchFileWriter = self._noticed("files", torch._C.PyTorchFileWriter)
+        sys.addaudithook(self._audit)
+        if c10d.is_initialized():
+            c10d.group.WORLD.register_pre_hook(_HOOK, self._delay)
+
+    @contextlib.contextmanager
+    def run(self, late: float | None) -> Iterator[None]:
+        """Around the answer in one run; `late`: from 0 for the first rank that comes to 1."""
+        before = {kind: read() for kind, (read, _) in _KEPT.items() if kind in self.kept}
+        self.seen, self.calls, self.late_s = "", 0, None if late is None else late * _LATEST_S
+        if self.shared and "memory" not in self.allow:
+            self.seen = f"{_DOES['memory']}: {self.shared} was made before the ranks were. {_ONLY}"
+        self.sleep(self.late_s or 0)
+        self.on = True
+        counts = self.counts and late is None  # which takes time: once is enough
+        with Flops() if counts else contextlib.nullcontext(Flops) as counter:
+            yield
+        self.on, self.flops = False, counter.count
+        left = [_KEPT[kind][1] for kind, was in before.items() if _KEPT[kind][0]() != was]
+        if self.makes_group and c10d.is_initialized():
+            left.append("its process group still exists: dist.destroy_process_group() ends it")
+        if left:
+            self.seen = self.seen or f"leaves something behind: {left[0]}."
+
+    def _delay(self, call: Any) -> None:
+        self.calls += 1
+        if self.on and self.late_s and self.calls in (2, 3):  # the first one follows a late begin
+            self.sleep(self.late_s)
+
+    def _nap(self, seconds: float) -> None:
+        """Instead of `time.sleep`: where ranks come late on purpose, a sleep is no barrier."""
+        file = sys._getframe(1).f_code.co_filename
+        theirs = self.on and is_learners(file) and file not in self.exercise
+        self.sleep(min(seconds, _NAP_S) if theirs and self.late_s is not None else seconds)
+
+    def _audit(self, event: str, arguments: tuple) -> None:
+        kind = self.on and _KINDS.get(event)
+        if kind == "files" and event == "open":
+            path, _, flags = arguments
+            reads = not flags & (os.O_WRONLY | os.O_RDWR)
+            kind = None if reads or isinstance(path, int) or path == os.devnull else kind
+        elif kind == "memory":
+            kind = None if arguments[0] == -1 or arguments[2] == mmap.ACCESS_READ else kind
+        if kind:
+            self._notice(kind, sys._getframe(1))
+
+    def _noticed(self, kind: str, method: Callable) -> Callable:
+        @functools.wraps(method)
+        def noticed(*args: Any, **options: Any) -> Any:
+            if self.on and not (args and hasattr(args[0], "write")):  # torch.save to memory
+                self._notice(kind, sys._getframe(1))
+            return method(*args, **options)
+
+        return noticed
+
+    def _notice(self, kind: str, frame: FrameType | None) -> None:
+        if self.seen or kind in self.allow or os.getpid() != self.pid:
+            return
+        while frame and not is_learners(file := frame.f_code.co_filename):
+            inner = file.startswith(_OWN_BUSINESS) and not file.startswith(_FOR_OTHERS)
+            frame = None if inner else frame.f_back
+        if frame and file not in self.exercise:
+            line = Frame(file, frame.f_lineno, frame.f_code.co_name)
+            self.seen = f"{_DOES[kind]} at {line.place}: {line.code}. {_ONLY}"
+
+
+def _no_answer(*arguments: Any, **options: Any) -> None:
+    raise PermissionError("a specification says what is wanted; an answer does not call it")
+
+
+def _file(own: Any) -> str:
+    return getattr(getattr(own, "__code__", None), "co_filename", "")
+
+
+def _shared(own: Any, named: dict[str, Any]) -> str:
+    """The name of a value that stands in an answer and that all ranks share, or an empty string."""
+    with contextlib.suppress(OSError, TypeError):  # it may have no text
+        words = set(re.findall(r"\w+", inspect.getsource(own)))
+        for name in words.intersection(named):
+            shared = isinstance(named[name], torch.Tensor) and named[name].is_shared()
+            if shared or type(named[name]).__module__.startswith(("multiprocessing", "mmap")):
+                return name
+    return ""

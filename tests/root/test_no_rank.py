@@ -1,0 +1,56 @@
+"""`launch(fn())` runs fn in the notebook, which is no rank: told as that, and torch as it was."""
+
+import subprocess
+import sys
+
+import pytest
+
+CELLS = '''
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance(colors="NoColor", history_manager=None)
+shell.run_cell("""
+import torch
+import torch.distributed as dist
+from course_utils import launch
+
+def add_up(count=1):
+    number = torch.full((count,), dist.get_rank() + 1)
+    dist.all_reduce(number)
+    return number.tolist()
+""")
+for cell in {cells!r}:
+    print("CELL", cell)
+    shell.run_cell(cell)
+'''
+MISTAKES = {
+    "launch(add_up())": "launch(add_up), not launch(add_up()).",
+    "launch(add_up(3), world_size=4)": "launch(add_up), not launch(add_up()).",
+    "dist.get_world_size()": "launch(fn), not launch(fn()).",
+}
+OTHERS = ["raise ValueError('default')", "print(launch(add_up, world_size=3))"]
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What a shell like the kernel's prints, by cell."""
+    source = CELLS.format(cells=[*MISTAKES, *OTHERS])
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(part.split("\n", 1) for part in done.stdout.split("CELL ")[1:])
+
+
+@pytest.mark.parametrize("cell", MISTAKES)
+def test_below_torchs_error_stands_where_it_ran_and_what_to_write(said, cell):
+    error, _, told = said[cell].rpartition("This ran in the notebook itself, which is no rank. ")
+    assert "Default process group has not been initialized" in error
+    assert told.strip() == f"launch calls it in every rank: write {MISTAKES[cell]}"
+
+
+@pytest.mark.parametrize("cell", OTHERS)
+def test_of_other_cells_nothing_is_said(said, cell):
+    assert "which is no rank" not in said[cell]
+
+
+def test_ranks_work_as_ever(said):
+    assert "[[6], [6], [6]]" in said[OTHERS[1]]
