@@ -198,16 +198,29 @@ def replay_speed() -> Turn:
 
 
 def redraw_speed() -> Turn:
-    """A slider of `explore` is moved, beside writing one SVG element for each bar of it."""
+    """A slider of `explore` is moved, until the message with the new picture is ready to leave.
+
+    Eight ranks with thirty messages each; beside writing one SVG element for each bar of them.
+    """
+    from jupyter_client.session import Session
+
     from course_utils import explore
 
-    trace = ring(16, 16 * 30)
+    trace, session = ring(8, 8 * 30), Session(key=b"a key, since kernels sign what they send")
     inside = [explore(trace)]
     for widget in inside:
         inside += getattr(widget, "children", ())
     slider = next(widget for widget in inside if type(widget).__name__ == "SelectionSlider")
+    shown = next(widget for widget in inside if type(widget).__name__ == "HTML")
     values = [value for _, value in slider.options if value != slider.value][:8]
-    drawn = seconds(lambda: [setattr(slider, "value", value) for value in values])
+
+    def redraw() -> None:
+        for value in values:
+            slider.value = value
+            content = {"data": {"method": "update", "state": shown.get_state("value")}}
+            session.serialize(session.msg("comm_msg", content))
+
+    drawn = seconds(redraw)
     bars = trace.replay(Network(latency_us=10, gbit_s=80)).intervals
 
     def write() -> str:
@@ -279,7 +292,7 @@ FIGURES = {
     },
     "1,000 all_reduces recorded": Figure(recording, "not recorded", 1.10),
     "replay of 100,000 messages": Figure(replay_speed, "5 heap operations each"),
-    "redraw of explore": Figure(redraw_speed, "its bars written"),
+    "redraw of explore, 8 ranks": Figure(redraw_speed, "its bars written"),
     "CPU of import": Figure(importing, "torch alone"),
     "2 x 256 MB back": Figure(large_results, "made here"),
 }

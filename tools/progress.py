@@ -9,10 +9,15 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+import zmq
 from nbclient import NotebookClient
+from traitlets.config import Config
 
-import my
+import copies
 
+# Where nobody can listen a kernel does not warn that somebody could.
+ENCRYPTION = "auto" if zmq.has("curve") else "disabled"
+QUIET = Config(KernelManager={"transport_encryption": ENCRYPTION})
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -22,7 +27,7 @@ def overview(path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook, kernel_name="python3", timeout=300, allow_errors=True,
-            resources={"metadata": {"path": folder}},
+            resources={"metadata": {"path": folder}}, config=QUIET,
         )  # fmt: skip
         client.execute()
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
@@ -37,14 +42,19 @@ def overview(path: Path) -> str:
 
 def main(names: list[str], root: Path = HERE) -> int:
     """Prints the overview of every lab, or of those named; returns the exit status."""
-    folder = my.home(root)
-    own = [my.newest(folder, name) for name in my.originals(root) if name.startswith("lab_")]
+    folder = copies.home(root)
+    own = [
+        copies.newest(folder, name) for name in copies.originals(root) if name.startswith("lab_")
+    ]
     labs = {lab.stem.removeprefix("lab_"): lab for lab in own if lab}
     chosen = [slug for slug in labs if slug.startswith(tuple(names) or ("",))]
     for slug in chosen:
         print(f"\n{slug}: {overview(labs[slug])}", flush=True)
     if not labs:
-        print("no labs of your own yet: `make lab` copies them for you", file=sys.stderr)
+        print(
+            "no labs of your own yet: `make lab` or `ddp-course` copies them for you",
+            file=sys.stderr,
+        )
     elif not chosen:
         print("no such lab; there are: " + ", ".join(labs), file=sys.stderr)
     return int(not chosen)

@@ -99,7 +99,8 @@ class _Loading:
     """An answer, or what a lab has wrapped around it, called in a rank where all texts have run."""
 
     def __init__(self, fn: Callable, answers: Answers) -> None:
-        self.fn, self.answers, self.__name__ = fn, answers, getattr(fn, "__name__", "answer")
+        self.__wrapped__ = self.fn = fn
+        self.answers, self.__name__ = answers, getattr(fn, "__name__", "answer")
 
     def __call__(self, *args: Any) -> Any:
         """Call it."""

@@ -1,11 +1,14 @@
 """A learner's own copies: never replaced, and an update takes the answers along."""
 
 import datetime
+import logging
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
+import copies
 import my
 from cells import compose, read_percent
 
@@ -73,6 +76,15 @@ def test_copies_have_no_outputs_and_their_links_lead_to_each_other(course, capsy
     assert "the answer is 4" not in (course / "my" / "lab_01_sums.ipynb").read_text()
 
 
+def test_the_handlers_of_logging_stay_open(course, monkeypatch):
+    """One of absl's, which Keras imports, closes its stream with it: the tests' own."""
+    closed, handler = [], logging.StreamHandler()
+    monkeypatch.setattr(handler, "close", lambda: closed.append(handler))
+    copies._notary.cache_clear()
+    my.main([], course)
+    assert not closed
+
+
 def test_a_second_time_nothing_is_touched_and_nothing_said(course, capsys):
     my.main([], course)
     lab = course / "my" / "lab_01_sums.ipynb"
@@ -90,7 +102,7 @@ def test_a_copy_that_was_broken_or_emptied_is_left_as_it_is(course, capsys, text
     lab.write_text(text)
     assert my.main([], course) == 0
     assert "lab_01_sums.ipynb has a newer original" in capsys.readouterr().out
-    said = my.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    said = copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
     assert said.endswith("Your lab_01_sums.ipynb could not be read, and is as it was.")
     assert lab.read_text() == text
 
@@ -109,7 +121,7 @@ def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(
         capsys.readouterr().out
         == "lab_01_sums.ipynb has a newer original: make fresh only=lab_01_sums\n"
     )
-    said = my.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    said = copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
     assert said == (
         "New: lab_01_sums_2026-11-22.ipynb, with 2 cells that you wrote. "
         "Your lab_01_sums.ipynb is as it was."
@@ -132,8 +144,8 @@ def test_a_cell_of_ones_own_stays_behind_the_cell_that_it_followed(course):
     notebook = nbformat.read(lab, as_version=4)
     notebook.cells.insert(1, nbformat.v4.new_code_cell("torch.ones(3)"))
     nbformat.write(notebook, lab)
-    my.fresh(course, lab.parent, "lab_01_sums", TODAY)
-    my.fresh(course, lab.parent, "lab_01_sums", TODAY)  # a second one on the same day
+    copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    copies.fresh(course, lab.parent, "lab_01_sums", TODAY)  # a second one on the same day
     for name in ("lab_01_sums_2026-11-22", "lab_01_sums_2026-11-22_2"):
         assert sources(lab.with_stem(name))[:3] == [
             "import torch",
@@ -144,7 +156,7 @@ def test_a_cell_of_ones_own_stays_behind_the_cell_that_it_followed(course):
 
 
 def test_a_fresh_copy_of_what_has_none_is_a_first_one(course):
-    said = my.fresh(course, course / "my", "lab_01_sums", TODAY)
+    said = copies.fresh(course, course / "my", "lab_01_sums", TODAY)
     assert said == "New: lab_01_sums.ipynb, with 0 cells that you wrote."
 
 
@@ -161,13 +173,50 @@ def test_jupyterlab_opens_on_the_first_copy(course, monkeypatch, folder, top, fi
     write(course / "notebooks" / "00_start_here.ipynb", LESSON)
     monkeypatch.setenv("COURSE_MY", str(course / folder))
     my.main([], course)
-    command = " ".join(my.lab_command(course, my.home(course)))
+    command = " ".join(my.lab_command(course, copies.home(course))[0]) + " "
     assert f"--ServerApp.root_dir={(course / top).resolve()} " in command
     assert f"--LabApp.default_url=/lab/tree/{first}" in command
-    assert "--ip=127.0.0.1" in command
+
+
+def test_the_course_map_is_copied_and_renewed_until_somebody_writes_into_it(course, capsys):
+    original, copy = course / "notebooks" / "README.md", course / "my" / "course_map.md"
+    original.write_text("[00](01_sums.ipynb), [lab](../exercises/01_sums.ipynb)\n")
+    my.main([], course)
+    assert copy.read_text().startswith("[00](lesson_01_sums.ipynb), [lab](lab_01_sums.ipynb)\n")
+    original.write_text("# New\n[00](01_sums.ipynb)\n")
+    my.main([], course)
+    assert copy.read_text().startswith("# New\n[00](lesson_01_sums.ipynb)\n")
+    mine = "I am here.\n" + copy.read_text()
+    copy.write_text(mine)
+    capsys.readouterr()
+    my.main([], course)
+    assert capsys.readouterr().out.strip() == ""
+    original.write_text("# Newer\n")
+    my.main([], course)
+    assert "course_map.md is yours, and has a newer original" in capsys.readouterr().out
+    assert copy.read_text() == mine
+
+
+def test_every_link_in_every_copy_leads_to_a_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_MY", str(tmp_path))
+    assert my.main([]) == 0
+    texts = {"course_map.md": (tmp_path / "course_map.md").read_text()}
+    for path in tmp_path.glob("*.ipynb"):
+        cells = nbformat.read(path, as_version=4).cells
+        texts[path.name] = "\n".join(c.source for c in cells if c.cell_type == "markdown")
+    links = [
+        (name, link)
+        for name, text in texts.items()
+        for link in re.findall(r"\]\(((?!https?:)[^)#\s]+\.\w+)", text)
+    ]
+    assert [(name, link) for name, link in links if not (tmp_path / link).is_file()] == []
+    assert {Path(link).parent for _, link in links} == {Path()}
+    assert ("lesson_00_start_here.ipynb", "course_map.md") in links
+    lessons = [f"{name}.ipynb" for name in copies.originals(copies.HERE) if name[:3] == "les"]
+    assert {link for name, link in links if name == "course_map.md"} >= set(lessons)
 
 
 def test_ids_tell_an_edited_cell_in_every_committed_notebook():
-    for path in my.originals(my.HERE).values():
+    for path in copies.originals(copies.HERE).values():
         cells = nbformat.read(path, as_version=4).cells
         assert [cell.id for cell in compose(cells).cells] == [cell.id for cell in cells], path.name

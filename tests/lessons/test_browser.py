@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import time
 import urllib.request
@@ -18,8 +19,11 @@ from textwrap import dedent
 
 import nbformat
 import pytest
+import upstream
+from nbformat.sign import NotebookNotary
 
 import my
+from cells import WIDGET_VIEW
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
@@ -37,7 +41,7 @@ CELLS_WITH_WIDGETS = (
     def steps():
         for _ in range(5):
             dist.all_reduce(torch.ones(1000))""",
-    "results = launch(steps, live=True, trace=True)",
+    "results = launch(steps, world_size=8, live=True, trace=True)",
     "explore(results.trace, network)",
     "animate(results.trace, network)",
     "plt.plot([1, 2]);",
@@ -50,6 +54,14 @@ BROWSER = next(
 RUN_ALL_S = 300
 PICTURE = ".jp-RenderedImage img"
 HEADING = ".jp-RenderedMarkdown :is(h1, h2, h3)"
+SETTINGS = """
+c.ServerApp.open_browser = False
+c.ServerApp.port = 0
+c.IdentityProvider.token = "{token}"
+c.LabApp.expose_app_in_browser = True
+c.LabApp.user_settings_dir = "{folder}"
+c.LabApp.workspaces_dir = "{folder}"
+"""
 # Without these a browser in a closed network spends its start looking for its maker.
 FLAGS = [
     "--no-sandbox",
@@ -116,8 +128,11 @@ def lab(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def _serving(folder: Path) -> Iterator[tuple[str, str]]:
-    """JupyterLab on a folder, as `make lab` starts it; yields its address and its token."""
+def _serving(folder: Path, *start: str, **environment: str) -> Iterator[tuple[str, str]]:
+    """JupyterLab on a folder, as `make lab` starts it, or by it; yields its address and its token.
+
+    Its log is beside the folder.
+    """
     if not BROWSER:
         pytest.skip("no Chromium here (Debian: apt install chromium)")
     settings = folder.parent / "settings"
@@ -125,27 +140,35 @@ def _serving(folder: Path) -> Iterator[tuple[str, str]]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('{"windowingMode": "none"}')  # all cells on the page, seen or not
     token = secrets.token_hex()
-    command = my.lab_command(ROOT, folder)
-    command += ["--no-browser", "--expose-app-in-browser", "--allow-root", "--port=0"]
-    command += [f"--IdentityProvider.token={token}", f"--LabApp.user_settings_dir={settings}"]
-    command += ["--LabApp.workspaces_dir=."]
+    (settings / "jupyter_lab_config.py").write_text(SETTINGS.format(token=token, folder=settings))
+    command = [*start]
+    if not start:
+        command, environment = my.lab_command(ROOT, folder)
+    paths = [environment.get("JUPYTER_CONFIG_PATH"), str(settings)]
+    environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     log = folder.parent / "log"
     with log.open("w") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder.parent)
+        server = subprocess.Popen(
+            command, stdout=out, stderr=out, cwd=folder.parent, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
     try:
         yield _address(log, server), token
     finally:
         with contextlib.suppress(OSError, AssertionError):
             _end_kernels(_address(log, server), token)
-        server.kill()  # asked to end, it sometimes took more than a minute
+        os.killpg(server.pid, signal.SIGKILL)  # asked to end, it sometimes took more than a minute
         server.wait()
 
 
-def _write_widgets(path: Path) -> None:
-    cells = [nbformat.v4.new_code_cell(dedent(source).strip()) for source in CELLS_WITH_WIDGETS]
-    cells[-1].metadata["tags"] = ["raises-exception"]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}  # else Lab asks
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
+def _rewrite(lesson: Path) -> None:
+    """As a learner may: after the first cell it goes on with every kind of widget, and ends."""
+    notebook = nbformat.read(lesson, as_version=4)
+    sources = [dedent(source).strip() for source in CELLS_WITH_WIDGETS]
+    notebook.cells[1:] = map(nbformat.v4.new_code_cell, sources)
+    notebook.cells[-1].metadata["tags"] = ["raises-exception"]
+    nbformat.write(notebook, lesson)
+    NotebookNotary().sign(notebook)  # what a browser writes is
 
 
 def _address(log: Path, server: subprocess.Popen) -> str:
@@ -201,6 +224,11 @@ def _open(page, lab, name: str) -> None:
 def _run_all(page, lab, name: str) -> list[dict]:
     """Open a notebook, run all of it, and return its code cells."""
     _open(page, lab, name)
+    return _run(page, Path(name).stem)
+
+
+def _run(page, name: str) -> list[dict]:
+    """Run all of the notebook that is open, and return its code cells."""
     _until(page, READY, 120)
     _until(page, CLEARED, 120)
     _until(page, STARTED, 120)
@@ -255,27 +283,129 @@ def _runs_to_its_end(page, lab, notebook: str) -> None:
     assert page.get_by_text("Error displaying widget").count() == 0
 
 
-def test_widgets_work_and_what_they_showed_is_there_tomorrow(browser, tmp_path):
-    """Run, save, end the kernel and the server; then open anew, with no kernel that knows of it."""
-    folder, name = tmp_path / "my", "widgets.ipynb"
-    folder.mkdir()
-    _write_widgets(folder / name)
-    with _serving(folder) as today:
-        page = browser.new_page()
-        _runs_to_its_end(page, today, name)
+ANSWERS = {
+    "rank_of": "def rank_of(node, local, processes):\n    return sum(processes[:node], local)",
+    "place_of": "def place_of(processes):\n    return 0, dist.get_rank()",
+}
+LESSON, LAB = "lesson_03_collective_primitives.ipynb", "lab_02_process_groups.ipynb"
+CUT = """() => [...document.querySelectorAll('.jp-DirListing-itemText')]
+    .filter(name => name.scrollWidth > name.clientWidth).map(name => name.innerText)"""
+WRITE = """([name, text]) => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
+    .find(cell => cell.cell_type === 'code' && cell.source.startsWith(`def ${name}(`))
+    .setSource(text)"""
+
+
+def test_what_a_learner_wrote_and_saw_is_there_on_the_second_day_after_an_update(browser, tmp_path):
+    """Day one: run a lesson and a lab, save. The course changes. Day two: all is there."""
+    source = upstream.published(tmp_path / "upstream")
+    course = upstream.cloned(source, tmp_path / "day" / "course")
+    own = course / "my"
+    make, environment = upstream.make(course, "-C", "course", "lab")
+
+    with _serving(course, *make, **environment) as one:
+        _rewrite(own / LESSON)
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        _runs_to_its_end(page, one, f"my/{LESSON}")
         assert page.locator(".jupyter-widgets svg").count() >= 2
         assert page.locator(".widget-slider").count() >= 2
+        _names_are_readable(page)
+        _sliders_and_picture_fit_and_move(page)
         _until(page, SAVED, 60)
         assert page.get_by_text("Error displaying widget").count() == 0  # nor on the page now
+        _open(page, one, f"my/{LAB}")
+        for answer in ANSWERS.items():
+            page.evaluate(WRITE, answer)
+        _run(page, Path(LAB).stem)
+        _until(page, SAVED, 60)
         page.close()
-    with _serving(folder) as tomorrow:
+    _nothing_is_warned_of(course)
+    _the_files_alone_have_all(own)
+
+    lab = (own / LAB).read_bytes()
+    upstream.improve_a_stub(source)
+    upstream.git(course, "pull", "--quiet")
+    with _serving(course, *make, **environment) as two:
         page = browser.new_page()
-        _open(page, tomorrow, name)
+        _open(page, two, f"my/{LESSON}")
         _until(page, f"() => document.querySelectorAll({PICTURE!r}).length >= 3", 60)
-        _shoot(page, name)
+        _shoot(page, f"{LESSON}-day-two")
         assert page.get_by_text("Error displaying widget").count() == 0
         assert "✓ done" in page.locator(".live-panel").inner_text()
+        _until(page, READY, 120)  # the server complains of a page that goes amid its greeting
+        _open(page, two, f"my/{LAB}")
+        _shoot(page, f"{LAB}-day-two")
+        page.get_by_text("✓ passed: rank_of").first.wait_for()
+        page.get_by_text("✗ wrong: place_of").first.wait_for()
+        _until(page, READY, 120)
         page.close()
+    log = (course.parent / "log").read_text()
+    newer = "has a newer original: make fresh only="
+    assert f"{LAB} {newer}{Path(LAB).stem}" in log
+    assert f"{LESSON} {newer}" not in log
+    _nothing_is_warned_of(course)
+    _fresh_takes_the_answers_along(course, own, environment)
+    assert (own / LAB).read_bytes() == lab
+    assert upstream.git(course, "status", "--porcelain") == ""
+
+
+def _names_are_readable(page) -> None:
+    """No name in the file browser is cut, and nothing pops up, in a large window and a small."""
+    for width, height in ((1400, 900), (1000, 700)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.locator(".jp-DirListing-itemText", has_text=LAB).wait_for()
+        assert page.evaluate(CUT) == []
+    assert page.locator(".Toastify__toast").count() == 0
+
+
+def _sliders_and_picture_fit_and_move(page) -> None:
+    """All of eight ranks is in view beside the sliders, which redraw it and keep the axis."""
+    explored = page.locator(".jupyter-widgets.widget-vbox:has(svg)").first
+    # Without the file browser the page is wide, and the picture as high as it gets.
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    page.wait_for_function("() => !document.querySelector('.jp-FileBrowser')?.offsetParent")
+    room = page.evaluate("() => document.querySelector('.jp-WindowedPanel-outer').clientHeight")
+    assert explored.bounding_box()["height"] < room
+    ticks = explored.locator("text[text-anchor=middle]")
+    axis = ticks.all_inner_texts()[:-1]  # the last says what the axis is
+    explored.locator(".noUi-handle").first.press("ArrowRight")
+    explored.get_by_text("before, at").wait_for()
+    assert ticks.all_inner_texts()[:-1] == axis
+
+
+def _nothing_is_warned_of(course: Path) -> None:
+    """But for what a busy machine brings: the server asks a kernel again that starts slowly."""
+    lines = (course.parent / "log").read_text().splitlines()
+    warned = [line for line in lines if re.search(r"\[[WEC] |WARNING|ERROR|Warning:", line)]
+    assert [line for line in warned if not re.search("Nudge: |Timeout waiting for", line)] == []
+
+
+def _the_files_alone_have_all(own: Path) -> None:
+    """What GitHub and VS Code show needs neither kernel nor trust: no output is a widget only."""
+    shown = {}
+    for name in (LESSON, LAB):
+        cells = nbformat.read(own / name, as_version=4).cells
+        for cell in (cell for cell in cells if cell.cell_type == "code"):
+            shown[cell.source] = {
+                kind for output in cell.outputs for kind in output.get("data", {})
+            }
+    wanted = {"live=True": "text/html", "check(": "text/html"}
+    wanted |= dict.fromkeys(("explore(", "animate(", "plt.plot("), "image/png")
+    for call, kind in wanted.items():
+        assert kind in next(kinds for text, kinds in shown.items() if call in text), call
+    assert WIDGET_VIEW not in set.union(*shown.values())
+
+
+def _fresh_takes_the_answers_along(course: Path, own: Path, environment: dict[str, str]) -> None:
+    for words in (["fresh", "only=lab_02"], ["check"]):
+        done = subprocess.run(
+            ["make", *words], cwd=course, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    (new,) = own.glob(f"{Path(LAB).stem}_*.ipynb")
+    texts = [cell.source for cell in nbformat.read(new, as_version=4).cells]
+    assert set(ANSWERS.values()) <= set(texts)
+    stub = next(text for text in texts if text.startswith(upstream.NEW_STUB))
+    assert texts.index(stub) + 1 == texts.index(ANSWERS["place_of"])
 
 
 @pytest.mark.soak

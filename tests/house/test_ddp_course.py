@@ -1,0 +1,127 @@
+"""`ddp-course`: one installation, into which nobody can write, and learners with their homes."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import cells
+import ddp_course
+
+ROOT = Path(__file__).resolve().parents[2]
+LAB = """# %%
+from course_utils import check, progress
+
+# %%
+def double(x):
+    raise NotImplementedError("about 1 line")
+
+# %%
+check(double, spec=lambda xs: [2 * x for x in xs], inputs=lambda rank, n, case: (rank,))
+
+# %%
+progress()
+"""
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
+
+
+def obey_permissions() -> None:
+    """In a child, before it becomes another program: what it may not write, root may not either."""
+    if os.getuid() == 0:
+        assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0) == 0
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A copy of the course in which nothing can be written."""
+    root = tmp_path_factory.mktemp("shared") / "course"
+    shutil.copytree(ROOT / "course_utils", root / "course_utils")
+    shutil.copytree(ROOT / "tools", root / "tools")
+    shutil.copy(ROOT / "ddp_course.py", root)
+    for kind, name, text in (("notebooks", "00_start_here", "# %%\n1"), ("exercises", "01_x", LAB)):
+        (root / kind).mkdir()
+        nbformat.write(cells.read_percent(text), root / kind / f"{name}.ipynb")
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield root
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o755)
+
+
+def run(installed: Path, home: Path, *command: str) -> subprocess.CompletedProcess:
+    """Run a command as a learner does, in a home and with nothing else of this test's."""
+    home.mkdir(exist_ok=True)
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "JUPYTER_", "COURSE"))}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=home, env=mine | {"HOME": str(home), "PYTHONPATH": str(installed)}, timeout=200,
+        preexec_fn=obey_permissions, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_installed_command_is_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"ddp-course": "ddp_course:main"}
+    assert project["tool"]["setuptools"]["py-modules"] == ["ddp_course"]
+
+
+def test_without_the_courses_folder_it_says_how_to_install(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(ddp_course, "TOOLS", tmp_path / "tools")
+    with pytest.raises(SystemExit):
+        ddp_course.main([])
+    assert "install it from there, pip install -e ." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["fresh", "--no-browser"], ["progress", "--frsh"], ["fesh"]])
+def test_what_it_does_not_know_is_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit):
+        ddp_course.main(words)
+    assert words[-1] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jupyterlab_opens_on_the_copies_with_the_courses_settings(installed, tmp_path):
+    done = run(installed, tmp_path / "ada", "-m", "ddp_course", "--show-config")
+    assert done.returncode == 0, done.stderr
+    assert "2 notebooks of your own are in ddp-course/: write there." in done.stdout
+    assert f"root_dir = '{tmp_path / 'ada' / 'ddp-course'}'" in done.stdout
+    assert "pre_save_hook = 'course_saving.keep_pictures'" in done.stdout
+    assert "lesson_00_start_here.ipynb" in done.stdout
+
+
+def test_the_copies_may_lie_elsewhere_and_the_commands_that_it_names_say_so(installed, tmp_path):
+    said = run(installed, tmp_path, "-m", "ddp_course", "--my", "there", "fresh", "01").stdout
+    assert said.startswith("New: lab_01_x.ipynb, with 0 cells that you wrote.")
+    (tmp_path / "there" / "lab_01_x.ipynb").write_text("{}")
+    said = run(installed, tmp_path, "-m", "ddp_course", "--my", "there", "--version").stdout
+    assert "lab_01_x.ipynb has a newer original: ddp-course --my there fresh lab_01_x" in said
+
+
+@pytest.mark.slow
+def test_two_learners_share_an_installation_and_nothing_else(installed, tmp_path):
+    ada, bob = tmp_path / "ada", tmp_path / "bob"
+    spoil = f"open({str(installed / 'tools' / 'new')!r}, 'w')"
+    assert "PermissionError" in run(installed, ada, "-c", spoil).stderr  # the control
+    for home in (ada, bob):
+        assert run(installed, home, "-m", "ddp_course", "--version").returncode == 0
+        assert (home / "ddp-course").stat().st_mode & 0o777 == 0o700
+    answered = bob / "ddp-course" / "lab_01_x.ipynb"
+    notebook = nbformat.read(answered, as_version=4)
+    notebook.cells[1].source = "def double(x):\n    return 2 * x  # Bob"
+    nbformat.write(notebook, answered)
+
+    for home, passed in ((ada, 0), (bob, 1)):
+        said = run(installed, home, "-m", "ddp_course", "progress").stdout
+        assert f"{passed} of 1 exercises pass" in said
+    said = run(installed, bob, "-m", "ddp_course", "fresh", "lab").stdout
+    assert "with 1 cell that you wrote" in said
+    assert len(list((bob / "ddp-course").glob("lab_*"))) == 2
+    assert len(list((ada / "ddp-course").glob("lab_*"))) == 1
+    assert not any("Bob" in path.read_text() for path in ada.glob("ddp-course/*"))

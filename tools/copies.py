@@ -1,0 +1,177 @@
+"""A learner's own copies: notebooks without outputs, and the course map.
+
+A copy knows its original: the notebook's metadata holds, for every cell, the digest of the text
+that was copied, so a cell that the learner has edited is known by its text. No file that a person
+has written into is ever replaced.
+"""
+
+import datetime
+import functools
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import nbformat
+from jupyter_core.paths import jupyter_data_dir
+from nbformat import NotebookNode
+from nbformat.sign import NotebookNotary
+
+HERE = Path(__file__).resolve().parents[1]
+FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
+MAP, MY_MAP = "README.md", "course_map.md"
+LINK = re.compile(r"\]\((?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)")
+
+
+def home(root: Path) -> Path:
+    """The folder of the copies."""
+    return Path(os.environ.get("COURSE_MY") or root / "my").expanduser().resolve()
+
+
+def originals(root: Path) -> dict[str, Path]:
+    """The original of every copy, by the copy's name: `lesson_03_...` and `lab_03_...`."""
+    return {
+        f"{kind}_{path.stem}": path
+        for kind, folder in FOLDERS.items()
+        for path in sorted((root / folder).glob("[0-9]*_*.ipynb"))
+    }
+
+
+def newest(folder: Path, name: str) -> Path | None:
+    """The youngest copy of that name; fresh ones have a date, and perhaps a number, behind it."""
+    copies = [
+        p for p in folder.glob(f"{name}*.ipynb") if re.fullmatch(r"[\d_-]*", p.stem[len(name) :])
+    ]
+    return max(copies, key=lambda path: path.stem, default=None)
+
+
+def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
+    """Returns a text whose links lead to the copies."""
+
+    def link(match: re.Match[str]) -> str:
+        where, file = match[1] or original.parent.name, match[2]
+        kind = next((kind for kind, name in FOLDERS.items() if name == where), None)
+        if kind:
+            return f"]({MY_MAP if file == MAP else f'{kind}_{file}'}"
+        return f"]({Path(os.path.relpath(root / where / file, folder)).as_posix()}"
+
+    return LINK.sub(link, text)
+
+
+def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
+    """Returns a notebook without outputs, whose links lead to the other copies."""
+    notebook = nbformat.read(original, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = relinked(cell.source, original, root, folder)
+        else:
+            cell.outputs, cell.execution_count = [], None
+    texts = {cell.id: _digest(cell.source) for cell in notebook.cells}
+    notebook.metadata["course"] = {"original": original.name, "texts": texts}
+    return notebook
+
+
+def merged(old: NotebookNode, new: NotebookNode) -> int:
+    """Moves what the learner wrote in `old` into `new`; returns how many cells that were.
+
+    An edited cell takes the place of its original. Where that has changed as well, or where the
+    learner added a cell, it stands before the cell that it stood before: behind the new stub.
+    """
+    texts, moved, at = old.metadata["course"]["texts"], 0, len(new.cells)
+    for cell in reversed(old.cells):
+        known = next((i for i, other in enumerate(new.cells) if other.id == cell.id), None)
+        at = at if known is None else known
+        if not cell.source.strip() or texts.get(cell.id) == _digest(cell.source):
+            continue
+        moved += 1
+        if known is None:
+            new.cells.insert(at, NotebookNode(cell, id=f"mine-{cell.id}"[:64]))
+        else:
+            new.cells[at].source = cell.source
+        if cell.cell_type == "code":
+            new.cells[at].outputs, new.cells[at].execution_count = [], None
+    return moved
+
+
+def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[str]:
+    """Makes the copies that are missing; returns what there is to say."""
+    said, made = [], 0
+    for name, original in originals(root).items():
+        wanted = copied(original, root, folder)
+        if copy := newest(folder, name):
+            if _cells_of_original(_read(copy)) != _cells_of_original(wanted):
+                said.append(f"{copy.name} has a newer original: {again}{name}")
+        else:
+            _write(wanted, folder / f"{name}.ipynb")
+            made += 1
+    if made:
+        said.insert(0, f"{made} notebooks of your own are in {folder.name}/: write there.")
+    return said + lay_out_map(root, folder)
+
+
+def lay_out_map(root: Path, folder: Path) -> list[str]:
+    """Copies the course map, again after an update; one that somebody wrote into stays.
+
+    The digest in its last line tells which it is.
+    """
+    original, copy = root / FOLDERS["lesson"] / MAP, folder / MY_MAP
+    if not original.exists():
+        return []
+    text = relinked(original.read_text(encoding="utf-8"), original, root, folder)
+    wanted = f"{text}\n<!-- {_digest(text)} -->\n"
+    there = copy.read_text(encoding="utf-8") if copy.exists() else wanted
+    mine, _, digest = there.rpartition("\n<!-- ")
+    if copy.exists() and digest != f"{_digest(mine)} -->\n":
+        old = digest != f"{_digest(text)} -->\n"
+        return [f"{MY_MAP} is yours, and has a newer original: move it away to get that"] * old
+    if not copy.exists() or there != wanted:
+        copy.write_text(wanted, encoding="utf-8")
+    return []
+
+
+def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
+    """Puts a new copy, dated, beside the newest one, with the learner's answers in it."""
+    original, old = originals(root)[name], newest(folder, name)
+    notebook, path = copied(original, root, folder), folder / f"{name}.ipynb"
+    number, moved = 1, 0
+    while path.exists():
+        path = folder / (f"{name}_{today}" + f"_{number}" * (number > 1) + ".ipynb")
+        number += 1
+    mine = _read(old) if old else None
+    if mine and "course" in mine.metadata:
+        moved = merged(mine, notebook)
+    _write(notebook, path)
+    unread = "" if mine else "could not be read, and "
+    kept = f" Your {old.name} {unread}is as it was." if old else ""
+    return f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
+
+
+def _cells_of_original(copy: NotebookNode | None) -> set[str]:
+    """The ids of the cells from which a copy was made; an id is the hash of its cell's text."""
+    return set(copy.metadata.get("course", {}).get("texts", {})) if copy else set()
+
+
+def _read(path: Path) -> NotebookNode | None:
+    try:
+        return nbformat.read(path, as_version=4)
+    except (ValueError, nbformat.ValidationError):  # such as a file with a merge's marks in it
+        return None
+
+
+def _write(notebook: NotebookNode, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:  # never over a file that is there
+        file.write(nbformat.writes(notebook) + "\n")
+    _notary().sign(notebook)  # else Jupyter warns that it is not trusted
+
+
+@functools.cache
+def _notary() -> NotebookNotary:
+    # It could ask for its folder itself: by an application, which closes all handlers of logging.
+    folder = jupyter_data_dir()
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return NotebookNotary(data_dir=folder)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

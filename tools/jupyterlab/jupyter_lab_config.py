@@ -1,0 +1,27 @@
+"""What `make lab` sets up in JupyterLab's server, beside a learner's own settings.
+
+What it sets up on the page stands in overrides.json, and in custom/custom.css.
+"""
+
+import sys
+from pathlib import Path
+
+import zmq
+
+HERE = Path(__file__).resolve().parent
+c = get_config()  # noqa: F821 - Jupyter's word for "the settings that I am to fill in"
+
+
+sys.path.append(str(HERE))  # of the server, not of its kernels
+c.ContentsManager.pre_save_hook = "course_saving.keep_pictures"
+c.ServerApp.ip = "127.0.0.1"  # this machine only
+c.LabApp.custom_css = True
+c.LabApp.app_settings_dir = str(HERE)
+# What a kernel says goes over TCP; it warns where others on the machine could listen.
+c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
+c.ServerApp.tornado_settings = {
+    "static_custom_path": [str(HERE / "custom")],
+    # Of its default Jupyter thinks in milliseconds and Tornado in seconds, which warns. No ping is
+    # needed here: the end of a connection within one machine is always noticed.
+    "ws_ping_interval": 0,
+}
