@@ -8,8 +8,10 @@
 # %%
 import functools
 import math
+import sys
 import threading
 import time
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -21,18 +23,8 @@ from course_utils import check, progress
 #
 # *●○○, 5 minutes.* `DataParallel` cuts a batch along its first dimension into parts of ⌈samples / devices⌉ samples; the last part may be
 # smaller, and where nothing is left a device stays idle. **Goal:** return the list of these parts, in order, without any empty one.
-
-
-# %%
-def scatter_spec(batches, devices):
-    def device_of(k, batch, count):
-        return k // math.ceil(len(batch) / count)
-
-    parts = [[[] for _ in range(count)] for count in devices]
-    for own, batch, count in zip(parts, batches, devices):
-        for k, sample in enumerate(batch):
-            own[device_of(k, batch, count)].append(sample)
-    return [[torch.stack(part) for part in own if part] for own in parts]
+#
+# Ten samples for four devices become parts of 3, 3, 3 and 1. The check makes each batch of parts that it knows, and wants them back.
 
 
 # %%
@@ -54,26 +46,44 @@ def scatter(batch, devices):
 # </details>
 
 # %%
-batches = {  # shape, devices
-    "8 samples, 4 devices": ((8,), 4),
-    "10 samples, 4 devices": ((10, 2), 4),
-    "5 samples, 4 devices": ((5, 3), 4),
-    "3 images, 8 devices": ((3, 2, 2), 8),
+batches = {  # the parts' sizes, the shape of a sample, devices
+    "8 samples, 4 devices": ([2, 2, 2, 2], (), 4),
+    "8 samples, 5 devices": ([2, 2, 2, 2], (), 5),
+    "8 samples, 6 devices": ([2, 2, 2, 2], (3,), 6),
+    "10 samples, 4 devices": ([3, 3, 3, 1], (2,), 4),
+    "5 samples, 4 devices": ([2, 2, 1], (3,), 4),
+    "5 samples, 2 devices": ([3, 2], (1,), 2),
+    "5 samples, 1 device": ([5], (), 1),
+    "1 sample, 3 devices": ([1], (4,), 3),
+    "3 images, 8 devices": ([1, 1, 1], (2, 2), 8),
 }
 
 
+def in_one_batch(answer):
+    @functools.wraps(answer)
+    def scattered(parts, devices):
+        return answer(torch.cat(parts), devices)
+
+    return scattered
+
+
+def scatter_spec(parts, devices):
+    return parts
+
+
 def scatter_inputs(rank, world_size, case):
-    shape, devices = batches[case]
-    return torch.randint(-9, 10, shape), devices + rank
+    sizes, shape, devices = batches[case]
+    return torch.randint(-9, 10, (sum(sizes), *shape)).split(sizes), devices
 
 
-check(scatter, spec=scatter_spec, inputs=scatter_inputs, cases=list(batches))
+options = {"spec": scatter_spec, "cases": list(batches)}
+check(in_one_batch(scatter), inputs=scatter_inputs, **options)
 
 # %% [markdown]
 # ## 2 · Apply
 #
-# *●●●, 15 minutes.* **Goal:** run replica *i* on part *i*, each in a thread of its own, all at the same time, and return the outputs in order. If replicas fail, raise
-# the exception of the first of them. Beware: a thread takes its exception to the grave, and begins with gradients switched **on**, even where its caller is in
+# *●●●, 15 minutes.* **Goal:** run replica *i* on part *i*, each in a thread of its own, all at the same time, and when all are done return the outputs in order. If
+# replicas fail, raise the exception of the first of them, also when all are done. Beware: a thread takes its exception to the grave, and begins with gradients switched **on**, even where its caller is in
 # `torch.no_grad()`.
 #
 # The replicas of the check wait for each other in `forward`, so one after the other they never get done.
@@ -82,9 +92,9 @@ check(scatter, spec=scatter_spec, inputs=scatter_inputs, cases=list(batches))
 # %%
 def apply_spec(replicas, parts, training):
     def wanted(replicas, parts, training):
-        failed = [replica.name for replica in replicas if replica.fails]
+        failed = [repr(replica.error) for replica in replicas if replica.error]
         outputs = [replica.factor * part for replica, part in zip(replicas, parts)]
-        return f"{failed[0]} fails" if failed else [(output, training) for output in outputs]
+        return failed[0] if failed else [(output, training) for output in outputs]
 
     return [wanted(*own) for own in zip(replicas, parts, training)]
 
@@ -131,7 +141,7 @@ class Meeting:
     """Where threads wait until all of them have come."""
 
     def __init__(self, threads):
-        self.barrier = threading.Barrier(threads)
+        self.barrier, self.threads = threading.Barrier(threads), set()
 
     def __deepcopy__(self, memo):  # copies of a model meet at the same place
         return self
@@ -145,55 +155,67 @@ class Meeting:
 
 
 class Replica(nn.Module):
-    """Multiplies by its factor, when all replicas have come; the last one is done first."""
+    """Multiplies by its factor, or fails, when all replicas have come and one more is done."""
 
-    def __init__(self, i, meeting, done, fails):
+    def __init__(self, i, meeting, ends, error):
         super().__init__()
         self.factor = nn.Parameter(torch.randint(2, 100, ()).double())
-        self.name, self.meeting, self.fails = f"replica {i}", meeting, fails
-        self.mine, self.later = done[i], done[i + 1]
+        self.name, self.meeting, self.error = f"replica {i}", meeting, error
+        self.done_before, self.done = ends
 
     def forward(self, part):
         self.meeting.wait()
-        if not self.later.wait(timeout=3):
-            raise RuntimeError("the replica after this one has not come")
-        time.sleep(0.01)
-        self.mine.set()
-        if self.fails:
-            raise ValueError(f"{self.name} fails")
+        if not self.done_before.wait(timeout=6):
+            raise RuntimeError("the replica that is done before this one has not come")
+        time.sleep(0.002)
+        self.done.set()
+        if self.error:
+            raise self.error
         return self.factor * part
 
 
 # %%
-teams = {  # replicas, those that fail, with gradients
-    "one replica": (1, [], True),
-    "3 replicas": (3, [], True),
-    "3 replicas without gradients": (3, [], False),
-    "replica 2 of 3 fails": (3, [2], True),
-    "replicas 0 and 1 of 3 fail": (3, [0, 1], True),
+teams = {  # replicas, what some of them raise, with gradients, who is done first
+    "one replica": (1, {}, True, 1),
+    "3 replicas, the last one is done first": (3, {}, True, -1),
+    "3 replicas without gradients": (3, {}, False, 1),
+    "40 replicas": (40, {}, True, 1),
+    "replica 2 of 3 fails": (3, {2: ValueError("no number")}, True, -1),
+    "all but replica 0 of 3 fail": (3, {1: KeyError("two"), 2: ValueError("three")}, True, 1),
+    "replicas 0 and 1 of 4 fail": (4, {0: OSError("one"), 1: ValueError("two")}, False, -1),
 }
 
 
 def apply_inputs(rank, world_size, case):
-    count, failing, training = teams[case]
+    count, errors, training, step = teams[case]
     meeting, done = Meeting(count), [threading.Event() for _ in range(count + 1)]
-    done[-1].set()
-    replicas = [Replica(i, meeting, done, i in failing) for i in range(count)]
+    done[0].set()
+    ends = list(pairwise(done))[::step]
+    replicas = [Replica(i, meeting, ends[i], errors.get(i)) for i in range(count)]
     return replicas, [torch.rand(2 + rank).double() for _ in replicas], training
 
 
-@functools.wraps(apply)
-def apply_and_tell(replicas, parts, training):
+def telling(answer):
     """What comes back, with or without gradients, or else what was raised."""
-    try:
-        with torch.set_grad_enabled(training):
-            outputs = apply(replicas, parts)
-    except ValueError as error:
-        return str(error)
-    return [own if own is None else (own.detach(), own.requires_grad) for own in outputs]
+
+    @functools.wraps(answer)
+    def apply_and_tell(replicas, parts, training):
+        told = ""
+        try:
+            with torch.set_grad_enabled(training):
+                outputs = answer(replicas, parts)
+        except (ValueError, LookupError, OSError) as error:
+            told = repr(error)
+        if late := [replica.name for replica in replicas if not replica.done.is_set()]:
+            raise RuntimeError(f"{late[0]} is not done when apply is")
+        return told or [
+            own if own is None else (own.detach(), own.requires_grad) for own in outputs
+        ]
+
+    return apply_and_tell
 
 
-check(apply_and_tell, spec=apply_spec, inputs=apply_inputs, cases=list(teams))
+check(telling(apply), spec=apply_spec, inputs=apply_inputs, cases=list(teams))
 
 # %% [markdown]
 # ## 3 · Scatter, apply, gather
@@ -210,7 +232,8 @@ def data_parallel_spec(models, batches, devices):
         size = math.ceil(len(batch) / count)
         parts = [batch[i : i + size] for i in range(0, len(batch), size)]
         output = torch.cat([model.centred(part) for part in parts])
-        return output.detach(), torch.autograd.grad(output.square().sum(), model.weight)[0]
+        found = torch.autograd.grad(output.square().sum(), [*model.parameters()])
+        return {"output": output.detach(), "threads": len(parts), "gradients": found}
 
     return [wanted(*own) for own in zip(models, batches, devices)]
 
@@ -243,13 +266,15 @@ class Centred(nn.Module):
     def __init__(self, meeting):
         super().__init__()
         self.weight = nn.Parameter(torch.rand(3, 2).double())
+        self.bias = nn.Parameter(torch.rand(2).double())
         self.meeting = meeting
 
     def centred(self, x):
-        return (x - x.mean(dim=0)) @ self.weight
+        return (x - x.mean(dim=0)) @ self.weight + self.bias
 
     def forward(self, x):
         self.meeting.wait()
+        self.meeting.threads.add(threading.get_ident())
         return self.centred(x)
 
 
@@ -268,23 +293,29 @@ def data_parallel_inputs(rank, world_size, case):
     return Centred(Meeting(parts)), torch.rand(samples, 3).double(), devices
 
 
-@functools.wraps(data_parallel)
-def data_parallel_and_back(model, batch, devices):
-    """The output, and the gradient that it leaves in the model."""
-    output = data_parallel(model, batch, devices)
-    output.square().sum().backward()
-    return output.detach(), model.weight.grad
+def and_back(answer):
+    """The output, in how many threads the model was called, and the gradients left in it."""
+
+    @functools.wraps(answer)
+    def data_parallel_and_back(model, batch, devices):
+        output = answer(model, batch, devices)
+        output.square().sum().backward()
+        found = [parameter.grad for parameter in model.parameters()]
+        threads = len(model.meeting.threads)
+        return {"output": output.detach(), "threads": threads, "gradients": found}
+
+    return data_parallel_and_back
 
 
 options = {"cases": list(jobs), "spec": data_parallel_spec}
-check(data_parallel_and_back, inputs=data_parallel_inputs, **options)
+check(and_back(data_parallel), inputs=data_parallel_inputs, **options)
 
 # %% [markdown]
 # ## 4 · From which width on?
 #
 # *●●○, 15 minutes.* In each layer a thread first holds the GIL for `held_us`, then computes without it: for `free_us[i]` where the layer is `widths[i]` wide. All threads run the
 # same number of layers and take the GIL in turn. **Goal:** return the smallest width at which they are at least `gain` times as fast as the same work done one after the
-# other, or `None`. The specification steps through time; find a formula.
+# other, or `None`. The specification steps through time; find a formula: in the check no answer may run more than 50 lines of Python for each width.
 
 
 # %%
@@ -340,6 +371,7 @@ workloads = {  # layers, threads, gain, at least so many us with the GIL held
     "1 layer, 3 threads, x1.5": (1, 3, 1.5, 20),
     "3 layers, 4 threads, x3.6": (3, 4, 3.6, 5),
     "100 layers, 2 threads, x1.1": (100, 2, 1.1, 20),
+    "500 layers, 4 threads, x2.5": (500, 4, 2.5, 5),
     "8 layers, 2 threads, x1.5, a slow interpreter": (8, 2, 1.5, 1e6),
     "8 layers, 2 threads, x2": (8, 2, 2.0, 5),
 }
@@ -354,8 +386,32 @@ def crossover_inputs(rank, world_size, case):
     return widths, free_us, held_us, layers, threads, gain
 
 
+def in_few_lines(answer):
+    """Stops an answer that runs more than 50 lines for each width."""
+
+    @functools.wraps(answer)
+    def counted(widths, *given):
+        lines = 0
+
+        def count(frame, event, argument):
+            nonlocal lines
+            lines += event == "line"
+            if lines > 50 * len(widths):
+                raise RuntimeError("more than 50 lines for each width: find a formula")
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            return answer(widths, *given)
+        finally:
+            sys.settrace(before)
+
+    return counted
+
+
 options = {"cases": list(workloads), "spec": crossover_spec}
-check(crossover, inputs=crossover_inputs, **options)
+check(in_few_lines(crossover), inputs=crossover_inputs, **options)
 
 # %% [markdown]
 # ## Which exercises pass?

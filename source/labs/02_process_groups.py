@@ -6,6 +6,7 @@
 # function of one process that says what is wanted. A check takes about a second and never stops the notebook.
 
 # %%
+import functools
 import multiprocessing.util
 import os
 
@@ -20,17 +21,9 @@ from course_utils import check, progress
 # *●○○, 5 minutes.* On a cluster of unlike machines, node k runs `processes[k]` processes. Ranks count through the first node, then
 # through the second, and so on. **Goal:** return the rank of the process with a given local rank on a given node. The formula of
 # the chapter holds for equal nodes only.
-
-
-# %%
-def places(processes):
-    """All processes, in the order of their ranks."""
-    return [(node, local) for node, count in enumerate(processes) for local in range(count)]
-
-
-def rank_of_spec(nodes, local_ranks, layouts):
-    asked = zip(nodes, local_ranks, layouts)
-    return [places(processes).index((node, local)) for node, local, processes in asked]
+#
+# With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. The check begins
+# elsewhere, and shows what it begins with: the node of each process, here `[0, 0, 2, 2, 2]`, and the rank that it wants.
 
 
 # %%
@@ -52,32 +45,48 @@ def rank_of(node, local_rank, processes):
 # </details>
 
 # %%
-layouts = {
-    "one node": lambda n: [n],
-    "a node for each process": lambda n: [1] * n,
-    "a small node first": lambda n: [n // 3, n - n // 3],
-    "three unlike nodes": lambda n: [n // 2, n // 5, n - n // 2 - n // 5],
+clusters = {  # the node of each process
+    "one node": lambda n: [0] * n,
+    "a node for each process": lambda n: list(range(n)),
+    "a small node first": lambda n: [0] * (n // 3) + [1] * (n - n // 3),
+    "three unlike nodes": lambda n: [0] * (n // 2) + [1] * (n // 5) + [2] * (n - n // 2 - n // 5),
+    "nodes without a process": lambda n: [1 + k * k // 3 for k in range(n)],
 }
 
 
+def processes_of(nodes):
+    return [nodes.count(node) for node in range(nodes[-1] + 2)]
+
+
+def of_one(answer):
+    """Ask for the rank of one of these processes, not always the one that is asked."""
+
+    @functools.wraps(answer)
+    def asked(nodes, number):
+        local_rank = number - nodes.index(nodes[number])
+        return answer(nodes[number], local_rank, processes_of(nodes))
+
+    return asked
+
+
+def rank_of_spec(clusters, numbers):
+    return numbers
+
+
 def rank_of_inputs(rank, world_size, case):
-    processes = layouts[case](world_size)
-    return *places(processes)[rank - 1], processes  # another rank's place: get_rank() is no answer
+    return clusters[case](world_size), int(torch.randint(world_size, ()))
 
 
-cases = list(layouts)
-check(rank_of, spec=rank_of_spec, inputs=rank_of_inputs, cases=cases, world_sizes=(1, 2, 5))
+options = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7)}
+check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **options)
 
 # %% [markdown]
 # ## 2 · And where is this rank?
 #
 # *●●○, 8 minutes.* The way back. Every process asks for its own rank, and has to know which GPU to take. **Goal:** return
 # the pair (node, local rank) of the process that calls `place_of`, whatever the nodes are like. A node may run no process at all.
-
-
-# %%
-def place_of_spec(layouts):
-    return places(layouts[0])
+#
+# With `processes = [2, 0, 3]`, ranks 0 to 4 are (0, 0), (0, 1), (2, 0), (2, 1) and (2, 2).
 
 
 # %%
@@ -105,18 +114,31 @@ def place_of(processes):
 
 
 # %%
+def of_this_one(answer):
+    @functools.wraps(answer)
+    def asked(nodes):
+        return answer(processes_of(nodes))
+
+    return asked
+
+
+def place_of_spec(clusters):
+    nodes = clusters[0]
+    return [(node, rank - nodes.index(node)) for rank, node in enumerate(nodes)]
+
+
 def place_of_inputs(rank, world_size, case):
-    return layouts[case](world_size)
+    return clusters[case](world_size)
 
 
-check(place_of, spec=place_of_spec, inputs=place_of_inputs, cases=cases, world_sizes=(1, 2, 5))
+check(of_this_one(place_of), spec=place_of_spec, inputs=place_of_inputs, **options)
 
 # %% [markdown]
 # ## 3 · Three places to meet
 #
 # *●●○, 10 minutes.* Here nobody has made the group. `place` is `("env",)`, or `("tcp", address, port)`, or `("file", path)`. **Goal:** join
-# a gloo group there, add up `number` over all ranks, leave the group, return the sum as an `int`. The environment is
-# `torchrun`'s, on two nodes where the ranks can be halved; where the place is a file, `MASTER_PORT` is not set.
+# a gloo group there, add up `number` over all ranks, leave the group, return the sum. The environment is
+# `torchrun`'s, on two nodes where the ranks can be halved; `MASTER_PORT` is set only where the place is `("env",)`. The numbers are whole and may be large.
 
 
 # %%
@@ -155,11 +177,11 @@ def meet(place, number):
 # %%
 def meet_inputs(rank, world_size, case):
     port = os.environ.get("MASTER_PORT", "0")
-    if case == "file":  # where no port is needed there is none
+    if case != "env":
         os.environ.pop("MASTER_PORT", None)
     path = os.path.join(multiprocessing.util.get_temp_dir(), "meeting")
     rest = {"env": (), "tcp": ("127.0.0.1", int(port)), "file": (path,)}
-    return (case, *rest[case]), int(torch.randint(100, ()))
+    return (case, *rest[case]), int(torch.randint(2**40, ()))
 
 
 options = {"backend": None, "nodes": 2, "cases": ("env", "tcp", "file")}
@@ -169,7 +191,7 @@ check(meet, spec=meet_spec, inputs=meet_inputs, world_sizes=(1, 2, 3, 4), **opti
 # ## 4 · Sums over rows and columns
 #
 # *●●●, 12 minutes.* The ranks stand in a grid of `columns` columns, row by row: with three columns, ranks 0, 1 and 2 are the first
-# row. **Goal:** return the sum of all ranks' `tensor` over this rank's row, and over its column, as a pair. Each is to be one
+# row. **Goal:** return the sum of all ranks' `tensor`, of large whole numbers, over this rank's row, and over its column, as a pair. Each is to be one
 # `all_reduce` in a group of its own.
 
 
@@ -212,12 +234,13 @@ def grid_sums(tensor, columns):
 def grid_sums_inputs(rank, world_size, case):
     widths = [width for width in range(1, world_size + 1) if world_size % width == 0]
     width = widths[len(widths) // 2] if case == "a grid" else widths[-1 if case == "a row" else 0]
-    return torch.randint(-9, 10, (3,)), width
+    return torch.randint(-(2**40), 2**40, (3,)), width
 
 
 def grid_sums_budget(world_size, case):
-    width = grid_sums_inputs(0, world_size, case)[1]
-    return {"sent_messages": 2 * (width - 1) + 2 * (world_size // width - 1)}
+    tensor, width = grid_sums_inputs(0, world_size, case)
+    shares = (1 - 1 / width) + (1 - width / world_size)  # of an all_reduce over so many
+    return {"sent_bytes": 2 * tensor.nbytes * shares}
 
 
 shapes = ("a grid", "a row", "a column")

@@ -23,7 +23,7 @@ from course_utils import check, progress
 #
 # *●●○, 10 minutes.* torch's `DistributedSampler` makes all hands equally long, by dealing some samples twice or not at all. Yours deals every
 # sample **once**. **Goal:** in epoch *e*, all ranks shuffle alike, seeded by `seed + e`, and deal like cards: first rank 0, then rank 1.
-# `len` is the length of this rank's hand. Nothing is sent.
+# `len` is the length of this rank's hand. An epoch may be dealt again. Nothing is sent.
 
 
 # %%
@@ -34,7 +34,8 @@ def dealt_alone(length, world_size, seed):
 
 def sampler_spec(lengths, seeds, epochs):
     world_size = len(lengths)
-    hands = [dealt_alone(lengths[0], world_size, seeds[0] + epoch) for epoch in epochs[0]]
+    twice = [epoch for epoch in epochs[0] for _ in range(2)]
+    hands = [dealt_alone(lengths[0], world_size, seeds[0] + epoch) for epoch in twice]
     return [[(len(hand[rank]), hand[rank]) for hand in hands] for rank in range(world_size)]
 
 
@@ -77,14 +78,15 @@ class EpochSampler:
 
 # %%
 def dealing(kind):
-    """Ask a sampler what a loader would ask it, epoch by epoch."""
+    """Ask a sampler what a loader would ask it, epoch by epoch, and each time once more."""
 
     @functools.wraps(kind, updated=())
     def dealt(length, seed, epochs):
         sampler, hands = kind(length, seed), []
         for epoch in epochs:
             sampler.set_epoch(epoch)
-            hands.append((len(sampler), [int(sample) for sample in sampler]))
+            for _ in range(2):
+                hands.append((len(sampler), [int(sample) for sample in sampler]))
         return hands
 
     return dealt
@@ -95,6 +97,7 @@ decks = {
     "10 samples, epochs 0 and 1": (10, 7, (0, 1)),
     "2 samples, epochs 3, 2 and 3": (2, 1, (3, 2, 3)),
     "30 samples, epochs 3, 2 and 3": (30, 1, (3, 2, 3)),
+    "no samples": (0, 5, (0,)),
 }
 
 
@@ -103,6 +106,7 @@ def sampler_inputs(rank, world_size, case):
 
 
 options = {"cases": list(decks), "world_sizes": (1, 2, 3, 4), "budget": {"sent_messages": 0}}
+options["keep"] = ("random numbers",)
 check(dealing(EpochSampler), spec=sampler_spec, inputs=sampler_inputs, **options)
 
 # %% [markdown]
@@ -110,7 +114,7 @@ check(dealing(EpochSampler), spec=sampler_spec, inputs=sampler_inputs, **options
 #
 # *●●○, 8 minutes.* After an epoch each rank has the network's `outputs` for its samples, a row each, and their `labels`. **Goal:** return
 # the mean loss (`cross_entropy`) and the accuracy over all ranks' samples, as two `float`s, on every rank. Samples are too
-# many to be sent: three numbers per rank are enough.
+# many to be sent: three numbers per rank are enough, whatever they are packed in.
 
 
 # %%
@@ -154,13 +158,13 @@ shares = {
 
 
 def evaluate_inputs(rank, world_size, case):
-    count = shares[case](rank, world_size)
+    count = 100 * shares[case](rank, world_size)
     outputs = torch.randn(count, 5, dtype=torch.float64)
     return outputs + rank, torch.randint(5, (count,))
 
 
 def evaluate_budget(world_size, case):
-    return {"sent_bytes": 48 * (world_size - 1)}
+    return {"sent_bytes": 1000 * (world_size - 1)}  # 100 samples have 4,800
 
 
 options = {"cases": list(shares), "budget": evaluate_budget}
@@ -170,7 +174,8 @@ check(evaluate, spec=evaluate_spec, inputs=evaluate_inputs, **options)
 # ## 3 · A metric that is no mean
 #
 # *●●○, 10 minutes.* The median of all losses cannot be had from sums; the losses themselves have to meet. But `all_gather` takes tensors of one
-# length only. **Goal:** return `torch.median` of all ranks' `losses` (a vector per rank, of any length), on every rank, as a tensor.
+# length only. **Goal:** return `torch.median` of all ranks' `losses` (a vector per rank, of any length and of any finite numbers), on every
+# rank, as a tensor.
 
 
 # %%
@@ -205,7 +210,9 @@ def median(losses):
 
 # %%
 def median_inputs(rank, world_size, case):
-    return 1 + torch.rand(shares[case](rank, world_size), dtype=torch.float64)
+    losses = 1 + torch.rand(4 * shares[case](rank, world_size), dtype=torch.float64)
+    losses[::4], losses[5::8], losses[6::8] = 0, -1, 1000
+    return losses
 
 
 check(median, spec=median_spec, inputs=median_inputs, cases=list(shares))
@@ -273,7 +280,17 @@ def fair_gradient_inputs(rank, world_size, case):
     return make_model(), inputs, torch.randint(5, (count,))
 
 
-options = {"cases": list(shares)}
+def of_the_busiest(count):
+    """What that rank may compute, in equal shares: its own, and a fifth more."""
+
+    def work(world_size, case):
+        counts = [count[case](rank, world_size) for rank in range(world_size)]
+        return 1.2 * world_size * max(counts) / sum(counts)
+
+    return work
+
+
+options = {"cases": list(shares), "work": of_the_busiest(shares)}
 check(in_ddp(fair_gradient), spec=fair_gradient_spec, inputs=fair_gradient_inputs, **options)
 
 # %% [markdown]
@@ -345,7 +362,8 @@ def train_uneven_inputs(rank, world_size, case):
     return make_model(), inputs, torch.randint(5, (count, 4))
 
 
-options = {"cases": list(stocks), "timeout": 5}
+options = {"cases": list(stocks), "world_sizes": (1, 2, 3, 4), "timeout": 5}
+options["work"] = of_the_busiest(stocks)
 check(in_ddp(train_uneven), spec=train_uneven_spec, inputs=train_uneven_inputs, **options)
 
 # %% [markdown]
@@ -447,7 +465,7 @@ def train_from_inputs(rank, world_size, case):
     return make_model(), plans[case]
 
 
-options = {"cases": list(plans)}
+options = {"cases": list(plans), "work": 1.5}
 check(interrupting(train_from), spec=train_from_spec, inputs=train_from_inputs, **options)
 
 # %% [markdown]

@@ -28,6 +28,8 @@
 
 # %%
 import functools
+import hashlib
+import os
 from collections import Counter
 
 import torch
@@ -75,13 +77,27 @@ def of_lie(trace, wrong):
 
 # %% [markdown]
 # `provoke` runs a broken program once and prints what comes of it. `found` stands above a repair: it runs the repair if the three words are right, and
-# says which are wrong if not.
+# says which are wrong if not. The right words are kept sealed, so that nothing but the run tells them.
 
 
 # %%
-def provoke(broken, spec, inputs, case, world_size=3):
-    """Run a broken program once, show what comes of it, and return what it can be named by."""
+SALT = os.urandom(8)
 
+
+def seal(name, word):
+    return hashlib.sha256(SALT + f"{name} {word}".encode()).hexdigest()[:6]
+
+
+RIGHTLY = f"named rightly ({seal('named', 'rightly')})"
+
+
+def provoke(broken, spec, inputs, case, world_size=3):
+    """Run a broken program once, show what comes of it, and return sealed what names it."""
+    happened = what_happens(broken, spec, inputs, case, world_size)
+    return {seal(name, word) for name, words in happened.items() for word in words}
+
+
+def what_happens(broken, spec, inputs, case, world_size):
     def drawn(rank):
         torch.manual_seed(rank)
         return inputs(rank, world_size, case)
@@ -113,11 +129,11 @@ def found(happened, rank, line, pattern):
         def answer(*arguments):
             if rank is None:
                 raise NotImplementedError("name rank, line and pattern, then repair it")
-            wrong = [name for name, word in words.items() if word not in happened[name]]
+            wrong = [name for name, word in words.items() if seal(name, word) not in happened]
             if wrong:
                 return "named wrongly: " + ", ".join(wrong), None
             try:
-                return "named rightly", repair(*arguments)
+                return RIGHTLY, repair(*arguments)
             except NotImplementedError as stub:
                 raise NotImplementedError(f"named rightly; the repair is {stub}") from None
 
@@ -127,8 +143,9 @@ def found(happened, rank, line, pattern):
 
 
 def named(spec):
+    @functools.wraps(spec)
     def named_spec(*columns):
-        return [("named rightly", own) for own in spec(*columns)]
+        return [(RIGHTLY, own) for own in spec(*columns)]
 
     return named_spec
 
@@ -167,7 +184,9 @@ batches = {
 
 
 def epoch_loss_inputs(rank, world_size, case):
-    return (torch.rand(batches[case](rank, world_size), dtype=torch.float64) + rank,)
+    losses = torch.rand(batches[case](rank, world_size), dtype=torch.float64) + rank
+    losses[:1] = 0.0  # a loss of zero is one as well
+    return (losses,)
 
 
 case = "one batch fewer on the last rank"
@@ -205,7 +224,8 @@ check(epoch_loss, spec=named(epoch_loss_spec), inputs=epoch_loss_inputs, **optio
 # ## 2 · Whose fault is it?
 #
 # *●○○, 8 minutes.* Two of three logs ended with a closed connection, and the network was searched for a day. The third log was not read. **Goal:** return
-# the highest of all ranks' `log_probs` for which `keep` is true, on every rank, as a `float`. Some rank may have nothing to keep, never all.
+# the highest of all ranks' `log_probs` for which `keep` is true, on every rank, as a `float`. Some rank may have nothing to keep, never all. They may be
+# very low, and few of many are kept: the others are not to be sent.
 
 
 # %%
@@ -225,17 +245,20 @@ def best_broken(log_probs, keep):
 # Before you run it: rank 1 has nothing to keep. What will ranks 0 and 2 be doing when it fails?
 
 # %%
-kept = {
-    "something on every rank": lambda rank, world_size: True,
-    "nothing on rank 1": lambda rank, world_size: rank != 1,
-    "something on the last rank only": lambda rank, world_size: rank == world_size - 1,
+kept = {  # whether a rank keeps anything, and about how high what it keeps is
+    "something on every rank": (lambda rank, world_size: True, 1.0),
+    "nothing on rank 1": (lambda rank, world_size: rank != 1, 1.0),
+    "something on the last rank only": (lambda rank, world_size: rank == world_size - 1, 1.0),
+    "very low, and nothing on rank 0": (lambda rank, world_size: rank > 0 or world_size == 1, 1e6),
 }
 
 
 def best_inputs(rank, world_size, case):
-    log_probs = -1 - torch.rand(6, dtype=torch.float64)
-    keep = torch.tensor([kept[case](rank, world_size)] * 3 + [False] * 3)
-    return log_probs + 0.5 * ~keep, keep
+    keeps, scale = kept[case]
+    log_probs = -1 - torch.rand(2000, dtype=torch.float64)
+    keep = torch.rand(2000) < 0.002 * keeps(rank, world_size)
+    keep[torch.randint(2000, ())] = keeps(rank, world_size)
+    return scale * (log_probs - 2.0 * keep), keep
 
 
 run_2 = provoke(best_broken, best_spec, best_inputs, "nothing on rank 1")
@@ -267,14 +290,15 @@ def best(log_probs, keep):
 # </details>
 
 # %%
-options = {"cases": list(kept), "timeout": 5}
+options = {"cases": list(kept), "timeout": 5, "budget": {"sent_bytes": 10_000}}
 check(best, spec=named(best_spec), inputs=best_inputs, **options)
 
 # %% [markdown]
 # ## 3 · The log was right
 #
 # *●○○, 6 minutes.* Each rank has a part of a large gradient, and scales it by the norm of the whole. The norm in the log, which rank 0 writes, was right at every step;
-# the model was useless. **Goal:** return the norm of all ranks' parts put together, on **every** rank, as a `float`. Parts may differ in length, and be empty.
+# the model was useless. **Goal:** return the norm of all ranks' parts put together, on **every** rank, as a `float`. Parts may differ in length, and be empty;
+# they are too long to be sent.
 
 
 # %%
@@ -293,9 +317,9 @@ def global_norm_broken(part):
 
 # %%
 parts = {
-    "4 numbers each": lambda rank: 4,
-    "4, 6, 8 numbers": lambda rank: 4 + 2 * rank,
-    "nothing on rank 1": lambda rank: 3 * (rank != 1),
+    "4,000 numbers each": lambda rank: 4000,
+    "4,000, 6,000, 8,000 numbers": lambda rank: 4000 + 2000 * rank,
+    "nothing on rank 1": lambda rank: 3000 * (rank != 1),
 }
 
 
@@ -303,7 +327,8 @@ def global_norm_inputs(rank, world_size, case):
     return (torch.randn(parts[case](rank), dtype=torch.float64),)
 
 
-run_3 = provoke(global_norm_broken, global_norm_spec, global_norm_inputs, "4, 6, 8 numbers")
+case = "4,000, 6,000, 8,000 numbers"
+run_3 = provoke(global_norm_broken, global_norm_spec, global_norm_inputs, case)
 
 
 # %%
@@ -331,6 +356,7 @@ def global_norm(part):
 
 # %%
 options = {"cases": list(parts), "world_sizes": (1, 2, 3, 4), "timeout": 5}
+options["budget"] = {"sent_bytes": 10_000}
 check(global_norm, spec=named(global_norm_spec), inputs=global_norm_inputs, **options)
 
 # %% [markdown]
@@ -363,7 +389,7 @@ lengths = {"5 numbers": 5, "1 number": 1}
 
 
 def with_border_inputs(rank, world_size, case):
-    return (torch.randint(-9, 10, (lengths[case],)).float(),)
+    return (torch.randn(lengths[case]),)
 
 
 run_4 = provoke(with_border_broken, with_border_spec, with_border_inputs, "5 numbers")
@@ -485,14 +511,14 @@ def validate(net, inputs, targets, validation):
 # </details>
 
 # %%
-options = {"cases": list(counts), "timeout": 5}
+options = {"cases": list(counts), "timeout": 5, "work": 1.5}
 check(validate, spec=named(validate_spec), inputs=validate_inputs, **options)
 
 # %% [markdown]
 # ## 6 · A loss that nobody has
 #
 # *●●○, 10 minutes.* Nothing hung, nothing was printed in red. In the report the losses of three ranks were two numbers, and none was true. **Goal:**
-# return the sum of all ranks' `loss`, divided by the sum of all ranks' `count`, on every rank, as a `float`. Both are tensors with one number.
+# return the sum of all ranks' `loss`, divided by the sum of all ranks' `count`, on every rank, as a `float`. Both are tensors with one number; some rank may have none of the samples.
 
 
 # %%
@@ -514,7 +540,11 @@ def per_sample_broken(loss, count):
 # Before you run it: which sums can come out, and can you see from the numbers alone that something is wrong?
 
 # %%
-sizes = {"5 samples each": lambda rank: 5.0, "more on higher ranks": lambda rank: 3.0 + 4 * rank}
+sizes = {
+    "5 samples each": lambda rank: 5.0,
+    "more on higher ranks": lambda rank: 3.0 + 4 * rank,
+    "none on rank 1": lambda rank: 4.0 * (rank != 1),
+}
 
 
 def per_sample_inputs(rank, world_size, case):
@@ -558,7 +588,7 @@ check(per_sample, spec=named(per_sample_spec), inputs=per_sample_inputs, **optio
 #
 # *●●○, 10 minutes.* How often is each class predicted? With large shards it worked; one small shard, and a process is gone without a traceback of Python.
 # `outputs` has a row for each of a rank's samples, and a column for each class. **Goal:** return how many of all ranks' samples are predicted to be
-# of each class, as a tensor with one number per class, on every rank.
+# of each class, as a tensor with one whole number per class, on every rank. A rank may have no sample at all, and `outputs` are too many to be sent.
 
 
 # %%
@@ -578,17 +608,20 @@ def class_counts_broken(outputs):
 # Before you run it: there are five classes, and rank 1 has only the first three. How long are the `counts` of each rank?
 
 # %% tags=["nbval-ignore-output"]
-shards = {
-    "every class on every rank": lambda rank, classes: classes,
-    "the last two classes on rank 0 only": lambda rank, classes: classes - 2 * (rank > 0),
-    "the last class on no rank": lambda rank, classes: classes - 1,
+shards = {  # how many classes there are, and how many of them a rank has
+    "every class on every rank": (5, lambda rank, classes: classes),
+    "the last two classes on rank 0 only": (5, lambda rank, classes: classes - 2 * (rank > 0)),
+    "the last of seven classes on no rank": (7, lambda rank, classes: classes - 1),
+    "ten classes, no sample on rank 1": (10, lambda rank, classes: classes * (rank != 1)),
 }
 
 
 def class_counts_inputs(rank, world_size, case):
-    seen = shards[case](rank, 5)
-    predicted = torch.cat([torch.arange(seen), torch.randint(seen, (4,))])
-    return (nn.functional.one_hot(predicted, 5) + 0.5 * torch.rand(len(predicted), 5),)
+    classes, has = shards[case]
+    seen = has(rank, classes)
+    predicted = torch.cat([torch.arange(seen), torch.randint(seen, (600,))]) if seen else ()
+    chosen = nn.functional.one_hot(torch.as_tensor(predicted, dtype=torch.long), classes)
+    return (0.4 * chosen + 0.3 * torch.rand(len(predicted), classes),)
 
 
 case = "the last two classes on rank 0 only"
@@ -620,7 +653,7 @@ def class_counts(outputs):
 # </details>
 
 # %%
-options = {"cases": list(shards), "timeout": 5}
+options = {"cases": list(shards), "timeout": 5, "budget": {"sent_bytes": 12_000}}
 check(class_counts, spec=named(class_counts_spec), inputs=class_counts_inputs, **options)
 
 # %% [markdown]
@@ -709,6 +742,7 @@ def careful_step(net, inputs, targets):
 
 # %%
 options = {"cases": list(bad), "timeout": 5}
+options["work"] = lambda world_size, case: 1.5 if case == "good batches" else 3.0  # or backward
 check(careful_step, spec=named(careful_step_spec), inputs=careful_step_inputs, **options)
 
 # %% [markdown]

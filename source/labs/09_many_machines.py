@@ -6,14 +6,19 @@
 # Exercise 3 kills processes, and only its own.
 
 # %%
+import contextlib
 import functools
+import io
 import os
 import resource
 import signal
 import socket
+import sys
 import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -45,14 +50,8 @@ NAMES = {
 }
 
 
-class Environment(dict):
-    """A process's environment; the specification also knows its place."""
-
-    place = (0, 0, 1, 1)
-
-
-def ranks_of_spec(environments):
-    return [environment.place for environment in environments]
+def ranks_of_spec(environments, places):
+    return places  # which the inputs have drawn; an answer sees its environment alone
 
 
 # %%
@@ -78,36 +77,54 @@ def ranks_of(environment):
 
 
 # %%
+def asking(answer):
+    """Tell the answer its environment alone, which is all that a process has."""
+
+    @functools.wraps(answer)
+    def asked(environment, place):
+        return answer(environment)
+
+    return asked
+
+
 def ranks_of_inputs(rank, world_size, case):
-    environment = Environment(PATH="bin", MASTER_ADDR="10.0.0.1", SLURM_NTASKS="64")
-    for launcher in case.split(" of "):  # the innermost last
-        nodes, local_world_size, node = (int(n) for n in torch.randint(2, 9, (3,)))
-        local_rank = int(torch.randint(local_world_size, ()))
-        place = (node % nodes) * local_world_size + local_rank, local_rank
-        place += (nodes * local_world_size, local_world_size)
+    environment = {"PATH": "bin", "MASTER_ADDR": "10.0.0.1", "SLURM_NTASKS": "64"}
+    launchers, _, which = case.partition(", ")
+    place = 0, 0, 1, 1
+    for launcher in launchers.split(" of "):  # the innermost last
         if launcher in NAMES:
-            environment.update(zip(NAMES[launcher], map(str, place)))
-            environment.place = place
-    return environment
+            sizes = [int(n) for n in (torch.randint(2, 65, ()), torch.randint(2, 9, ()))]
+            place = (*(int(torch.randint(size, ())) for size in sizes), *sizes)
+            if launcher == "torchrun":
+                place = {"rank 0": (0, 0, *sizes), "alone": (0, 0, 1, 1)}.get(which, place)
+            environment |= zip(NAMES[launcher], map(str, place))
+            environment |= {"SLURM_STEP_NUM_TASKS": str(sizes[0])} if launcher == "srun" else {}
+    return environment, place
 
 
 cases = ("torchrun", "srun", "mpirun", "a shell in a Slurm job", "srun of torchrun")
-cases += ("mpirun of torchrun",)
-check(ranks_of, spec=ranks_of_spec, inputs=ranks_of_inputs, cases=cases, world_sizes=(1, 3))
+cases += ("mpirun of torchrun", "srun of torchrun, rank 0", "srun of torchrun, alone")
+options = {"cases": cases, "world_sizes": (1, 3)}
+check(asking(ranks_of), spec=ranks_of_spec, inputs=ranks_of_inputs, **options)
 
 # %% [markdown]
 # ## 2 · One command for all hosts
 #
 # *●●○, 10 minutes.* With a c10d rendezvous all hosts run the same command, and none is told its number. **Goal:** return it as a list of words, from
-# `"torchrun"` to `"train.py"`: `per_host` processes on each of `hosts` hosts, which meet at `endpoint` (such as `127.0.0.1:29400`) under the name `job`. The check runs
-# it, on two hosts that are processes here.
+# `"torchrun"` to `"train.py"`: `per_host` processes on each of `hosts` hosts, which meet at `endpoint` (such as `127.0.0.1:29400`) under the name `job`. The check lets
+# `torchrun` read it, and once run it, on two hosts that are processes here.
 
 
 # %%
-def command_spec(per_host, jobs):
-    ranks = list(range(sum(per_host)))
-    met = {"rendezvous": "c10d", "at the endpoint": True, "name": jobs[0]}
-    return [met | {"world size": len(ranks), "ranks": ranks}] * len(per_host)
+def command_spec(hosts, per_host, endpoints, jobs):
+    """What torchrun's agents understand, and which ranks two of them start with 2 on each host."""
+    started = {"started": [0, 1, 2, 3]}
+    return [to_understand(*own) | started for own in zip(hosts, per_host, endpoints, jobs)]
+
+
+def to_understand(hosts, per_host, endpoint, job):
+    told = {"hosts": hosts, "ranks per host": per_host, "endpoint": endpoint, "name": job}
+    return told | {"rendezvous": "c10d", "runs": ["train.py"]}
 
 
 # %%
@@ -135,54 +152,86 @@ def command(hosts, per_host, endpoint, job):
 # %%
 TRAIN = """
 import os
-names = "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"
-print(*(os.environ[name] for name in names), file=open(f"started-{os.getpid()}", "w"))
+open("{RANK}-of-{WORLD_SIZE}".format_map(os.environ), "w").close()
 """
 
 
-def free_endpoint():
-    with socket.socket() as port:
-        port.bind(("127.0.0.1", 0))
-        endpoint = [f"127.0.0.1:{port.getsockname()[1]}"]
+def as_understood(words):
+    """What torchrun makes of a command: by its own parser, and without starting anything."""
+    understood = {}
+
+    def agent(config, entrypoint):
+        hosts = {config.min_nodes, config.max_nodes}
+        understood["hosts"] = hosts.pop() if len(hosts) == 1 else sorted(hosts)
+        understood["ranks per host"] = config.nproc_per_node
+        understood["endpoint"], understood["name"] = config.rdzv_endpoint, config.run_id
+        understood["rendezvous"] = config.rdzv_backend
+        return lambda *words: understood.update(runs=[word for word in words if word != "-u"])
+
+    with mock.patch.object(torchrun, "elastic_launch", agent):
+        torchrun.run(torchruns_options(words))
+    return understood
+
+
+def torchruns_options(words):
+    if isinstance(words, str) or list(words)[:1] != ["torchrun"]:
+        raise TypeError(f"a list of words is wanted, of which 'torchrun' is the first: {words}")
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return torchrun.parse_args([str(word) for word in words[1:]])
+    except SystemExit:
+        said = complaint.getvalue().rpartition("error: ")[2].strip()
+        raise ValueError(f"torchrun: {said}") from None
+
+
+# %%
+def on_two_hosts(answer):
+    """Run the command on both ranks as if they were hosts; return which ranks were started."""
+    endpoint, ranks = [f"127.0.0.1:{free_port()}"], [None] * 2
     dist.broadcast_object_list(endpoint)
-    return endpoint[0]
-
-
-def run_on_this_host(words):
-    """Run torchrun's agent here; return its options, and what the processes found out."""
-    if words[0] != "torchrun" or "train.py" not in words:
-        raise ValueError("the first word is to be torchrun, and train.py is to be among them")
-    options = torchrun.parse_args(words[1:])
+    options = torchruns_options(answer(2, 2, endpoint[0], "rehearsal"))
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("train.py").write_text(TRAIN)
         torchrun.run(options)
-        return options, [path.read_text().split() for path in Path().glob("started-*")]
+        dist.all_gather_object(ranks, [path.name for path in Path().glob("*-of-4")])
+    return sorted(int(name.removesuffix("-of-4")) for own in ranks for name in own)
+
+
+def free_port():
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        return port.getsockname()[1]
+
+
+def on_all_hosts(answer):
+    """Let torchrun read the command; and once, when everybody's is right so far, run it."""
+    started = []
+
+    @functools.wraps(answer)
+    def read(hosts, per_host, endpoint, job):
+        understood = as_understood(answer(hosts, per_host, endpoint, job))
+        right = [None] * dist.get_world_size()
+        dist.all_gather_object(right, understood == to_understand(hosts, per_host, endpoint, job))
+        if all(right) and not started:
+            started[:] = on_two_hosts(answer)
+        return understood | {"started": started}
+
+    return read
 
 
 # %%
-def on_all_hosts(answer):
-    """Run the answer's command on every rank, as if that were a host."""
-
-    @functools.wraps(answer)
-    def run(per_host, job):
-        endpoint, hosts = free_endpoint(), dist.get_world_size()
-        options, started = run_on_this_host(answer(hosts, per_host, endpoint, job))
-        everywhere = [None] * hosts
-        dist.all_gather_object(everywhere, started)
-        jobs, sizes, ranks = zip(*(process for host in everywhere for process in host))
-        where = options.rdzv_endpoint == endpoint
-        met = {"rendezvous": options.rdzv_backend, "at the endpoint": where, "name": min(jobs)}
-        return met | {"world size": int(min(sizes)), "ranks": sorted(map(int, ranks))}
-
-    return run
-
-
 def command_inputs(rank, world_size, case):
-    return case, f"night-{case}"
+    """Each rank is told of a job of its own."""
+    hosts, per_host, node, job = torch.randint(2, 100, (4,)).tolist()
+    hosts, per_host = {"one host": 1}.get(case, hosts), {"one rank each": 1}.get(case, per_host)
+    return hosts, per_host, f"node{node}:{29000 + job + node}", f"night-{job}"
 
 
-options = {"cases": (3,), "world_sizes": (2,), "timeout": 30}
+options = {"cases": ("many hosts", "one rank each", "one host", "other hosts")}
+options |= {"world_sizes": (2,), "timeout": 20}
+options["allow"] = ("sockets", "processes", "files", "folder", "environment")
 check(on_all_hosts(command), spec=command_spec, inputs=command_inputs, **options)
 
 # %% [markdown]
@@ -225,17 +274,18 @@ def take_step(model, optimizer, step):
 
 
 # %%
-def train_spec(plans, seeds):
+def train_spec(plans, steps, seeds):
     model, optimizer = start(seeds[0])
     generators = [torch.Generator().manual_seed(seeds[0] + rank) for rank in range(2)]
-    for step in range(6):
+    for step in range(steps[0]):
         both = [
             gradient(model, step, rank, torch.randn(4, 3, generator=own)).clone()
             for rank, own in enumerate(generators)
         ]
         model.weight.grad = sum(both)
         optimizer.step()
-    return [{"steps done twice for nothing": 0, "weights": [model.weight.detach()] * 2}]
+    weights = [model.weight.detach()] * 2
+    return [{"steps done twice for nothing": 0, "in secret": 0, "weights": weights}]
 
 
 # %%
@@ -277,32 +327,49 @@ def train(path, model, optimizer, steps):
 
 
 # %%
-def one_rank(answer, folder, rank, seed, number, death):
-    """Run the answer as one of two ranks; `death` says how to die, which rank, in which step."""
+def one_rank(answer, folder, rank, steps, seed, number, death):
+    """Run the answer as one of two ranks; `death` says how to die, which ranks, in which step."""
     store = dist.FileStore(f"{folder}/store-{number}", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     how, doomed, last = death
+    taken, path = [], Path(folder, "checkpoint")
 
     def watch(step):
+        del taken[-1:]
         with open(f"{folder}/steps", "a") as file:
             print(number, step, file=file)
-        if (rank, step) == (doomed, last):
+        if rank in doomed and step == last:
             Path(folder, f"death-{number}").touch()
-            die(how)
+            die(how, path)
 
     watchers.append(watch)
     model, optimizer = start(seed)
+    model.register_forward_hook(lambda *_: taken.append("in secret"))
     torch.manual_seed(seed + rank)
-    answer(Path(folder, "checkpoint"), model, optimizer, 6)
-    torch.save(model.weight.detach(), f"{folder}/weights-{rank}")
+    answer(path, model, optimizer, steps)
+    torch.save((len(taken), model.weight.detach()), f"{folder}/end-{rank}")
 
 
-def die(how):
+def die(how, path):
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # dies when it has written 600 bytes to a file
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+    elif how == "overwriting":
+        sys.addaudithook(lambda *call: dies_overwriting(path, *call))
+    else:  # when it has written 600 bytes to a file
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+
+
+def dies_overwriting(path, event, arguments):
+    """Python tells of each file that is to be opened; who opens the checkpoint to write, dies."""
+    if (
+        event == "open"
+        and str(arguments[0]) == str(path)
+        and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    ):
+        os.truncate(path, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def start_both(answer, folder, *arguments):
@@ -321,6 +388,7 @@ def start_both(answer, folder, *arguments):
     while running:
         pid, status = os.wait()
         running.remove(pid)
+        time.sleep(0.05 if status and running else 0)  # the other one goes on as far as it can
         for other in running if status else ():
             os.kill(other, signal.SIGKILL)
 
@@ -330,10 +398,10 @@ def starting_again(answer):
     """Start the answer's ranks again after each death of a plan, and once more to the end."""
 
     @functools.wraps(answer)
-    def run(plan, seed):
+    def run(plan, steps, seed):
         with tempfile.TemporaryDirectory() as folder:
-            for number, death in enumerate([*plan, ("never", None, None)]):
-                start_both(answer, folder, seed, number, death)
+            for number, death in enumerate([*plan, ("never", (), None)]):
+                start_both(answer, folder, steps, seed, number, death)
                 error = Path(folder, "error")
                 if error.exists() and not Path(folder, f"death-{number}").exists():
                     said = error.read_text()
@@ -341,8 +409,9 @@ def starting_again(answer):
                         raise NotImplementedError(said.rpartition("Error: ")[2])
                     raise RuntimeError(said)
                 error.unlink(missing_ok=True)  # of the one that was left
-            weights = [torch.load(f"{folder}/weights-{rank}") for rank in range(2)]
-            return {"steps done twice for nothing": repeated(folder), "weights": weights}
+            secret, weights = zip(*(torch.load(f"{folder}/end-{rank}") for rank in range(2)))
+            again = {"steps done twice for nothing": repeated(folder), "in secret": sum(secret)}
+            return again | {"weights": weights}
 
     return run
 
@@ -354,19 +423,23 @@ def repeated(folder):
     return sum(max(0, last - first) for last, first in pairwise(steps))
 
 
-plans = {
-    "nobody is killed": [],
-    "rank 1 is killed in step 2": [("killed", 1, 2)],
-    "rank 0 dies while it saves step 3": [("writing", 0, 3)],
-    "killed in step 1, then while saving step 4": [("killed", 0, 1), ("writing", 0, 4)],
-}
+plans = {  # how many steps, and who dies when
+    "nobody is killed": (4, []),
+    "rank 1 is killed in step 2": (6, [("killed", (1,), 2)]),
+    "killed in step 1 and in step 4": (6, [("killed", (0,), 1), ("killed", (1,), 4)]),
+    "dies while writing in step 1, then when overwriting in step 3": (
+        5, [("writing", (0, 1), 1), ("overwriting", (0, 1), 3)]
+    ),
+}  # fmt: skip
 
 
 def train_inputs(rank, world_size, case):
-    return plans[case], int(torch.randint(1000, ()))
+    steps, plan = plans[case]
+    return plan, steps, int(torch.randint(1000, ()))
 
 
 options = {"cases": list(plans), "world_sizes": (1,), "backend": None, "rtol": 0.0, "atol": 0.0}
+options["allow"] = ("processes", "files")
 check(starting_again(train), spec=train_spec, inputs=train_inputs, timeout=20, **options)
 
 # %% [markdown]
@@ -419,10 +492,11 @@ def epoch_loss_inputs(rank, world_size, case):
 
 
 def epoch_loss_budget(world_size, case):
-    return {"sent_bytes": 32 * (world_size - 1) / world_size}
+    return {"sent_bytes": 32 * (world_size - 1) / world_size, "sent_messages": 2 * (world_size - 1)}
 
 
 options = {"cases": list(shares), "world_sizes": (1, 2, 3), "budget": epoch_loss_budget}
+options |= {"rtol": 1e-12, "atol": 0.0}  # in double precision
 check(epoch_loss, spec=epoch_loss_spec, inputs=epoch_loss_inputs, **options)
 
 # %% [markdown]

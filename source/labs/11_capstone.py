@@ -137,7 +137,7 @@ def train_inputs(rank, world_size, case):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).double(), *runs[case]
 
 
-options = {"cases": list(runs), "world_sizes": (1, 2, 3, 4)}
+options = {"cases": list(runs), "world_sizes": (1, 2, 3, 4), "work": 1.5}
 check(train, spec=train_spec, inputs=train_inputs, **options)
 
 # %% [markdown]
@@ -167,7 +167,6 @@ def steps_alone(model, global_batch):
 
 
 def scaled_spec(models, global_batches, at_once):
-    models[0].room = global_batches[0]
     return [steps_alone(models[0], global_batches[0])] * len(models)
 
 
@@ -208,24 +207,18 @@ def scaled(model, global_batch, at_once):
 
 
 # %%
-class Small(nn.Sequential):
-    """A network in a small memory."""
-
-    room = 70
-
-    def forward(self, inputs):
-        if len(inputs) > self.room:
-            raise MemoryError(f"{len(inputs)} samples at once, and there is room for {self.room}")
-        return super().forward(inputs)
-
-
 def in_ddp(answer):
-    """Wrap the model in DDP and call the answer."""
+    """Put the model in a small memory, wrap it in DDP, and call the answer."""
 
     @functools.wraps(answer)
-    def wrapped(model, *arguments):
-        model.room = arguments[-1]
-        return answer(DistributedDataParallel(model), *arguments)
+    def wrapped(model, global_batch, at_once):
+        def refuse_more(layer, inputs):
+            if (count := len(inputs[0])) > at_once:
+                raise MemoryError(f"{count} samples at once, and there is room for {at_once}")
+
+        for layer in model:
+            layer.register_forward_pre_hook(refuse_more)
+        return answer(DistributedDataParallel(model), global_batch, at_once)
 
     return wrapped
 
@@ -238,7 +231,7 @@ batches = {
 
 
 def scaled_inputs(rank, world_size, case):
-    return Small(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5)).double(), *batches[case]
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5)).double(), *batches[case]
 
 
 def scaled_budget(world_size, case):
@@ -247,13 +240,14 @@ def scaled_budget(world_size, case):
 
 
 options = {"cases": list(batches), "world_sizes": (1, 2, 3, 5), "budget": scaled_budget}
+options["work"] = 1.5
 check(in_ddp(scaled), spec=scaled_spec, inputs=scaled_inputs, **options)
 
 # %% [markdown]
 # ## 3 · Predict 64 ranks
 #
 # *●●○, 20 minutes.* A step computes `forward_us`, then `backward_us`; gradients come in proportion to their bytes, in `buckets` of so many bytes. Each bucket is summed by a ring, one after the other. **Goal:** return the
-# efficiency (computing / step) on `ranks` ranks of a network twice: when no bucket leaves before backward is over, and when each leaves as soon as it is full. The specification makes that many ranks up and replays them.
+# efficiency (computing / step) on `ranks` ranks of a network twice: when no bucket leaves before backward is over, and when each leaves as soon as it is full. The specification makes that many ranks up and replays them; you calculate, and on the check's network nothing can be replayed.
 
 
 # %%
@@ -273,11 +267,12 @@ def made_up(ranks, kinds, sizes):
 
 def predict_spec(buckets, forward_us, backward_us, networks, ranks):
     sizes, first_us, then_us = buckets[0], forward_us[0], backward_us[0]
+    network = Network(networks[0].latency_us, networks[0].gbit_s)
     trace = made_up(ranks[0], ["all_reduce"] * len(sizes), sizes)
 
     def efficiency(shares):
         before_us = {k: then_us * share + (k == 0) * first_us for k, share in enumerate(shares)}
-        replay = trace.replay(networks[0], lambda event: before_us.get(event.index, 0))
+        replay = trace.replay(network, lambda event: before_us.get(event.index, 0))
         return (first_us + then_us) / max(replay.finish_us)
 
     at_once, in_turn = [1], [size / sum(sizes) for size in sizes]
@@ -311,8 +306,17 @@ def predict(buckets, forward_us, backward_us, network, ranks):
 # <code>done = max(ready, done) + 2 * (ranks - 1) * (network.latency_us + size / ranks * 8 / 1000 / network.gbit_s)</code>
 # </details>
 
+
 # %%
-places = {  # ranks, latency in us, Gbit/s, and how many buckets
+class Described(Network):
+    """What a salesman tells of a network: nothing can be replayed on it."""
+
+    def refuse_misfit(self, world_size):
+        raise PermissionError("predict calculates, and replays nothing: latency_us and gbit_s do")
+
+
+places = {  # ranks, latency in µs, Gbit/s, and how many buckets
+    "1 rank, two buckets": (1, 10, 10, 2),
     "2 ranks, one bucket": (2, 10, 10, 1),
     "8 ranks, three buckets": (8, 30, 10, 3),
     "16 ranks, fast network": (16, 2, 100, 4),
@@ -325,10 +329,10 @@ def predict_inputs(rank, world_size, case):
     ranks, latency_us, gbit_s, count = places[case]
     buckets = torch.randint(100_000, 2_000_000, (count,)).tolist()
     forward_us, backward_us = torch.randint(500, 5000, (2,)).tolist()
-    return buckets, forward_us, backward_us, Network(latency_us, gbit_s), ranks
+    return buckets, forward_us, backward_us, Described(latency_us, gbit_s), ranks
 
 
-options = {"cases": list(places), "world_sizes": (1,), "rtol": 1e-6}
+options = {"cases": list(places), "world_sizes": (1,), "rtol": 1e-4}
 check(predict, spec=predict_spec, inputs=predict_inputs, **options)
 
 # %% [markdown]
@@ -438,9 +442,19 @@ def report(two, four):
 def report_inputs(rank, world_size, case):
     if case == "your recordings":
         return tuple(recordings)
-    kinds = ["all_gather", "broadcast"] + ["all_reduce"] * int(torch.randint(10, 20, ()))
-    sizes = [8 * int(torch.randint(1, 10_000, ())) for _ in kinds]
-    return made_up(2, kinds, sizes), made_up(4, kinds[1:], sizes[1:])
+    traces = []
+    for ranks in (2, 4):
+        kinds = ["all_gather", "broadcast"][ranks // 4 :]
+        sizes = [8 * int(torch.randint(20_000, 30_000, ())) for _ in kinds]
+        kinds += ["all_reduce"] * int(torch.randint(10, 20, ()))
+        sizes += [8 * int(torch.randint(1000, 10_000, ())) for _ in kinds[len(sizes) :]]
+        events = list(made_up(ranks, kinds, sizes))
+        again = {"kind": "all_reduce", "bytes": 4000, "group": (1, 2, 3), "blocking": True}
+        again |= {"group_name": "without rank 0", "dtype": "float64", "start_s": 2.0, "end_s": 2.0}
+        at_last = {"index": 2 * len(kinds), **again}
+        events += [Event(rank=rank, **at_last) for rank in (1, 2, 3) if ranks == 4]
+        traces.append(Trace(tuple(events), ((3.0, 0.0),) * ranks))
+    return tuple(traces)
 
 
 cases = ("your recordings", "Ada's recordings")
@@ -456,9 +470,9 @@ try:
     print(f"predicted efficiency on 64 ranks: {figures.pop('efficiency'):.0%}")
     for name, own in figures.items():
         print(f"{name} ranks: {own['sent_bytes']:,} bytes sent,", end=" ")
-        print(f"{own['finish_us']:,.0f} us, {own['bottleneck_us']:,.0f} us with a slow rank")
+        print(f"{own['finish_us']:,.0f} µs, {own['bottleneck_us']:,.0f} µs with a slow rank")
         for kind, calls in own["calls"].items():
-            print(f"  {kind:11}{calls:3} calls, {own['cost_us'][kind]:6,.0f} us")
+            print(f"  {kind:11}{calls:3} calls, {own['cost_us'][kind]:6,.0f} µs")
     text = "Where is the last rank waited for, and what do the others do meanwhile?"
     slow = Network(30, 10, slow_ranks={3: 5})
     plot_timeline(recordings[1].replay(slow, computing), text)
@@ -480,7 +494,7 @@ except NotImplementedError:
 # ## 5 · Optional: a share of the optimiser
 #
 # *●●○, 20 minutes.* ZeRO-1, without looking back. **Goal:** an optimiser that takes the steps of torch's Adam, with a `weight_decay` of 0.1, on gradients averaged over the ranks, while `self.adam` keeps the state of this rank's share only, at most ⌈numbers /
-# ranks⌉ of them. A step calls `reduce_scatter_tensor` once and `all_gather_into_tensor` once. All ranks begin with equal parameters, whose number the ranks need not divide.
+# ranks⌉ of them. Whoever changes the learning rate of `self.adam`'s groups changes the steps that follow. A step calls `reduce_scatter_tensor` once and `all_gather_into_tensor` once. All ranks begin with equal parameters, whose number the ranks need not divide.
 
 
 # %%
@@ -489,18 +503,25 @@ def make_model():
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
 
 
-def adam_alone(inputs, targets):
+def slow_down(adam):
+    """A schedule: from step to step, a smaller learning rate."""
+    for group in adam.param_groups:
+        group["lr"] *= 0.8
+
+
+def adam_alone(inputs, targets, rate):
     model = make_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, weight_decay=0.1)
     for some_inputs, some_targets in zip(inputs, targets):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(some_inputs), some_targets).backward()
         optimizer.step()
+        slow_down(optimizer)
     return weights(model)
 
 
-def sharded_spec(inputs, targets):
-    whole = adam_alone(torch.cat(inputs, dim=1), torch.cat(targets, dim=1))
+def sharded_spec(inputs, targets, rates):
+    whole = adam_alone(torch.cat(inputs, dim=1), torch.cat(targets, dim=1), rates[0])
     return [(whole, "within its share")] * len(inputs)
 
 
@@ -550,26 +571,29 @@ def sharding(kind):
     """Train with an optimiser of this kind; return the weights, and whether it kept its share."""
 
     @functools.wraps(kind, updated=())
-    def trained(inputs, targets):
+    def trained(inputs, targets, rate):
         model = make_model()
-        optimizer = kind(model.parameters(), lr=0.05)
+        optimizer = kind(model.parameters(), lr=rate)
         for some_inputs, some_targets in zip(inputs, targets):
             model.zero_grad()
             nn.functional.mse_loss(model(some_inputs), some_targets).backward()
             optimizer.step()
+            slow_down(optimizer.adam)
         states = optimizer.adam.state.values()
         kept = sum(tensor.numel() for state in states for tensor in state.values())
         share = -(-len(weights(model)) // dist.get_world_size())
-        return weights(
-            model
-        ), "within its share" if 0 < kept <= 2 * share + 1 else f"{kept} numbers"
+        told = "within its share" if 0 < kept <= 2 * share + 1 else f"{kept} numbers"
+        return weights(model), told
 
     return trained
 
 
+rates = {"4 steps": 0.05, "4 long steps": 0.3}
+
+
 def sharded_inputs(rank, world_size, case):
     drawn = torch.randn(4, 5, 6, dtype=torch.float64)
-    return drawn[..., :4], drawn[..., 4:]
+    return drawn[..., :4], drawn[..., 4:], rates[case]
 
 
 def sharded_budget(world_size, case):
@@ -577,7 +601,7 @@ def sharded_budget(world_size, case):
     return {"sent_bytes": 4 * 2 * (world_size - 1) * share_bytes}
 
 
-options = {"cases": ("4 steps",), "world_sizes": (1, 2, 3, 4), "budget": sharded_budget}
+options = {"cases": list(rates), "world_sizes": (1, 2, 3, 4), "budget": sharded_budget}
 options |= {"require": ("reduce_scatter", "all_gather")}
 check(sharding(ShardedAdam), spec=sharded_spec, inputs=sharded_inputs, **options)
 

@@ -11,9 +11,13 @@
 # 4. read the message of a worker that failed.
 #
 # - **Hardware:** two cores are enough. With a GPU for each worker, the same cells run on the GPUs.
+# - **The whole way:** [the course map](README.md), twelve chapters and their labs.
 # - **Next chapter:** [01 · DataParallel and the GIL](01_data_parallel_and_the_gil.ipynb).
 #
-# Run a cell with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. You may change and repeat everything.
+# **Your first minute.** This page is a program in pieces, called cells. Click into the grey one below and press
+# <kbd>Shift</kbd>+<kbd>Enter</kbd>: it runs, what it prints appears below it, and the next cell is chosen. Go on
+# like this from top to bottom. In your own copy nothing is filled in: what you see, your machine has just computed.
+# You may change and repeat everything.
 
 # %%
 import os

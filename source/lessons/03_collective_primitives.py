@@ -120,8 +120,8 @@ for cure in (in_order, at_once):
     exchange = lambda: cure(torch.full((250_000,), float(dist.get_rank())))[0].item()
     results = launch(exchange, world_size=2, backend="gloo", trace=True)
     took_us = max(results.trace.replay(network).finish_us)
-    print(f"{cure.__name__}: got {results}, predicted {predicted_us[cure.__name__]} us,", end=" ")
-    print(f"replayed {took_us:.0f} us")
+    print(f"{cure.__name__}: got {results}, predicted {predicted_us[cure.__name__]} µs,", end=" ")
+    print(f"replayed {took_us:.0f} µs")
 
 # %% [markdown]
 # Both exchange 0 and 1. In order, two messages follow one another: 2 × (10 + 100) = 220 µs. At once, they pass each other:
@@ -591,7 +591,7 @@ for way in (one_by_one, overlapped):
     step = lambda: way([torch.ones(250_000) for _ in range(3)])
     trace = launch(step, world_size=2, backend="gloo", trace=True).trace
     replay = trace.replay(network, computing_us)
-    print(f"{way.__name__}: {max(replay.finish_us):.0f} us")
+    print(f"{way.__name__}: {max(replay.finish_us):.0f} µs")
     plot_timeline(replay)
 
 # %% [markdown]
@@ -680,7 +680,7 @@ def recorded(way, world_size):
     return launch(way, box, world_size=world_size, backend="gloo", trace=True).trace
 
 
-print("us for 1 MB: all_reduce / reduce + broadcast = ratio")
+print("µs for 1 MB: all_reduce / reduce + broadcast = ratio")
 print(f"{'':9}{'ring':^22}{'tree':^22}{'direct':^22}predicted")
 for world_size in (1, 2, 4, 8):
     traces = [recorded(way, world_size) for way in (all_reduce, reduce_and_broadcast)]

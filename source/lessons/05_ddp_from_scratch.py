@@ -510,7 +510,7 @@ for slower, faster in pairwise(forms):
 # How large should a bucket be? **Predict** the best size on this network, and on one with ten times the latency.
 
 # %%
-predicted_best_mb = {"30 us": "?", "300 us": "?"}
+predicted_best_mb = {"30 µs": "?", "300 µs": "?"}
 sizes_mb = [1e-5, 1, 2, 4, 6, 16]  # the first is less than any tensor has
 sweep = {30: [], 300: []}
 for size_mb in sizes_mb:
@@ -521,12 +521,12 @@ for size_mb in sizes_mb:
 print("predicted:", predicted_best_mb)
 print("bucket        alone", *(f"{size:5} MB" for size in sizes_mb[1:]))
 for latency_us, times_ms in sweep.items():
-    print(f"{latency_us:4} us    ", *(f"{ms:5.1f} ms" for ms in times_ms))
+    print(f"{latency_us:4} µs    ", *(f"{ms:5.1f} ms" for ms in times_ms))
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.4))
 for i, (latency_us, times_ms) in enumerate(sweep.items()):
-    axes.plot(times_ms, label=f"latency {latency_us} us", **rank_style(i))
+    axes.plot(times_ms, label=f"latency {latency_us} µs", **rank_style(i))
     best = times_ms.index(min(times_ms))
     style = {"textcoords": "offset points", "ha": "center"}
     axes.annotate("best", (best, times_ms[best]), (0, (-16, 9)[i]), **style)

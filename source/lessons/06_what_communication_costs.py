@@ -68,7 +68,7 @@ def ping(size_bytes):
 
 print("predicted:", predicted_us)
 for size_bytes in (1, 1_000, 100_000, 1_000_000):
-    print(f"{size_bytes:9,} bytes: {finish_us(record(ping, size_bytes, world_size=2)):6.1f} us")
+    print(f"{size_bytes:9,} bytes: {finish_us(record(ping, size_bytes, world_size=2)):6.1f} µs")
 
 # %% [markdown]
 # A thousand bytes cost hardly more than one: 10.1 and 10.0 µs, nearly all of it latency. A million cost 110, nearly all of it bandwidth.
@@ -105,7 +105,7 @@ def swap_in_pairs():
 predicted_longer = "?"
 queued, paired = record(all_to_rank_0, world_size=4), record(swap_in_pairs, world_size=4)
 print("predicted:", predicted_longer)
-print(f"to rank 0: {finish_us(queued):.0f} us, in pairs: {finish_us(paired):.0f} us")
+print(f"to rank 0: {finish_us(queued):.0f} µs, in pairs: {finish_us(paired):.0f} µs")
 text = "Three ranks send at once, but rank 0's incoming port takes one message at a time."
 plot_timeline(queued.trace.replay(network), text)
 
@@ -291,7 +291,7 @@ for algorithm in (direct, tree, ring):
 # and spreads the bytes evenly, so that its busiest port takes in 140,000 where rank 0 of the direct way takes in 560,000. Many messages cost
 # latency, a busy port costs bandwidth.
 #
-# Step through the ring's messages on four ranks: press play. In each turn every rank sends a quarter and receives another.
+# Step through the ring's turns on four ranks: press play. In each turn every rank sends a quarter and receives another.
 
 # %%
 ring_of_4 = recorded(ring, 4, 800_000)
@@ -343,7 +343,7 @@ predicted_winner = {"800 bytes": "?", "8,000,000 bytes": "?"}
 sizes = [800, 8_000, 40_000, 64_000, 160_000, 224_000, 1_600_000, 8_000_000]
 took_us = {a: [finish_us(recorded(a, 8, size)) for size in sizes] for a in formula}
 print("predicted:", predicted_winner)
-print("     bytes   direct     tree     ring   (us, 8 ranks)")
+print("     bytes   direct     tree     ring   (µs, 8 ranks)")
 for i, size in enumerate(sizes):
     times = [took_us[a][i] for a in formula]
     winner = min(formula, key=lambda a: took_us[a][i])
@@ -376,7 +376,7 @@ for i, algorithm in enumerate(formula):
 for (one, _), size in crossings.items():
     axes.plot(size, formula[one](8, size), "o", ms=15, mfc="none", mec="#555555")
 axes.set(xscale="log", yscale="log", xlabel="tensor (bytes)")
-axes.set_ylabel("virtual time (us), 10 us, 80 Gbit/s")
+axes.set_ylabel("virtual time (µs), 10 µs, 80 Gbit/s")
 axes.legend(title="lines: formula; marks: 8 real ranks", loc="upper left")
 text = "Every mark lies on its formula; circled, at 50,000 and 188,235 bytes, the winner changes."
 show(figure, text)
@@ -402,7 +402,7 @@ raced = record(race, 40_000, world_size=8)
 explore(raced.trace, network)
 
 # %%
-print("latency   ring team   direct team   (us)")
+print("latency   ring team   direct team   (µs)")
 for latency_us in (10, 5, 4.5, 4, 1):
     done = raced.trace.replay(replace(network, latency_us=latency_us)).finish_us
     print(f"{latency_us:7.1f}{max(done[:4]):12.1f}{max(done[4:]):14.1f}")
@@ -501,7 +501,7 @@ ping_sizes = [4**k for k in range(5, 13)]
 virtual_us = [finish_us(record(ping_pong, s, 1, world_size=2)) / 2 for s in ping_sizes]
 fitted_alpha, fitted_beta, virtual_error = fit(ping_sizes, virtual_us)
 print("predicted:", predicted_fit)
-print(f"virtual clock: latency {fitted_alpha:.3f} us, {8 / fitted_beta / 1000:.3f} Gbit/s")
+print(f"virtual clock: latency {fitted_alpha:.3f} µs, {8 / fitted_beta / 1000:.3f} Gbit/s")
 assert abs(virtual_error).max() < 1e-6
 
 # %% [markdown]
@@ -510,7 +510,7 @@ assert abs(virtual_error).max() < 1e-6
 # %% tags=["nbval-ignore-output"]
 real_us = [min(launch(ping_pong, s, 50, backend="gloo")[0]) for s in ping_sizes]
 real_alpha, real_beta, real_error = fit(ping_sizes, real_us)
-print(f"this machine: latency {real_alpha:.0f} us, {8 / real_beta / 1000:.0f} Gbit/s,", end=" ")
+print(f"this machine: latency {real_alpha:.0f} µs, {8 / real_beta / 1000:.0f} Gbit/s,", end=" ")
 print(f"and the line misses by up to {abs(real_error).max():.0%}")
 
 # %%
@@ -522,7 +522,7 @@ for i, (name, one_way_us) in enumerate(clocks.items()):
     left.loglog(ping_sizes, one_way_us, marker, color=color, label=name)
     left.loglog(curve, a + b * curve, color=color)
     right.semilogx(ping_sizes, 100 * error, marker + "--", color=color)
-left.set(xlabel="message (bytes)", ylabel="one way (us)", title="times and fitted lines")
+left.set(xlabel="message (bytes)", ylabel="one way (µs)", title="times and fitted lines")
 right.set(xlabel="message (bytes)", ylabel="line minus time (%)", title="residuals")
 left.legend()
 show(figure, "The virtual clock's points lie on their line; the stopwatch's miss theirs.")
@@ -554,7 +554,7 @@ def bound_us(n, size):
 
 
 print("predicted:", predicted_share)
-print("     bytes    bound   direct     tree     ring   (bound in us, then bound / time)")
+print("     bytes    bound   direct     tree     ring   (bound in µs, then bound / time)")
 for i, size in enumerate(sizes):
     shares = [bound_us(8, size) / took_us[a][i] for a in formula]
     assert all(share < 1 for share in shares)
@@ -580,7 +580,7 @@ one_slow_link = replace(network, slow_links={(2, 3): 10})
 runs = {(a, size): recorded(a, 8, size) for a in (ring, direct) for size in (8_000_000, 800)}
 for (algorithm, size), run in runs.items():
     before, after = finish_us(run), finish_us(run, one_slow_link)
-    times = f"{before:7.0f} -> {after:7.0f} us, x{after / before:.1f}"
+    times = f"{before:7.0f} -> {after:7.0f} µs, x{after / before:.1f}"
     print(f"{algorithm.__name__:7}{size:10,} bytes: {times}")
 
 # %% [markdown]
@@ -598,8 +598,8 @@ slow_rank_2 = replace(network, slow_ranks={2: 5})
 fair = ring_of_4.trace.replay(network, compute=[100] * 4)
 held_up = ring_of_4.trace.replay(slow_rank_2, compute=[100] * 4)
 print("predicted:", predicted_later_us)
-print(f"rank 0 done at {fair.finish_us[0]:.0f} us, and at {held_up.finish_us[0]:.0f} us")
-text = "All wait for rank 2, which computes for 500 us instead of 100, and itself waits least."
+print(f"rank 0 done at {fair.finish_us[0]:.0f} µs, and at {held_up.finish_us[0]:.0f} µs")
+text = "All wait for rank 2, which computes for 500 µs instead of 100, and itself waits least."
 plot_timeline(held_up, text)
 
 # %% [markdown]
@@ -640,7 +640,7 @@ def hierarchical(x, per_node=4):
 predicted_gain = {"1,600 bytes": "?", "16,000,000 bytes": "?"}
 two_level = Network(latency_us=2, gbit_s=800, nodes=4, between=(10, 80))
 print("predicted:", predicted_gain)
-print("     bytes     flat   hierarchical   gain   (us, 16 ranks in 4 nodes)")
+print("     bytes     flat   hierarchical   gain   (µs, 16 ranks in 4 nodes)")
 for size in (1_600, 160_000, 16_000_000):
     flat, layered = (recorded(a, 16, size) for a in (ring, hierarchical))
     flat_us, layered_us = finish_us(flat, two_level), finish_us(layered, two_level)
@@ -672,7 +672,7 @@ plot_timeline(replayed, text)
 # %%
 run = recorded(ring, 64, 64_000)
 print("messages:", sum(run.trace.traffic().sent_messages))
-print(f"replay {finish_us(run):.1f} us, formula {formula[ring](64, 64_000):.1f} us")
+print(f"replay {finish_us(run):.1f} µs, formula {formula[ring](64, 64_000):.1f} µs")
 
 # %% [markdown]
 # The ring's turns grow with *n*, a tree's levels with log₂ *n*. Can one have both, few messages *and* small ones? Yes: **halving and doubling**, Rabenseifner's
@@ -704,7 +704,7 @@ formula[halving] = lambda n, size: 2 * math.log2(n) * alpha + 2 * (n - 1) / n * 
 for n in (4, 8, 16):
     took, says = finish_us(recorded(halving, n, 80_000)), formula[halving](n, 80_000)
     assert abs(took / says - 1) < 0.001
-    print(f"{n:3} ranks: replay {took:.1f} us, formula {says:.1f} us")
+    print(f"{n:3} ranks: replay {took:.1f} µs, formula {says:.1f} µs")
 
 # %% [markdown]
 # Now by formula. 25 MiB is the size at which DDP starts an all-reduce of gradients, its default bucket.

@@ -501,7 +501,7 @@ print("still equal to one process:", max(weights, loss) < 1e-12 and counted == t
 
 # %%
 FORWARD_US, BACKWARD_US = 1000, 2000
-networks = {"30 us, 10 Gbit/s": Network(30, 10), "3 us, 100 Gbit/s": Network(3, 100)}
+networks = {"30 µs, 10 Gbit/s": Network(30, 10), "3 µs, 100 Gbit/s": Network(3, 100)}
 buckets = [e.bytes for e in recorded[8].of_rank(0) if e.kind == "all_reduce"]
 
 
@@ -518,7 +518,7 @@ def replayed_us(trace, network, overlap):
 
 
 # %%
-trace, ethernet = record_step(Repaired, 4), networks["30 us, 10 Gbit/s"]
+trace, ethernet = record_step(Repaired, 4), networks["30 µs, 10 Gbit/s"]
 text = "Each bucket leaves while backward computes the next; after the last, all only wait."
 plot_timeline(replayed_us(trace, ethernet, True), text)
 
@@ -546,7 +546,7 @@ for name, network in networks.items():
         for overlap in (True, False):
             real_us = max(replayed_us(trace, network, overlap).finish_us)
             away = abs(formula_us(n, network, overlap) / real_us - 1)
-            print(f"{name:18}{n:3} ranks: {real_us:6.0f} us, formula {away:.4%} away")
+            print(f"{name:18}{n:3} ranks: {real_us:6.0f} µs, formula {away:.4%} away")
             assert away < 1e-6
 
 # %% [markdown]
@@ -652,7 +652,7 @@ def figures(trace, trained):
 folder = TemporaryDirectory()
 recorded[8].save(Path(folder.name, "step.json"))
 report = figures(recorded[8], on(2, whole_run, Repaired))
-print(json.dumps(report, indent=2))
+print(json.dumps(report, indent=2, ensure_ascii=False))
 
 # %% [markdown]
 # Whoever gets it has the notebook and the recording, and computes all of it again. **Predict** what `audit` says of a report in which somebody has rounded 20 % up.
@@ -674,7 +674,7 @@ predicted_audit = "?"
 print("predicted:", predicted_audit)
 print("as written: ", audit(report) or "every figure found again")
 flattered = json.loads(json.dumps(report))
-flattered["predicted for 64 ranks"]["30 us, 10 Gbit/s"] = "30%"
+flattered["predicted for 64 ranks"]["30 µs, 10 Gbit/s"] = "30%"
 print("rounded up: ", *audit(flattered))
 
 # %% [markdown]

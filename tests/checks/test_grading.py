@@ -1,5 +1,6 @@
 """Real nbgrader on real submissions: cheats first, then wrong, blank and right ones."""
 
+import ast
 import contextlib
 import csv
 import os
@@ -99,6 +100,13 @@ class Course:
         return "\n".join(o.get("evalue") or o.data["text/plain"] for o in outputs)
 
 
+def functions_of(file: Path) -> str:
+    """A file's functions, and what they import beside the tests' own helpers."""
+    kinds = ast.Import, ast.ImportFrom, ast.FunctionDef
+    own = (node for node in ast.parse(file.read_text()).body if isinstance(node, kinds))
+    return "\n".join(text for text in map(ast.unparse, own) if text != "import labs")
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory) -> Course:
     """Everything is handed in, graded and exported once."""
@@ -107,7 +115,7 @@ def course(tmp_path_factory) -> Course:
     (folder / "course_utils.py").write_text("check = lambda *args, **options: None")
     made.hand_in("killer", made.models() | {"place_of": cheats.KILLER})
     made.hand_in("blank", {})
-    wrong = (labs.ROOT / f"tests/labs/wrong/{LAB}.py").read_text()
+    wrong = functions_of(labs.ROOT / f"tests/labs/wrong/{LAB}.py")
     made.hand_in("wrong", {name: f"{wrong}\n{name} = {fn}" for name, fn in WRONG.items()})
     made.hand_in("right", made.models())
     for command in COMMANDS[1:]:

@@ -37,5 +37,6 @@ def test_wrong_answers_are_rejected(exercise, slug, name, subtests):
 
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_other_right_answers_pass(exercise, slug):
-    for name, fn in labs.answers(slug)["RIGHT"].items():  # the labs' own run in their notebooks
-        assert check(fn, **exercise(slug, name).options | labs.PATIENT).require()
+    for name, one_or_more in labs.answers(slug)["RIGHT"].items():  # besides the labs' own
+        for fn in one_or_more if isinstance(one_or_more, list) else [one_or_more]:
+            assert check(fn, **exercise(slug, name).options | labs.PATIENT).require()

@@ -1,14 +1,20 @@
-"""Wrong answers to lab 02, and for each exercise another right one.
+"""Wrong answers to lab 02, and for each exercise other right ones.
 
 "A tutorial's formula" is the one that holds on equal nodes only; "names mixed up" refers to an
 article that calls the node's number the global rank, and the global rank it computes the local one.
 """
 
+import bisect
 import itertools
 import os
 
+import labs
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+lab = labs.cells("02_process_groups")
 
 
 def by_the_tutorials_formula(node, local_rank, processes):
@@ -131,11 +137,6 @@ def ranks_added_instead(place, number):
     return _join_and_add(own["rank"], init_method=_address(place), **own)
 
 
-def stays_a_tensor(place, number):
-    own = _all_of(["RANK", "WORLD_SIZE"])
-    return torch.tensor(_join_and_add(number, init_method=_address(place), **own))
-
-
 def meet_with_stores(place, number):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind, *rest = place
@@ -148,6 +149,7 @@ def meet_with_stores(place, number):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     numbers = [None] * world_size
     dist.all_gather_object(numbers, number)
+    dist.destroy_process_group()
     return sum(numbers)
 
 
@@ -217,27 +219,218 @@ def rows_then_columns_by_hand(tensor, columns):
     return row, column
 
 
+def never_leaves(place, number):
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    kind, *rest = place
+    where = f"{kind}://{':'.join(map(str, rest))}"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
+    total = torch.tensor(number)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def the_process_before_this(node, local_rank, processes):
+    return (dist.get_rank() - 1) % dist.get_world_size()
+
+
+def one_node_back(node, local_rank, processes):
+    return processes[node - 1] * (node > 0) + local_rank
+
+
+def empty_nodes_left_out(node, local_rank, processes):
+    return sum([count for count in processes if count][:node]) + local_rank
+
+
+def rank_by_numpy(node, local_rank, processes):
+    return np.cumsum([0, *processes])[node] + local_rank
+
+
+def rank_by_going_through_all(node, local_rank, processes):
+    places = [(k, local) for k, count in enumerate(processes) for local in range(count)]
+    return places.index((node, local_rank))
+
+
+def rank_from_the_end(node, local_rank, processes):
+    return dist.get_world_size() - sum(processes[node:]) + local_rank
+
+
+def among_nodes_with_processes(processes):
+    local_rank = dist.get_rank()
+    for node, count in enumerate(count for count in processes if count):
+        if local_rank < count:
+            return node, local_rank
+        local_rank -= count
+
+
+def on_the_first_node_that_reaches_it(processes):
+    ends = list(itertools.accumulate(processes))
+    node = bisect.bisect_left(ends, dist.get_rank())
+    return node, dist.get_rank() - ends[node] + processes[node]
+
+
+def three_nodes_at_most(processes):
+    local_rank = dist.get_rank()
+    for node, count in enumerate(processes[:2]):
+        if local_rank < count:
+            return node, local_rank
+        local_rank -= count
+    return 2, local_rank
+
+
+def place_by_numpy(processes):
+    ends, rank = np.cumsum(processes), dist.get_rank()
+    node = np.searchsorted(ends, rank, side="right")
+    return node, rank - ends[node] + processes[node]
+
+
+def _join(place):
+    own = _all_of(["RANK", "WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=_address(place), **own)
+
+
+def the_environment_for_an_address(place, number):
+    own = _all_of(["RANK", "WORLD_SIZE"])
+    where = _address(place) if place[0] == "file" else "env://"
+    total = _join_and_add(number, init_method=where, **own)
+    dist.destroy_process_group()
+    return total
+
+
+def _added(place, total):
+    _join(place)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total)
+
+
+def in_single_precision(place, number):
+    return _added(place, torch.tensor(float(number)))
+
+
+def in_32_bits(place, number):
+    return _added(place, torch.tensor(number % 2**31, dtype=torch.int32))
+
+
+def added_in_the_store(place, number):
+    _join(place)
+    store = dist.distributed_c10d._get_default_store()
+    store.add("sum", number)
+    dist.barrier()
+    total = store.add("sum", 0)
+    dist.barrier()
+    dist.destroy_process_group()
+    return total
+
+
+def meet_in_double_precision_and_at_a_barrier(place, number):
+    _join(place)
+    dist.barrier()
+    total = torch.tensor([number], dtype=torch.float64)
+    dist.all_reduce(total, async_op=True).get_future().wait()
+    dist.destroy_process_group(dist.group.WORLD)
+    return int(total)
+
+
+def meet_by_the_environment_made_for_it(place, number):
+    if place[0] == "tcp":
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place[1], str(place[2])
+    where = _address(place) if place[0] == "file" else "env://"
+    total = _join_and_add(number, init_method=where, **_all_of(["RANK", "WORLD_SIZE"]))
+    dist.destroy_process_group()
+    return total
+
+
+def in_floats(tensor, columns):
+    sums = _sums(torch.arange(dist.get_world_size()).view(-1, columns), tensor.float())
+    return [own.to(tensor.dtype) for own in sums]
+
+
+def each_in_a_row_of_its_own(tensor, columns):
+    rank, rows = dist.get_rank(), dist.get_world_size() // columns
+    both = torch.zeros(rows + columns, len(tensor), dtype=tensor.dtype)
+    both[rank // columns] = both[rows + rank % columns] = tensor
+    dist.all_reduce(both)
+    return both[rank // columns], both[rows + rank % columns]
+
+
+def _gathered(tensor, group, size):
+    every = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(every, tensor, group=group)
+    return every
+
+
+def gathered_beside_an_empty_all_reduce(tensor, columns):
+    dist.all_reduce(torch.empty(0))
+    grid, sums = torch.arange(dist.get_world_size()).view(-1, columns), []
+    for lines in (grid.tolist(), grid.T.tolist()):
+        for ranks in lines:
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                sums.append(sum(_gathered(tensor, group, len(ranks))))
+    return sums
+
+
+def the_specification_of_all(tensor, columns):
+    world_size = dist.get_world_size()
+    every = _gathered(tensor, None, world_size)
+    return lab.grid_sums_spec(every, [columns] * world_size)[dist.get_rank()]
+
+
+def rows_then_columns_by_a_mesh(tensor, columns):
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // columns, columns))
+    sums = [tensor.clone(), tensor.clone()]
+    for total, dim in zip(sums, (1, 0), strict=True):
+        dist.all_reduce(total, group=mesh.get_group(dim))
+    return sums
+
+
+def rows_then_columns_begun_together(tensor, columns):
+    grid, works, sums = torch.arange(dist.get_world_size()).view(-1, columns), [], []
+    for lines in (grid.tolist(), grid.T.tolist()):
+        group, _ = dist.new_subgroups_by_enumeration(lines)
+        sums.append(tensor.clone())
+        works.append(dist.all_reduce(sums[-1], group=group, async_op=True))
+    dist.barrier()
+    for work in reversed(works):
+        work.get_future().wait()
+    return sums
+
+
 WRONG = {
     "rank_of": [
         by_the_tutorials_formula, by_the_first_node, with_its_own_node, names_mixed_up,
-        local_rank_as_rank, its_own_rank,
+        local_rank_as_rank, its_own_rank, the_process_before_this, one_node_back,
+        empty_nodes_left_out,
     ],
     "place_of": [
         by_division, off_by_one, without_taking_off, the_other_way_round, from_the_environment,
-        dealt_out_like_cards,
+        dealt_out_like_cards, among_nodes_with_processes, on_the_first_node_that_reaches_it,
+        three_nodes_at_most,
     ],
     "meet": [
+        never_leaves,
         the_environment_everywhere, rank_not_handed_over, local_rank_handed_over, a_world_of_two,
-        text_handed_over, alone_at_its_own_place, ranks_added_instead, stays_a_tensor,
+        text_handed_over, alone_at_its_own_place, ranks_added_instead,
+        the_environment_for_an_address, in_single_precision, in_32_bits, added_in_the_store,
     ],
     "grid_sums": [
         only_members_make_groups, the_column_of_the_row_sums, column_by_column, always_two_columns,
         columns_first, the_sum_of_the_world_twice, with_every_rank_by_message,
+        in_floats, each_in_a_row_of_its_own, gathered_beside_an_empty_all_reduce,
+        the_specification_of_all,
     ],
 }  # fmt: skip
 RIGHT = {
-    "rank_of": rank_by_counting,
-    "place_of": place_from_a_list,
-    "meet": meet_with_stores,
-    "grid_sums": rows_then_columns_by_hand,
-}
+    "rank_of": [rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end],
+    "place_of": [place_from_a_list, place_by_numpy],
+    "meet": [
+        meet_with_stores, meet_in_double_precision_and_at_a_barrier,
+        meet_by_the_environment_made_for_it,
+    ],
+    "grid_sums": [
+        rows_then_columns_by_hand, rows_then_columns_by_a_mesh, rows_then_columns_begun_together,
+    ],
+}  # fmt: skip
+for answers in (WRONG, RIGHT):
+    answers["rank_of"] = [*map(lab.of_one, answers["rank_of"])]
+    answers["place_of"] = [*map(lab.of_this_one, answers["place_of"])]

@@ -7,8 +7,10 @@ though they are unequal; `no_sync` around the backward only.
 """
 
 import contextlib
+import os
 
 import labs
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -506,31 +508,207 @@ def added_up_by_hand(model, inputs, targets, parts):
     return lab.weights(network)
 
 
+def all_of_it_past_ddp(model, global_batch, epochs):
+    return lab.train_alone(DistributedDataParallel(model).module, global_batch, epochs)
+
+
+def all_data_to_everybody(model, inputs, targets):
+    n = dist.get_world_size()
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    whole = []
+    for mine in (inputs, targets):
+        every = [mine.clone() for _ in range(n)]
+        for rank, one in enumerate(every):
+            dist.broadcast(one, src=rank)
+        whole.append(torch.cat(every, dim=1))
+    return lab.fit_alone(model, *whole)
+
+
+def whole_batch_on_each_rank(model, global_batch, epochs):
+    return lab.train_alone(DistributedDataParallel(model), global_batch, epochs)
+
+
+def trained_on_rank_0_alone(model, global_batch, epochs):
+    rank = dist.get_rank()
+    found = lab.train_alone(model, global_batch, epochs) if rank == 0 else lab.weights(model)
+    dist.broadcast(found, src=0)
+    return found
+
+
+def batches_of_12(model, global_batch, epochs):
+    return dealt_by_hand(model, 12, epochs)
+
+
+def one_epoch(model, global_batch, epochs):
+    return dealt_by_hand(model, global_batch, 1)
+
+
+def _data_of_all(*tensors):
+    for mine in tensors:
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine.contiguous())
+        yield torch.cat(every, dim=1)
+
+
+def data_gathered_and_trained_alone(model, inputs, targets):
+    """The specification, on everything."""
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for some_inputs, some_targets in zip(*_data_of_all(inputs, targets), strict=True):
+        losses.append(mse_loss(model(some_inputs), some_targets))
+        _descend(losses[-1], optimizer)
+    return torch.stack(losses).detach()
+
+
+def largest_loss(model, inputs, targets):
+    losses = _losses(model, inputs, targets)
+    dist.all_reduce(losses, op=dist.ReduceOp.MAX)
+    return losses
+
+
+def losses_as_objects(model, inputs, targets):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, _losses(model, inputs, targets).tolist())
+    return np.mean(every, axis=0)
+
+
+def only_the_last_layer_averaged(model, inputs, targets):
+    return _fit(model, inputs, targets, between=lambda model: _average(_gradients(model[2])))
+
+
+def averaged_on_rank_0(model, inputs, targets):
+    def between(model):
+        for gradient in _gradients(model):
+            dist.reduce(gradient, 0)
+            gradient /= dist.get_world_size()
+
+    return _fit(model, inputs, targets, between=between)
+
+
+def averaged_in_hooks(model, inputs, targets):
+    def average(parameter):
+        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, async_op=True).get_future().wait()
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average)
+    return _fit(model, inputs, targets, between=lambda model: dist.barrier()).numpy()
+
+
+@lab.saving
+def always_step_2(path, model, optimizer, step, generator):
+    _on_rank_0(_parts(model, optimizer, 2, _states(generator)), path)
+
+
+@lab.saving
+def beside_the_file_elsewhere(path, model, optimizer, step, generator):
+    own = path if dist.get_rank() == 0 else path.with_suffix(".rank")
+    torch.save(_parts(model, optimizer, step, _states(generator)), own)
+
+
+@lab.saving
+def draft_left_behind(path, model, optimizer, step, generator):
+    parts = _parts(model, optimizer, step, _states(generator))
+    _on_rank_0(parts, path.with_suffix(".tmp"))
+    _on_rank_0(parts, path)
+
+
+@lab.saving
+def states_in_the_working_folder(path, model, optimizer, step, generator):
+    torch.save(generator.get_state(), f"generator of rank {dist.get_rank()}.pt")
+    _on_rank_0(_parts(model, optimizer, step, _states(generator)), path)
+
+
+@lab.saving
+def written_and_then_named(path, model, optimizer, step, generator):
+    parts = _parts(model, optimizer, step, tuple(_states(generator))) | {"torch": "2.15"}
+    draft = path.with_suffix(".tmp")
+    _on_rank_0(parts, draft)
+    if dist.get_rank() == 0:
+        os.replace(draft, path)
+    dist.barrier()
+
+
+@lab.resuming
+def generator_of_the_last_rank(path, model, optimizer, generator):
+    saved = torch.load(path)
+    step = _fill(saved, model, optimizer, generator)
+    generator.set_state(saved["generators"][-1])
+    return step
+
+
+@lab.resuming
+def by_the_wrappers_names(path, model, optimizer, generator):
+    saved = torch.load(str(path), map_location="cpu")
+    step = _fill(saved, model, optimizer, generator)
+    model.load_state_dict({f"module.{name}": own for name, own in saved["model"].items()})
+    return np.int64(step)
+
+
+@lab.accumulating
+def all_of_it_at_once(model, inputs, targets, parts):
+    return _accumulate(model, inputs, targets, 1, _rightly)
+
+
+@lab.accumulating
+def everybodys_in_parts(model, inputs, targets, parts):
+    """Each rank does all of the work, in as many parts more."""
+    return _accumulate_past_ddp(
+        model, *_data_of_all(inputs, targets), parts * dist.get_world_size()
+    )
+
+
+def _accumulate_past_ddp(model, inputs, targets, parts):
+    optimizer = lab.sgd(model.module)
+    for some_inputs, some_targets in zip(inputs, targets, strict=True):
+        optimizer.zero_grad()
+        for few, answers in zip(some_inputs.chunk(parts), some_targets.chunk(parts), strict=True):
+            loss = mse_loss(model.module(few), answers, reduction="sum") / some_targets.numel()
+            loss.backward()
+        optimizer.step()
+    return lab.weights(model)
+
+
+@lab.accumulating
+def sample_by_sample(model, inputs, targets, parts):
+    return _accumulate(model, inputs, targets, inputs.shape[1], _rightly)
+
+
 WRONG = {
     "train": [
+        whole_batch_on_each_rank, trained_on_rank_0_alone, batches_of_12, one_epoch,
+        all_of_it_past_ddp,
         without_set_epoch, set_epoch_inside_the_loop, without_a_sampler, never_shuffled,
         batch_not_divided, rate_times_world_size, without_ddp, each_from_its_own_beginning,
         gradients_summed, the_wrapper_itself,
     ],
     "global_losses": [
+        data_gathered_and_trained_alone, largest_loss,
         ones_own_loss, losses_of_rank_0, losses_summed, read_off_root, one_message_per_step,
         measured_after_the_step, one_number_for_all_steps, divided_by_two, with_a_model_each,
     ],
     "fit_by_hand": [
+        only_the_last_layer_averaged, averaged_on_rank_0,
+        all_data_to_everybody,
         without_the_broadcast, only_what_learns_is_broadcast, gradients_added_up, gradients_halved,
         weights_averaged, averaged_after_the_step, no_average, average_thrown_away,
         frozen_ones_as_well, with_ddp,
     ],
     "save": [
+        always_step_2, beside_the_file_elsewhere, draft_left_behind, states_in_the_working_folder,
         model_only_on_every_rank, all_of_it_on_every_rank, model_alone, state_of_the_wrapper,
         the_model_as_an_object, one_generator_for_all, torchs_generator, collected_by_rank_0_alone,
         a_new_optimizer, the_step_after_the_next,
     ],
     "resume": [
+        generator_of_the_last_rank,
         only_on_rank_0, not_strict, into_the_wrapper, without_the_optimizer, without_the_generator,
         generator_of_rank_0, into_a_new_optimizer, one_step_further,
     ],
     "accumulate": [
+        all_of_it_at_once, everybodys_in_parts,
         not_divided, divided_by_unequal_parts, no_sync_around_backward_only, without_no_sync,
         no_sync_to_the_end, the_first_part_talks, a_step_for_each_part, zero_grad_for_each_part,
         divided_by_the_world_as_well,
@@ -538,9 +716,9 @@ WRONG = {
 }  # fmt: skip
 RIGHT = {
     "train": dealt_by_hand,
-    "global_losses": gathered,
-    "fit_by_hand": in_one_flat_buffer,
-    "save": gathered_as_tensors,
-    "resume": read_by_rank_0,
-    "accumulate": added_up_by_hand,
+    "global_losses": [gathered, losses_as_objects],
+    "fit_by_hand": [in_one_flat_buffer, averaged_in_hooks],
+    "save": [gathered_as_tensors, written_and_then_named],
+    "resume": [read_by_rank_0, by_the_wrappers_names],
+    "accumulate": [added_up_by_hand, sample_by_sample],
 }

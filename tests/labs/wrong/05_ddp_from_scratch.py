@@ -7,7 +7,7 @@ waits in its hook, or begins when all is there; `no_sync` that silences backward
 """
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import labs
 import torch
@@ -116,6 +116,38 @@ def as_objects(model):
 
 
 @lab.starting
+def the_buffer_that_one_knows(model):
+    _from_rank_0([*model.parameters(), model.shift])
+
+
+@lab.starting
+def frozen_to_be_sent(model):
+    _from_rank_0([tensor.requires_grad_(False) for tensor in _everything(model)])
+
+
+@lab.starting
+def left_in_eval(model):
+    _from_rank_0(_everything(model.eval()))
+
+
+@lab.starting
+def in_half_of_the_bytes(model):
+    for tensor in _everything(model):
+        single = tensor.detach().float()
+        dist.broadcast(single, src=0)
+        tensor.detach().copy_(single)
+
+
+@lab.starting
+def all_on_their_way_between_barriers(model):
+    dist.barrier()
+    works = [dist.broadcast(own.data, 0, async_op=True) for own in _everything(model)[::-1]]
+    for work in works:
+        work.get_future().wait()
+    dist.barrier()
+
+
+@lab.starting
 def in_one_flat_tensor(model):
     flat = nn.utils.parameters_to_vector(_everything(model)).detach()
     dist.broadcast(flat, src=0)
@@ -216,6 +248,48 @@ def read_off_root(model):
     for gradient in _filled(lab.learning(model)):
         dist.reduce(gradient, dst=0)
         gradient /= dist.get_world_size()
+
+
+@lab.training
+def in_single_precision(model):
+    for gradient in _filled(lab.learning(model)):
+        single = gradient.float()
+        dist.all_reduce(single)
+        gradient.copy_(single / dist.get_world_size())
+
+
+@lab.training
+def zeros_on_other_ranks_than_0(model):
+    for parameter in lab.learning(model):
+        if parameter.grad is None and dist.get_rank():
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad is not None:
+            _average([parameter.grad])
+
+
+@lab.training
+def ones_for_what_is_not_there(model):
+    for parameter in lab.learning(model):
+        if parameter.grad is None:
+            parameter.grad = torch.ones_like(parameter)
+        _average([parameter.grad])
+
+
+@lab.training
+def counted_as_well(model):
+    for gradient in _filled(lab.learning(model)):
+        count = torch.ones(())
+        dist.all_reduce(count)
+        _average([gradient], count)
+
+
+@lab.training
+def new_gradients_behind_a_barrier(model):
+    dist.barrier()
+    for parameter in reversed(lab.learning(model)):
+        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        dist.all_reduce(own, op=dist.ReduceOp.AVG, async_op=True).wait()
+        parameter.grad = own
 
 
 @lab.training
@@ -349,6 +423,47 @@ def frozen_ones_packed_too(model, limit_bytes):
 @lab.weighing
 def by_size(model, limit_bytes):
     _send(_fill(sorted(_backwards(model), key=torch.numel), _over(limit_bytes)))
+
+
+@lab.weighing
+def filled_as_the_table_says(model, limit_bytes):
+    gradients, buckets = _backwards(model), []
+    for size in lab.wanted_bytes[limit_bytes]:
+        buckets.append([])
+        while _size(buckets[-1]) < size:
+            buckets[-1].append(gradients.pop(0))
+    _send(buckets)
+
+
+@lab.weighing
+def never_more_than_300(model, limit_bytes):
+    _send(_fill(_backwards(model), _over(min(limit_bytes, 300))))
+
+
+@lab.weighing
+def wherever_there_is_room(model, limit_bytes):
+    buckets = []
+    for gradient in _backwards(model):
+        room = (own for own in buckets if _size(own) + gradient.nbytes <= limit_bytes)
+        if (bucket := next(room, None)) is None:
+            buckets.append(bucket := [])
+        bucket.append(gradient)
+    _send(buckets)
+
+
+@lab.weighing
+def gradients_become_views(model, limit_bytes):
+    parameters, start = lab.learning(model)[::-1], 0
+    _filled(parameters)
+    while start < len(parameters):
+        end = start + 1
+        while end < len(parameters) and _size(parameters[start : end + 1]) <= limit_bytes:
+            end += 1
+        flat = nn.utils.parameters_to_vector([own.grad for own in parameters[start:end]])
+        dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+        for own in parameters[start:end]:
+            own.grad, flat = flat[: own.numel()].view_as(own), flat[own.numel() :]
+        start = end
 
 
 @lab.weighing
@@ -627,6 +742,51 @@ class ByAutogradsOwnEnd:
         self.at = None
 
 
+@lab.overlapping
+class WaitsForItsFuture(_Parts):
+    def begin(self, flat):
+        work = dist.all_reduce(flat, async_op=True)
+        work.get_future().wait()
+        return work
+
+
+@lab.overlapping
+class InSinglePrecision(_Parts):
+    def pack(self, bucket):
+        return super().pack(bucket).float()
+
+
+@lab.overlapping
+class CountsGradientsOnly(_Parts):
+    def gradient_is_here(self, parameter):
+        self.arrived.add(parameter)
+        filled = [len(_all(self.buckets[: n + 1])) for n in range(len(self.buckets))]
+        for bucket in self.buckets[len(self.sent) : sum(n <= len(self.arrived) for n in filled)]:
+            self.send(bucket)
+
+
+@lab.overlapping
+class DividesInAThen(_Parts):
+    """What the future gives is copied back; buckets are finished from the last one on."""
+
+    def pack(self, bucket):
+        return torch.cat([gradient.reshape(-1) for gradient in _filled(bucket)])
+
+    def begin(self, flat):
+        future = dist.all_reduce(flat, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] / dist.get_world_size())
+
+    def finish(self):
+        for bucket in self.buckets[len(self.sent) :]:
+            self.send(bucket)
+        for bucket, (_, future) in reversed(list(zip(self.buckets, self.sent, strict=True))):
+            averaged = future.wait()
+            for parameter in bucket:
+                size = parameter.numel()
+                parameter.grad, averaged = averaged[:size].view_as(parameter), averaged[size:]
+        self.arrived, self.sent = set(), []
+
+
 # 5 · Replica
 
 
@@ -801,42 +961,126 @@ class FlatWithABlockedDoor(nn.Module):
             nn.utils.vector_to_parameters(flat, gradients)
 
 
+@lab.accumulating
+class OneBufferAlone(lab.Replica):
+    def forward(self, *inputs):
+        if self.talks:
+            dist.broadcast(self.module.shift, src=0)
+        return self.module(*inputs)
+
+
+@lab.accumulating
+class SetBackByAStopAlone(lab.Replica):
+    @contextmanager
+    def no_sync(self):
+        self.talks = False
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.talks = True
+            raise
+        self.talks = True
+
+
+@lab.accumulating
+class SwallowsWhatIsRaised(lab.Replica):
+    @contextmanager
+    def no_sync(self):
+        self.talks = False
+        with suppress(BaseException):
+            yield
+        self.talks = True
+
+
+@lab.accumulating
+class BuffersOnlyOnce(lab.Replica):
+    def forward(self, *inputs):
+        if self.talks and not hasattr(self, "begun"):
+            self.begun = True
+            return super().forward(*inputs)
+        return self.module(*inputs)
+
+
+@lab.accumulating
+class AveragesInSinglePrecision(lab.Replica):
+    def finish(self):
+        for gradient in _filled(lab.learning(self.module)) if self.talks else ():
+            single = gradient.float()
+            dist.all_reduce(single)
+            gradient.copy_(single / dist.get_world_size())
+
+
+@lab.accumulating
+class CountsItsDoors(nn.Module):
+    """Nested as well; sends all buffers at once, and comes to a barrier first."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.silent = network, 0
+        _from_rank_0(_everything(network))
+
+    def forward(self, *inputs):
+        buffers = [] if self.silent else list(self.network.buffers())
+        for work in [dist.broadcast(own, 0, async_op=True) for own in buffers]:
+            work.wait()
+        return self.network(*inputs)
+
+    def finish(self):
+        if not self.silent:
+            dist.barrier()
+            _average(_filled(lab.learning(self.network)))
+
+    def no_sync(self):
+        return self
+
+    def __enter__(self):
+        self.silent += 1
+
+    def __exit__(self, *raised):
+        self.silent -= 1
+
+
 WRONG = {
     "start_equal": [
         nothing_at_all, parameters_only, only_what_learns, the_state_dict, a_tied_weight_twice,
         the_mean_of_all_ranks, from_the_last_rank, everybody_is_the_root, into_copies,
         into_new_parameters, seeded_alike, backwards_on_odd_ranks, zeros_and_a_sum, as_objects,
+        the_buffer_that_one_knows, frozen_to_be_sent, left_in_eval, in_half_of_the_bytes,
     ],
     "average": [
         no_average, weights_instead_of_gradients, gradients_added_up, gradients_halved,
         divided_before_and_after, what_has_a_gradient, frozen_ones_as_well, frozen_ones_with_zeros,
         a_tied_weight_sent_twice, matrices_only, average_thrown_away, gradients_of_rank_0,
-        divided_by_those_who_used_it, read_off_root,
+        divided_by_those_who_used_it, read_off_root, in_single_precision,
+        zeros_on_other_ranks_than_0, ones_for_what_is_not_there, counted_as_well,
     ],
     "average_in_buckets": [
         each_parameter_alone, one_flat_buffer, closed_when_full, less_than_the_limit,
         from_the_first_to_the_last, an_empty_bucket_first, numbers_counted_as_bytes,
         four_bytes_each, the_last_bucket_forgotten, cut_into_equal_parts,
         buckets_of_what_has_a_gradient, what_was_used_first, another_order_on_odd_ranks,
-        buckets_halved, not_copied_back, frozen_ones_packed_too, by_size,
+        buckets_halved, not_copied_back, frozen_ones_packed_too, by_size, filled_as_the_table_says,
+        never_more_than_300, wherever_there_is_room,
     ],
     "Overlap": [
         AllAtTheEnd, AllWithTheLastGradient, WaitsInTheHook, BlocksInTheHook, WaitsForTheOneBefore,
         AsksUntilItIsThere, NeverWaits, EachGradientAlone, OneBucket, WhicheverIsFull,
         ForgetsWhatDoesNotCome, TheFirstStepForEver, AWorldOfTwo, AddedUp, BeforeItIsAccumulated,
         OneGradientLate, AFakeOneEarly, FakesAndAnotherGroup, FakesAndMessages,
-        FakesAsLargeAsTheRealOnes,
+        FakesAsLargeAsTheRealOnes, WaitsForItsFuture, InSinglePrecision, CountsGradientsOnly,
     ],
     "Replica": [
         NoSyncDoesNothing, AroundBackwardOnly, AroundForwardOnly, NotSetBackByAStop, NeverSetBack,
         TheWrongWayRound, WithoutGradients, ForgetsSilentParts, BuffersOfItsOwn, BuffersAfterwards,
         StartsWithParametersOnly, OnlyWhatCameLast, AWorldOfTwoParts, WeightsOfAllRanks, PyTorchs,
+        OneBufferAlone, SetBackByAStopAlone, SwallowsWhatIsRaised, BuffersOnlyOnce,
+        AveragesInSinglePrecision,
     ],
 }  # fmt: skip
 RIGHT = {
-    "start_equal": in_one_flat_tensor,
-    "average": flat_and_by_torchs_mean,
-    "average_in_buckets": all_on_their_way_at_once,
-    "Overlap": ByAutogradsOwnEnd,
-    "Replica": FlatWithABlockedDoor,
+    "start_equal": [in_one_flat_tensor, all_on_their_way_between_barriers],
+    "average": [flat_and_by_torchs_mean, new_gradients_behind_a_barrier],
+    "average_in_buckets": [all_on_their_way_at_once, gradients_become_views],
+    "Overlap": [ByAutogradsOwnEnd, DividesInAThen],
+    "Replica": [FlatWithABlockedDoor, CountsItsDoors],
 }

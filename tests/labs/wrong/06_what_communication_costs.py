@@ -6,10 +6,15 @@ tutorial's ring does: right sums, too many bytes.
 """
 
 import math
+from threading import Thread
 
+import labs
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives, distributed_c10d
+
+lab = labs.cells("06_what_communication_costs")
 
 
 def _place():
@@ -119,6 +124,48 @@ def all_reduce_under_another_name(x):
 def all_reduce_of_the_compiler(x):
     every = list(range(dist.get_world_size()))
     return _functional_collectives.all_reduce(x, "sum", every).clone()
+
+
+def nearest_child_first(x):
+    parent, children = _up(x)
+    return _down(x, parent, children[::-1])
+
+
+def by_the_store(x):
+    store, world_size = distributed_c10d._get_default_store(), dist.get_world_size()
+    store.set(str(dist.get_rank()), x.numpy().tobytes())
+    raw = [bytearray(store.get(str(rank))) for rank in range(world_size)]
+    return sum(torch.frombuffer(own, dtype=x.dtype).view_as(x) for own in raw)
+
+
+def halves_of_halves(x):
+    """The other way to write a tree: each half adds up, then the first one takes the second's."""
+
+    def up(x, first, end):
+        if end - first < 2:
+            return x
+        middle = first + (1 << (end - first - 1).bit_length() - 1)
+        x = up(x, first, middle) if rank < middle else up(x, middle, end)
+        if rank == middle:
+            dist.send(x, first)
+        elif rank == first:
+            arrived = torch.empty_like(x)
+            dist.recv(arrived)
+            x = x + arrived
+        return x
+
+    def down(x, first, end):
+        if end - first < 2:
+            return x
+        middle = first + (1 << (end - first - 1).bit_length() - 1)
+        if rank == first:
+            dist.isend(x, middle).wait()
+        elif rank == middle:
+            dist.irecv(x, first).wait()
+        return down(x, first, middle) if rank < middle else down(x, middle, end)
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return down(up(x.clone(), 0, world_size), 0, world_size)
 
 
 def gathered_and_added(x):
@@ -242,6 +289,31 @@ def never_waits(x):
     return x
 
 
+def sent_in_threads(x):
+    rank, world_size, right, left = _place()
+    chunks = x.tensor_split(world_size)
+    for turn in range(2 * (world_size - 1)):
+        mine, into = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
+        sending = Thread(target=dist.send, args=(mine, right))
+        sending.start()
+        arrived = torch.empty_like(into)
+        dist.recv(arrived, left)
+        sending.join()
+        into.copy_(arrived + into if turn < world_size - 1 else arrived)
+    return x
+
+
+def few_numbers_counted_as_equal(x):
+    return x * dist.get_world_size() if len(x) < dist.get_world_size() else _around(x)
+
+
+def a_chunk_too_long(x):
+    world_size = dist.get_world_size()
+    longer = torch.zeros((len(x) // world_size + 2) * world_size, dtype=x.dtype)
+    longer[: len(x)] = x
+    return _around(longer, longer.chunk(world_size))[: len(x)]
+
+
 def the_other_way_round_and_padded(x):
     """Chunks of equal size, to the left, both transfers handed over at once."""
     rank, world_size, right, left = _place()
@@ -255,6 +327,10 @@ def the_other_way_round_and_padded(x):
             work.wait()
         padded[next_one] = arrived + (padded[next_one] if turn < world_size - 1 else 0)
     return padded.flatten()[: len(x)]
+
+
+def added_in_single_precision(x):
+    return the_other_way_round_and_padded(x.float()).to(x.dtype)
 
 
 def _least_squares(sizes, times_us, weights):
@@ -327,6 +403,30 @@ def all_measurements_sent(sizes, times_us):
     return alpha, 8 / beta / 1000
 
 
+def six_numbers_one_by_one(sizes, times_us):
+    sums = _sums(sizes, times_us, times_us**-2)
+    for number in sums.flatten():
+        dist.all_reduce(number)
+    alpha, beta = _solved(sums)
+    return alpha, 8 / beta / 1000
+
+
+def rank_0_has_the_line(sizes, times_us):
+    sums = _sums(sizes, times_us, times_us**-2)
+    dist.reduce(sums, 0)
+    alpha, beta = _solved(sums) if dist.get_rank() == 0 else (1.0, 1.0)
+    return alpha, 8 / beta / 1000
+
+
+def fit_in_float32_between_barriers(sizes, times_us):
+    dist.barrier()
+    sums = _sums(sizes.float(), times_us.float(), times_us.float() ** -2)
+    dist.all_reduce(sums, async_op=True).get_future().wait()
+    alpha, beta = _solved(sums.double())
+    dist.barrier()
+    return np.array([alpha, 8 / (1000 * beta)])
+
+
 def fit_by_weighted_means(sizes, times_us):
     alpha, beta = _solved(_added(_sums(sizes, times_us, times_us**-2)))
     return alpha, 8 / (1000 * beta)
@@ -396,6 +496,40 @@ def by_size_alone(size_bytes, latency_us, gbit_s):
     return "direct" if size_bytes <= 50_000 else "tree" if size_bytes <= 188_235 else "ring"
 
 
+def _all_but(name):
+    def chosen(size_bytes, latency_us, gbit_s):
+        answer = _fastest(size_bytes, *_worst(latency_us, gbit_s))
+        return answer if answer != name else "tree" if name == "ring" else "ring"
+
+    chosen.__name__ = f"never_{name}"
+    return chosen
+
+
+def by_who_has_the_worst_latency(size_bytes, latency_us, gbit_s):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (latency_us, gbit_s))
+    return _fastest(size_bytes, *max(every))
+
+
+def a_network_that_one_knows(size_bytes, latency_us, gbit_s):
+    _worst(latency_us, gbit_s)
+    return _fastest(size_bytes, 10, 80)
+
+
+def by_calling_the_specification(size_bytes, latency_us, gbit_s):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (size_bytes, latency_us, gbit_s))
+    return lab.choose_spec(*map(list, zip(*every, strict=True)))[dist.get_rank()]
+
+
+def a_word_of_numpys(size_bytes, latency_us, gbit_s):
+    dist.barrier()
+    alpha, slowest = torch.tensor(latency_us), torch.tensor(gbit_s)
+    dist.all_reduce(alpha, op=dist.ReduceOp.MAX)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MIN)
+    return np.array([_fastest(size_bytes, alpha.item(), slowest.item())])[0]
+
+
 def each_rank_proposes_and_most_win(size_bytes, latency_us, gbit_s):
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, _fastest(size_bytes, latency_us, gbit_s))
@@ -417,27 +551,31 @@ WRONG = {
         by_powers_of_two, directly, one_after_the_other, only_up, the_root_tells_everybody,
         overwritten_on_the_way_up, always_single_precision, all_reduce_under_another_name,
         all_reduce_of_the_compiler, gathered_and_added, as_published, whole_tensors_around,
+        nearest_child_first, by_the_store,
     ],
     "ring_all_reduce": [
         as_published, whole_tensors_around, half_of_the_turns, adds_in_all_turns,
         one_turn_of_adding_too_few, with_chunk, the_rest_left_out, the_rest_in_the_last_chunk,
         everybody_sends_first, even_ranks_send_first, never_waits, directly, butterfly_with_guests,
-        all_reduce_under_another_name,
+        all_reduce_under_another_name, added_in_single_precision, few_numbers_counted_as_equal,
+        a_chunk_too_long,
     ],
     "fit": [
         its_own_line, the_mean_of_all_lines, absolute_errors, weights_not_squared,
         each_rank_counts_the_same, bytes_for_bits, beta_itself, without_any_latency,
-        all_measurements_sent,
+        all_measurements_sent, six_numbers_one_by_one, rank_0_has_the_line,
     ],
-    "choose": [
+    "choose": [*map(lab.choosing, [
         by_its_own_measurements, by_the_mean, by_the_measurements_of_rank_0, the_best_bandwidth,
         the_best_latency, bits_for_bytes, the_logarithm_rounded_down, a_ring_of_whole_tensors,
-        always_the_ring, by_size_alone, each_rank_proposes_and_most_win,
-    ],
+        always_the_ring, by_size_alone, each_rank_proposes_and_most_win, _all_but("direct"),
+        _all_but("tree"), _all_but("ring"), by_who_has_the_worst_latency, a_network_that_one_knows,
+        by_calling_the_specification,
+    ])],
 }  # fmt: skip
 RIGHT = {
-    "tree_all_reduce": butterfly_with_guests,
-    "ring_all_reduce": the_other_way_round_and_padded,
-    "fit": fit_by_weighted_means,
-    "choose": choose_with_everybodys_numbers,
+    "tree_all_reduce": [butterfly_with_guests, halves_of_halves],
+    "ring_all_reduce": [the_other_way_round_and_padded, sent_in_threads],
+    "fit": [fit_by_weighted_means, fit_in_float32_between_barriers],
+    "choose": [*map(lab.choosing, [choose_with_everybodys_numbers, a_word_of_numpys])],
 }

@@ -8,11 +8,12 @@ batches; a run that starts its epoch again, or reads all that it skips.
 import random
 
 import labs
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 lab = labs.cells("07_data_batches_numerics")
 
@@ -426,15 +427,23 @@ def gradients_forgotten_at_the_end(model, inputs, labels):
 
 @lab.in_ddp
 def empty_steps(model, inputs, labels):
-    optimizer, steps = _sgd(model), int(_count(labels, dist.ReduceOp.MAX))
+    return _empty_steps(model, inputs, labels, int(_count(labels, dist.ReduceOp.MAX)))
+
+
+def _empty_steps(model, inputs, labels, steps):
+    optimizer = _sgd(model)
     for step in range(steps):
-        optimizer.zero_grad()
-        if step < len(labels):
-            cross_entropy(model(inputs[step]), labels[step]).backward()
-        else:
-            model(torch.zeros(1, 4).double()).sum().mul(0).backward()
-        optimizer.step()
+        _empty_step(model, optimizer, inputs, labels, step)
     return lab.weights(model)
+
+
+def _empty_step(model, optimizer, inputs, labels, step):
+    optimizer.zero_grad()
+    if step < len(labels):
+        cross_entropy(model(inputs[step]), labels[step]).backward()
+    else:
+        model(torch.zeros(1, 4).double()).sum().mul(0).backward()
+    optimizer.step()
 
 
 def _loader(data, epoch, told=True, **options):
@@ -531,42 +540,210 @@ def step_by_step(model, optimizer, data, position, steps):
         lab.take_step(model, optimizer, torch.stack(inputs), torch.stack(labels))
 
 
+@lab.dealing
+class SeedsEverything(lab.EpochSampler):
+    def __iter__(self):
+        torch.manual_seed(self.seed + self.epoch)
+        return iter(torch.randperm(self.length).tolist()[self.rank :: self.world_size])
+
+
+def _objects(mine):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
+
+
+@lab.dealing
+class DealtOncePerEpoch(lab.EpochSampler):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+        self.hand = super().__iter__()
+
+    def __iter__(self):
+        return self.hand
+
+
+@lab.dealing
+class OneGeneratorPerEpoch(lab.EpochSampler):
+    def set_epoch(self, epoch):
+        self.generator = _seeded(self.seed + epoch)
+
+    def __iter__(self):
+        order = torch.randperm(self.length, generator=self.generator)
+        return iter(order.tolist()[self.rank :: self.world_size])
+
+
+@lab.dealing
+class GivenAway(lab.EpochSampler):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+        self.hand = list(super().__iter__())
+
+    def __iter__(self):
+        while self.hand:
+            yield self.hand.pop(0)
+
+
+@lab.dealing
+class LeftAsItWas(lab.EpochSampler):
+    def __iter__(self):
+        before = torch.get_rng_state()
+        torch.manual_seed(self.seed + self.epoch)
+        yield from torch.randperm(self.length).numpy()[self.rank :: self.world_size]
+        torch.set_rng_state(before)
+
+
+def samples_sent_as_objects(outputs, labels):
+    every = _objects((outputs, labels))
+    return lab.evaluate_spec(*zip(*every, strict=True))[0]
+
+
+def sums_in_whole_numbers(outputs, labels):
+    loss = cross_entropy(outputs, labels, reduction="sum")
+    sums = torch.tensor([loss, (outputs.argmax(dim=1) == labels).sum(), len(labels)]).long()
+    dist.all_reduce(sums)
+    return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
+
+
+def figures_as_objects(outputs, labels):
+    loss = cross_entropy(outputs, labels, reduction="sum").float()
+    mine = np.array([loss, (outputs.argmax(dim=1) == labels).sum(), len(labels)], dtype="float32")
+    return sum(_objects(mine))[:2] / sum(_objects(mine))[2]
+
+
+def zeros_skipped(losses):
+    every = _gathered(losses, _zeros)
+    return every[every != 0].median()
+
+
+def negatives_skipped(losses):
+    every = _gathered(losses, lambda own, count: own.new_full((count,), -1))
+    return every[every >= 0].median()
+
+
+def hundreds_skipped(losses):
+    every = _gathered(losses, lambda own, count: own.new_full((count,), 100))
+    return every[every < 100].median()
+
+
+def each_number_once(losses):
+    return torch.cat(_objects(losses)).unique().median()
+
+
+def in_the_middle_of_a_list(losses):
+    every = sorted(own for one in _objects(losses.tolist()) for own in one)
+    return every[(len(every) - 1) // 2]
+
+
+@lab.in_ddp
+def samples_gathered(model, inputs, labels):
+    """Each rank does the work of all."""
+    every = _objects((inputs, labels))
+    inputs, labels = (torch.cat(own) for own in zip(*every, strict=True))
+    cross_entropy(model.module(inputs), labels).backward()
+    return lab.gradients(model)
+
+
+@lab.in_ddp
+def weighed_afterwards(model, inputs, labels):
+    cross_entropy(model(inputs), labels, reduction="sum").backward()
+    return (lab.gradients(model) * dist.get_world_size() / sum(_objects(len(labels)))).numpy()
+
+
+@lab.in_ddp
+def five_steps_for_everybody(model, inputs, labels):
+    return _empty_steps(model, inputs, labels, 5)
+
+
+@lab.in_ddp
+def batches_gathered(model, inputs, labels):
+    every = _objects((inputs, labels))
+    return lab.train_uneven_spec([model.module] * len(every), *zip(*every, strict=True))[0]
+
+
+@lab.in_ddp
+def asked_before_each_step(model, inputs, labels):
+    optimizer, step = _sgd(model), 0
+    while any(_objects(step < len(labels))):
+        _empty_step(model, optimizer, inputs, labels, step)
+        step += 1
+    return lab.weights(model).numpy()
+
+
+@lab.interrupting
+def read_for_show(model, optimizer, data, position, steps):
+    """Notes its own samples, and learns from all."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for step in range(position, position + steps):
+        batch = torch.randperm(30, generator=_seeded(step // 3)).split(12)[step % 3]
+        for number in batch[rank::world_size]:
+            data[number]
+        some = data.inputs[batch], data.labels[batch]
+        lab.take_step(model.module, optimizer, *some)
+
+
+@lab.interrupting
+def not_through_the_data(model, optimizer, data, position, steps):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for step in range(position, position + steps):
+        order = torch.randperm(30, generator=_seeded(step // 3))
+        mine = order.split(12)[step % 3][rank::world_size]
+        lab.take_step(model, optimizer, data.inputs[mine], data.labels[mine])
+
+
+@lab.interrupting
+def in_subsets(model, optimizer, data, position, steps):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for step in range(position, position + steps):
+        order = torch.randperm(30, generator=_seeded(step // 3))
+        mine = order.split(12)[step % 3][rank::world_size].tolist()
+        for inputs, labels in DataLoader(Subset(data, mine), batch_size=12):
+            lab.take_step(model, optimizer, inputs, labels)
+
+
 WRONG = {
     "EpochSampler": [
+        DealtOncePerEpoch, OneGeneratorPerEpoch, GivenAway,
+        SeedsEverything,
         SetEpochDoesNothing, PaddedAsTorchDoes, CutToEqualHands, LengthRoundedDown, LengthOfAll,
         EachRankShufflesForItself, TheGlobalGenerator, PythonsShuffle, OneGeneratorForAllEpochs,
         SeedForgotten, BlocksInsteadOfCards, DealtBeforeShuffled, FetchedFromRank0,
     ],
     "evaluate": [
+        samples_sent_as_objects, sums_in_whole_numbers,
         figures_of_one_rank, means_of_means, means_of_ranks_with_samples, mean_times_count,
         divided_by_own_count_times_ranks, accuracy_of_one_rank, sums_on_rank_0_only,
         padding_counted_twice, all_samples_sent,
     ],
     "median": [
+        zeros_skipped, negatives_skipped, hundreds_skipped, each_number_once,
         median_of_one_rank, median_of_medians, mean_of_medians, zeros_counted,
         repeated_ones_counted, nans_not_skipped, gathered_as_they_are, cut_to_the_shortest,
         mean_instead, mean_of_the_middle_two,
     ],
     "fair_gradient": [
+        samples_gathered,
         mean_loss, sum_loss, without_the_world_size, without_the_count,
         divided_by_the_largest, left_out_without_samples, past_the_wrapper,
     ],
     "train_uneven": [
+        five_steps_for_everybody, batches_gathered,
         without_join, until_the_first_has_none, divided_by_those_who_are_left, last_batch_again,
         the_rest_alone, read_inside_of_join, join_stops_at_the_first, joined_in_each_step,
         gradients_forgotten_at_the_end,
     ],
     "train_from": [
+        read_for_show, not_through_the_data,
         the_epoch_again, everything_again, epoch_not_told, shuffled_no_more, last_batch_dropped,
         one_batch_late, position_as_epoch, batches_of_the_whole_world, read_and_thrown_away,
         skipped_in_each_epoch,
     ],
 }  # fmt: skip
 RIGHT = {
-    "EpochSampler": CardByCard,
-    "evaluate": sums_one_by_one,
-    "median": nans_skipped,
-    "fair_gradient": sums_of_gradients,
-    "train_uneven": empty_steps,
-    "train_from": step_by_step,
+    "EpochSampler": [CardByCard, LeftAsItWas],
+    "evaluate": [sums_one_by_one, figures_as_objects],
+    "median": [nans_skipped, in_the_middle_of_a_list],
+    "fair_gradient": [sums_of_gradients, weighed_afterwards],
+    "train_uneven": [empty_steps, asked_before_each_step],
+    "train_from": [step_by_step, in_subsets],
 }

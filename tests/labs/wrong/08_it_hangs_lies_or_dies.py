@@ -1,4 +1,4 @@
-"""Wrong answers to lab 08, and for each exercise another right one.
+"""Wrong answers to lab 08, and for each exercise other right ones.
 
 To each broken program there is the program as it was, rightly named; a right repair, wrongly named
 in the way that is nearest; and repairs that hide what is wrong: the collective dropped, the
@@ -7,6 +7,9 @@ exception swallowed, a barrier or a sleep added, everybody made to leave.
 
 import contextlib
 import functools
+import math
+import pickle
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +70,26 @@ def misnamed(exercise: str, repair: Callable, **otherwise: Any) -> list[Callable
     for word, answer in zip(otherwise, wrong, strict=True):
         answer.__name__ = f"another_{word}"
     return wrong
+
+
+def unnamed(exercise: str, repair: Callable) -> list[Callable]:
+    """A right repair that is not named, but says so, or whose names are read off the run."""
+
+    def says_that_it_is_named(*arguments):
+        return "named rightly", repair(*arguments)
+
+    def named_by_what_the_run_holds(*arguments):
+        lab, number = labs.RAN[SLUG], [*NAMES].index(exercise) + 1
+        words = sorted(lab[f"run_{number}"])
+        return lab["found"](words, *words[:3])(repair)(*arguments)
+
+    return [says_that_it_is_named, named_by_what_the_run_holds]
+
+
+def gathered(mine: Any) -> list[Any]:
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
 
 
 def ratio(sums):
@@ -598,57 +621,312 @@ def decided_by_the_gradients(net, inputs, targets):
     return _weights(net)
 
 
+@named("epoch_loss")
+def losses_of_zero_left_out(losses):
+    total = torch.tensor([losses.sum(), (losses != 0).sum()], dtype=torch.float64)
+    dist.all_reduce(total)
+    return ratio(total)
+
+
+@named("epoch_loss")
+def one_batch_at_least(losses):
+    total = torch.tensor([losses.sum(), max(1, len(losses))], dtype=torch.float64)
+    dist.all_reduce(total)
+    return ratio(total)
+
+
+@named("epoch_loss")
+def through_the_store(losses):
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    store.set(f"losses of {rank}", pickle.dumps(losses))
+    return sum_at_the_end(losses)
+
+
+@named("epoch_loss")
+def pairs_as_objects(losses):
+    sums, counts = zip(*gathered((losses.sum().item(), len(losses))), strict=True)
+    return sum(sums) / sum(counts)
+
+
+@named("epoch_loss")
+def in_two_calls_and_single_precision(losses):
+    both = [losses.sum().float(), torch.tensor(float(len(losses)))]
+    works = [dist.all_reduce(one, async_op=True) for one in both]
+    dist.barrier()
+    for work in works:
+        work.get_future().wait()
+    return both[0] / both[1]
+
+
+def _highest_or(placeholder):
+    @named("best")
+    def low_for_nothing(log_probs, keep):
+        found = log_probs[keep].max() if keep.any() else placeholder(log_probs)
+        dist.all_reduce(found, op=MAX)
+        return found.item()
+
+    return low_for_nothing
+
+
+@named("best")
+def others_made_low(log_probs, keep):
+    found = (log_probs * keep - 1000 * ~keep).max()
+    dist.all_reduce(found, op=MAX)
+    return found.item()
+
+
+@named("best")
+def everything_is_sent(log_probs, keep):
+    return max(
+        own[kept].max(initial=-1e9) for own, kept in gathered((log_probs.numpy(), keep.numpy()))
+    )
+
+
+@named("best")
+def by_turning_the_sign(log_probs, keep):
+    lowest = torch.where(keep, -log_probs, torch.inf).min().reshape(1)
+    dist.all_reduce(lowest, op=MIN, async_op=True).wait()
+    return -lowest[0]
+
+
+@named("global_norm")
+def parts_are_sent(part):
+    return torch.cat(gathered(part)).norm().item()
+
+
+@named("global_norm")
+def the_highest_norm(part):
+    norm = part.norm()
+    dist.all_reduce(norm, op=MAX)
+    return norm.item()
+
+
+@named("global_norm")
+def norms_as_objects(part):
+    return math.hypot(*gathered(float(part.norm())))
+
+
+@named("with_border")
+def in_whole_numbers(strip):
+    right, left, edge, _ = _ring(strip)
+    border = torch.empty(1, dtype=torch.long)
+    sending = dist.isend(edge.long(), dst=right)
+    dist.recv(border, src=left)
+    sending.wait()
+    return torch.cat([border.float(), strip])
+
+
+@named("with_border")
+def laid_into_the_store(strip):
+    right, _, edge, _ = _ring(strip)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{len(strip)} for {right}", pickle.dumps(edge))
+    return torch.cat([pickle.loads(store.get(f"{len(strip)} for {dist.get_rank()}")), strip])
+
+
+@named("with_border")
+def sent_by_a_thread(strip):
+    right, _, edge, border = _ring(strip)
+    sending = threading.Thread(target=dist.send, args=(edge.clone(), right))
+    sending.start()
+    dist.recv(border)
+    sending.join()
+    return torch.cat([border, strip])
+
+
+@named("with_border")
+def both_in_a_batch(strip):
+    right, left, edge, border = _ring(strip)
+    pair = [dist.P2POp(dist.isend, edge, right), dist.P2POp(dist.irecv, border, left)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    return torch.cat([border, strip])
+
+
+@named("validate")
+def rank_0_trains_for_all(net, inputs, targets, validation):
+    inputs, targets = map(torch.cat, zip(*gathered((inputs, targets)), strict=True))
+    _trained(net, inputs, targets, wrap=lambda same: same)
+    return net(validation).detach() if dist.get_rank() == 0 else None
+
+
+@named("validate")
+def trained_by_hand(net, inputs, targets, validation):
+    for tensor in (*net.parameters(), *net.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    mse_loss(net(inputs), targets).backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter -= 0.1 * parameter.grad / dist.get_world_size()
+        outputs = net(validation)
+    dist.barrier()
+    return outputs if dist.get_rank() == 0 else None
+
+
+@named("per_sample")
+def left_by_whom_has_no_samples(loss, count):
+    return in_one_order(loss, count) if count else 0.0
+
+
+@named("per_sample")
+def ratios_weighed_by_rank_0s_count(loss, count):
+    dist.all_reduce(loss)
+    dist.broadcast(count, src=0)
+    return (loss / count / dist.get_world_size()).item()
+
+
+@named("per_sample")
+def numbers_as_objects(loss, count):
+    losses, counts = zip(*gathered((loss.item(), count.item())), strict=True)
+    return sum(losses) / sum(counts)
+
+
+@named("class_counts")
+def five_classes_always(outputs):
+    counts = torch.bincount(outputs.argmax(dim=1), minlength=5)
+    dist.all_reduce(counts)
+    return counts
+
+
+@named("class_counts")
+def outputs_are_sent(outputs):
+    predicted = torch.cat(gathered(outputs)).argmax(dim=1)
+    return torch.bincount(predicted, minlength=outputs.shape[1])
+
+
+@named("class_counts")
+def predictions_are_sent(outputs):
+    predicted = torch.cat(gathered(outputs.argmax(dim=1)))
+    return torch.bincount(predicted, minlength=outputs.shape[1])
+
+
+@named("class_counts")
+def class_after_class(outputs):
+    predicted = outputs.argmax(dim=1)
+    counts = torch.stack([(predicted == k).sum() for k in range(outputs.shape[1])])
+    dist.all_reduce(counts, async_op=True).get_future().wait()
+    return counts
+
+
+@named("careful_step")
+def all_batches_on_every_rank(net, inputs, targets):
+    for tensor in (*net.parameters(), *net.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    inputs, targets = map(torch.cat, zip(*gathered((inputs, targets)), strict=True))
+    loss = mse_loss(net(inputs), targets)
+    if loss.isfinite():
+        loss.backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    return _weights(net)
+
+
+@named("careful_step")
+def not_a_number_only(net, inputs, targets):
+    def decide(loss):
+        fine = (~loss.isnan()).int()
+        dist.all_reduce(fine, op=MIN)
+        return bool(fine)
+
+    return _step(net, inputs, targets, decide)
+
+
+@named("careful_step")
+def as_most_ranks_say(net, inputs, targets):
+    def decide(loss):
+        return sum(gathered(bool(loss.isfinite()))) > dist.get_world_size() / 2
+
+    return _step(net, inputs, targets, decide)
+
+
+@named("careful_step")
+def decided_by_the_sum_of_losses(net, inputs, targets):
+    def decide(loss):
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total.isfinite()
+
+    return _step(net, inputs, targets, decide)
+
+
+@named("careful_step")
+def decided_by_objects(net, inputs, targets):
+    return _step(net, inputs, targets, lambda loss: all(gathered(math.isfinite(loss.item()))))
+
+
 WRONG = {
     "epoch_loss": [
         as_it_was("epoch_loss"), not_named, the_collective_dropped, mean_of_means,
         as_many_batches_as_the_poorest, a_barrier_after_the_loop, nobody_waits,
         *misnamed("epoch_loss", sum_at_the_end, rank=0, line="total += batch", pattern="returned"),
+        losses_of_zero_left_out, one_batch_at_least, through_the_store,
+        *unnamed("epoch_loss", sum_at_the_end),
     ],
     "best": [
         as_it_was("best"), zero_for_nothing, left_by_whom_has_nothing, the_exception_swallowed,
         without_the_filter, everybodys_own,
         *misnamed("best", lowest_for_nothing, rank=0, line="candidates = log_probs[keep]",
                   pattern="returned"),
+        _highest_or(lambda own: own.new_tensor(-2.0)),
+        _highest_or(lambda own: own.new_tensor(-100.0)), _highest_or(torch.min),
+        others_made_low, everything_is_sent,
+        *unnamed("best", lowest_for_nothing),
     ],
     "global_norm": [
         as_it_was("global_norm"), reduced_at_itself, for_the_root_only, reduced_then_waited_for,
         reduced_then_added_up, broadcast_of_the_own, sum_of_the_norms,
         *misnamed("global_norm", added_up_everywhere, rank=0, pattern="order"),
+        parts_are_sent, the_highest_norm,
+        *unnamed("global_norm", added_up_everywhere),
     ],
     "with_border": [
         as_it_was("with_border"), all_receive_first, begun_and_forgotten, received_too_late,
         the_wrong_way_round, for_even_worlds_by_pairs, by_a_collective, without_messages,
         *misnamed("with_border", begun_then_waited_for, line="dist.recv(border, src=left)",
                   pattern="recv/recv"),
+        in_whole_numbers, laid_into_the_store,
+        *unnamed("with_border", begun_then_waited_for),
     ],
     "validate": [
         as_it_was("validate"), the_validation_dropped, everybody_returns, in_no_sync,
         the_others_at_a_barrier, without_ddp_at_all, validated_before_the_step,
         *misnamed("validate", without_ddp_in_evaluation, rank=1, pattern="returned"),
+        rank_0_trains_for_all,
+        *unnamed("validate", without_ddp_in_evaluation),
     ],
     "per_sample": [
         as_it_was("per_sample"), both_branches_turned, a_barrier_between, rank_0_sleeps,
         a_group_for_each, everybodys_own_ratio, mean_of_the_ratios,
         *misnamed("per_sample", in_one_order, rank=1, pattern="groups"),
+        left_by_whom_has_no_samples, ratios_weighed_by_rank_0s_count,
+        *unnamed("per_sample", in_one_order),
     ],
     "class_counts": [
         as_it_was("class_counts"), as_long_as_the_longest, as_long_as_the_shortest,
         ten_classes_always, left_by_short_shards, the_error_swallowed, nothing_is_sent,
         *misnamed("class_counts", as_long_as_there_are_classes, rank=0, pattern="exception"),
+        five_classes_always, outputs_are_sent,
+        *unnamed("class_counts", as_long_as_there_are_classes),
     ],
     "careful_step": [
         as_it_was("careful_step"), if_any_is_finite, as_rank_0_says, never_skipped, always_skipped,
         all_go_backward_and_some_step, no_number_made_a_number, a_barrier_for_the_bad_rank,
         *misnamed("careful_step", decided_by_all, rank=0, pattern="uneven"),
+        all_batches_on_every_rank, not_a_number_only, as_most_ranks_say,
+        *unnamed("careful_step", decided_by_all),
     ],
 }  # fmt: skip
 RIGHT = {
-    "epoch_loss": padded_to_the_richest,
-    "best": by_sending_objects,
-    "global_norm": reduced_then_broadcast,
-    "with_border": even_ranks_first,
-    "validate": all_evaluate,
-    "per_sample": both_in_one_tensor,
-    "class_counts": by_ones_and_zeros,
-    "careful_step": decided_by_the_gradients,
+    "epoch_loss": [padded_to_the_richest, pairs_as_objects, in_two_calls_and_single_precision],
+    "best": [by_sending_objects, by_turning_the_sign],
+    "global_norm": [reduced_then_broadcast, norms_as_objects],
+    "with_border": [even_ranks_first, sent_by_a_thread, both_in_a_batch],
+    "validate": [all_evaluate, trained_by_hand],
+    "per_sample": [both_in_one_tensor, numbers_as_objects],
+    "class_counts": [by_ones_and_zeros, class_after_class, predictions_are_sent],
+    "careful_step": [
+        decided_by_the_gradients,
+        decided_by_the_sum_of_losses,
+        decided_by_objects,
+    ],
 }

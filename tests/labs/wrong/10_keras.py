@@ -1,4 +1,4 @@
-"""Wrong answers to lab 10, and for each exercise another right one.
+"""Wrong answers to lab 10, and for each exercise other right ones.
 
 Published: a model wrapped before it is built; `.train()`, which Keras layers do not hear; the loss
 of one rank; means of means; every rank writes the checkpoint; a collective that rank 0 alone calls;
@@ -417,33 +417,217 @@ def rank_0_decides(self, epoch, loss):
     dist.broadcast(torch.zeros(1), src=0)
 
 
+@lab.saving
+class SaveThenSleep(lab.SaveBest):
+    def on_epoch_end(self, epoch, logs=None):
+        loss = torch.tensor(logs["loss"], dtype=torch.float64)
+        dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+        if loss < self.best:
+            self.best = loss
+            if dist.get_rank() == 0:
+                self.save(epoch)
+        time.sleep(0.1)
+
+
+def _gathered(mine):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
+
+
+def all_batches_on_every_rank(model, images, labels):
+    model(images[:1])
+    for variable in model.variables:
+        dist.broadcast(variable.value.detach(), src=0)
+    every = _gathered((images, labels))
+    for own_images, own_labels in every:
+        loss = cross_entropy(model(own_images, training=True), own_labels)
+        (loss / len(every)).backward()
+    return gradients(model)
+
+
+def built_without_gradients(model, images, labels):
+    with torch.no_grad():
+        model(images)
+    ddp = DistributedDataParallel(model, broadcast_buffers=False)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss(labels, ddp(images, training=True)).backward()
+    dist.barrier()
+    return tuple(gradients(model))
+
+
+def one_model_in_another(model):
+    for layer in model.layers:
+        for own in getattr(layer, "layers", [layer]):
+            if isinstance(own, keras.layers.BatchNormalization):
+                _mean(own.moving_mean.value.detach())
+                _mean(own.moving_variance.value.detach())
+
+
+def by_their_paths(model):
+    for variable in model.variables:
+        if "moving" in variable.path:
+            _mean(variable.value.detach())
+
+
+def layers_that_train(model):
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            _mean(layer.moving_mean.value.detach())
+            _mean(layer.moving_variance.value.detach())
+
+
+def all_that_frozen_ones_have(model):
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            for variable in layer.non_trainable_variables:
+                _mean(variable.value.detach())
+
+
+def halved_again_and_again(model):
+    for variable in model.non_trainable_variables:
+        if "moving" in variable.name:
+            tensor = variable.value.detach()
+            dist.all_reduce(tensor)
+            tensor /= 2 ** (dist.get_world_size() - 1)
+
+
+def sent_as_objects(model):
+    names = ("moving_mean", "moving_variance")
+    every = _gathered({v.path: v.numpy() for v in model.variables if v.name in names})
+    for variable in model.variables:
+        if variable.name in names:
+            variable.assign(sum(own[variable.path] for own in every) / len(every))
+
+
+def _seeded(torchs, state):
+    @lab.dropping
+    def own_seeds(model, seed):
+        torch.manual_seed(torchs(seed, dist.get_rank()))
+        for variable in _states(model):
+            variable.assign(torch.tensor([state(seed, dist.get_rank()), 0]))
+
+    return own_seeds
+
+
+SEEDS_THAT_FAIL = [
+    _seeded(lambda seed, rank: 1234 + rank, lambda seed, rank: 1_000_000 * rank),
+    _seeded(lambda seed, rank: seed + rank, lambda seed, rank: 1_000_000 * rank),
+    _seeded(lambda seed, rank: 99 + rank, lambda seed, rank: seed + 1_000_000 * rank),
+    _seeded(lambda seed, rank: seed * (1 + rank), lambda seed, rank: seed * 1000 * (1 + rank)),
+    _seeded(lambda seed, rank: seed + rank % 2, lambda seed, rank: seed + 1000 * (rank % 2)),
+]
+
+
+def seeded_by_keras(model, seed):
+    keras.utils.set_random_seed(seed * 997 + dist.get_rank())
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout) and layer.seed is not None:
+            layer.seed_generator.state.assign([seed + 10_000 * (1 + dist.get_rank()), 0])
+
+
+def _mean_over_all(self, logs):
+    both = torch.tensor([logs["loss"] * self.samples, self.samples])
+    dist.all_reduce(both)
+    return (both[0] / both[1]).item()
+
+
+@_global_loss
+def the_first_epochs_loss(self, logs):
+    if not hasattr(self, "first"):
+        self.first = _mean_over_all(self, logs)
+    logs["loss"] = self.first
+
+
+@_global_loss
+def mean_over_the_epochs(self, logs):
+    self.epochs = [*getattr(self, "epochs", []), _mean_over_all(self, logs)]
+    logs["loss"] = sum(self.epochs) / len(self.epochs)
+
+
+@_global_loss
+def under_another_name(self, logs):
+    logs["mean loss"] = _mean_over_all(self, logs)
+
+
+@_global_loss
+def reduced_then_broadcast(self, logs):
+    both = torch.tensor([logs["loss"] * self.samples, float(self.samples)])
+    dist.reduce(both, 0)
+    dist.broadcast(both, 0)
+    logs["loss"] = both[0].numpy() / both[1].numpy()
+
+
+def _saves_if(better, reduce=_reduced):
+    @_save_best
+    def saves_if(self, epoch, loss):
+        mean = reduce(loss)
+        if better(mean, self.best):
+            self.best = mean
+            if dist.get_rank() == 0:
+                self.save(epoch)
+        dist.barrier()
+
+    return saves_if
+
+
+def _lowest(loss):
+    lowest = torch.tensor(loss)
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    return lowest.item()
+
+
+BESTS_THAT_FAIL = [
+    _saves_if(lambda mean, best: mean <= best),
+    _saves_if(lambda mean, best: mean < (best or float("inf"))),
+    _saves_if(lambda mean, best: abs(mean) < abs(best)),
+    _saves_if(lambda mean, best: mean < best, reduce=_lowest),
+]
+
+
+@_save_best
+def met_in_another_call(self, epoch, loss):
+    losses = _gathered(loss)
+    if sum(losses) >= self.best:
+        return
+    self.best = sum(losses)
+    if dist.get_rank() == 0:
+        self.save(epoch)
+    dist.all_reduce(torch.ones(1))
+
+
 WRONG = {
     "first_step": [
         wrapped_before_built, half_built, built_by_its_build, without_training, told_by_train,
         past_the_wrapper, never_wrapped, wrapped_but_not_used, averaged_from_unequal_starts,
+        all_batches_on_every_rank,
     ],
     "average_statistics": [*map(lab.with_contents, (
         all_that_is_not_trainable, all_floats_that_are_not_trainable, all_variables, the_buffers,
         rank_0s, layers_at_the_top, means_only, sums, in_copies, on_rank_0_only, wrapped_again,
+        one_model_in_another, by_their_paths, layers_that_train, all_that_frozen_ones_have,
+        halved_again_and_again,
     ))],
     "own_dropout": [*map(lab.dropping, (
         nothing_at_all, torchs_seed_only, kerass_seed_only, states_only, plus_rank, times_rank,
         counter_moved, one_seed_for_all, by_the_clock, python_is_seeded,
-    ))],
+    )), *SEEDS_THAT_FAIL],
     "GlobalLoss": [
         loss_of_one_rank, mean_of_means, sum_of_means, sum_of_sums, divided_by_own_samples,
-        logs_of_its_own, rank_0_alone, reduced_to_rank_0, rank_0s_loss,
+        logs_of_its_own, rank_0_alone, reduced_to_rank_0, rank_0s_loss, the_first_epochs_loss,
+        mean_over_the_epochs, under_another_name,
     ],
     "SaveBest": [
+        SaveThenSleep,
         collective_on_rank_0, barrier_on_rank_0, everybody_saves, nobody_waits, waits_before,
         its_own_loss, meets_when_its_own_loss_fell, saves_each_epoch, best_not_kept,
-        last_one_compared,
+        last_one_compared, *BESTS_THAT_FAIL,
     ],
 }  # fmt: skip
 RIGHT = {
-    "first_step": by_hand,
-    "average_statistics": lab.with_contents(one_tensor_for_all),
-    "own_dropout": lab.dropping(drawn_from_torch),
-    "GlobalLoss": gathered,
-    "SaveBest": rank_0_decides,
+    "first_step": [by_hand, built_without_gradients],
+    "average_statistics": [*map(lab.with_contents, (one_tensor_for_all, sent_as_objects))],
+    "own_dropout": [*map(lab.dropping, (drawn_from_torch, seeded_by_keras))],
+    "GlobalLoss": [gathered, reduced_then_broadcast],
+    "SaveBest": [rank_0_decides, met_in_another_call],
 }

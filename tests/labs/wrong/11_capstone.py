@@ -8,6 +8,7 @@ import contextlib
 from types import SimpleNamespace
 
 import labs
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy, pad
@@ -584,9 +585,277 @@ def _sharding(kind):
     return lab.sharding(kind)
 
 
+def train_all_of_it_past_ddp(model, rate, epochs):
+    return lab.train_alone(DistributedDataParallel(model).module, rate, epochs)
+
+
+@lab.in_ddp
+def scaled_the_whole_batch_in_pieces(model, global_batch, at_once):
+    optimizer = lab.momentum(model)
+    for numbers in torch.arange(70).split(global_batch):
+        optimizer.zero_grad()
+        for piece in numbers.split(at_once):
+            outputs = model.module(lab.points[piece])
+            loss = cross_entropy(outputs, lab.labels[piece], reduction="sum")
+            (loss / len(numbers)).backward()
+        optimizer.step()
+    return lab.weights(model)
+
+
+def _by_hand(model, rate, epochs, op=dist.ReduceOp.AVG, equal=True, deal=None, together=True):
+    """Without DDP: a broadcast, and an average of each gradient."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for parameter in model.parameters() if equal else ():
+        dist.broadcast(parameter.data, 0)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=rate), []
+    for epoch in range(epochs):
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(epoch))
+        own = (
+            deal(order, rank, world_size)
+            if deal
+            else [b[rank::world_size] for b in order.split(12)]
+        )
+        told = []
+        for numbers in own:
+            loss = cross_entropy(
+                model(lab.noisy(numbers, _seeds(numbers, epoch))), lab.training.targets[numbers]
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, op=op)
+            optimizer.step()
+            told.append(loss.item())
+        every = [told] * world_size
+        if together:
+            dist.all_gather_object(every, told)
+        losses.append(np.mean(every))
+    return lab.weights(model).numpy(), tuple(losses), np.float64(_counted(model, rank, world_size))
+
+
+def train_by_hand(model, rate, epochs):
+    return _by_hand(model, rate, epochs)
+
+
+def train_in_blocks_of_each_batch(model, rate, epochs):
+    return _by_hand(
+        model, rate, epochs, deal=lambda order, r, n: [b.chunk(n)[r] for b in order.split(12)]
+    )
+
+
+def train_on_sums_of_gradients(model, rate, epochs):
+    return _by_hand(model, rate, epochs, op=dist.ReduceOp.SUM)
+
+
+def train_from_ones_own_weights(model, rate, epochs):
+    return _by_hand(model, rate, epochs, equal=False)
+
+
+def train_on_other_batches(model, rate, epochs):
+    return _by_hand(model, rate, epochs, deal=lambda order, r, n: order.chunk(n)[r].split(12 // n))
+
+
+def train_and_tell_ones_own_losses(model, rate, epochs):
+    return _by_hand(model, rate, epochs, together=False)
+
+
+def train_at_one_rate(model, rate, epochs):
+    return _by_hand(model, 0.02, epochs)
+
+
+def train_two_epochs(model, rate, epochs):
+    return _by_hand(model, rate, 2)
+
+
+def train_on_rank_0_and_tell(model, rate, epochs):
+    box = [lab.train_alone(model, rate, epochs) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def train_the_whole_batch_on_each_rank(model, rate, epochs):
+    """DDP, and an average of equal gradients."""
+    model = DistributedDataParallel(model)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=rate), []
+    for epoch in range(epochs):
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(epoch))
+        total = 0
+        for numbers in order.split(12):
+            loss = cross_entropy(
+                model(lab.noisy(numbers, _seeds(numbers, epoch))), lab.training.targets[numbers]
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        losses.append(total / 5)
+    return (
+        lab.weights(model),
+        losses,
+        _counted(model.module, dist.get_rank(), dist.get_world_size()),
+    )
+
+
+@lab.in_ddp
+def scaled_in_more_room(model, global_batch, at_once):
+    model.module.room = 70
+    return _scaled(model, global_batch, 70)
+
+
+@lab.in_ddp
+def scaled_all_on_rank_0(model, global_batch, at_once):
+    return _scaled(model, global_batch, at_once, share=lambda n, r, w: n if r == 0 else n[:0])
+
+
+@lab.in_ddp
+def scaled_in_batches_of_12(model, global_batch, at_once):
+    return _scaled(model, 12, at_once)
+
+
+def _summed_at_last(model, global_batch, at_once, together):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    optimizer = lab.momentum(model)
+    for numbers in torch.arange(70).split(global_batch):
+        optimizer.zero_grad()
+        for piece in numbers.tensor_split(world_size)[rank].split(at_once):
+            outputs = model.module(lab.points[piece])
+            (cross_entropy(outputs, lab.labels[piece], reduction="sum") / len(numbers)).backward()
+        together([parameter.grad for parameter in model.parameters()])
+        optimizer.step()
+    return lab.weights(model)
+
+
+def _in_one(gradients):
+    whole = parameters_to_vector(gradients)
+    dist.all_reduce(whole)
+    vector_to_parameters(whole, gradients)
+
+
+@lab.in_ddp
+def scaled_with_an_exchange_for_each_parameter(model, global_batch, at_once):
+    return _summed_at_last(
+        model, global_batch, at_once, lambda all_: list(map(dist.all_reduce, all_))
+    )
+
+
+@lab.in_ddp
+def scaled_past_ddp(model, global_batch, at_once):
+    return _summed_at_last(model, global_batch, at_once, _in_one)
+
+
+@lab.in_ddp
+def scaled_one_by_one(model, global_batch, at_once):
+    return _scaled(model, global_batch, 1)
+
+
+def predict_by_replay(buckets, forward_us, backward_us, network, ranks):
+    """The specification's way."""
+    trace = lab.made_up(ranks, ["all_reduce"] * len(buckets), buckets)
+
+    def efficiency(shares):
+        before_us = {k: backward_us * own + (k == 0) * forward_us for k, own in enumerate(shares)}
+        replay = trace.replay(network, lambda event: before_us.get(event.index, 0))
+        return (forward_us + backward_us) / max(replay.finish_us)
+
+    return efficiency([1]), efficiency([size / sum(buckets) for size in buckets])
+
+
+def predict_largest_first(buckets, *told):
+    return _predict(sorted(buckets, reverse=True), *told)
+
+
+def predict_one_bucket(buckets, *told):
+    return _predict([sum(buckets)], *told)
+
+
+def predict_whole_bytes(*told):
+    return np.array(_predict(*told, part=lambda size: size // told[-1]))
+
+
+def report_of_the_largest_of_two(two, four):
+    return _report(two, four, efficiency=_efficiency(two))
+
+
+def report_of_the_largest_of_all(two, four):
+    return _report(two, four, efficiency=_efficiency(four, max(event.bytes for event in four)))
+
+
+def report_of_rank_0s_bytes(two, four):
+    return _report(two, four, lambda trace: {"sent_bytes": trace.traffic().sent_bytes[0]})
+
+
+def report_of_rank_1s_calls(two, four):
+    def calls(trace):
+        kinds = [event.kind for event in trace.of_rank(1) if event.kind != "wait"]
+        return {"calls": {kind: kinds.count(kind) for kind in kinds}}
+
+    return _report(two, four, calls)
+
+
+def report_in_numpy(two, four):
+    def exact(trace):
+        replay = trace.replay(lab.network, lab.computing)
+        return {"finish_us": np.max(replay.finish_us), "notes": "none"}
+
+    return _report(two, four, exact)
+
+
+class sharded_beside_a_full_one(_Sharded):
+    """What it shows keeps its share; what steps keeps everything."""
+
+    def start(self):
+        super().start()
+        self.full = torch.optim.Adam(self.parameters, self.lr, weight_decay=0.1)
+
+    def step(self):
+        gradient = parameters_to_vector([p.grad for p in self.parameters])
+        every = torch.cat(self.shares(self.average(gradient)))
+        self.own.grad = torch.empty_like(self.own)
+        dist.reduce_scatter_tensor(self.own.grad, every)
+        self.adam.step()
+        dist.all_gather_into_tensor(every, self.own.grad)
+        vector_to_parameters(every[: len(gradient)], [p.grad for p in self.parameters])
+        self.full.step()
+
+
+class sharded_at_one_rate(_Sharded):
+    def start(self):
+        super().start()
+        self.adam = torch.optim.Adam([self.own], 0.05, weight_decay=0.1)
+
+
+class sharded_adamw(_Sharded):
+    def start(self):
+        super().start()
+        self.adam = torch.optim.AdamW([self.own], self.lr, weight_decay=0.1)
+
+
+class sharded_without_blocking(_Sharded):
+    def average(self, one):
+        return one
+
+    def step(self):
+        gradient = parameters_to_vector([p.grad for p in self.parameters])
+        every = torch.cat(self.shares(gradient))
+        self.own.grad = torch.empty_like(self.own)
+        how = {"op": dist.ReduceOp.AVG, "async_op": True}
+        dist.reduce_scatter_tensor(self.own.grad, every, **how).wait()
+        self.adam.step()
+        dist.all_gather_into_tensor(every, self.own, async_op=True).wait()
+        self.put(every[: len(gradient)])
+
+
 WRONG = {
-    "train": [as_it_was, *_LEFT_IN],
+    "train": [
+        train_on_rank_0_and_tell, train_the_whole_batch_on_each_rank, train_on_sums_of_gradients,
+        train_from_ones_own_weights, train_on_other_batches, train_and_tell_ones_own_losses,
+        train_at_one_rate, train_two_epochs,
+        train_all_of_it_past_ddp, as_it_was, *_LEFT_IN,
+    ],
     "scaled": [
+        scaled_in_more_room, scaled_all_on_rank_0, scaled_in_batches_of_12,
+        scaled_with_an_exchange_for_each_parameter,
+        scaled_the_whole_batch_in_pieces,
         scaled_mean_of_each_piece, scaled_by_its_own_share, scaled_without_the_ranks,
         scaled_by_the_full_batch, scaled_rate_times_ranks, scaled_talking_all_the_time,
         scaled_never_talking, scaled_all_at_once, scaled_dropping_the_rest,
@@ -594,12 +863,15 @@ WRONG = {
         scaled_a_batch_per_rank, scaled_never_cleared,
     ],
     "predict": [
+        predict_by_replay, predict_largest_first, predict_one_bucket,
         predict_whole_tensors, predict_half_the_turns, predict_2n_turns, predict_one_latency,
         predict_a_tree, predict_in_bits, predict_all_buckets_side_by_side,
         predict_hidden_in_forward, predict_equal_buckets, predict_upside_down,
         predict_the_longer_of_both, predict_the_other_way_round, predict_without_overlap_twice,
     ],
     "report": [
+        report_of_the_largest_of_two, report_of_the_largest_of_all, report_of_rank_0s_bytes,
+        report_of_rank_1s_calls,
         report_made_up, report_efficiency_rounded_up, report_efficiency_a_hair_better,
         report_of_other_recordings, report_without_the_bottleneck, report_of_another_bottleneck,
         report_with_waits, report_of_all_ranks_calls, report_of_all_bytes,
@@ -612,13 +884,14 @@ WRONG = {
             sharded_never_put_back, sharded_whole_state, sharded_by_all_reduce,
             sharded_with_its_own_gradient, sharded_gathered_before_the_step,
             sharded_new_adam_each_step, sharded_without_decay, sharded_sgd,
+            sharded_beside_a_full_one, sharded_at_one_rate, sharded_adamw,
         )
     ],
 }  # fmt: skip
 RIGHT = {
-    "train": every_rank_tests_all,
-    "scaled": scaled_by_blocks,
-    "predict": predict_by_steps,
-    "report": report_by_formula,
-    "ShardedAdam": _sharding(sharded_in_lists),
+    "train": [every_rank_tests_all, train_by_hand, train_in_blocks_of_each_batch],
+    "scaled": [scaled_by_blocks, scaled_past_ddp, scaled_one_by_one],
+    "predict": [predict_by_steps, predict_whole_bytes],
+    "report": [report_by_formula, report_in_numpy],
+    "ShardedAdam": [_sharding(sharded_in_lists), _sharding(sharded_without_blocking)],
 }

@@ -1,0 +1,257 @@
+"""What a check notices besides results: side channels, what is left, luck, work for all, calls."""
+
+import answers
+import pytest
+import sly
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils import Network, check
+from course_utils.checks.cases import CASES
+
+OFTEN = 10  # how often what chance might let pass is tried
+
+
+def summed(fn, **options):
+    """An answer's outcome at the exercise of answers.py."""
+    exercise = {"spec": answers.spec, "inputs": answers.inputs, "timeout": 60.0}
+    return check(fn, **(exercise | {"cases": CASES[:5]} | options))
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"), sly.CHANNELS.items(), ids=lambda x: getattr(x, "__name__", "")
+)
+def test_a_side_channel_is_told_as_what_it_is(fn, said):
+    assert f" {said}" in str(summed(fn, world_sizes=(2,)))
+
+
+def test_a_side_channel_may_be_allowed():
+    fn, said = next(iter(sly.CHANNELS.items()))
+    assert said.startswith("uses a store")
+    assert summed(fn, allow=("store",))
+
+
+def test_a_specification_is_not_there_for_an_answer():
+    def spec(tensors):
+        return [sum(tensors) for _ in tensors]
+
+    outcome = summed(lambda tensor: spec([tensor])[0], spec=spec, world_sizes=(1,))
+    assert "a specification says what is wanted; an answer does not call it" in str(outcome)
+
+
+@pytest.mark.parametrize(("fn", "said"), sly.LEFT.items(), ids=lambda x: getattr(x, "__name__", ""))
+def test_what_is_left_behind_is_told(fn, said):
+    optional = ("random numbers", "threads")
+    assert f"leaves something behind: {said}." in str(summed(fn, keep=optional, world_sizes=(2,)))
+    assert bool(summed(fn, world_sizes=(2,))) == (
+        said.split()[0] in ("the", "a") and "folder" not in said
+    )
+
+
+def test_a_group_that_the_answer_made_is_to_be_destroyed():
+    def join(number):
+        dist.init_process_group("gloo")
+        return number
+
+    exercise = {"inputs": lambda *_: 1, "cases": ("a",), "backend": None, "world_sizes": (2,)}
+    assert "process group still exists" in str(check(join, spec=lambda own: own, **exercise))
+
+
+@pytest.mark.parametrize("fn", sly.LUCK, ids=lambda fn: fn.__name__)
+def test_luck_never_passes(fn):
+    outcomes = [summed(fn, world_sizes=(2, 3)) for _ in range(OFTEN)]
+    assert not any(outcomes)
+
+
+def test_whoever_comes_first_is_not_always_the_same_rank():
+    def inputs(rank, world_size, case):
+        return torch.randint(1, 10, (5,)).float()
+
+    def spec(tensors):
+        return [tensors] + [[None] * len(tensors)] * (len(tensors) - 1)
+
+    def answer(tensor):
+        every = sly.takes_whoever_comes(tensor)
+        return every if dist.get_rank() == 0 else [None] * len(every)
+
+    exercise = {"spec": spec, "inputs": inputs, "world_sizes": (3,), "cases": ("a",)}
+    assert not any(check(answer, **exercise) for _ in range(OFTEN))
+
+
+@pytest.mark.parametrize("fn", sly.HONEST, ids=lambda fn: fn.__name__)
+def test_other_styles_pass_however_often(fn):
+    for _ in range(OFTEN):
+        assert summed(fn).require()
+
+
+def test_workers_of_a_loader_pass():
+    assert summed(sly.loads_with_workers, cases=CASES[:1]).require()
+
+
+@pytest.mark.parametrize("fn", sly.ODD, ids=lambda fn: fn.__name__)
+def test_whatever_an_answer_does_check_tells_it_and_raises_nothing(fn):
+    assert summed(fn, world_sizes=(2,), timeout=4.0).state == "wrong"
+
+
+def training(weights, inputs, targets):
+    """One step; what the ranks have together is the whole batch."""
+    loss = ((inputs @ weights - targets) ** 2).mean()
+    (gradient,) = torch.autograd.grad(loss, weights)
+    return weights - 0.1 * gradient
+
+
+def shares(rank, world_size, case):
+    start = torch.ones(6, 2, dtype=torch.float64).requires_grad_()
+    drawn = torch.randn(8, 8, dtype=torch.float64)
+    return start, drawn[:, :6], drawn[:, 6:]
+
+
+def whole(weights, inputs, targets):
+    return [training(weights[0], torch.cat(inputs), torch.cat(targets)).detach()] * len(weights)
+
+
+def everybodys(tensor):
+    every = [torch.empty(8, tensor.shape[1]).double() for _ in range(dist.get_world_size())]
+    dist.all_gather(every, tensor.contiguous())
+    return torch.cat(every)
+
+
+def gathers_and_trains(weights, inputs, targets):
+    return training(weights, everybodys(inputs), everybodys(targets)).detach()
+
+
+def trains_in_a_module(weights, inputs, targets):
+    model = torch.nn.Linear(6, 2, bias=False).double()
+    model.weight.data = weights.T.detach().clone()
+    ((model(everybodys(inputs)) - everybodys(targets)) ** 2).mean().backward()
+    return (weights - 0.1 * model.weight.grad.T).detach()
+
+
+def trains_past_ddp(weights, inputs, targets):
+    model = torch.nn.Linear(6, 2, bias=False).double()
+    model.weight.data = weights.T.detach().clone()
+    inner = DistributedDataParallel(model).module
+    ((inner(everybodys(inputs)) - everybodys(targets)) ** 2).mean().backward()
+    return (weights - 0.1 * model.weight.grad.T).detach()
+
+
+def in_pieces(weights, inputs, targets):
+    inputs, targets, n = everybodys(inputs), everybodys(targets), dist.get_world_size()
+    steps = [
+        training(weights, *own)
+        for own in zip(inputs.chunk(2 * n), targets.chunk(2 * n), strict=True)
+    ]
+    return sum(steps).detach() / len(steps)
+
+
+def one_rank_for_all(weights, inputs, targets):
+    inputs, targets = everybodys(inputs), everybodys(targets)
+    after = weights.detach().clone()
+    if dist.get_rank() == 0:
+        after = training(weights, inputs, targets).detach()
+    dist.broadcast(after, 0)
+    return after
+
+
+def shares_the_work(weights, inputs, targets):
+    after = training(weights, inputs, targets).detach()
+    dist.all_reduce(after)
+    return after / dist.get_world_size()
+
+
+def shares_it_in_a_wrapper(weights, inputs, targets):
+    model = torch.nn.Linear(6, 2, bias=False).double()
+    model.weight.data = weights.T.detach().clone()
+    model = DistributedDataParallel(model)
+    ((model(inputs) - targets) ** 2).mean().backward()
+    return (weights - 0.1 * model.module.weight.grad.T).detach()
+
+
+ALL_OF_IT = (gathers_and_trains, trains_in_a_module, trains_past_ddp, in_pieces, one_rank_for_all)
+STEP = {"spec": whole, "inputs": shares, "cases": ("a step",), "rtol": 1e-6}
+
+
+@pytest.mark.parametrize("fn", ALL_OF_IT, ids=lambda fn: fn.__name__)
+def test_a_rank_that_does_everybodys_work_is_told(fn):
+    assert check(fn, **STEP)
+    assert "Rank 0 computes 100% of what one process" in str(check(fn, **STEP, work=1.2))
+
+
+@pytest.mark.parametrize("fn", [shares_the_work, shares_it_in_a_wrapper], ids=["by hand", "ddp"])
+def test_a_share_of_the_work_passes(fn):
+    assert check(fn, **STEP, work=1.2).require()
+    assert check(fn, **STEP, work=lambda world_size, case: 1.2).require()
+    assert not check(fn, **STEP, work=0.5)
+
+
+def with_call(call):
+    def answer(tensor):
+        call(tensor)
+        return answers.right(tensor)
+
+    return answer
+
+
+FEIGNED = {
+    "nothing in it": (lambda t: dist.all_reduce(t.new_empty(0)), "It never calls all_reduce with"),
+    "not always": (
+        lambda t: t.numel() != 5 or dist.all_reduce(t.clone()), "It never calls all_reduce:"
+    ),
+    "not everybody": (
+        lambda t: [dist.all_reduce(t.clone(), group=group)
+                   for group in [dist.new_group([0, 1])] if dist.get_rank() < 2],
+        "Rank 2 never calls all_reduce:",
+    ),
+    "alone": (
+        lambda t: [dist.all_reduce(t.clone(), group=group)
+                   for r, group in [(r, dist.new_group([r])) for r in range(dist.get_world_size())]
+                   if r == dist.get_rank()],
+        "It never calls all_reduce with",
+    ),
+    "another": (lambda t: dist.barrier(), "It never calls all_reduce:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "said"), FEIGNED.values(), ids=FEIGNED)
+def test_a_required_call_is_to_be_made_in_earnest(call, said):
+    assert said in str(summed(with_call(call), require=("all_reduce",)))
+
+
+def test_a_required_call_may_be_empty_where_all_is_empty():
+    answer = with_call(lambda tensor: dist.all_reduce(tensor.contiguous()))
+    assert not summed(answer, require=("all_reduce",), cases=CASES[5:6]).message
+    answer = with_call(lambda tensor: dist.all_reduce(tensor.clone()))
+    assert summed(answer, require=("all_reduce", "send"), cases=CASES[:6]).require()
+
+
+def test_a_budget_may_have_a_least():
+    assert "Rank 0 sends 1 messages; 2 are needed." in str(
+        summed(answers.right, budget={"sent_messages": (2, 9)}, world_sizes=(2,))
+    )
+    assert summed(answers.right, budget={"sent_messages": (1, 1)}, world_sizes=(2,)).require()
+
+
+def test_a_barrier_is_no_message_but_takes_its_time():
+    def with_barriers(tensor):
+        dist.barrier()
+        return answers.right(tensor)
+
+    budget = {"sent_messages": 1, "finish_us": 1e6}
+    options = {"world_sizes": (2,), "network": Network(latency_us=10, gbit_s=80)}
+    assert summed(with_barriers, budget=budget, **options).require()
+    said = str(summed(with_barriers, budget=budget | {"finish_us": 10.5}, **options))
+    assert "is done after" in said
+
+
+@pytest.mark.parametrize("option", ["allow", "keep"])
+def test_a_word_that_is_not_known_is_an_error_for_its_author(option):
+    with pytest.raises(ValueError, match="'nothing' is nothing to"):
+        summed(answers.right, **{option: ("nothing",)})
+
+
+def test_threads_replay_like_what_they_stand_for():
+    budget = {"finish_us": 2 * 10.5, "sent_messages": 2}
+    how = {"budget": budget, "network": Network(latency_us=10, gbit_s=1), "world_sizes": (3,)}
+    for fn in (sly.sends_in_threads, sly.in_one_batch):
+        assert summed(fn, **how).require()
