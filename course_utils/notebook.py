@@ -9,7 +9,8 @@ from typing import Any
 
 from IPython import get_ipython
 
-from course_utils.devices.fork import ReadyToFork
+from course_utils.devices import first_use
+from course_utils.devices.fork import ReadyToFork, driver_started
 from course_utils.devices.placement import place
 from course_utils.early import Early
 from course_utils.launcher import launch as launcher
@@ -134,5 +135,6 @@ def _told_in_no_rank(result: Any) -> None:
         print(f"This ran in the notebook itself, which is no rank. {told}")
 
 
+first_use.watch(driver_started)
 if shell := get_ipython():
     shell.events.register("post_run_cell", _told_in_no_rank)

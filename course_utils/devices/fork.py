@@ -7,14 +7,18 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from course_utils.devices import first_use, nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
+from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rank import LIBC
+from course_utils.launcher.stacks import Frame
 
 _WORTH_IT = 16  # ranks; a kernel with so many starts more
 _AT_MOST, _MADV_COLLAPSE = 1 << 30, 25  # bytes: not a learner's data of many gigabytes
@@ -27,19 +31,22 @@ _IMPORTING = threading.Lock()
 class ReadyToFork(Listener):
     """Refuses what no rank would survive, makes forks cheap, and gives each rank its device."""
 
-    def __init__(self, placement: Placement = CPU) -> None:
-        self._placement = placement
+    def __init__(self, placement: Placement = CPU, probes: bool = True) -> None:
+        self._placement, self._probes = placement, probes
 
     def before(self, world_size: int) -> None:
         """Raise RuntimeError for a kernel that uses CUDA; say the notice once in a kernel."""
         if message := cuda_in_use():
             raise RuntimeError(message)
-        notice = self._placement.notice
-        if notice and notice not in _said:
-            _said.add(notice)
-            print(notice, flush=True)
+        on_nccl = "nccl" in (self._placement.backend or "") and world_size > 1
+        for notice in (self._placement.notice, on_nccl and nccl.small_shm()):
+            if notice and notice not in _said:
+                _said.add(notice)
+                print(notice, flush=True)
         import_what_ranks_need()
         enlarge(world_size)
+        if on_nccl and self._probes:
+            nccl.probe(world_size, self._placement.backend, [ReadyToFork(self._placement, False)])
 
     def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """In a rank: its GPU and those of its node, or none."""
@@ -50,6 +57,10 @@ class ReadyToFork(Listener):
         if device != "cpu":
             torch.cuda.set_device(device)
         return contextlib.nullcontext()
+
+    def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+        """Put NCCL's and CUDA's words plainly."""
+        nccl.explain(error)
 
 
 def import_what_ranks_need() -> None:
@@ -73,15 +84,9 @@ def cuda_in_use() -> str | None:
     """Say why a fork of this process could not use CUDA, or None when it can."""
     if torch.version.cuda is None:
         return None
-    what = ""
-    if torch.cuda.is_initialized():
-        what = "a tensor or a model was put on a GPU"
-    elif _driver_started():
-        what = "a call such as torch.cuda.is_available(), or an import such as keras, "
-        what += "started the driver"
-    if what:
+    if torch.cuda.is_initialized() or driver_started():
         restart = "Restart the kernel and keep CUDA inside the function that launch runs."
-        return f"this kernel already uses CUDA: {what}. {restart}"
+        return f"this kernel already uses CUDA: {first_use.who()} started it. {restart}"
     if gpu_count() and _autograd_threads():
         return """this kernel already ran backward() on a machine with a GPU, which started \
 threads that a worker's backward() cannot inherit. Restart the kernel and call backward() only \
@@ -89,7 +94,7 @@ inside the function that launch runs."""
     return None
 
 
-def _driver_started() -> bool:
+def driver_started() -> bool:
     """Whether anything has initialised libcuda, which is asked only if something has loaded it."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -4,7 +4,6 @@ import math
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from course_utils.devices.placement import gpu_count
+from course_utils.devices.placement import usable_gpus
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +24,7 @@ class Hardware:
     gpus: tuple[str, ...]
     gloo: bool
     nccl: bool
+    refusal: str = ""  # why CUDA cannot use a GPU that is there
 
     def __repr__(self) -> str:
         n = self.cores
@@ -43,12 +43,15 @@ class Hardware:
         return "\n".join([cores, memory, self._gpus(), software])
 
     def _gpus(self) -> str:
-        count = len(self.gpus)
+        count, gloo = len(self.gpus), "launch uses gloo on the CPU"
         if not count:
-            return "no GPU: launch uses gloo on the CPU"
+            why = f"a GPU that CUDA cannot use ({self.refusal})" if self.refusal else "no GPU"
+            return f"{why}: {gloo}"
         text = f"{count} GPU{'s' * (count > 1)} ({', '.join(sorted(set(self.gpus)))})"
+        if " MIG " in self.gpus[0]:  # of more the driver shows a process the first one only
+            text = f"1 slice of a GPU ({self.gpus[0]}), more of which no process can use"
         if not self.nccl:
-            return f"{text}, but this torch has no NCCL: launch uses gloo on the CPU"
+            return f"{text}, but this torch has no NCCL: {gloo}"
         ranks = "1 rank" if count == 1 else f"up to {count} ranks"
         return f"{text}: launch uses NCCL for {ranks}, gloo on the CPU for more"
 
@@ -57,7 +60,7 @@ def hardware() -> Hardware:
     """Read what this machine leaves to this process, without touching CUDA.
 
     Cores are those of its affinity and its container's quota, memory is in bytes by its container's
-    limit, and GPUs are the names of those that CUDA_VISIBLE_DEVICES leaves.
+    limit, and GPUs are the names of those that CUDA_VISIBLE_DEVICES leaves and the driver accepts.
     """
     quota, limit = _container_limits()
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -67,22 +70,11 @@ def hardware() -> Hardware:
         cores=max(1, int(min(cores, quota))),
         memory_bytes=int(min(physical, limit)),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
-        gpus=_gpu_names(gpu_count()),
+        gpus=(found := usable_gpus()).names,
         gloo=dist.is_gloo_available(),
         nccl=dist.is_nccl_available(),
+        refusal=found.refusal,
     )
-
-
-def _gpu_names(count: int) -> tuple[str, ...]:
-    """Ask nvidia-smi for visible GPUs, by index or uuid; "GPU" for each that it does not name."""
-    which = ",".join(map(str, torch.cuda._parse_visible_devices()[:count]))
-    query = ["nvidia-smi", f"--id={which}", "--query-gpu=name", "--format=csv,noheader"]
-    how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
-    try:
-        told = subprocess.run(query, **how).stdout.splitlines() if count else []
-    except (OSError, subprocess.SubprocessError):  # it is not there, or fails
-        told = []
-    return tuple([*told, *["GPU"] * count][:count])
 
 
 def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:

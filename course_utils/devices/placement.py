@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from course_utils.devices import driver
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -20,11 +22,14 @@ class Placement:
 CPU = Placement()
 
 
+def usable_gpus() -> driver.Gpus:
+    """Those that torch can use, or why it cannot; this process stays without CUDA."""
+    return driver.gpus(torch.version.cuda)
+
+
 def gpu_count() -> int:
-    """Count the GPUs that torch could use, by NVML, which leaves later forks unharmed."""
-    if torch.version.cuda is None:  # a CPU wheel cannot use the GPU that NVML would see
-        return 0
-    return max(0, torch.cuda._device_count_nvml())
+    """Count the GPUs that torch can use."""
+    return len(usable_gpus().names)
 
 
 def place(backend: str | None, device: str, world_size: int, nodes: int = 1) -> Placement:
@@ -36,22 +41,28 @@ def place(backend: str | None, device: str, world_size: int, nodes: int = 1) -> 
     Raises:
         ValueError: The choice is unknown, or this machine or this torch cannot do it.
     """
-    gpus = gpu_count() if device != "cpu" else 0
-    _refuse(backend, device, world_size, gpus)
-    enough = world_size <= gpus and dist.is_nccl_available()
+    count = gpu_count() if device != "cpu" else 0
+    _refuse(backend, device, world_size, count)
+    enough = world_size <= count and dist.is_nccl_available()
     on_gpu = device == "cuda" or backend == "nccl" or (backend in ("auto", None) and enough)
     devices, visible = ("cpu",) * world_size, ()
     if on_gpu:
-        devices, visible = _share_out(torch.cuda._parse_visible_devices()[:gpus], world_size, nodes)
+        mine = torch.cuda._parse_visible_devices()[:count]
+        devices, visible = _share_out(mine, world_size, nodes)
     if backend != "auto":
         return Placement(backend, devices, "", visible)
     if enough:  # under NCCL alone a collective on a CPU tensor would be an error
         return Placement("cpu:gloo,cuda:nccl", devices, "launch: NCCL, one GPU per rank", visible)
-    why = "this torch has no NCCL" if world_size <= gpus else _counts(world_size, gpus)
-    if not gpus:
-        why = "device='cpu'" if device == "cpu" else "no GPU here"
+    why = "this torch has no NCCL" if world_size <= count else _counts(world_size, count)
+    if not count:
+        why = "device='cpu'" if device == "cpu" else _no_gpu()
     where = "shared GPUs" if on_gpu else "the CPU"
     return Placement("gloo", devices, f"launch: gloo on {where} ({why})", visible)
+
+
+def _no_gpu() -> str:
+    refusal = usable_gpus().refusal
+    return f"CUDA cannot use the GPU: {refusal}" if refusal else "no GPU here"
 
 
 def _share_out(
@@ -75,7 +86,7 @@ def _refuse(backend: str | None, device: str, world_size: int, gpus: int) -> Non
         hint = " (launch gives each rank its own GPU)" if str(device)[:5] == "cuda:" else ""
         raise ValueError(f"device={device!r}{hint}: choose 'auto', 'cpu' or 'cuda'")
     if device == "cuda" and not gpus:
-        raise ValueError("device='cuda' needs a GPU and none is visible here; use device='cpu'")
+        raise ValueError(f"device='cuda' needs a GPU ({_no_gpu()}); use device='cpu'")
     if backend != "nccl":
         return
     if not dist.is_nccl_available():
@@ -83,8 +94,9 @@ def _refuse(backend: str | None, device: str, world_size: int, gpus: int) -> Non
     if device == "cpu":
         raise ValueError("NCCL moves GPU tensors only: with device='cpu' use backend='gloo'")
     if world_size > gpus:
-        way = f"use world_size={gpus} or fewer, or backend='gloo'" if gpus else "use backend='gloo'"
-        raise ValueError(f"NCCL needs one GPU per rank: {_counts(world_size, gpus)}; {way}")
+        fewer = f"world_size={gpus} or fewer, or " if gpus else ""
+        why = f"{_counts(world_size, gpus)}{'' if gpus else f' ({_no_gpu()})'}"
+        raise ValueError(f"NCCL needs one GPU per rank: {why}; use {fewer}backend='gloo'")
 
 
 def _counts(ranks: int, gpus: int) -> str:
