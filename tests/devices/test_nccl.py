@@ -1,0 +1,162 @@
+"""NCCL's and CUDA's own words, as people have met them, and what a learner is told instead."""
+
+import os
+import shutil
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from course_utils import WorkerError, launch
+from course_utils.devices import nccl
+from course_utils.devices.fork import ReadyToFork
+from course_utils.devices.placement import Placement
+from course_utils.launcher import errors
+from course_utils.launcher.launch import launch as bare_launch
+
+# What was said, as an exception's text or as a rank's output, by whom it was met, what it means.
+SAID = [
+    (  # verl-project/verl#161
+        "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, "
+        "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.20.5\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+        "two ranks use one GPU",
+    ),
+    (  # pytorch/ci-infra#490
+        "[0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment "
+        "/dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)",
+        "/dev/shm is too small or full",
+    ),
+    (  # NVIDIA/nccl#290
+        "[1] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+        "/dev/shm is too small or full",
+    ),
+    (  # NVIDIA/Megatron-LM#1207
+        "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) "
+        "ran for 600013 milliseconds before timing out.",
+        "a collective that not every rank came to",
+    ),
+    (  # NVIDIA/nccl#1410
+        "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, "
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.20.5\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\nCuda failure 1 'invalid argument'",
+        "a call of CUDA failed inside NCCL; os.environ['NCCL_DEBUG'] = 'INFO'",
+    ),
+    (  # NVIDIA/nccl#697
+        "RuntimeError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:957, "
+        "unhandled system error, NCCL version 21.0.3\n"
+        "ncclSystemError: System call (socket, malloc, munmap, etc) failed.",
+        "the system refused NCCL a socket or memory",
+    ),
+]
+# Said by a rank whose peer had failed.
+ECHO = (  # NVIDIA/nccl#2076
+    "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, "
+    "remote process exited or there was a network error, NCCL version 2.21.5\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+    "prematurely.\nLast error:\nsocketProgressOpt: Call to recv from 172....<33759> failed : "
+    "Connection reset by peer"
+)
+
+
+@pytest.mark.parametrize(("said", "meaning"), SAID)
+@pytest.mark.parametrize("printed", [False, True])
+def test_what_nccl_says_is_put_plainly(said, meaning, printed):
+    headline = "the process died of SIGABRT" if printed else said
+    failure = errors.Failure(1, time.monotonic(), headline)
+    error = errors.worker_error([failure], 2, ["", said if printed else ""])
+    nccl.explain(error)
+    assert f"Likely reason: {meaning}" in str(error)
+    assert str(error).count("Likely reason") == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["ValueError: the list ran out of memory", "OSError: No space left on device: shared memory"],
+)
+def test_words_that_are_not_about_gpus_are_left_alone(said):
+    error = errors.worker_error([errors.Failure(0, time.monotonic(), said)], 2, ["", ""])
+    before = str(error)
+    nccl.explain(error)
+    assert str(error) == before
+
+
+def test_a_lost_peer_in_nccls_words_is_an_echo_and_not_the_cause():
+    cause = errors.Failure(1, time.monotonic(), "ValueError: the cause")
+    echo = errors.Failure(0, cause.when - 1, ECHO)
+    assert errors.worker_error([echo, cause], 2, ["", ""]).rank == 1
+
+
+def test_an_error_of_a_rank_is_explained_on_its_way_to_the_cell():
+    def fails() -> None:
+        raise RuntimeError(SAID[0][0])
+
+    with pytest.raises(WorkerError, match=r"Likely reason: two ranks use one GPU\. Each rank's"):
+        launch(fails, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("free", "disabled", "told"), [(2**26, "0", True), (2**26, "1", False), (2**30, "0", False)]
+)
+def test_little_shared_memory_is_told_before_nccl_needs_it(monkeypatch, free, disabled, told):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(os.path, "isdir", lambda path: True)
+    monkeypatch.setenv("NCCL_SHM_DISABLE", disabled)
+    assert ("/dev/shm has 64 MiB left" in nccl.small_shm()) is told
+
+
+# The probe; gloo stands in for NCCL.
+
+
+@pytest.fixture
+def probes(nothing_left, monkeypatch):
+    """The launches of a probe, as a list of their numbers of ranks; it does what `adds` does."""
+    made: list[int] = []
+
+    def counted(fn, world_size, **options):
+        made.append(world_size)
+        return bare_launch(fn, world_size=world_size, **options)
+
+    monkeypatch.setattr(nccl, "launch", counted)
+    monkeypatch.setattr(nccl, "_probed", 1)
+    return made
+
+
+def test_gpus_add_up_once_and_again_only_when_they_are_more(probes):
+    for world_size in (2, 2, 3, 2):
+        nccl.probe(world_size, "gloo", [])
+    assert probes == [2, 3]
+
+
+def test_gpus_that_never_add_up_are_told_what_to_try_and_are_asked_again(probes, monkeypatch):
+    monkeypatch.setattr(
+        nccl, "_add_up", lambda: dist.barrier() if dist.get_rank() else time.sleep(9)
+    )
+    monkeypatch.setattr(nccl, "_PROBE_S", 1.0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"NCCL_P2P_DISABLE'\] = '1' in a cell and launch"):
+            nccl.probe(2, "gloo", [])
+    assert probes == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size", "asked"),
+    [
+        ("nccl", 2, [2]),
+        ("cpu:gloo,cuda:nccl", 3, [3]),
+        ("nccl", 1, []),
+        ("gloo", 2, []),
+        (None, 2, []),
+    ],
+)
+def test_only_several_gpus_are_asked_and_before_anything_else_starts(
+    monkeypatch, backend, world_size, asked
+):
+    made = []
+    monkeypatch.setattr(nccl, "probe", lambda count, *rest: made.append(count))
+    ReadyToFork(Placement(backend)).before(world_size)
+    assert made == asked

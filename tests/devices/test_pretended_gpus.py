@@ -1,0 +1,137 @@
+"""Machines with GPUs, slices and refusals, pretended by a driver that a C compiler makes here."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "tests" / "helpers" / "pretended_driver.c"
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not COMPILER and "COURSE_SKIPS_NOTHING" not in os.environ, reason="needs a C compiler, cc"
+    ),
+    pytest.mark.skipif(sys.platform != "linux", reason="CUDA's driver is one for Linux"),
+]
+
+HERE = """
+import os
+from pathlib import Path
+
+def inits():
+    log = Path(os.environ["PRETEND_LOG"])
+    pids = log.read_text().split() if log.exists() else []
+    return pids.count(str(os.getpid()))
+"""
+MACHINES = [
+    ({"PRETEND_GPUS": "0"}, "no GPU: launch uses gloo on the CPU", "no GPU here"),
+    ({"PRETEND_GPUS": "1"}, "1 GPU (H100): launch uses NCCL for 1 rank,", "2 ranks, 1 GPU"),
+    ({"PRETEND_GPUS": "8"}, "8 GPUs (H100): launch uses NCCL for up to 8 ranks", ""),
+    (
+        {"PRETEND_GPUS": "1", "PRETEND_NVML": "0", "PRETEND_NAME": "A100 MIG 1g.5gb"},
+        "1 slice of a GPU (A100 MIG 1g.5gb), more of which no process can use: launch uses NCCL",
+        "2 ranks, 1 GPU",
+    ),
+    (
+        {"PRETEND_NVML": "2", "PRETEND_STATUS": "802"},
+        "a GPU that CUDA cannot use (system not yet initialized (CUDA error 802)): launch uses",
+        "CUDA cannot use the GPU: system not yet initialized (CUDA error 802)",
+    ),
+    (
+        {"PRETEND_GPUS": "2", "PRETEND_CUDA": "12040"},
+        "its driver knows CUDA 12, this torch needs CUDA 13: update it",
+        "CUDA cannot use the GPU: its driver knows CUDA 12, this torch needs CUDA 13: update it",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def pretending(tmp_path_factory):
+    """Return a function that runs Python on a text, on a machine with such GPUs."""
+    folder = tmp_path_factory.mktemp("driver")
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        subprocess.run([COMPILER, "-shared", "-fPIC", "-o", folder / name, SOURCE], check=True)
+
+    def run(text: str, **machine: str) -> str:
+        (folder / "log").unlink(missing_ok=True)
+        usual = {"PRETEND_GPUS": "2", "PRETEND_NAME": "H100", "PRETEND_LOG": str(folder / "log")}
+        usual |= {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)}
+        environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        command = [sys.executable, "-W", "ignore", "-c", HERE + text]
+        how = {"env": environment | usual | machine, "capture_output": True, "text": True}
+        done = subprocess.run(command, timeout=200, check=False, **how)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_every_machine_is_told_as_what_it_is_and_no_kernel_starts_cuda(pretending):
+    told = pretending(
+        f"""
+import json
+from course_utils import hardware, launch
+from course_utils.devices import driver, fork
+for machine, *_ in json.loads({json.dumps(json.dumps(MACHINES))}):
+    for name in [name for name in os.environ if name.startswith("PRETEND") and name[8:] != "LOG"]:
+        del os.environ[name]
+    os.environ.update({{"PRETEND_NAME": "H100"}} | machine)
+    driver._told.cache_clear()
+    fork._said.clear()
+    print("MACHINE")
+    print(hardware()._gpus())
+    if machine.get("PRETEND_GPUS") != "8":  # NCCL itself is not pretended
+        launch(lambda: 1)
+print("MACHINE")
+print(inits())
+"""
+    )
+    *machines, kernels = told.split("MACHINE\n")[1:]
+    assert kernels == "0\n"
+    for text, (_, hardware, notice) in zip(machines, MACHINES, strict=True):
+        assert hardware in text
+        assert not notice or f"launch: gloo on the CPU ({notice})\n" in text
+
+
+def test_no_chapters_imports_start_cuda(pretending):
+    paths = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
+    cells = [
+        next(c.source for c in nbformat.read(p, as_version=4).cells if c.cell_type == "code")
+        for p in paths
+    ]
+    assert len(cells) > 20
+    assert sum("import" in cell for cell in cells) > 20
+    text = f"for cell in {cells!r}:\n    exec(cell, {{}})\nprint('inits', inits())"
+    assert pretending(text).endswith("inits 0\n")
+
+
+@pytest.mark.parametrize(
+    ("culprit", "named"),
+    [
+        ("torch.ones(1, device='cuda')", "`torch.ones(1, device='cuda')` (cell [2], line 3)"),
+        ("ctypes.CDLL('libcuda.so.1').cuInit(0)", "something in cell [2]"),
+    ],
+)
+def test_what_started_cuda_is_named_and_nothing_is_forked(pretending, culprit, named):
+    told = pretending(
+        f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in (
+    "import ctypes\\nimport torch\\nfrom course_utils import launch",
+    "import contextlib\\nwith contextlib.suppress(RuntimeError):\\n    " + {culprit!r},
+    "try:\\n    launch(print)\\nexcept RuntimeError as error:\\n    print(error)",
+):
+    shell.run_cell(cell, store_history=True)
+print("inits", inits())
+"""
+    )
+    assert told.endswith("inits 1\n")
+    assert f"this kernel already uses CUDA: {named} started it. Restart the kernel" in told
