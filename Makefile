@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks progress handout check bench mutants look soak clean help
+.PHONY: lab fresh test quick notebooks progress handout check bench gpu mutants look soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -46,6 +46,9 @@ handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=
 
 bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
 	@$(RUN) tools/bench.py $(if $(against),--against $(against))
+
+gpu: .venv/.ready ## prove the course on this machine's GPUs: writes gpu-report.md
+	@$(RUN) tools/gpu_report.py
 
 mutants: .venv/.extras ## do the checks reject small mistakes in the solutions? make mutants only=03
 	@$(RUN) tools/mutants.py $(only) --workers $(or $(workers),2)
