@@ -21,12 +21,13 @@ class Early(Silence):
 
     def __init__(self, record: Record, timeout: float) -> None:
         super().__init__(record, _STILL_S if somebody_looks() else math.inf)
-        self._timeout = timeout
+        self._timeout, self._alone = timeout, False
 
     def before(self, world_size: int) -> None:
-        """Begin to watch; a rank alone can only wait in vain, whoever looks."""
+        """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
         super().before(world_size)
-        self.still_s = _ALONE_S if world_size == 1 else self.still_s
+        self._alone = world_size == 1
+        self.still_s = _ALONE_S if self._alone else self.still_s
 
     def moved(self) -> None:
         """Take away what is shown."""
@@ -36,7 +37,7 @@ class Early(Silence):
         """Nothing where no rank waits: a long computation moves nothing that could be seen here."""
         if dead.for_ever:
             return True
-        if dead.waits_for:
+        if dead.waits_for and not self._alone:
             still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
             self._show(f"{still}\nTime is up after {self._timeout:g} s.")
         return False

@@ -94,6 +94,24 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
     assert (outcome.errors, told) == ([], [])
 
 
+A_BACKWARD = """
+early._ALONE_S = 0.2
+def computes():
+    x = y = torch.ones(1000, 1000, requires_grad=True)
+    for _ in range(20):
+        y = y @ x / 1000
+    dist.barrier()
+    y.sum().backward()
+launch(computes, world_size=1)
+"""
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_long_backward_of_a_rank_alone_is_no_hang(kernel, looks):
+    outcome, told = shown(kernel, A_BACKWARD, looks)
+    assert (outcome.errors, told) == ([], [])
+
+
 FOR_EVER = {
     "one has returned": HANGS.format(50),
     "alone": "launch(lambda: dist.recv(torch.ones(1)), world_size=1, timeout=50)",
