@@ -23,7 +23,7 @@ def triple(n):
     return 3 * n
     ### END SOLUTION
 # %%
-check(triple, spec=lambda own: [3 * n for n in own], inputs=lambda r, n, case: case + r, cases=(1,))
+check(triple, spec=lambda own: [3 * n for n in own], inputs=lambda r, n, case: case + r, cases=(1,), timeout=3)
 """
 
 
@@ -56,7 +56,7 @@ DEEDS = {
     "kills its rank": ("    import os\n    os.kill(os.getpid(), 9)", mutants.KILLED),
     "leaves a file": ("    open('left', 'w').close()", mutants.KILLED),
     "ends the process when it is defined": ("    pass\nimport os\nos._exit(0)", mutants.KILLED),
-    "hangs when it is defined": ("    pass\nwhile True: pass", mutants.KILLED),
+    "hangs when it is defined": ("    pass\nimport time\ntime.sleep(99)", mutants.KILLED),
     "listed": ("    return n * 3", mutants.SAME),
 }
 
@@ -70,7 +70,7 @@ def lab(tmp_path, monkeypatch):
         return [Mutant(name, head + body) for name, (body, _) in DEEDS.items() if head != cell]
 
     monkeypatch.setattr(mutants, "mutants", made)
-    monkeypatch.setattr(mutants, "MOST_S", 30.0)
+    monkeypatch.setattr(mutants, "MOST_S", 15.0)
     (tmp_path / "99_toy.py").write_text(LAB)
     return tmp_path / "99_toy.py"
 
