@@ -24,6 +24,7 @@ _ROOMS = {
     "plot_ranks": "pictures.squares",
     "plot_timeline": "pictures.timeline",
     "plot_traffic": "pictures.squares",
+    "predict": "predictions",
     "progress": "checks.outcome",
     "report": "live",
     "show": "pictures.style",

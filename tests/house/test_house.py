@@ -143,6 +143,12 @@ def test_the_number_of_a_cell_is_not_compared_and_its_line_is():
     assert sanitized("at cell [15], line 3, in f") == "at cell [N], line 3, in f"
 
 
+@pytest.mark.parametrize("number", ["3", "0.87", "-0.5", "1,234,567.8", "3e-05"])
+def test_a_number_behind_about_is_not_compared_and_any_other_is(number):
+    assert sanitized(f"it is about {number} times, 7") == "it is about N times, 7"
+    assert sanitized(f"it is {number} times, 7") == f"it is {number} times, 7"
+
+
 def test_every_make_command_that_a_document_names_exists():
     makefile = (ROOT / "Makefile").read_text()
     known = set(re.findall(r"^([a-z]+):", makefile, re.M))
