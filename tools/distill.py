@@ -77,8 +77,8 @@ def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
     """Returns the bytes of each NCCL kernel, by its correlation.
 
     As the kernel itself says; or from the shapes of the call that launched it; or, where no shapes
-    were recorded, the bytes that this thread had copied last: there each gradient is cloned, and
-    the clone is reduced.
+    were recorded, the bytes that the last clone copied: there each gradient is cloned, and the
+    clone is reduced. A clone that a kernel made instead of a copy has no size: 0.
     """
     found, told, copied = {}, {}, {}
     for call in calls:
@@ -94,7 +94,9 @@ def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
         elif work and work["name"].startswith("nccl"):
             has = work["args"]
             own = [has["In msg nelems"] * dtype_bytes(has["dtype"])] if "dtype" in has else []
-            found[has["correlation"]] = sum(own or told.get(thread) or [copied.get(thread, 0)])
+            found[has["correlation"]] = sum(own or told.get(thread) or [copied.pop(thread, 0)])
+        elif call["name"] == "aten::clone":
+            copied.pop(thread, None)
         elif work and "DtoD" in work["name"]:
             copied[thread] = work["args"]["bytes"]
     return found
