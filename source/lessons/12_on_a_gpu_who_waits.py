@@ -366,8 +366,8 @@ print(f"together {operators * excess_us / 1e3:.0f} ms")
 #
 # ## 6 · Your own ranks
 #
-# On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. The proof needs no clock. Rank 1 joins the all-reduce
-# only after rank 0 has told it that its own call is over.
+# On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. Chapter 03 proved it without a clock: rank 1 joins
+# only after rank 0 has told it that its own call is over. Here it is again, together with the control that was missing there, a plain `all_reduce`.
 #
 # **Predict.** What does rank 0 see in `x` before `wait()`? And what happens without `async_op`?
 
@@ -388,12 +388,12 @@ def joins_late(async_op):
 
 # %%
 predicted_before, predicted_without = "?", "?"
-print("predicted:", predicted_before)
+print("predicted:", predicted_before, "and without async_op:", predicted_without)
 before, after = launch(joins_late, True, backend="gloo")[0]
 print(f"async_op: rank 0 sees {before:.0f} before wait(), and {after:.0f} after it")
 
 # %% [markdown]
-# The call was over before the other rank had even begun. The control is the same function with a plain all-reduce. It is meant to fail.
+# The call was over before the other rank had even begun. Now the control. It is meant to fail.
 
 # %% tags=["raises-exception"]
 launch(joins_late, False, backend="gloo", timeout=5)
