@@ -350,11 +350,14 @@ print(
     end=" ",
 )
 print(f"together {operators * excess_us / 1e3:.0f} ms")
+step_us = sum(row.us for row in resnet if row.kind == "step") / 3
+share = parts(resnet)[0] * step_us / (step_us - operators * excess_us)
+print(f"Without them, computing would fill {share:.0%} of a step.")
 
 # %% [markdown]
 # The same view takes 23 µs in one recording and 1 µs in another, while a launch differs by less than two. So most of those 23 µs are probably the recording's. If
-# each operator of ResNet is 21.6 µs too long, 96 of the 222 ms per step are the profiler's own. That is an estimate. Without them, 39 ms of computing would
-# fill some 30 % of a step: the host would still set the pace.
+# each operator of ResNet is 21.6 µs too long, 96 of the 222 ms per step are the profiler's own. That is an estimate, and it does not
+# change the answer: without them computing would fill 30 % of a step, and the host would still set the pace.
 #
 # What the file cannot say: how long a step takes when nobody looks. For that one times the training without a profiler, as you do next.
 #
@@ -424,6 +427,11 @@ def recorded(count=3):
     return [as_row(event) for event in recorder.events()]
 
 
+# %% [markdown]
+# An event that is `is_async` went on after its call had returned. Here these are gloo's, and they say the shape of what was sent, in `float32`.
+
+
+# %%
 def as_row(event):
     kind = "collective" if event.is_async else "step" if event.name == "step" else "host"
     kind = "compute" if event.name.startswith("aten::") else kind
@@ -461,18 +469,18 @@ draw(mine, last_step.start_us, last_step.end_us, text)
 
 # %%
 def cost(turns=15, views=2_000):
-    took, x = {False: [], True: []}, torch.ones(4)
-    training = steps(2 * turns + 2)
+    took, x, training = {False: [], True: []}, torch.ones(4), steps(2 * turns + 2)
     next(training), next(training)  # warm up
     for turn in range(2 * turns):
-        watched = bool(turn % 2)
+        watched = turn % 2 == 1
         with profile(activities=[ProfilerActivity.CPU]) if watched else nullcontext():
             begun = time.perf_counter()
             next(training)
             between = time.perf_counter()
             for _ in range(views):
                 x.view(2, 2)
-            took[watched].append((between - begun, (time.perf_counter() - between) / views))
+            ended = time.perf_counter()
+        took[watched].append((between - begun, (ended - between) / views))
     return {watched: [median(each) for each in zip(*both)] for watched, both in took.items()}
 
 
@@ -480,9 +488,13 @@ def cost(turns=15, views=2_000):
 predicted_cost = {"step": "?", "view": "?"}
 costs = launch(cost, backend="gloo")[0]
 print("predicted:", predicted_cost)
-for what, plain, watched in zip(("step", "view"), costs[False], costs[True]):
-    print(f"a {what}: about {1e6 * plain:.1f} µs;", end=" ")
-    print(f"with the profiler about {watched / plain:.2f} times as long")
+(step_s, view_s), watched = costs[False], costs[True]
+print(
+    f"a step: about {1e3 * step_s:.1f} ms, recorded about {watched[0] / step_s:.2f} times as long"
+)
+print(
+    f"a view: about {1e6 * view_s:.1f} µs, recorded about {watched[1] / view_s:.2f} times as long"
+)
 
 # %% [markdown]
 # Recording costs each operator about the same. So a tiny one, such as a view, gets noticeably slower, and a step of large matrix products hardly at all. On
@@ -516,10 +528,11 @@ else:
 # ## What you know now
 #
 # On a GPU the host launches and streams wait. A collective and its `wait()` cost the host microseconds and order streams; `.item()` and `synchronize()` stop
-# the host itself. Before you blame the network, look at what runs while NCCL runs, and at what runs when nothing does. And a profiler is part of what it records.
+# the host itself. Before you blame the network, look at what computes beside NCCL, and at what the host does while no kernel runs. And do not forget that a profiler
+# takes part in what it records.
 #
 # Next: [06 · What communication costs](06_what_communication_costs.ipynb).
 #
-# *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; [README](../course_utils/recordings/README.md) says which and how they were made smaller.
+# *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; `course_utils/recordings/README.md` says which they are and how they were made smaller.
 # [PyTorch: CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html) on asynchronous execution, and
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html) on synchronous and asynchronous collectives.
