@@ -31,6 +31,7 @@ flowchart TB
     subgraph B[One model in many processes]
         direction LR
         04[04 DDP] --> 05[05 from scratch] --> 06[06 costs] --> 07[07 data, numerics]
+        05 --> 12[12 on a GPU]
     end
     subgraph C[When it gets serious]
         direction LR
@@ -158,7 +159,7 @@ def text(root: Path = ROOT) -> str:
         "# The way through the course",
         "<!-- Made by tools/course_map.py of the notebooks and of source/articles.toml. -->",
         "Follow the arrows. Two ways are shorter: from 03 to 06, for what messages cost,\n"
-        "and from 04 to 10, for Keras.",
+        "and from 04 to 10, for Keras. Chapter 12 is read after 05, with a GPU or without.",
         WAY,
         "\n".join(chapter_table(root)),
         "## What the articles teach, and where it runs",

@@ -415,7 +415,8 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 # **Check yourself.** Why no barrier after an `all_reduce`, "to be safe"?
 #
 # <details><summary>Answer</summary>
-# No rank has the sum before every rank has given its part: an <code>all_reduce</code> contains a barrier.
+# No rank has the sum before every rank has given its part: with gloo, an <code>all_reduce</code> contains a barrier. (NCCL's
+# holds up the GPU, and not the line of Python: <a href="12_on_a_gpu_who_waits.ipynb">chapter 12</a>.)
 # </details>
 #
 # ## 4 · Which sum?
@@ -601,7 +602,8 @@ for way in (one_by_one, overlapped):
 # **Check yourself.** A friend calls `work = dist.all_reduce(x, async_op=True); work.wait()`. What is gained?
 #
 # <details><summary>Answer</summary>
-# Nothing: it is a blocking call in two lines. Something useful must stand between the two.
+# Nothing: with gloo it is a blocking call in two lines. Something useful must stand between the two. (With NCCL neither line blocks Python:
+# <a href="12_on_a_gpu_who_waits.ipynb">chapter 12</a>.)
 # </details>
 #
 # ## 7 · Is all_reduce more than reduce and broadcast?

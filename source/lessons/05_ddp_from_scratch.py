@@ -448,7 +448,8 @@ draw(["Flat", "Buckets"], "With buckets, copies go on while the port sends.")
 # In the picture the port is idle for all of backward, though the last layer's gradients are there early. `register_post_accumulate_grad_hook` calls a function as soon as a parameter's gradient is complete
 # in `.grad`. When the last one of a bucket has come, the bucket leaves.
 #
-# And who waits? Autograd's engine takes callbacks that it runs when backward is over: the first gradient of each backward asks for one.
+# And who waits? Autograd's engine takes callbacks that it runs when backward is over: the first gradient of each backward asks for one. (With gloo the
+# rank waits there; with NCCL only a stream of its GPU, as [chapter 12](12_on_a_gpu_who_waits.ipynb) shows.)
 
 
 # %%
@@ -974,4 +975,5 @@ show(figure, "Median and middle half of twelve turns; the dotted line is PyTorch
 # DDP is a broadcast, some hooks and an `all_reduce` per bucket. What makes it fast is *when* messages leave; what makes it right is that all ranks send the same ones, in the same order, whatever happened to their gradients.
 # You can now read PyTorch's own reducer: it has these parts and more, such as streams of GPUs, several dtypes, and buckets in the order that the first backward showed.
 #
-# **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself.
+# **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself. Beside the way, half an hour long:
+# [12 · On a GPU: who waits?](12_on_a_gpu_who_waits.ipynb) looks at DDP on real GPUs.

@@ -149,6 +149,12 @@ def test_a_number_behind_about_is_not_compared_and_any_other_is(number):
     assert sanitized(f"it is {number} times, 7") == f"it is {number} times, 7"
 
 
+def test_a_number_behind_about_is_one_word_and_what_follows_is_compared():
+    assert sanitized("about 0.87 times") == sanitized("about 1,204 times") == "about N times"
+    assert sanitized("about 3 ms, 5 calls") == "about N ms, 5 calls"
+    assert sanitized("roundabout 7, about seven") == "roundabout 7, about seven"
+
+
 def test_every_make_command_that_a_document_names_exists():
     makefile = (ROOT / "Makefile").read_text()
     known = set(re.findall(r"^([a-z]+):", makefile, re.M))

@@ -1,0 +1,92 @@
+"""Chapter 12: what must hold of what its ranks record, and of how it reads a recording."""
+
+from itertools import product
+
+import pytest
+import torch
+
+import build
+from course_utils import launch
+from course_utils.devices.placement import gpu_count
+from course_utils.recordings import Row, recording
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """What the chapter's cells define that begin with a definition, after its imports."""
+    names = {"__name__": "__main__"}
+    cells = build.plan(build.targets(build.HERE, ["12"])[0]).cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KINETO_LOG_LEVEL", "99")
+        for text in code[:1] + [text for text in code if text.startswith("def ")]:
+            exec(compile(text, "<chapter 12>", "exec"), names)
+    return names
+
+
+def made_up(seed):
+    """Kernels at whole microseconds, of which many overlap, within one step of 100."""
+    torch.manual_seed(seed)
+    rows = [Row("step", "step", "main thread", 0, 100, 0, 0)]
+    for number in range(12):
+        start, us = torch.randint(0, 80, ()).item(), torch.randint(0, 20, ()).item()
+        rows.append(Row(("compute", "collective")[number % 2], "x", "stream 7", start, us, 0, 0))
+    return rows
+
+
+def covered(rows, kind):
+    """The oracle: the microseconds at which a kernel of a kind runs, one by one."""
+    return {at for row in rows for at in range(row.start_us, row.end_us) if row.kind == kind}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_and_share_are_what_counting_microseconds_gives(lesson, seed):
+    rows = made_up(seed)
+    compute, talk = covered(rows, "compute"), covered(rows, "collective")
+    wanted = [len(compute), len(talk - compute), 100 - len(talk | compute)]
+    assert lesson["parts"](rows) == pytest.approx([us / 100 for us in wanted])
+    assert lesson["beside"](rows) == pytest.approx(len(talk & compute) / len(talk))
+
+
+def test_the_parts_of_a_step_are_those_of_its_pieces_together(lesson):
+    rows = recording("resnet50_2xA100")
+    end_us = sum(row.us for row in rows if row.kind == "step")
+    edges = [end_us * k / 4 for k in range(5)]
+    pieces = [lesson["parts"](list(lesson["within"](rows, *edges[k : k + 2]))) for k in range(4)]
+    together = [sum(column) / 4 for column in zip(*pieces, strict=True)]
+    assert together == pytest.approx(lesson["parts"](rows), abs=0.001)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_call_is_over_before_the_late_rank_has_come(lesson, world_size):
+    before, after = launch(lesson["joins_late"], True, world_size=world_size, backend="gloo")[0]
+    assert (before, after) == (1, world_size)
+
+
+def test_the_all_reduces_that_ranks_record_are_their_gradients_each_within_its_step(lesson):
+    results = launch(lesson["recorded"], 4, backend="gloo", timeout=100)
+    for rows in results:
+        steps = [row for row in rows if row.kind == "step"]
+        talks = [row for row in rows if row.name == "gloo:all_reduce"]
+        calls = [row for row in rows if row.name == "c10d::allreduce_"]
+        assert len(steps) == 4
+        assert len(talks) == len(calls) == 1 + 3 * 2
+        assert sum(row.bytes for row in talks) == 4 * 8 * (512 * 512 + 512) * 4
+        for step, talk in product(steps, talks):  # a bucket's work ends before its step
+            assert step.end_us <= talk.start_us or talk.end_us <= step.end_us
+        assert 0 <= lesson["beside"](rows) <= 1
+
+
+def test_the_cost_of_looking_is_told_with_the_profiler_and_without(lesson):
+    costs = launch(lesson["cost"], 2, 10, backend="gloo", timeout=100)[0]
+    assert {len(both) for both in costs.values()} == {2}
+    assert costs.keys() == {False, True}
+    assert min(min(both) for both in costs.values()) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() < 2, reason="fewer than two GPUs on this machine")
+def test_on_gpus_the_call_is_over_first_and_synchronize_last(lesson):
+    for at_ms in launch(lesson["on_gpus"], 16):
+        assert at_ms == sorted(at_ms)
+        assert len(at_ms) == 3
