@@ -6,13 +6,7 @@ from typing import NamedTuple
 
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import (
-    Activity,
-    activity,
-    real_text,
-    spans,
-    virtual_text,
-)
+from course_utils.pictures.activity import Activity, activity, real_text, spans, virtual_text
 from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words, arrow, as_figure
 from course_utils.pictures.style import KINDS, rank_style, rounded, show, size, us
 
