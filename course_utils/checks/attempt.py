@@ -26,7 +26,7 @@ from course_utils.checks.outcome import WRONG, Outcome, Row, many
 from course_utils.checks.watch import Watch
 from course_utils.devices.fork import ReadyToFork
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.silence import Silence
+from course_utils.hang.report import Silence
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
