@@ -7,8 +7,7 @@ from IPython import get_ipython
 from IPython.display import DisplayHandle
 
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.report import table
-from course_utils.hang.silence import Silence
+from course_utils.hang.report import Silence, table
 from course_utils.record.record import Record
 
 _STILL_S, _ALONE_S = 5.0, 1.0
@@ -28,21 +27,15 @@ class Early(Silence):
         super().before(world_size)
         self.still_s = _ALONE_S if world_size == 1 else self.still_s
 
-    def moved(self) -> None:
-        """Take away what is shown."""
-        self._show("")
-
     def silent(self, dead: Deadlock) -> bool:
         """Nothing where no rank waits: a long computation moves nothing that could be seen here."""
-        if dead.for_ever:
-            return True
-        if dead.waits_for:
+        if not dead.for_ever and dead.waits_for:
             still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
-            self._show(f"{still}\nTime is up after {self._timeout:g} s.")
-        return False
+            self.moved(f"{still}\nTime is up after {self._timeout:g} s.")
+        return dead.for_ever
 
-    def _show(self, text: str) -> None:
-        """Show a text, or take away the one that is shown."""
+    def moved(self, text: str = "") -> None:
+        """Take away what is shown, and show a text."""
         bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" * bool(text)}
         if self._view:
             self._view.update(bundle, raw=True)
