@@ -99,11 +99,7 @@ def render(
 ) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes.
 
-    Args:
-        members: All ranks.
-        told: What each has reported.
-        seconds: Since the launch began.
-        unsettled: The word for a rank that has neither returned nor failed.
+    Of each rank there is what it has `told`; `unsettled` is the word for one that still runs.
     """
     rows = "".join(_row(*one, unsettled) for one in zip(members, told, strict=True))
     head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"

@@ -46,7 +46,6 @@ def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules)
 
 
 def _draw_again(attempt: Attempt, number: int, inputs: Inputs) -> list[tuple]:
-    """Each rank's arguments."""
     n, run, arguments = attempt.world_size, attempt.runs[number], []
     for rank in range(n):
         seed = public_seed(rank, n, run.number)
@@ -62,7 +61,6 @@ def _draw_again(attempt: Attempt, number: int, inputs: Inputs) -> list[tuple]:
 
 
 def _wanted(spec: Callable, arguments: list[tuple], case: Any) -> list[Any]:
-    """What each rank should have returned."""
     n = len(arguments)
     try:
         wanted = spec(*(list(column) for column in zip(*arguments, strict=True)))

@@ -22,8 +22,7 @@ class Traffic:
     """How much went from whom to whom.
 
     Attributes:
-        bytes: `bytes[source][target]`.
-        messages: `messages[source][target]`.
+        bytes, messages: `bytes[source][target]`, and likewise how many messages.
         sent_bytes, received_bytes, sent_messages, received_messages: Per rank, as tuples.
     """
 
