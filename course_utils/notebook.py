@@ -85,7 +85,7 @@ def launch(
 
 
 def _trace(record: Record) -> Trace | None:
-    return Trace.later(record.events, record.ended, record.failed) if record.trace else None
+    return Trace(record.events(), record.ended, record.failed) if record.trace else None
 
 
 def _refuse_what_cannot_work(

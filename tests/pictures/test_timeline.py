@@ -121,9 +121,9 @@ def test_each_message_of_a_replay_has_an_arrow_from_its_sender_to_its_receiver()
     assert all(a.end_us - a.start_us == pytest.approx(10 + 4096 / 10_000) for a in arrows)
 
 
-def test_every_kind_differs_from_every_other_in_colour_and_in_hatch():
+def test_every_kind_differs_from_every_other_in_colour_and_in_strokes():
     for one, other in itertools.combinations(KINDS.values(), 2):
-        assert one.hatch != other.hatch
+        assert one.dash != other.dash
         assert (
             max(abs(a - b) for a, b in zip(to_rgb(one.fill), to_rgb(other.fill), strict=True)) > 0.1
         )
