@@ -29,7 +29,7 @@ KINDS = {
     "compute": Style("#009E73", "#009E73", None, 0.42, "own code"),
     "wait": Style("#FDEFD0", "#E69F00", (1, 6), 0.42, "waiting in a call"),
     "collective": Style("#E6B8D2", "#9C3F76", (2, 9), 0.18, "collective"),
-    "send": Style("#0072B2", "#FFFFFF", (1, 12), 0.16, "sending"),
+    "send": Style("#0072B2", "#00304D", (2, 8), 0.16, "sending"),
     "receive": Style("#56B4E9", "#003B5C", (1, 3), 0.16, "receiving"),
 }
 
