@@ -11,12 +11,11 @@ from IPython import get_ipython
 
 from course_utils.devices.fork import ReadyToFork
 from course_utils.devices.placement import place
-from course_utils.early import Early
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
 from course_utils.launcher.listener import Listener
-from course_utils.live import Panel
+from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
 
