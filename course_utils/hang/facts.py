@@ -5,8 +5,7 @@ from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.places import LOOPS, innermost
-from course_utils.hang.whereabouts import content, is_message, of_group
+from course_utils.hang.whereabouts import LOOPS, content, innermost, is_message, of_group
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event
