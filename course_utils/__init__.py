@@ -23,7 +23,6 @@ _ROOMS = {
     "plot_calls": "pictures.calls",
     "plot_ranks": "pictures.squares",
     "plot_timeline": "pictures.timeline",
-    "plot_traffic": "pictures.squares",
     "predict": "predictions",
     "progress": "checks.outcome",
     "report": "live",

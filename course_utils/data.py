@@ -14,7 +14,6 @@ MEAN, STD = 0.30514, 0.32485
 
 _KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 FILES = tuple(f"{split}-{kind}" for split in ("train", "t10k") for kind in _KINDS)
-_INSTEAD = "or use the digits that need no files: digits(source='embedded')."
 
 
 class EmbeddedDigits(Dataset[tuple[torch.Tensor, int]]):
@@ -52,16 +51,13 @@ def digits(train: bool = True, source: str = "embedded", root: str | Path | None
 
     Raises:
         ValueError: An unknown source, or root with the embedded digits.
-        FileNotFoundError: MNIST's files are not there; the message says how to get them.
-        RuntimeError: MNIST's files cannot be read.
+        RuntimeError: MNIST's files cannot be read; the message says how to get them.
     """
-    if source == "mnist":
-        return _mnist(train, root)
-    if source != "embedded":
+    if source not in ("embedded", "mnist"):
         raise ValueError(f"source={source!r}: choose 'embedded' or 'mnist'")
-    if root is not None:
+    if root is not None and source == "embedded":
         raise ValueError("the embedded digits need no root; meant source='mnist'?")
-    return EmbeddedDigits(train)
+    return _mnist(train, root) if source == "mnist" else EmbeddedDigits(train)
 
 
 @functools.cache
@@ -92,21 +88,15 @@ def _stretch(images: np.ndarray) -> np.ndarray:
 def _mnist(train: bool, root: str | Path | None) -> Dataset:
     from torchvision import datasets, transforms  # a second, so only for those who ask
 
-    if not (home := root or os.environ.get("COURSE_DATA")):
-        raise FileNotFoundError(
-            "MNIST: no folder given. Pass root=..., or set COURSE_DATA to the folder that holds "
-            f"MNIST/raw before the kernel starts, {_INSTEAD}"
-        )
-    home = Path(home).expanduser()
-    if missing := [name for name in FILES if not (home / "MNIST/raw" / name).is_file()]:
-        raise FileNotFoundError(
-            f"MNIST: {home / 'MNIST' / 'raw'} lacks {', '.join(missing)}. Put the four files "
-            "there, point root or COURSE_DATA to the folder that holds MNIST/raw, fetch them in "
-            f"one process, torchvision.datasets.MNIST({str(home)!r}, download=True), {_INSTEAD}"
-        )
+    home = Path(root or os.environ.get("COURSE_DATA", "")).expanduser()
     scale = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     try:
         return datasets.MNIST(home, train=train, transform=scale)
     except Exception as error:
-        why = f"MNIST's files in {home} cannot be read ({error}). Delete them and fetch them anew,"
-        raise RuntimeError(f"{why} {_INSTEAD}") from error
+        raise RuntimeError(
+            f"MNIST cannot be read from {home / 'MNIST' / 'raw'} ({error}). Its files are "
+            f"{', '.join(FILES)}. Name the folder that holds MNIST/raw by root=... or by "
+            "COURSE_DATA before the kernel starts, fetch them anew in one process, "
+            f"torchvision.datasets.MNIST({str(home)!r}, download=True), or use the digits that "
+            "need no files: digits(source='embedded')."
+        ) from error

@@ -1,4 +1,4 @@
-"""The panel that a notebook shows while workers run, and what they report to it."""
+"""What a notebook shows while workers run: the panel, and where they are if they may hang."""
 
 import contextlib
 import html
@@ -13,11 +13,15 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import DisplayHandle
 
+from course_utils.hang.deadlock import Deadlock
+from course_utils.hang.report import Silence, table
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.pictures.style import OKABE_ITO
+from course_utils.record.record import Record
 
 _EVERY_S = 0.12  # between two drawings
+_STILL_S, _ALONE_S = 5.0, 1.0  # without a call, until it is said where all ranks are
 _ROOM, _WIDEST = 1 << 16, 60  # bytes of all that a rank reports; characters of one word of it
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
 _CARD = (
@@ -99,11 +103,7 @@ def render(
 ) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes.
 
-    Args:
-        members: All ranks.
-        told: What each has reported.
-        seconds: Since the launch began.
-        unsettled: The word for a rank that has neither returned nor failed.
+    Of each rank there is what it has `told`; `unsettled` is the word for one that still runs.
     """
     rows = "".join(_row(*one, unsettled) for one in zip(members, told, strict=True))
     head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"
@@ -144,3 +144,41 @@ def _bar(metrics: dict[str, Any], colour: str) -> str:
         f'<div role="progressbar" aria-valuenow="{share:.0f}" '
         f'style="width:150px;height:10px;border-radius:5px;background:{filled}"></div>'
     )
+
+
+class Early(Silence):
+    """In a notebook: where all ranks are, while they may hang and `timeout` is not yet over."""
+
+    _view: DisplayHandle | None = None
+
+    def __init__(self, record: Record, timeout: float) -> None:
+        super().__init__(record, _STILL_S if somebody_looks() else math.inf)
+        self._timeout, self._alone = timeout, False
+
+    def before(self, world_size: int) -> None:
+        """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
+        super().before(world_size)
+        self._alone = world_size == 1
+        self.still_s = _ALONE_S if self._alone else self.still_s
+
+    def silent(self, dead: Deadlock) -> bool:
+        """Nothing where no rank waits: a long computation moves nothing that could be seen here."""
+        if not dead.for_ever and dead.waits_for and not self._alone:
+            still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
+            self.moved(f"{still}\nTime is up after {self._timeout:g} s.")
+        return dead.for_ever
+
+    def moved(self, text: str = "") -> None:
+        """Take away what is shown, and show a text."""
+        bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" * bool(text)}
+        if self._view:
+            self._view.update(bundle, raw=True)
+            self._view = self._view if text else None
+        elif text:
+            self._view = DisplayHandle()
+            self._view.display(bundle, raw=True)
+
+
+def somebody_looks() -> bool:
+    """Whether a person runs this cell: a run that compares outputs could not answer a question."""
+    return getattr(getattr(get_ipython(), "kernel", None), "_allow_stdin", False)

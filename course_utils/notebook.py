@@ -12,12 +12,11 @@ from IPython import get_ipython
 from course_utils.devices import first_use
 from course_utils.devices.fork import ReadyToFork, driver_started
 from course_utils.devices.placement import place
-from course_utils.early import Early
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
 from course_utils.launcher.listener import Listener
-from course_utils.live import Panel
+from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
 
@@ -86,7 +85,7 @@ def launch(
 
 
 def _trace(record: Record) -> Trace | None:
-    return Trace.later(record.events, record.ended, record.failed) if record.trace else None
+    return Trace(record.events(), record.ended, record.failed) if record.trace else None
 
 
 def _refuse_what_cannot_work(

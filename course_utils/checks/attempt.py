@@ -26,7 +26,7 @@ from course_utils.checks.outcome import WRONG, Outcome, Row, many
 from course_utils.checks.watch import Watch
 from course_utils.devices.fork import ReadyToFork
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.silence import Silence
+from course_utils.hang.report import Silence
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
@@ -34,7 +34,7 @@ from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Event, Trace
 from course_utils.record.record import Record
 
-_SEED = struct.Struct("<iiQ")  # rank, number of the run, seed
+_SECRET = struct.Struct("<iQ")  # a rank, and what its fresh numbers are drawn from
 _STILL_S = 1.0  # until it is looked whether an answer hangs for ever
 _GAP, _MARK = "bytes left out ...]", "\x1e"  # between two cases, in what a rank prints
 
@@ -54,6 +54,11 @@ class Run(NamedTuple):
         turns, number = divmod(self.order, world_size)
         place = (rank - number - 1) % world_size
         return abs(place - (world_size - 1) * (turns % 2)) / max(1, world_size - 1)
+
+    def seed(self, rank: int, world_size: int, secret: int) -> int:
+        """What a rank's arguments are drawn from."""
+        public = public_seed(rank, world_size, self.number)
+        return public + secret + self.order if self.fresh else public
 
     def __str__(self) -> str:
         return f"{self.case}, fresh numbers" if self.fresh else str(self.case)
@@ -77,7 +82,7 @@ class Attempt:
     runs: list[Run]  # what the ranks were given, in order
     told: list[tuple[Told, ...]] = field(default_factory=list)  # by run and rank
     traces: list[Trace] = field(default_factory=list)  # by run
-    seeds: dict[tuple[int, int], int] = field(default_factory=dict)  # by rank and number of the run
+    secrets: dict[int, int] = field(default_factory=dict)  # by rank
     output: list[list[str]] = field(default_factory=list)  # by rank and run
     error: WorkerError | None = None
     returned: tuple[int, ...] = ()  # ranks whose answer had returned when it failed
@@ -130,8 +135,7 @@ def attempt(
     finally:
         os.close(pipe[1])
         with os.fdopen(pipe[0], "rb") as reading:
-            for rank, number, seed in _SEED.iter_unpack(reading.read()):
-                done.seeds.setdefault((rank, number), seed)
+            done.secrets |= _SECRET.iter_unpack(reading.read())
     done.output = [text.split(_MARK)[1:] for text in output]
     for own in (own for own, text in zip(done.output, output, strict=True) if _GAP in text):
         own[:] = ["(more than a check keeps: print less)"] * len(runs)
@@ -160,18 +164,13 @@ def _work(
 
 
 def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: tuple[int, int]) -> list[tuple]:
-    """All arguments of this rank, and the fresh seeds on their way, before the answer runs."""
+    """All arguments of this rank; its secret is on its way before the answer runs."""
     reading, writing = pipe
     os.close(reading)
-    drawn, world_size = [], int(os.environ["WORLD_SIZE"])
-    for number, run in enumerate(runs):
-        seed = public_seed(rank, world_size, run.number)
-        if run.fresh:
-            seed = int.from_bytes(os.urandom(7), "little")
-            os.write(writing, _SEED.pack(rank, number, seed))
-        drawn.append(draw(inputs, rank, world_size, run.case, seed))
+    n, secret = int(os.environ["WORLD_SIZE"]), int.from_bytes(os.urandom(7), "little")
+    os.write(writing, _SECRET.pack(rank, secret))
     os.close(writing)
-    return drawn
+    return [draw(inputs, rank, n, run.case, run.seed(rank, n, secret)) for run in runs]
 
 
 def _packed(result: Any, backend: str | None) -> bytes:

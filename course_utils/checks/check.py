@@ -32,7 +32,6 @@ _ADVICE = {  # of the launcher, whose timeout a learner has not set, and what is
     "endless loop, or for work that is done far more often than it need be.",
     r"If the work is long, raise timeout=; if it is not, look for": "Look for",
 }
-Judging = Callable[[list[Attempt]], Outcome | None]
 
 
 def check(
@@ -49,7 +48,6 @@ def check(
     work: float | Callable[[int, Any], float] | None = None,
     allow: Collection[str] = (),
     keep: Collection[str] = (),
-    repeat: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     backend: str | None = "gloo",
@@ -72,8 +70,7 @@ def check(
         require: What has to be called in every case where there is more than one rank, and with
             data; a collective by every rank.
         budget: The most that one rank may spend: any of "sent_bytes", "sent_messages" and
-            "finish_us"; a dict, or a function of world size and case that gives one. For a pair of
-            numbers the first one is the least that the busiest rank has to spend.
+            "finish_us"; a dict, or a function of world size and case that gives one.
         network: What "finish_us" is measured on, and whose algorithm collectives are counted by.
         work: The most that one rank may compute, in equal shares of the floating-point operations
             of `spec`: with 1.2, 60 % of them on two ranks; or a function like that of a budget.
@@ -81,8 +78,6 @@ def check(
             "processes" and "memory"; and to leave another "folder", "environment", "grad mode" or
             "dtype" behind.
         keep: What is to be left as it was as well: "random numbers", "threads".
-        repeat: How often each case comes with fresh numbers; by default once, more often where
-            cases are so few that not each of three ranks would come late.
         rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.
@@ -102,14 +97,12 @@ def check(
         raise ValueError("check needs at least one world size and one case")
     if fn is None:
         return note(Outcome(name, NOT_ATTEMPTED))
-    if not callable(fn):
-        message = f"A function is wanted, and this is {fn!r:.60}."
-        return note(Outcome(name, WRONG, message=message))
-    if message := overtaken(fn):
+    message = overtaken(fn) if callable(fn) else f"A function is wanted, and this is {fn!r:.60}."
+    if message:
         return note(Outcome(name, WRONG, message=message))
     attempts: list[Attempt] = []
     watch = Watch(fn, spec, backend is None, rules)
-    for size, runs in _plan(sizes, cases, repeat, one_by_one=backend is None):
+    for size, runs in _plan(sizes, cases, one_by_one=backend is None):
         options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
         again = partial(attempt, name, watch, inputs, size, **options)
         attempts.append(again(runs))
@@ -120,47 +113,39 @@ def check(
     return note(_outcome(attempts, partial(judge, inputs=inputs, spec=spec, rules=rules)))
 
 
-def _plan(
-    sizes: list[int], cases: Sequence[Any], repeat: int | None, one_by_one: bool
-) -> list[tuple[int, list[Run]]]:
+def _plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
     """What to launch: small before large, and what can be shown before what cannot."""
     known = [Run(number, case) for number, case in enumerate(cases)]
 
     def fresh(size: int, times: int) -> list[Run]:
-        runs = (repeat or times) * known
-        return [run._replace(fresh=True, order=n * (size > 1)) for n, run in enumerate(runs)]
+        runs = enumerate(times * known)
+        return [run._replace(fresh=True, order=n * (size > 1)) for n, run in runs]
 
-    if not one_by_one:
-        each = {size: -(-min(size, 3) // len(known)) for size in sizes}
-        return [(size, known + fresh(size, times)) for size, times in each.items()]
+    if not one_by_one:  # of few cases so many that each of three ranks comes late
+        return [(size, known + fresh(size, -(-min(size, 3) // len(known)))) for size in sizes]
     plan = [(size, [run]) for size in sizes for run in known]
     return plan + [(sizes[-1], [run]) for run in fresh(sizes[-1], 1)]
 
 
-def _outcome(attempts: list[Attempt], judging: Judging) -> Outcome:
+def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
+    """What became of it; the judge, who finds what is wrong, works in a process of its own."""
     last = attempts[-1]
     if last.error:
         _refuse_misuse(last.error)
         if _is_stub(last.error):
             return Outcome(last.name, NOT_ATTEMPTED, _headline(last.error).partition(": ")[2])
-    launched = [one for one in attempts if not one.error]
-    if launched and (found := _judged(launched, judging)) is not None:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            launched = [one for one in attempts if not one.error]
+            found = launch(judging, launched, world_size=1, timeout=_JUDGE_S)[0]
+    except WorkerError as error:
+        _refuse_misuse(error)
+        return launched[-1].wrong(0, f"Its results and calls cannot be judged: {error}")
+    if found is not None:
         return found
     if last.error:
         return last.wrong(last.reached, _told(last))
     return Outcome(last.name, PASSED, many(sorted({one.world_size for one in attempts})))
-
-
-def _judged(attempts: list[Attempt], judging: Judging) -> Outcome | None:
-    """What the judge finds, who works in a process of its own."""
-    how = {"world_size": 1, "timeout": _JUDGE_S}
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return launch(judging, attempts, **how)[0]
-    except WorkerError as error:
-        _refuse_misuse(error)
-        last = attempts[-1]
-        return last.wrong(0, f"Its results and calls cannot be judged: {error}")
 
 
 def _headline(error: WorkerError) -> str:

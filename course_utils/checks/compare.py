@@ -27,10 +27,7 @@ Tolerance = tuple[float | None, float | None]  # relative, absolute; None for th
 
 
 def difference(
-    wanted: Any,
-    got: Any,
-    tolerance: Tolerance = (None, None),
-    given: Collection[torch.dtype] = (),
+    wanted: Any, got: Any, tolerance: Tolerance = (None, None), given: Collection[torch.dtype] = ()
 ) -> str | None:
     """Say in what `got` is not `wanted`, or None, in whatever style it is written.
 

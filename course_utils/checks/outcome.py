@@ -115,29 +115,26 @@ def note(outcome: Outcome) -> Outcome:
     return outcome
 
 
-@dataclass(frozen=True, repr=False)
-class Overview:
+class Overview(list[Outcome]):
     """One line per exercise."""
 
-    outcomes: Sequence[Outcome]
-
     def __repr__(self) -> str:
-        lines = (f"{_SIGNS[own.state]} {own.name}: {own.state}" for own in self.outcomes)
+        lines = (f"{_SIGNS[own.state]} {own.name}: {own.state}" for own in self)
         return "\n".join([self._total(), *lines])
 
     def _total(self) -> str:
-        return f"{sum(map(bool, self.outcomes))} of {len(self.outcomes)} exercises pass"
+        return f"{sum(map(bool, self))} of {len(self)} exercises pass"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f'<tr><td style="color:{_COLOURS[own.state]};font-weight:bold">{_SIGNS[own.state]}</td>'
             f'<td style="text-align:left"><code>{html.escape(own.name)}</code></td>'
             f'<td style="text-align:left">{own.state}</td></tr>'
-            for own in self.outcomes
+            for own in self
         )
         return f"<b>{self._total()}</b><table>{rows}</table>"
 
 
 def progress() -> Overview:
     """Show which of the answers that were checked in this notebook pass, as they were last."""
-    return Overview(list(_outcomes.values()))
+    return Overview(_outcomes.values())

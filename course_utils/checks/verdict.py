@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from course_utils.checks.attempt import Attempt
-from course_utils.checks.cases import Inputs, Misuse, draw, public_seed
+from course_utils.checks.cases import Inputs, Misuse, draw
 from course_utils.checks.compare import brief, difference, dtypes_of
 from course_utils.checks.outcome import Outcome, Row
 from course_utils.checks.rules import Rules, broken, missing, overworked, unwaited
@@ -46,11 +46,9 @@ def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules)
 
 
 def _draw_again(attempt: Attempt, number: int, inputs: Inputs) -> list[tuple]:
-    """Each rank's arguments."""
     n, run, arguments = attempt.world_size, attempt.runs[number], []
     for rank in range(n):
-        seed = public_seed(rank, n, run.number)
-        seed = attempt.seeds.get((rank, number), seed) if run.fresh else seed
+        seed = run.seed(rank, n, attempt.secrets[rank])
         own, again = (draw(inputs, rank, n, run.case, seed) for _ in range(2))
         if brief(own) != brief(again):
             raise Misuse("inputs may depend on its arguments and on torch's random numbers only")
@@ -62,7 +60,6 @@ def _draw_again(attempt: Attempt, number: int, inputs: Inputs) -> list[tuple]:
 
 
 def _wanted(spec: Callable, arguments: list[tuple], case: Any) -> list[Any]:
-    """What each rank should have returned."""
     n = len(arguments)
     try:
         wanted = spec(*(list(column) for column in zip(*arguments, strict=True)))

@@ -10,31 +10,24 @@ from course_utils.record.meetings import Meeting, key_of, meetings
 
 
 class Deadlock:
-    """All ranks at the moment when time was up.
-
-    Attributes:
-        ranks: Where each one is.
-        now: When that was, in seconds from the launch.
-        known: Whether the calls of all ranks are known, so that they can be matched.
-        open: The calls in which ranks wait, each with those who have not come to it.
-        waits_for: For each rank that waits, those which have not come to its call.
-        absent: Ranks that others wait for, and that wait for none themselves.
-    """
+    """All ranks at a moment `now`, on the clock of their calls; `ranks` says where each one is."""
 
     def __init__(self, all_: Iterable[Whereabouts], now: float) -> None:
         self.ranks, self.now = {one.rank: one for one in all_}, now
         self.world, everybody = tuple(sorted(self.ranks)), self.ranks.values()
-        self.known = all(one.known for one in everybody)
+        self.known = all(one.known for one in everybody)  # else calls cannot be matched
         calls = [call for one in everybody for call in one.calls]
         self._takers = {c.rank for c in calls if c.kind == "recv" and c.peer is None} | {None}
         met = meetings(calls, len(self.world))
         self._met = {(one.key, one.number): one for one in met}
         self._last = {(rank, one.key): one.number for one in met for rank in one.calls}
+        # Calls in which ranks wait, each with those who have not come to it; and by rank all these.
         self.open: list[tuple[Event, set[int]]] = []
         self.waits_for = {one.rank: self._look(one) for one in everybody if one.state == "waiting"}
         if not self.known:
             self.waits_for = dict.fromkeys(self.waits_for, set(self.world) - set(self.waits_for))
         reached = set().union(*map(self.reachable, self.waits_for))
+        # Whom others wait for, and who wait for none themselves.
         self.absent = sorted(rank for rank in reached if not self.waits_for.get(rank))
 
     def _look(self, one: Whereabouts) -> set[int]:
@@ -70,8 +63,7 @@ class Deadlock:
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""
         found, new = set(), {rank}
-        while new:
-            new = set().union(*(self.waits_for.get(one, ()) for one in new)) - found
+        while new := set().union(*(self.waits_for.get(one, ()) for one in new)) - found:
             found |= new
         return found
 

@@ -5,8 +5,7 @@ from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.places import LOOPS, innermost
-from course_utils.hang.whereabouts import content, is_message, of_group
+from course_utils.hang.whereabouts import LOOPS, content, innermost, is_message, of_group
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event
@@ -77,12 +76,11 @@ def together(said: Mapping[int, str]) -> dict[str, list[int]]:
 def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     """One rank goes round a loop once more, when another one has left that loop."""
     for call, its in permutations(meeting.calls.values(), 2):
-        if its.kind == call.kind or not (call.line and its.line):
-            continue
-        loop, same = innermost(Frame(*call.line), *LOOPS), call.line[::2] == its.line[::2]
-        after = loop and same and its.line[1] > loop.end_lineno
-        if after and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
-            return _uneven(dead, call, its.rank, "is past the loop")
+        if its.kind != call.kind and call.line and its.line and call.line[::2] == its.line[::2]:
+            loop = innermost(Frame(*call.line), *LOOPS)
+            after = loop and its.line[1] > loop.end_lineno
+            if after and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
+                return _uneven(dead, call, its.rank, "is past the loop")
     return {}
 
 
@@ -94,8 +92,8 @@ def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, obj
         "rank": call.rank, "other": other, "call": call, "then": then,
         "often": times.get(often, f"{often} times"),
         "rarer": rarer and times.get(rarer, f"{rarer} times"),
-        "in_ddp": " in DDP" if ddp else "",
-        "batches": ": as many batches, each with a backward pass" if ddp else "",
+        "in_ddp": " in DDP" * bool(ddp),
+        "batches": ": as many batches, each with a backward pass" * bool(ddp),
     }  # fmt: skip
 
 

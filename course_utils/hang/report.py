@@ -1,6 +1,8 @@
 """The report of a hang: where every rank is, in which call, who never arrived, and what to try."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
 
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
@@ -9,7 +11,8 @@ from course_utils.hang.rules import SAME, diagnose
 from course_utils.hang.whereabouts import content, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.member import Member
+from course_utils.launcher.stacks import Frame, from_dump
 from course_utils.launcher.words import ranks_named
 from course_utils.record.event import Event, Log
 from course_utils.record.record import Record
@@ -44,6 +47,46 @@ class HangReport(Listener):
         logs = self._record.logs()
         stands = (whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks))
         return Deadlock(stands, now)
+
+
+class Silence(HangReport):
+    """Asks all ranks after `still_s` seconds, and ends a launch that is proven to hang for ever."""
+
+    def __init__(self, record: Record, still_s: float) -> None:
+        super().__init__(record)
+        self.still_s = still_s
+
+    def before(self, world_size: int) -> None:
+        """Begin to watch."""
+        self._seen, self._since, self._asked = [], monotonic(), False
+
+    def tick(self, members: Sequence[Member], final: bool = False) -> bool:
+        """Ask, and at the next tick see what that says."""
+        if final:  # perhaps of a launch that has never begun
+            self.moved()
+        elif (seen := [self._record.counts(), [m.settled for m in members]]) != self._seen:
+            self._seen, self._since, self._asked = seen, monotonic(), False
+            self.moved()
+        elif self._asked and self._since:
+            self._since = 0.0  # told
+            stacks = {m.rank: None if m.settled else from_dump(m.dump()) for m in members}
+            for member in members:  # else a rank that dies later would seem to have died there
+                member.forget_stack()
+            return self.silent(self.deadlock(stacks, monotonic()))
+        elif not self._asked and monotonic() - self._since >= self.still_s:
+            self._asked = True
+            for member in members:
+                with contextlib.suppress(OSError):  # it has just ended
+                    if not member.settled:
+                        member.ask_for_stack()
+        return False
+
+    def moved(self) -> None:
+        """Some rank has called something, or has ended."""
+
+    def silent(self, dead: Deadlock) -> bool:
+        """None has; returns whether the launch shall end."""
+        return dead.for_ever
 
 
 def table(dead: Deadlock) -> str:

@@ -8,39 +8,46 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
 
+# When its input ends, processes with the host's mark in their environment end, also those that left
+# their group, as torchrun's ranks do. Where none can be asked, torchrun has a second to stop them.
+_LOOPBACK = """
+echo; groups=$(sed s/^/-/)
+if [ -e /proc/self/environ ]; then
+    marked() { grep -lszFx "COURSE_HOST=$0" /proc/[0-9]*/environ | cut -d/ -f3; }
+    while found=$(marked); [ "$found" ]; do kill -9 $found; done
+elif [ "$groups" ]; then
+    kill -s TERM -- $groups; sleep 1; kill -s KILL -- $groups
+fi 2>/dev/null
+"""
 WATCHERS = {  # each is ready when it has printed a line, and ends when its input does
     "namespaces": shlex.split("unshare --net --pid --kill-child --mount-proc sh -c 'echo; cat'"),
-    "loopback": [sys.executable, "-I", "-S", str(Path(__file__).with_name("host_agent.py"))],
+    "loopback": ["sh", "-c", _LOOPBACK],
 }
-PYTHON = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
+_PYTHON = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
 Env = Mapping[str, str] | None  # variables besides those of the host
 
 
 class Program:
-    """A started program, in a session of its own, that sees `disk` as its working directory."""
+    """A started program; `output` and `errors` are what it has written up to now."""
 
-    def __init__(self, title: str, words: list[str], env: dict[str, str], disk: Path) -> None:
+    output = property(lambda self: self._text(0))
+    errors = property(lambda self: self._text(1))
+
+    def __init__(self, title: str, words: list[str], **options: object) -> None:
         self.title = title
         with contextlib.ExitStack() as files:  # readable also when the program is gone
-            self._output, self._errors = [files.enter_context(TemporaryFile()) for _ in range(2)]
+            self._files = [files.enter_context(TemporaryFile()) for _ in range(2)]
             weakref.finalize(self, files.pop_all().close)
-        ends = {"stdin": subprocess.DEVNULL, "stdout": self._output, "stderr": self._errors}
-        self.process = subprocess.Popen(words, cwd=disk, env=env, start_new_session=True, **ends)
+        streams = dict(zip(("stdout", "stderr"), self._files, strict=True))
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, **streams, **options)
 
-    @property
-    def output(self) -> str:
-        """What it has printed up to now."""
-        return _text(self._output)
-
-    @property
-    def errors(self) -> str:
-        """What it has written to its standard error up to now."""
-        return _text(self._errors)
+    def _text(self, stream: int) -> str:
+        file = self._files[stream].fileno()  # not by its position, which the program writes at
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def wait_for(self, text: str = "", timeout_s: float = 60.0) -> str:
         """Return the output when it contains `text`, or without one when the program has ended.
@@ -49,16 +56,7 @@ class Program:
             RuntimeError: It ended with an error, or without the text.
             TimeoutError: It took longer than `timeout_s`.
         """
-        end = time.monotonic() + timeout_s
-        while self.process.poll() is None and not (text and text in self.output):
-            if time.monotonic() > end:
-                said = self.output + self.errors
-                raise TimeoutError(f"{self.title!r} took over {timeout_s:g} s:\n{said}")
-            time.sleep(0.02)
-        code = self.process.returncode
-        if text not in self.output or (code and not text):
-            raise RuntimeError(f"{self.title!r} ended with {code}:\n{self.output + self.errors}")
-        return self.output
+        return wait([self], text, timeout_s)[0]
 
     def close(self) -> None:
         """Stop it if it still runs."""
@@ -68,19 +66,37 @@ class Program:
         self.process.wait()
 
 
+def wait(programs: Sequence[Program], text: str, timeout_s: float) -> list[str]:
+    """As `Program.wait_for`, of all of them; where one fails, the others are not waited for."""
+    end = time.monotonic() + timeout_s
+    while busy := [p for p in programs if p.process.poll() is None]:
+        if any(p.process.returncode for p in programs) or (text and text in busy[0].output):
+            break
+        if time.monotonic() > end:
+            said = busy[0].output + busy[0].errors
+            raise TimeoutError(f"{busy[0].title!r} took over {timeout_s:g} s:\n{said}")
+        time.sleep(0.02)
+    for program in programs:
+        code = program.process.returncode
+        if text not in program.output or (code and not text):
+            said = program.output + program.errors
+            raise RuntimeError(f"{program.title!r} ended with {code}:\n{said}")
+    return [program.output for program in programs]
+
+
 class Host:
     """Host 0 or 1; `address` and `interface` are between the hosts, `outside` is on another net."""
 
     def __init__(self, number: int, form: str, disk: Path) -> None:
         self.number, self.disk, self._enter, self._programs = number, disk.absolute(), [], []
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         words = [*WATCHERS[form], self._mark]
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self.watcher = subprocess.Popen(words, start_new_session=True, **pipes)
-        if not self.watcher.stdout.readline():
-            raise RuntimeError(self.watcher.communicate()[1].decode().strip())
+        if said := self.watcher.stdout.readline().decode().strip():
+            self.watcher.communicate()
+            raise RuntimeError(said)
         self.watcher.stdout.close()
-        self.watcher.stderr.close()
         if form == "namespaces":
             own = f"/proc/{self.watcher.pid}/ns/"
             self._enter = ["nsenter", f"--net={own}net", f"--pid={own}pid_for_children"]
@@ -91,15 +107,15 @@ class Host:
         else:
             names = "lo", f"127.0.0.{number + 1}", f"127.0.0.{number + 11}"
         self.interface, self.address, self.outside = names
-        self.env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface}
 
     def start(self, command: str, env: Env = None) -> Program:
         """Start a command, without a shell; `python`, `torchrun` and scripts use this Python."""
         name, *rest = shlex.split(command)
-        words = PYTHON.get(name, [*PYTHON["python"] * name.endswith(".py"), name])
-        env = {**os.environ, **self.env, "COURSE_HOST": self._mark, **(env or {})}
-        title = f"host {self.number}: {command}"
-        program = Program(title, [*self._enter, *words, *rest], env, self.disk)
+        words = _PYTHON.get(name, [*_PYTHON["python"] * name.endswith(".py"), name])
+        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface}
+        how = {"env": {**os.environ, **own, "COURSE_HOST": self._mark, **(env or {})}}
+        how |= {"cwd": self.disk, "start_new_session": True}
+        program = Program(f"host {self.number}: {command}", [*self._enter, *words, *rest], **how)
         self._programs.append(program)
         if not self._enter:
             self.watcher.stdin.write(f"{program.process.pid}\n".encode())
@@ -120,15 +136,9 @@ class Host:
     def close(self) -> None:
         """End everything on this host."""
         self.watcher.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # somebody else holds the pipe open
             self.watcher.wait(timeout=5)
-        except subprocess.TimeoutExpired:  # somebody else holds the pipe open
-            self.watcher.kill()
-            self.watcher.wait()
+        self.watcher.kill()
+        self.watcher.wait()
         for program in self._programs:
             program.close()
-
-
-def _text(file: IO[bytes]) -> str:
-    # Not by its position, which the program writes at.
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")

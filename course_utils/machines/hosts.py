@@ -13,11 +13,10 @@ import os
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from course_utils.machines.host import Host
+from course_utils.machines.host import Host, wait
 
 FORMS = {
     "namespaces": "two network namespaces, joined by cables",
@@ -26,12 +25,7 @@ FORMS = {
 
 
 class Hosts(tuple[Host, ...]):
-    """Both hosts.
-
-    Attributes:
-        form: "namespaces" or "loopback".
-        port: For the ranks to meet at; free on the first host.
-    """
+    """Both hosts; their `form`, and a `port` for ranks to meet at that is free on the first one."""
 
     form: str
     port: int
@@ -43,13 +37,8 @@ class Hosts(tuple[Host, ...]):
             RuntimeError: One ended with an error; the other one is not waited for.
             TimeoutError: They took longer than `timeout_s`.
         """
-        programs = [host.start(command) for host, command in zip(self, commands, strict=True)]
-        end = time.monotonic() + timeout_s
-        while any(p.process.poll() is None for p in programs) and time.monotonic() < end:
-            if failed := [p for p in programs if p.process.poll()]:
-                failed[0].wait_for()
-            time.sleep(0.02)
-        return [program.wait_for(timeout_s=0.0) for program in programs]
+        started = [host.start(command) for host, command in zip(self, commands, strict=True)]
+        return wait(started, "", timeout_s)
 
     @contextlib.contextmanager
     def slow(self, mbit_s: float) -> Iterator[None]:
@@ -80,46 +69,40 @@ def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
         form: "namespaces" (Linux, root), "loopback" (anywhere) or "auto": the first that works.
 
     Raises:
-        ValueError: There is no such form or folder.
         RuntimeError: form="namespaces", and this machine does not allow them.
     """
-    if form not in ("auto", *FORMS):
-        raise ValueError(f"form={form!r}: choose 'auto', 'namespaces' or 'loopback'")
-    if not Path(disk).is_dir():
-        raise ValueError(f"disk={str(disk)!r} is not a folder")
     with contextlib.ExitStack() as stack:
-        first, why = "namespaces" if form == "auto" else form, ""
+        why = ""
         try:
-            hosts = stack.enter_context(_built(first, Path(disk)))
+            hosts = _built(stack, "namespaces" if form == "auto" else form, Path(disk))
         except RuntimeError as error:
             if form != "auto":
                 raise
+            stack.close()
             why = f" (namespaces: {error})"
-            hosts = stack.enter_context(_built("loopback", Path(disk)))
+            hosts = _built(stack, "loopback", Path(disk))
         _say_once(f"hosts: {FORMS[hosts.form]}{why}")
         yield hosts
 
 
-@contextlib.contextmanager
-def _built(form: str, disk: Path) -> Iterator[Hosts]:
+def _built(stack: contextlib.ExitStack, form: str, disk: Path) -> Hosts:
     if form == "namespaces":
         missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if not shutil.which(tool)]
         if sys.platform != "linux" or os.geteuid() or missing:
             raise RuntimeError(f"no {missing[0]} here" if missing else "they need root on Linux")
-    with contextlib.ExitStack() as stack:
-        hosts = Hosts(stack.enter_context(contextlib.closing(Host(n, form, disk))) for n in (0, 1))
-        hosts.form, hosts.port = form, 23456
-        if form == "namespaces":
-            cable = f"link add {{0}} type veth peer name {{0}} netns {hosts[1].watcher.pid}"
-            hosts[0].ip(cable.format("eth0"), cable.format("eth1"))
-            for host in hosts:
-                host.ip(f"address add {host.address}/24 dev eth0")
-                host.ip(f"address add {host.outside}/24 dev eth1")
-                host.ip(*[f"link set {name} up" for name in ("lo", "eth0", "eth1")])
-        else:
-            with socket.create_server((hosts[0].address, 0)) as free:
-                hosts.port = free.getsockname()[1]
-        yield hosts
+    hosts = Hosts(stack.enter_context(contextlib.closing(Host(n, form, disk))) for n in (0, 1))
+    hosts.form, hosts.port = form, 23456
+    if form == "namespaces":
+        cable = f"link add {{0}} type veth peer name {{0}} netns {hosts[1].watcher.pid}"
+        hosts[0].ip(cable.format("eth0"), cable.format("eth1"))
+        for host in hosts:
+            host.ip(f"address add {host.address}/24 dev eth0")
+            host.ip(f"address add {host.outside}/24 dev eth1")
+            host.ip(*[f"link set {name} up" for name in ("lo", "eth0", "eth1")])
+    else:
+        with socket.create_server((hosts[0].address, 0)) as free:
+            hosts.port = free.getsockname()[1]
+    return hosts
 
 
 @functools.cache

@@ -45,15 +45,10 @@ def refuse_unknown(algorithm: str) -> None:
 
 @lru_cache(maxsize=32)  # a training loop calls the same ones again and again
 def rounds(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
-    """Spell a collective out.
+    """Spell a collective out, such as "all_reduce", in a group of n, where a rank hands in `size`.
 
-    Args:
-        kind: Such as "all_reduce".
-        algorithm: "ring", "tree" or "direct".
-        n: Size of the group; ranks are named by their place in it.
-        root: Where a broadcast, reduce, scatter or gather starts or ends.
-        size: Bytes that a rank hands in.
-        parts: For scatter, reduce_scatter and all_to_all: `parts[i][j]` bytes from i for j.
+    Ranks are named by their place in the group, as is the root of a broadcast, reduce, scatter or
+    gather. For scatter, reduce_scatter and all_to_all there are `parts[i][j]` bytes from i for j.
     """
     if kind == "barrier":
         kind, size = "all_reduce", 0

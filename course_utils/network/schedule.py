@@ -29,18 +29,15 @@ class Message(NamedTuple):
 class Schedule:
     """What all ranks do, of recorded events and an algorithm that collectives are carried out by.
 
-    Attributes:
-        messages: All of them; steps and ends refer to them by their places here.
-        tasks: Likewise each rank's part in each collective, which runs beside the rank's program.
-        programs: By rank, what it does itself; it may compute before its first event.
-
     Raises:
         ReplayError: A message or a collective has no partner: says which, of which rank and line.
     """
 
     def __init__(self, events: Sequence[Event], world_size: int, algorithm: str) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[Message] = []  # steps and ends refer to them by their places here
+        # Likewise each rank's part in each collective, which runs beside the rank's program.
         self.tasks: list[tuple[Event, list[Step]]] = []
+        # By rank, what it does itself; it may compute before its first event.
         self.programs: list[list[Step]] = [[("compute", None, None)] for _ in range(world_size)]
         self._ends: dict[tuple[int, int | None], End] = {}  # by rank and index of an event
         self._last: dict[tuple, End] = {}  # task of a rank in a group
@@ -106,8 +103,7 @@ class Schedule:
 
 
 def _refuse_lonely(messages: list[Meeting]) -> None:
-    alone = [call for one in messages if one.missing for call in one.calls.values()]
-    if alone:
+    if alone := [call for one in messages if one.missing for call in one.calls.values()]:
         first = min(alone, key=lambda event: (event.index, event.rank))
         verb = "receives" if first.kind == "send" else "sends"
         who = "no rank" if first.peer is None else f"rank {first.peer} never"
@@ -115,10 +111,9 @@ def _refuse_lonely(messages: list[Meeting]) -> None:
 
 
 def _refuse_disagreement(met: Meeting) -> None:
-    calls = [met.calls.get(rank) for rank in met.members]
-    first = next(call for call in calls if call)
-    for rank, call in zip(met.members, calls, strict=True):
-        if call is None:
+    first = next(met.calls[rank] for rank in met.members if rank in met.calls)
+    for rank in met.members:
+        if (call := met.calls.get(rank)) is None:
             raise ReplayError(f"{first!r}: it has no partner, rank {rank} made no such call.")
         alike = (call.kind, call.op, call.root) == (first.kind, first.op, first.root)
         sized = call.kind in ("scatter", "all_to_all") or call.bytes == first.bytes

@@ -22,8 +22,7 @@ class Traffic:
     """How much went from whom to whom.
 
     Attributes:
-        bytes: `bytes[source][target]`.
-        messages: `messages[source][target]`.
+        bytes, messages: `bytes[source][target]`, and likewise how many messages.
         sent_bytes, received_bytes, sent_messages, received_messages: Per rank, as tuples.
     """
 
@@ -51,20 +50,7 @@ class Trace:
     ended: tuple[tuple[float, ...], ...]
     failed: bool = False
 
-    @classmethod
-    def later(cls, make: Callable[[], tuple[Event, ...]], ended: tuple, failed: bool) -> "Trace":
-        """A trace whose events are made when somebody asks for them, so that no launch waits."""
-        trace = cls.__new__(cls)
-        vars(trace).update(_make=make, ended=ended, failed=failed)
-        return trace
-
-    def __getattr__(self, name: str) -> tuple[Event, ...]:
-        if name != "events" or "_make" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        vars(self)["events"] = vars(self).pop("_make")()
-        return self.events
-
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple:  # without its schedules
         return Trace, (self.events, self.ended, self.failed)
 
     @property

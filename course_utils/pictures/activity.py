@@ -10,7 +10,6 @@ from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import SPOKEN, first_of, together, us
-from course_utils.record.event import Event
 from course_utils.record.meetings import meetings
 
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
@@ -119,46 +118,33 @@ def _virtual(replay: Replay) -> Activity:
 
 
 def _in_real_time(trace: Trace) -> Activity:
-    """Bars from the first call of any rank on.
+    """Bars from the first call of any rank on: calls and waits while they last, or own code.
 
-    A message or a collective begins where the last rank that it needs has called it too: before,
-    the others only wait. Of what a failed launch left unfinished nothing but the waiting is drawn.
+    Of what a failed launch left unfinished nothing but the waiting is drawn.
     """
     begin = min((event.start_s for event in trace), default=0.0)
-    bars, arrows = [], []
+    bars, now = [], [begin] * trace.world_size
 
     def bar(rank: int, start_s: float, end_s: float, what: str, *more: Any) -> Interval:
         return Interval(rank, 1e6 * (start_s - begin), 1e6 * (end_s - begin), what, *more)
 
-    for meeting in meetings(trace, trace.world_size):
-        calls = [call for call in meeting.calls.values() if call.finished]
-        for call in calls:
-            met_s = max(other.start_s for other in _needed(call, meeting.calls))
-            start_s = met_s if call.start_s < met_s < call.end_s else call.start_s
-            kind = _PORTS.get(call.kind, "collective")
-            bars.append(bar(call.rank, start_s, call.end_s, kind, call))
-        if len(calls) == 2 and calls[0].kind in _PORTS:
-            sent, taken = (meeting.calls[rank] for rank in meeting.members)
-            to = sent, taken.rank, sent.bytes
-            arrows.append(bar(sent.rank, sent.start_s, taken.end_s, "send", *to))
-    for rank, (end_s, *_) in enumerate(trace.ended):
-        now = begin
-        for event in trace.of_rank(rank):
-            if event.blocking or event.kind == "wait":  # it holds the rank
-                bars.append(bar(rank, now, event.start_s, "compute", None))
-                bars.append(bar(rank, event.start_s, event.end_s, "wait", event))
-                now = max(now, event.end_s)
-        bars.append(bar(rank, now, end_s, "compute", None))
+    for event in trace:
+        rank, lasts = event.rank, (event.rank, event.start_s, event.end_s)
+        if event.finished and event.kind != "wait":
+            bars.append(bar(*lasts, _PORTS.get(event.kind, "collective"), event))
+        if event.blocking or event.kind == "wait":  # it holds the rank
+            bars += bar(rank, now[rank], event.start_s, "compute", None), bar(*lasts, "wait", event)
+            now[rank] = max(now[rank], event.end_s)
+    ended = [end_s for end_s, *_ in trace.ended]
+    bars += [bar(rank, now[rank], end_s, "compute", None) for rank, end_s in enumerate(ended)]
     bars = [one for one in bars if one.what != "compute" or one.end_us > one.start_us]
-    ends = tuple(max(0.0, 1e6 * (end_s - begin)) for end_s, *_ in trace.ended)
+    met = (one for one in meetings(trace, trace.world_size) if one.key[0] == "message")
+    pairs = [[one.calls.get(rank) for rank in one.members] for one in met]
+    arrows = [
+        bar(sent.rank, sent.start_s, taken.end_s, "send", sent, taken.rank, sent.bytes)
+        for sent, taken in pairs
+        if sent and taken and sent.finished and taken.finished
+    ]
+    ends = tuple(max(0.0, 1e6 * (end_s - begin)) for end_s in ended)
     bars.sort(key=itemgetter(1))  # start_us
     return Activity(bars, arrows, ends, "real time on this machine (ms)", 1000)
-
-
-def _needed(event: Event, calls: dict[int, Event]) -> list[Event]:
-    """Whose data a rank needs before its part in a collective can be done."""
-    if event.kind in ("broadcast", "scatter"):
-        return [calls.get(event.root, event)]
-    if event.kind in ("reduce", "gather") and event.rank != event.root:
-        return [event]
-    return list(calls.values())

@@ -1,12 +1,13 @@
 """Collective by rank, as a picture: the one that a rank never called, or called differently."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from course_utils.hang.deadlock import differs
+from course_utils.hang.facts import together
 from course_utils.launcher.errors import WorkerTimeout
 from course_utils.launcher.words import ranks_named
 from course_utils.network.trace import Trace
@@ -56,9 +57,7 @@ def words(met: list[Meeting]) -> str:
     """What is missing and what differs, of several collectives in the first one."""
     said = []
     if other := next((one for one in met if difference(one)), None):
-        labels = defaultdict(list)
-        for rank, call in sorted(other.calls.items()):
-            labels[_label(call)].append(rank)
+        labels = together({rank: _label(call) for rank, call in sorted(other.calls.items())})
         by = "; ".join(f"{label} on {ranks_named(who)}" for label, who in labels.items())
         said.append(f"#{other.number} differs in {difference(other)[0]}: {by}")
     if lacking := next((one for one in met if one.missing), None):

@@ -24,6 +24,7 @@ class Lines(NamedTuple):
     colour: str
     width: float = 1.0
     titles: list[str] | None = None
+    dash: tuple[float, float] | None = None  # pixels that are drawn, and that are left out
 
 
 class Corners(NamedTuple):
@@ -85,6 +86,7 @@ def _element(shape: Shape) -> str:
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
         return f'<polygon points="{points}" fill="{shape.colour}"/>'
     style = f'stroke="{shape.colour}" stroke-width="{shape.width:.1f}"'
+    style += f' stroke-dasharray="{shape.dash[0]} {shape.dash[1]}"' if shape.dash else ""
     ways = [f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" for x1, y1, x2, y2 in shape.ends]
     if shape.titles is None:  # nobody can hover over it: what lies below answers
         return f'<path d="{"".join(ways)}" {style} pointer-events="none"/>'
@@ -112,6 +114,8 @@ def as_figure(drawing: Drawing) -> Figure:
         else:
             ends, wide = [(end[:2], end[2:]) for end in shape.ends], shape.width * _POINT
             lines = LineCollection(ends, colors=shape.colour, linewidths=wide, capstyle="butt")
+            if shape.dash:  # matplotlib counts in widths of the line
+                lines.set_linestyle((0, [pixels / shape.width for pixels in shape.dash]))
             lines.set_zorder(order)
             axes.add_collection(lines, autolim=False)
     return figure

@@ -1,18 +1,11 @@
 """Rank by time: who computes, communicates and waits when."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import (
-    Activity,
-    activity,
-    real_text,
-    spans,
-    virtual_text,
-)
+from course_utils.pictures.activity import Activity, activity, real_text, spans, virtual_text
 from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words, arrow, as_figure
 from course_utils.pictures.style import KINDS, rank_style, rounded, show, size, us
 
@@ -20,9 +13,9 @@ ARROWS = 150  # more than so many messages are not drawn
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 100, 34, 44  # right: when a cut row ends
 _HIGH = 350  # of up to 21 ranks together: beside sliders on a small screen
 _BEFORE, _NOW = "#D55E00", "#E4ECF7"  # outline of an earlier state; the moment of an animation
-_PIXEL, _GAP = 1.5, 8  # what the eye cannot tell apart; from one line of a hatch to the next
+_PIXEL = 1.5  # what the eye cannot tell apart
 _MANY = 1000  # bars of a kind, at most, that say what they are
-_THIN, _NARROW = 4, 2.5  # what is less high or wide has no hatch: one would not see it
+_THIN = 4  # what is less high has no strokes: one would not see them
 
 
 def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
@@ -157,28 +150,9 @@ def _bars(plan: _Plan) -> Iterator[Shape]:
 
 
 def _boxes(kind: str, boxes: list, high: float, titles: list | None = None) -> Iterator[Shape]:
-    """Boxes (left, top, width) of one height: a thick line each, the hatch in thin ones above."""
+    """Boxes (left, top, width) of one height: a thick line each, and a dashed one above it."""
     style = KINDS[kind]
     middles = [(x, y + high / 2, x + wide, y + high / 2) for x, y, wide in boxes]
     yield Lines(middles, style.fill, high, titles)
-    if high > _THIN:
-        yield Lines([line for box in boxes for line in _hatch(*box, high, style.hatch)], style.ink)
-
-
-def _hatch(x: float, y: float, wide: float, high: float, mark: str) -> Iterator[Line]:
-    """Lines within a box, at places that do not depend on where the box begins."""
-    if wide <= _NARROW:
-        if mark == "/":  # its fill is too faint for a narrow box
-            yield x + wide / 2, y, x + wide / 2, y + high
-    elif mark == "-":
-        for k in (1, 2):
-            yield x, y + k * high / 3, x + wide, y + k * high / 3
-    elif mark:
-        slant = 0.0 if mark == "|" else high
-        for k in range(math.ceil((x - slant) / _GAP), math.ceil((x + wide) / _GAP)):
-            at = k * _GAP
-            start, end = max(at, x), min(at + slant, x + wide)
-            low, up = start - at, end - at if slant else high  # above the lower edge
-            if mark == "\\":
-                low, up = high - low, high - up
-            yield start, y + high - low, end, y + high - up
+    if style.dash and high > _THIN:
+        yield Lines(middles, style.ink, high, dash=style.dash)

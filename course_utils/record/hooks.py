@@ -123,26 +123,21 @@ class Recorder:
             end()
         self._note("return", None, (), UNFINISHED if self.unfinished else 0)
 
-    def _note(
-        self, kind: str, caller: FrameType | None, group: tuple[int, ...], flags: int = 0
-    ) -> None:
+    def _note(self, kind: str, caller: FrameType | None, group: tuple, flags: int = 0) -> None:
         inner, own = frames.split(caller)
         fields = {"kind": kind, "bytes": 0, "group": group}
         self.writer.write(fields, own, (kind,), flags | frames.flags(inner))
 
     def _hook(self, group: c10d.ProcessGroup) -> None:
-        issuing, known = {}, weakref.ref(group)  # the group's hooks must not keep it
-        before = functools.partial(
-            self.carefully, self._before, known, issuing, _is_impatient(group)
-        )
+        known, impatient = weakref.ref(group), _is_impatient(group)  # its hooks must not keep it
+        issuing: dict[int, Row] = {}
+        before = functools.partial(self.carefully, self._before, known, issuing, impatient)
         group.register_pre_hook(_HOOK, before)
         if self.waits:
             after = functools.partial(self.carefully, self._after, issuing)
             group.register_post_hook(_HOOK, after)
 
-    def _before(
-        self, known: weakref.ref, issuing: dict[int, Row], impatient: bool, call: Any
-    ) -> None:
+    def _before(self, known: weakref.ref, issuing: dict, impatient: bool, call: Any) -> None:
         if call.name.value not in _called():
             return
         kind, how, listed = _called()[call.name.value]

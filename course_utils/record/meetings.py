@@ -12,20 +12,14 @@ Key = tuple[object, ...]
 
 
 class Meeting(NamedTuple):
-    """One message or one collective, as far as its ranks have come to it.
+    """One message or one collective, as far as its ranks have come to it."""
 
-    Attributes:
-        key: What its calls are counted by, see `key_of`.
-        number: The how-manieth of its key it is, from 1.
-        members: Global ranks that it takes: of a message its sender and its receiver, else the
-            group in its order. None stands for a sender that may be any rank.
-        calls: By rank, the calls that have come to it.
-    """
-
-    key: Key
-    number: int
+    key: Key  # what its calls are counted by, see `key_of`
+    number: int  # the how-manieth of its key it is, from 1
+    # Global ranks that it takes: of a message its sender, or None if that may be any rank, and its
+    # receiver; else the group in its order.
     members: tuple[int | None, ...]
-    calls: dict[int, Event]
+    calls: dict[int, Event]  # by rank, those that have come to it
 
     @property
     def missing(self) -> list[int | None]:

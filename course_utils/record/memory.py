@@ -30,26 +30,22 @@ _TRIES = 5
 
 
 class _Head(ctypes.Structure):
-    """How many rows are written, how many bytes of descriptions, and the first row that has one."""
-
-    # wrong: nothing of it is to be relied on
+    # How many rows are written, how many bytes of descriptions, the first row that has one; and
+    # whether nothing of it is to be relied on.
     _fields_ = [(name, c_int64) for name in ("rows", "told", "first", "wrong")]
 
 
 class Row(ctypes.Structure):
-    """One event; the rank that writes it knows `index` and `fields` of it as well.
-
-    Attributes:
-        call: The number of its description, from 0.
-        number: That of the `Event`, as its `flags`.
-        of: The row that it waits for; of what is no wait ISSUED, or ON_ITS_WAY until it is.
-        peer: The rank that has sent, where that was not known before, else -1.
-        start_s: On the system's monotonic clock, as `end_s`, which is 0 if nobody saw the end.
-    """
+    """One event; the rank that writes it knows `index` and `fields` of it as well."""
 
     _fields_ = [
-        *((name, c_int64) for name in ("call", "number", "flags", "of", "peer")),
-        *((name, c_double) for name in ("start_s", "end_s")),
+        ("call", c_int64),  # the number of its description, from 0
+        ("number", c_int64),  # that of the `Event`, as its flags
+        ("flags", c_int64),
+        ("of", c_int64),  # the row that it waits for; else ISSUED, or ON_ITS_WAY until it is
+        ("peer", c_int64),  # the rank that has sent, where that was not known before, else -1
+        ("start_s", c_double),  # on the system's monotonic clock
+        ("end_s", c_double),  # likewise; 0 if nobody saw the end
     ]
 
     def finish(self) -> None:

@@ -16,31 +16,21 @@ from course_utils.record.memory import ON_ITS_WAY, Memory, Rows, Writer
 
 
 class Record(Listener):
-    """What every rank calls, kept where the kernel can read it.
-
-    Attributes:
-        trace: Whether all of it is recorded, with ends and waits.
-        start_s: When the launch began, on the system's monotonic clock.
-        ended: With `trace`, by rank: seconds from the launch until its function was over.
-        failed: Whether the launch failed.
-        unread: By rank why its record could not be read; a trace has nothing of such a rank.
-    """
+    """What every rank calls, kept where the kernel can read it."""
 
     def __init__(self, trace: bool = False) -> None:
-        self.trace, self.failed = trace, False
+        self.trace = trace  # whether all of it is recorded, with ends and waits
+        self.failed = False  # whether the launch has
+        # With `trace`, by rank: seconds from the launch until its function was over.
         self.ended: tuple[tuple[float], ...] = ()
 
     def before(self, world_size: int) -> None:
-        """Make the memory.
-
-        Raises:
-            RuntimeError: This torch cannot record.
-        """
+        """Make the memory; raises RuntimeError where this torch cannot record."""
         if self.trace and (reason := hooks.refusal()):
             raise RuntimeError(reason)
-        self.start_s, self._ranks = monotonic(), range(world_size)
+        self.start_s, self._ranks = monotonic(), range(world_size)  # on the system's clock
         self._memory = Memory(world_size, self.trace)
-        self.unread = self._memory.unread
+        self.unread = self._memory.unread  # by rank why; a trace has nothing of such a rank
 
     @contextlib.contextmanager
     def inside(self, rank: int) -> Iterator[None]:

@@ -160,7 +160,7 @@ def test_what_is_printed_in_other_cases_is_not_shown_and_much_is_cut(capsys):
         ({"inputs": lambda rank, n, case: 1 / 0}, r"inputs\(\d, 2, 1 number\) failed: ZeroDiv"),
         ({"inputs": lambda *_: torch.tensor(time.monotonic_ns())}, "inputs may depend on"),
         ({"inputs": lambda rank, n, case: (case.tensor(),) * (rank + 1)}, "as many arguments"),
-        ({"forbid": "all_reduce"}, "are tuples"),
+        ({"forbid": "all_reduce"}, "is never recorded"),
         ({"forbid": ("allreduce",)}, "'allreduce' is never recorded; there are: send, recv"),
         ({"budget": {"bytes": 3}}, "'bytes' is no budget; there are: sent_bytes"),
         ({"budget": {"finish_us": 3}}, "needs network="),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from stalls import DDP, at, call, explained, inside
 
-from course_utils.hang import places, whereabouts
+from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import differs
 from course_utils.launcher.stacks import Frame
 from course_utils.record.event import Event
@@ -67,7 +67,7 @@ def enters(mutex) -> None:
 def test_what_of_its_own_process_holds_a_rank_is_told_by_its_name(waits, what, advice):
     frames = frames_while(waits)
     pattern, text = told({0: frames}, [])
-    assert (places.held_by(frames), pattern) == (what, "held")
+    assert (whereabouts.held_by(frames), pattern) == (what, "held")
     assert text.startswith(f"No rank waits for another: rank 0 waits for {what} of its own process")
     assert advice in text
 
@@ -78,11 +78,11 @@ def test_a_condition_that_nobody_notifies_is_no_lock():
         with condition:
             condition.wait()
 
-    assert places.held_by(frames_while(waits)) == "a condition"
+    assert whereabouts.held_by(frames_while(waits)) == "a condition"
 
 
 def test_a_sleep_within_a_with_statement_is_no_lock():
-    assert places.held_by(frames_while(lambda: time.sleep(2))) is None
+    assert whereabouts.held_by(frames_while(lambda: time.sleep(2))) is None
 
 
 @pytest.mark.parametrize("n", [2, 48, 64])

@@ -13,7 +13,8 @@ import pytest
 from census import gone_within
 from deadline import within
 
-from course_utils.machines import host_agent, hosts
+from course_utils.machines import hosts
+from course_utils.machines.host import WATCHERS
 from course_utils.machines.hosts import two_hosts
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -68,16 +69,6 @@ def disk(nothing_left, tmp_path):
     yield tmp_path
     assert of_kernel(os.getpid()) == set()
     assert network() == before
-
-
-def test_a_form_that_does_not_exist_and_a_disk_that_is_none_are_refused(tmp_path):
-    with (
-        pytest.raises(ValueError, match="choose 'auto', 'namespaces' or 'loopback'"),
-        two_hosts(form="docker"),
-    ):
-        pass
-    with pytest.raises(ValueError, match="is not a folder"), two_hosts(tmp_path / "nowhere"):
-        pass
 
 
 def test_namespaces_that_are_asked_for_and_not_allowed_are_an_error(disk, monkeypatch):
@@ -191,10 +182,11 @@ def test_when_the_kernel_is_killed_nothing_is_left(disk, form, end, script):
 @LINUX
 def test_only_processes_with_the_very_mark_of_a_host_are_ended_with_it(disk):
     with two_hosts(disk, "loopback") as both:
-        both[0].start("sh -c 'echo on; sleep 300'").wait_for("on")
-        started = of_kernel(os.getpid())
-        assert host_agent.with_mark(both[0]._mark) == started != set()
-        assert host_agent.with_mark(both[1]._mark) == set()
+        programs = [host.start("sh -c 'echo on; sleep 300'") for host in both]
+        for program in programs:
+            program.wait_for("on")
+        both[0].close()
+        assert [program.process.poll() for program in programs] == [-signal.SIGKILL, None]
 
 
 def test_loopback_has_no_cable_to_slow_down(disk):
@@ -228,8 +220,9 @@ def test_a_slow_cable_is_slow_in_the_block_only(disk):
             pass
 
 
-def test_the_agent_ends_the_groups_it_was_told_of():
-    agent = [sys.executable, str(Path(host_agent.__file__)), "no such mark"]
-    with subprocess.Popen(agent, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as watcher:
-        assert watcher.stdout.readline() == b"\n"
-    assert watcher.returncode == 0
+def test_where_no_environment_can_be_read_the_groups_that_the_watcher_was_told_of_are_ended():
+    *shell, script = WATCHERS["loopback"]
+    watcher = [*shell, script.replace("/proc/self/environ", "/nowhere"), "no such mark"]
+    program = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    subprocess.run(watcher, input=f"{program.pid}\n".encode(), check=True)
+    assert program.wait() == -signal.SIGTERM

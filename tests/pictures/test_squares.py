@@ -1,13 +1,11 @@
-"""Tensors per rank and the traffic matrix: their numbers in words, and what is refused."""
+"""Tensors per rank: their numbers in words, and what is refused."""
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from recordings import one_message, ring
 
-from course_utils import plot_ranks, plot_traffic
-from course_utils.network.trace import Trace
-from course_utils.pictures.squares import draw, draw_matrix, origin, parts
+from course_utils import plot_ranks
+from course_utils.pictures.squares import draw, origin, parts
 
 BEFORE = [torch.arange(2) + 10 * rank for rank in range(4)]
 
@@ -85,44 +83,3 @@ def test_values_that_are_not_finite_can_be_drawn(shown):
     plot_ranks([bad, bad], [bad, None])
     plot_ranks([bad.repeat(20)] * 2, [bad] * 2)
     assert len(shown) == 4
-
-
-def test_traffic_tells_its_totals_and_what_each_rank_sends(shown):
-    plot_traffic(one_message())
-    assert shown.text == (
-        "10,000 bytes in 1 message; rank 0 10,000 bytes out and 0 in; "
-        "rank 1 0 bytes out and 10,000 in."
-    )
-    plot_traffic(ring(4))
-    assert shown.text == (
-        "98,304 bytes in 24 messages; ranks 0 to 3 24,576 bytes out and 24,576 in."
-    )
-
-
-def test_the_matrix_has_a_cell_per_pair_that_spoke():
-    figure = draw_matrix(ring(3).traffic())
-    seen = [text.get_text() for text in figure.axes[0].texts]
-    assert seen == [
-        "·",
-        "16.4 KB\n4 msg",
-        "·",
-        "·",
-        "·",
-        "16.4 KB\n4 msg",
-        "16.4 KB\n4 msg",
-        "·",
-        "·",
-    ]
-    plt.close(figure)
-
-
-def test_silence_and_many_ranks_can_be_drawn(shown):
-    plot_traffic(Trace((), ((0.0, 0.0),) * 2))
-    assert shown.text == "0 bytes in 0 messages; ranks 0 and 1 0 bytes out and 0 in."
-    plot_traffic(ring(20))
-
-
-@pytest.mark.parametrize("wrong", [None, "trace", 3])
-def test_what_has_no_traffic_is_refused_with_a_sentence(wrong):
-    with pytest.raises(TypeError, match=r"drawn of a recording, results\.trace"):
-        plot_traffic(wrong)

@@ -104,40 +104,14 @@ def test_four_real_ranks_give_the_same_words_in_every_run(shown):
     )
 
 
-def test_in_real_time_a_message_begins_when_both_ends_have_called():
-    assert of(one_message(), 0, "send") == of(one_message(), 1, "receive")
-    assert of(one_message(), 0, "send") == [pytest.approx((5.0, 7.0))]
-    assert of(one_message(), 0, "wait") == [pytest.approx((0.0, 7.0))]
+def test_in_real_time_calls_last_from_their_start_to_their_end_and_the_rest_is_own_code():
+    assert of(one_message(), 0, "send") == [pytest.approx((0.0, 7.0))]
+    assert of(one_message(), 0, "send") == of(one_message(), 0, "wait")
+    assert of(one_message(), 1, "receive") == [pytest.approx((5.0, 7.0))]
     assert of(one_message(), 0, "compute") == [pytest.approx((7.0, 10.0))]
-
-
-@pytest.mark.parametrize(
-    ("kind", "root", "begins"),
-    [
-        ("all_reduce", None, [20, 20, 20]),
-        ("broadcast", 0, [0, 1, 20]),  # nobody needs the straggler
-        ("broadcast", 2, [20, 20, 20]),
-        ("reduce", 0, [20, 1, 20]),  # only the root needs everyone
-    ],
-)
-def test_a_collective_begins_when_the_last_rank_that_it_needs_has_called(kind, root, begins):
-    trace = straggler(kind, root)
-    found = [of(trace, rank, "collective")[0][0] for rank in range(3)]
-    assert found == pytest.approx(begins)
-    assert of(trace, 0, "wait") == [pytest.approx((0.0, 25.0))]
-    assert of(trace, 2, "compute") == [pytest.approx((0.0, 20.0))]
-
-
-def test_groups_that_share_a_name_meet_each_on_its_own():
-    """Of a group that only its members make, every such group has the same name."""
-    calls = [
-        event(rank, 0, "all_reduce", 8, group=group, group_name="1", start_s=rank, end_s=9.0)
-        for group in ((0, 1), (2, 3)) for rank in group
-    ]  # fmt: skip
-    trace = Trace(tuple(calls), ((9.0, 0.0),) * 4)
-    found = [of(trace, rank, "collective") for rank in range(4)]
-    assert [start for ((start, _),) in found] == pytest.approx([1e3, 1e3, 3e3, 3e3])
-    assert [end for ((_, end),) in found] == pytest.approx([9e3] * 4)
+    (arrow,) = activity(one_message()).arrows
+    assert (arrow.rank, arrow.peer, arrow.end_us) == (0, 1, pytest.approx(7000.0))
+    assert of(straggler(), 2, "compute") == [pytest.approx((0.0, 20.0))]
 
 
 def test_each_message_of_a_replay_has_an_arrow_from_its_sender_to_its_receiver():
@@ -147,9 +121,9 @@ def test_each_message_of_a_replay_has_an_arrow_from_its_sender_to_its_receiver()
     assert all(a.end_us - a.start_us == pytest.approx(10 + 4096 / 10_000) for a in arrows)
 
 
-def test_every_kind_differs_from_every_other_in_colour_and_in_hatch():
+def test_every_kind_differs_from_every_other_in_colour_and_in_strokes():
     for one, other in itertools.combinations(KINDS.values(), 2):
-        assert one.hatch != other.hatch
+        assert one.dash != other.dash
         assert (
             max(abs(a - b) for a, b in zip(to_rgb(one.fill), to_rgb(other.fill), strict=True)) > 0.1
         )

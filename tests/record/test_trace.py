@@ -208,18 +208,10 @@ def test_the_trace_of_a_failed_launch_stays_one_on_disk(hang, tmp_path):
     assert hang.trace.failed
 
 
-def test_a_trace_without_its_events_has_no_other_attributes_and_can_be_copied():
-    trace = launch(rank_and_size, trace=True).trace
-    with pytest.raises(AttributeError, match="no attribute 'event'"):
-        trace.event  # noqa: B018
-    assert copy.deepcopy(trace) == trace == Trace((), trace.ended)
-
-
-def test_no_event_is_made_before_somebody_asks_for_it():
+def test_a_trace_can_be_copied_also_when_it_was_replayed():
     trace = launch(messages, trace=True).trace
-    assert "events" not in vars(trace)
-    assert len(trace) == 20
-    assert trace.events is trace.events
+    trace.replay(Network(10, 80))
+    assert copy.deepcopy(trace) == trace
 
 
 def test_a_result_that_cannot_travel_is_named_by_its_own_type():

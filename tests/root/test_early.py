@@ -3,7 +3,7 @@
 import pytest
 from kernels import Kernel
 
-LOOK = "import course_utils.early as early; early._STILL_S = 0.6; early.somebody_looks = lambda: {}"
+LOOK = "import course_utils.live as live; live._STILL_S = 0.6; live.somebody_looks = lambda: {}"
 SHOWN = """
 from IPython.display import DisplayHandle
 shown = []
@@ -95,7 +95,7 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
 
 
 A_BACKWARD = """
-early._ALONE_S = 0.2
+live._ALONE_S = 0.2
 def computes():
     x = y = torch.ones(1000, 1000, requires_grad=True)
     for _ in range(20):
