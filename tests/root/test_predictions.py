@@ -32,12 +32,10 @@ def nothing_asked():
         ("Ring ", "ring", {}, "it is: ring; predicted Ring : right"),
         ("tree", "ring", {}, "it is: ring; predicted tree: not so"),
         (True, False, {}, "it is: False; predicted True: not so"),
-        (1, True, {}, "it is: True; predicted 1: right"),
+        (1, True, {}, "it is: True; predicted 1: not so"),
         ((1, 2, 4), [1, 2, 3], {}, "it is: [1, 2, 3]; predicted [1, 2, 4]: 2 of 3 right"),
         (1, [1, 2, 3], {}, "it is: [1, 2, 3]; predicted 1: 1 of 3 right"),
         (np.array([1, 2]), (1, 2), {}, "it is: [1, 2]; predicted [1, 2]: right"),
-        ({"a": 1}, {"a": 1, "b": 2}, {}, "it is: a 1, b 2; predicted a 1: 1 of 2 right"),
-        ({"a": 1, "b": ...}, {"a": 1, "b": 2}, {}, "it is: a 1, b 2; predicted a 1, b ...: 1 of"),
     ],
 )
 def test_the_answer_stands_beside_what_was_measured(capsys, answer, value, options, told):
