@@ -14,7 +14,7 @@
 # **Before:** [00 · Start here](00_start_here.ipynb). **Next:** [02 · Process groups and ranks](02_process_groups.ipynb).
 # **Lab:** [01 · DataParallel and the GIL](../exercises/01_data_parallel_and_the_gil.ipynb).
 
-# %%
+# %% jupyter={"source_hidden": true}
 import copy
 import hashlib
 import statistics
@@ -105,7 +105,7 @@ def in_turn(works):
 
 
 def on_one_core(work):
-    torch.set_num_threads(1)  # counts only for the thread that says it
+    torch.set_num_threads(1)  # else torch itself would use both cores in each thread
     work()
 
 
@@ -118,10 +118,10 @@ def in_threads(works):
 
 
 # %% [markdown]
-# Timings are noisy, so we run all three variants seven times, one right after the other. Rank 0 does the first two; in the third, both ranks do one work each.
+# Timings are noisy, so `race`, folded below, runs all three variants seven times, one right after the other. Rank 0 does the first two; in the third, both ranks do one work each.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def race(make_works, rounds=7):
     works, rank = make_works(), dist.get_rank()
     in_turn(works)  # warm up
@@ -140,7 +140,7 @@ def race(make_works, rounds=7):
 # Each round gives a ratio: how many times as fast as in turn? `speed_up` returns the median of the seven ratios and the quartiles around it.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def speed_up(results):
     times_s = torch.stack(list(results)).amax(dim=0)  # the slower rank counts
     ratios = times_s[:, :1] / times_s[:, 1:]
@@ -245,7 +245,7 @@ def take_notes(notes):
         notes.append(time.perf_counter())
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def notes_of_threads(interval_s):
     sys.setswitchinterval(interval_s)
     notes = [], []
@@ -299,12 +299,6 @@ draw_notes(panels, "Threads take turns and leave gaps; on two free cores process
 #
 # The notes count the work that was done. A shorter interval hardly changes their number; a second interpreter nearly doubles it. The interval does matter to a thread that leaves
 # Python **often**: each time it comes back, it must wait until the busy one gives way.
-#
-# **Check yourself.** Would you set the interval to 1 µs?
-#
-# <details><summary>Answer</summary>
-# A switch costs time itself. Take the notes once more with <code>notes_of_threads(1e-6)</code> and compare how many there are.
-# </details>
 
 # %% [markdown]
 # ## 4 · DataParallel in ten lines
@@ -335,7 +329,7 @@ def data_parallel(model, batch, devices=2):
 # in workers; part 8 explains why.
 
 
-# %% tags=["row-B1"]
+# %% tags=["row-B1"] jupyter={"source_hidden": true}
 def compare():
     torch.manual_seed(0)
     model, batch = mlp(32), torch.randn(64, 32)
@@ -390,13 +384,6 @@ draw_races(by_width, "Threads reach what processes do only in wide layers.", "la
 # %% [markdown]
 # In narrow layers two threads are slower than one. A narrow layer computes for a few µs, and the rest of its time is Python that finds the next layer. A wide one spends its time in
 # C++, where nobody needs the GIL. Where exactly the gain begins differs from machine to machine.
-#
-# **Check yourself.** `on_one_core` gives each thread one core for its own computing. Why?
-#
-# <details><summary>Answer</summary>
-# Torch can spread one operation over all cores. Two threads that both do so, four on two cores, get in each other's way, and the
-# picture would show that instead of the GIL. Take the line out and race again.
-# </details>
 
 # %% [markdown]
 # ## 5 · Why backward is different
@@ -438,7 +425,7 @@ draw_races(at_32, "Width 32: forward comes back to Python in every layer, backwa
 # everywhere. On the CPU the devices are entries of a list; the tensors are real.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def note(held, device, tensor):
     held[device][tensor.data_ptr()] = tensor.nbytes  # each tensor once
     return tensor
@@ -458,6 +445,7 @@ def loss_on(held, device, logits):
 times_more = predict("bytes on device 0, as a multiple of device 3's", ...)
 
 
+# %% jupyter={"source_hidden": true}
 def bytes_by_device(loss_in_replica, samples=64, classes=10_000):
     held, head = [{} for _ in range(4)], nn.Linear(16, classes)
     logits = [note(held, i, head(torch.randn(samples, 16))) for i in range(4)]
@@ -513,7 +501,7 @@ show(figure, "Gathered logits pile up on device 0; gathered losses leave all dev
 # GPU spends its time in Python, which is the narrow end of part 4. How much a single GPU can suffer from that shows in a recording of real training: ResNet-50 in DDP on two A100, one process per GPU
 # (from Meta's *Holistic Trace Analysis*, see [12 · On a GPU: who waits?](12_on_a_gpu_who_waits.ipynb)).
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = [row for row in recording("resnet50_2xA100") if 60_000 <= row.start_us < 80_000]
 lanes = {"launch": "host launches", "compute": "GPU computes"}
 figure, axes = plt.subplots(figsize=(8, 1.8))
@@ -583,7 +571,7 @@ def with_ddp(samples=256, width=1024):
     return step_ms_and_peak_mb(model, batch, [gpu])
 
 
-# %% tags=["nbval-ignore-output", "row-B1", "row-D1"]
+# %% tags=["nbval-ignore-output", "row-B1", "row-D1"] jupyter={"source_hidden": true}
 gpus = len(hardware().gpus)
 if gpus < 2:
     print(f"{gpus or 'no'} GPU here. DataParallel would call your module as it is: no replica,")

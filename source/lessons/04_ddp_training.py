@@ -3,7 +3,7 @@
 #
 # **What do you add to a training loop so that several processes train one model, and how do you know that it is the right model?**
 #
-# In 75 minutes you will be able to
+# In 105 minutes you will be able to
 #
 # 1. make a training loop distributed by changing six lines, and say what each is for;
 # 2. prove that the model is the one that a single process would get, and say when exactly the ranks talk;

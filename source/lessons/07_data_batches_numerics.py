@@ -3,7 +3,7 @@
 #
 # **Which samples does each rank see, and are the numbers of many ranks the numbers of one?**
 #
-# In 75 minutes you will be able to
+# In 105 minutes you will be able to
 #
 # 1. say which sample goes to which rank at which step, and shuffle, pad and count them rightly;
 # 2. train and measure on shards of unequal length, and get what one process gets;

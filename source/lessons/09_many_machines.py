@@ -3,7 +3,7 @@
 #
 # **What changes when the ranks live on two machines: who finds whom, who else can come in, and what happens when one dies?**
 #
-# In 70 minutes you will be able to
+# In 95 minutes you will be able to
 #
 # 1. start one training on two hosts, by hand and with `torchrun`, and read why it does not start;
 # 2. say who can reach your training, and let fewer;

@@ -3,7 +3,7 @@
 #
 # **A Keras model on the torch backend is a `torch.nn.Module`. So is wrapping it in DDP all there is to do?**
 #
-# In 45 minutes you will be able to
+# In 80 minutes you will be able to
 #
 # 1. train a Keras network in forked ranks, and prove it equal to one device;
 # 2. name what DDP does not see in a Keras model: layers not yet built, moving statistics, `fit()`;

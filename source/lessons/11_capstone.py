@@ -3,7 +3,7 @@
 #
 # **A training script runs, its loss falls, and it is wrong in seven places. How do you find them, prove the cure, and say what 64 ranks would bring?**
 #
-# In 120 minutes you will be able to
+# In 95 minutes you will be able to
 #
 # 1. find faults by measuring the parts of a script, not by reading it;
 # 2. prove a repaired script equal to one process, and test the proof;
