@@ -163,6 +163,7 @@ def test_ranks_get_gpus_of_their_own_the_ones_that_torch_takes_for_nccl(
         seen = chosen.visible[rank].split(",") if chosen.visible else names[:count]
         monkeypatch.setenv("LOCAL_RANK", str(rank % (world_size // nodes)))
         monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: len(seen))
+        # Without the `device_id` that `launch` gives, as under TORCH_DISTRIBUTED_DEBUG=DETAIL.
         options = SimpleNamespace(enable_reconfigure=False, process_group=None)
         assert str(c10d._nccl2_device(options)) == device
         taken.append(seen[int(device.removeprefix("cuda:"))])
