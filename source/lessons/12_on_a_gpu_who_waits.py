@@ -154,7 +154,7 @@ for row in (asked, wait, one):
     print(f"takes {row.us:3.0f} µs")
 
 # %% [markdown]
-# `wait()` is `cudaStreamWaitEvent`, and takes about a microsecond. It does not wait. It puts a note into the compute stream: go no further until NCCL's kernel is
+# `wait()` comes down to `cudaStreamWaitEvent`, which takes the host about a microsecond. It puts a note into the compute stream: go no further until NCCL's kernel is
 # over. The host has gone on long before that kernel even starts. So chapter 03's `wait()` holds a **rank** with gloo and a **stream** with NCCL.
 #
 # And the stream does wait. To see how much, we need the time in which *some* kernel runs, where those that overlap count once.
@@ -304,7 +304,7 @@ show(figure, "One step of each training: white is time in which neither stream h
 
 # %% [markdown]
 # Above, the all-reduces begin when backward is over: nothing is left to hide them behind, whatever `wait()` does. In the middle, most of the step is empty, with
-# NCCL and without. Below, the GPU has something to do nearly all the time.
+# NCCL and without. Below, the GPU has something to do most of the time.
 #
 # **Check yourself.** Only 16 % of ResNet's communication lies beside compute kernels. Would larger buckets help?
 #
