@@ -3,7 +3,7 @@
 #
 # **An all-reduce on a GPU takes milliseconds, but the line of Python that asks for it is over much sooner. Who waits for the sum?**
 #
-# In 30 minutes you will be able to
+# In 45 minutes you will be able to
 #
 # 1. say what a collective, `wait()`, `.item()` and `synchronize()` hold up: the host, or only a stream of the GPU;
 # 2. read a recording of real NCCL training: launches, streams and bytes;
@@ -14,7 +14,7 @@
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
 # **Lab:** [12 · On a GPU: who waits?](../exercises/12_on_a_gpu_who_waits.ipynb)
 
-# %%
+# %% jupyter={"source_hidden": true}
 import os
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # no remarks of the profiler's own; read once, by torch
@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from course_utils import hardware, launch, show
+from course_utils import hardware, launch, predict, show
 from course_utils.pictures.style import KINDS
 from course_utils.recordings import Row, recording
 
@@ -55,18 +55,19 @@ print(next(row for row in resnet if row.kind == "collective"))
 # The host has two threads here: Python's own, and autograd's, which runs backward. Together they launch 3,774 times. Stream 7 computes, and
 # stream 40 is NCCL's: in three steps, 15 all-reduces of gradients and 6 broadcasts of buffers. Each launch and its kernel share a number.
 #
-# **Predict.** A bucket of 31.5 MB is reduced. How long is the host in the call, and how long does NCCL's kernel run?
+# **Predict.** A bucket of 31.5 MB is reduced, for which NCCL's kernel runs some milliseconds. How long is the host in the call? Put your number in the place of the three dots.
 
 # %%
-predicted_ms = {"call": "?", "kernel": "?"}
+in_call = predict("milliseconds of the host in a call of all_reduce", ...)
+
+# %%
 calls = [row for row in resnet if row.name == "c10d::allreduce_"]
 kernels = [row for row in resnet if row.kind == "collective" and "AllReduce" in row.name]
-print("predicted:", predicted_ms)
 for call, kernel in list(zip(calls, kernels))[5:10]:  # those of the second step
     size = f"{kernel.bytes / 1e6:4.1f} MB"
     print(f"{size}: the call takes {call.us / 1000:.2f} ms, the kernel {kernel.us / 1000:.2f} ms")
-print(f"median of 15:  {median(c.us for c in calls) / 1000:.2f} ms", end=" ")
-print(f"and {median(k.us for k in kernels) / 1000:.2f} ms")
+print(f"median of 15 kernels: {median(k.us for k in kernels) / 1000:.2f} ms")
+in_call.measured(median(c.us for c in calls) / 1000, within=0.5)
 
 # %% [markdown]
 # The host is gone after 0.3 ms, and the kernel runs for 2.5. Look at the sizes, too: 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has
@@ -90,7 +91,7 @@ def look(row):
 
 def paint(kind):
     style = KINDS[kind]
-    return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": 3 * style.hatch}
+    return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": "///" if style.dash else None}
 
 
 def draw(rows, start_us, end_us, text):
@@ -141,26 +142,28 @@ draw(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
 # **Predict.** How long is the host in `wait()`, for a kernel of almost half a millisecond?
 
 # %%
-predicted_wait_us = "?"
+in_wait = predict("microseconds of the host in wait()", ...)
+
+# %%
 by_hand = recording("per_gradient_2xV100")
 reduced = [row for row in by_hand if row.kind == "collective"]
 one = next(row for row in reduced if row.bytes == 8_388_608)
 (asked,) = (row for row in by_hand if row.kind == "launch" and row.launch == one.launch)
 waits = [row for row in by_hand if row.name == "cudaStreamWaitEvent"]
 wait = [row for row in waits if row.start_us > asked.end_us][1]  # the first belongs to the call
-print("predicted:", predicted_wait_us)
 for row in (asked, wait, one):
     print(f"{row.lane:16}{row.name[:33]:34} from {row.start_us - asked.start_us:6.0f} µs,", end=" ")
     print(f"takes {row.us:3.0f} µs")
+in_wait.measured(wait.us, within=1)
 
 # %% [markdown]
 # `wait()` comes down to `cudaStreamWaitEvent`, which takes the host about a microsecond. It puts a note into the compute stream: go no further until NCCL's kernel is
 # over. The host has gone on long before that kernel even starts. So chapter 03's `wait()` holds a **rank** with gloo and a **stream** with NCCL.
 #
-# And the stream does wait. To see how much, we need the time in which *some* kernel runs, where those that overlap count once.
+# And the stream does wait. To see how much, we need the time in which *some* kernel runs, where those that overlap count once (`beside`, folded below).
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def busy_us(rows):
     """The time in which at least one of the rows lasts."""
     total, until = 0.0, float("-inf")
@@ -178,20 +181,22 @@ def beside(rows):
 
 
 # %% [markdown]
-# **Predict.** How much of the communication lies beside computing? And in ResNet's recording, with DDP's buckets?
+# **Predict.** How much of the communication lies beside computing in ResNet's recording, with DDP's buckets?
 
 # %%
-predicted_beside = {"one by one": "?", "buckets": "?"}
-print("predicted:", predicted_beside)
+hidden = predict("percent of DDP's communication that lies beside compute", ...)
+
+# %%
 print(f"one by one: {len(reduced):3} all-reduces per step, {beside(by_hand):.1%} beside compute")
 print(
     f"buckets:    {len(kernels) // 3:3} all-reduces per step, {beside(resnet):.1%} beside compute"
 )
+hidden.measured(round(100 * beside(resnet)), within=0.5)
 text = "The streams take turns: NCCL's waits for a copy, and the copy after it for NCCL's sum."
 draw(by_hand, one.start_us - 700, one.start_us + 1100, text)
 
 # %% [markdown]
-# Nothing, to the last microsecond. Each `wait()` costs the host next to nothing, and lets no later kernel run beside NCCL's. In the picture
+# One by one, nothing does, to the last microsecond. Each `wait()` costs the host next to nothing, and lets no later kernel run beside NCCL's. In the picture
 # the host is 2.5 ms ahead of the GPU, so the calls in the upper row ask for kernels further right.
 #
 # The buckets reach 16 %, which is little. Part 4 finds out why.
@@ -207,17 +212,19 @@ draw(by_hand, one.start_us - 700, one.start_us + 1100, text)
 # The third training is a recommendation model on eight A100. Its ranks exchange rows of embedding tables by `all_to_all`, and how many come is itself a number
 # on the GPU. Python needs that number, and asks `.item()` for it.
 #
-# **Predict.** 8 bytes are copied to the host. How long does `.item()` take, at least and at most?
+# **Predict.** 8 bytes are copied to the host. How long does the longest `.item()` take?
 
 # %%
-predicted_item_us = {"least": "?", "most": "?"}
+in_item = predict("microseconds of the host in the longest .item()", ...)
+
+# %%
 recommender = recording("recommender_8xA100")
 items = [row for row in recommender if row.name == "aten::item"]
-print("predicted:", predicted_item_us)
 print("µs in .item():", *sorted(round(row.us) for row in items))
 longest = max(items, key=lambda row: row.us)
 talks = [row for row in recommender if row.kind == "collective" and row.end_us < longest.end_us]
 last = max(talks, key=lambda row: row.end_us)
+in_item.measured(longest.us, within=0.5)
 print(f"the longest ends {longest.end_us - last.end_us:.0f} µs after the all-to-all before it")
 
 # %%
@@ -247,10 +254,13 @@ draw(recommender, longest.start_us - 1300, longest.end_us + 700, text)
 # Each moment of a step is one of three: a compute kernel runs; only NCCL runs; or no kernel runs at all. A perfect network, or perfect overlap, could save
 # the second part, and hardly more.
 #
-# **Predict.** Which of the three is the largest, in each training?
-
+# **Predict.** Which of the three takes the most time in ResNet's steps?
 
 # %%
+largest = predict("in DDP's step most time goes to", ..., choices=("compute", "NCCL", "neither"))
+
+
+# %% jupyter={"source_hidden": true}
 def parts(rows):
     """The shares of the steps: compute runs, only communication runs, neither runs."""
     step_us = sum(row.us for row in rows if row.kind == "step")
@@ -261,21 +271,21 @@ def parts(rows):
 
 
 # %%
-predicted_largest = {"one by one": "?", "buckets": "?", "recommender": "?"}
 trainings = {"one by one": by_hand, "buckets": resnet, "recommender": recommender}
-print("predicted:", predicted_largest)
 print("             ms/step  MB/step   compute  only NCCL  neither  beside")
 for name, rows in trainings.items():
     steps = [row.us for row in rows if row.kind == "step"]
     sent_mb = sum(row.bytes for row in rows if row.kind == "collective") / len(steps) / 1e6
     shares = "{:10.0%}{:11.0%}{:9.0%}".format(*parts(rows))
     print(f"{name:12}{sum(steps) / len(steps) / 1e3:8.1f}{sent_mb:9.0f}{shares}{beside(rows):8.0%}")
+shares = dict(zip(("compute", "NCCL", "neither"), parts(resnet)))
+largest.measured(max(shares, key=shares.get))
 
 # %% [markdown]
 # It is the network in none of them. The recommender moves 844 MB per step, and computes beside half of it. With one all-reduce per gradient, 17 % go to NCCL alone. And DDP on two A100? Its compute stream is idle for 83 % of the time, and 6 % is all that a perfect network could save. One step of each, cut into 75 parts:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def within(rows, start_us, end_us):
     """What of the rows lies between two moments."""
     for row in rows:
@@ -284,7 +294,7 @@ def within(rows, start_us, end_us):
             yield row._replace(start_us=begin_us, us=over_us - begin_us)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, panels = plt.subplots(3, 1, figsize=(9, 4.6), layout="constrained")
 for axes, (name, rows) in zip(panels, trainings.items()):
     step = [row for row in rows if row.kind == "step"][-1]
@@ -317,11 +327,9 @@ show(figure, "One step of each training: white is time in which neither stream h
 # A kernel starts when it has been launched *and* its stream has got to it. If the GPU has much to do, kernels queue up. If it waits for its host, each one
 # starts as soon as it is launched.
 #
-# **Predict.** How long after the launch does a compute kernel start, in the middle: microseconds, or milliseconds?
+# How long after its launch does a compute kernel start, in the middle: microseconds, or milliseconds?
 
 # %%
-predicted_delay_us = {"one by one": "?", "buckets": "?", "recommender": "?"}
-print("predicted:", predicted_delay_us)
 for name, rows in trainings.items():
     asked = {row.launch: row for row in rows if row.kind == "launch"}
     compute = [row for row in rows if row.kind == "compute"]
@@ -337,8 +345,7 @@ for name, rows in trainings.items():
 # such would be slow at both.
 
 # %%
-predicted_view_us, view_us = "?", {}
-print("predicted:", predicted_view_us)
+view_us = {}
 for name, rows in trainings.items():
     view_us[name] = median(row.us for row in rows if row.name == "aten::view")
     launch_us = median(row.us for row in rows if row.name == "cudaLaunchKernel")
@@ -372,10 +379,12 @@ print(f"Without them, computing would fill {share:.0%} of a step.")
 # On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. Chapter 03 proved it without a clock: rank 1 joins
 # only after rank 0 has told it that its own call is over. Here it is again, together with the control that was missing there, a plain `all_reduce`.
 #
-# **Predict.** What does rank 0 see in `x` before `wait()`? And what happens without `async_op`?
-
+# **Predict.** Both ranks bring ones. What does rank 0 see in `x` before `wait()`? And think of what happens without `async_op`.
 
 # %%
+seen = predict("rank 0 sees in x before wait()", ...)
+
+
 def joins_late(async_op):
     x, told = torch.ones(1_000_000), torch.zeros(1)
     if dist.get_rank() == 1:
@@ -390,10 +399,9 @@ def joins_late(async_op):
 
 
 # %%
-predicted_before, predicted_without = "?", "?"
-print("predicted:", predicted_before, "and without async_op:", predicted_without)
 before, after = launch(joins_late, True, backend="gloo")[0]
-print(f"async_op: rank 0 sees {before:.0f} before wait(), and {after:.0f} after it")
+seen.measured(before)
+print(f"after it: {after:.0f}")
 
 # %% [markdown]
 # The call was over before the other rank had even begun. Now the control. It is meant to fail.
@@ -442,12 +450,10 @@ def as_row(event):
 
 
 # %% [markdown]
-# **Predict.** The gradients are 8.4 MB, and buckets close at 4 MB. How many all-reduces does each of the three steps have?
+# The gradients are 8.4 MB, and buckets close at 4 MB. How many all-reduces does each of the three steps have?
 
 # %%
-predicted_all_reduces = ["?", "?", "?"]
 mine = launch(recorded, backend="gloo")[0]
-print("predicted:", predicted_all_reduces)
 for number, step in enumerate(row for row in mine if row.kind == "step"):
     inside = [row for row in mine if step.start_us <= row.start_us < step.end_us]
     found = [row.bytes for row in inside if row.name == "gloo:all_reduce"]
@@ -467,7 +473,7 @@ draw(mine, last_step.start_us, last_step.end_us, text)
 # And what does looking cost? Each step once with a profiler and once without, in turn, and the medians compared. Beside it, the probe of part 5.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def cost(turns=15, views=2_000):
     took, x, training = {False: [], True: []}, torch.ones(4), steps(2 * turns + 2)
     next(training), next(training)  # warm up
@@ -485,9 +491,7 @@ def cost(turns=15, views=2_000):
 
 
 # %%
-predicted_cost = {"step": "?", "view": "?"}
 costs = launch(cost, backend="gloo")[0]
-print("predicted:", predicted_cost)
 (step_s, view_s), watched = costs[False], costs[True]
 print(
     f"a step: about {1e3 * step_s:.1f} ms, recorded about {watched[0] / step_s:.2f} times as long"
@@ -504,7 +508,7 @@ print(
 # With two GPUs, here is the table of part 3, on your own clock.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def on_gpus(size_mb=256):
     x, at_ms = torch.ones(size_mb * 2**18, device="cuda"), []
     dist.all_reduce(x)  # the first one makes the connections
@@ -526,6 +530,13 @@ else:
 
 # %% [markdown]
 # ## What you know now
+
+# %%
+predict()
+
+# %% [markdown]
+# Two of these surprise most readers. `wait()` does not wait, on the host: a microsecond, where most expect the kernel's milliseconds. And most of DDP's step goes to neither
+# computing nor NCCL, although everybody looks at the network first.
 #
 # On a GPU the host launches and streams wait. A collective and its `wait()` cost the host microseconds and order streams; `.item()` and `synchronize()` stop
 # the host itself. Before you blame the network, look at what computes beside NCCL, and at what the host does while no kernel runs. And do not forget that a profiler
