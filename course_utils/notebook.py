@@ -15,7 +15,6 @@ from course_utils.devices.placement import place
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
-from course_utils.launcher.listener import Listener
 from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
@@ -67,12 +66,7 @@ def launch(
     """
     _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
     placement, record = place(backend, device, world_size, nodes), Record(trace)
-    listeners: list[Listener] = [
-        ReadyToFork(placement),
-        record,
-        Early(record, timeout),
-        *([Panel()] if live else []),
-    ]
+    listeners = [ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
     how = {"backend": placement.backend, "listeners": listeners}
     how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
     try:

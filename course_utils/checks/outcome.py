@@ -120,19 +120,17 @@ class Overview(list[Outcome]):
 
     def __repr__(self) -> str:
         lines = (f"{_SIGNS[own.state]} {own.name}: {own.state}" for own in self)
-        return "\n".join([self._total(), *lines])
-
-    def _total(self) -> str:
-        return f"{sum(map(bool, self))} of {len(self)} exercises pass"
+        return "\n".join([f"{sum(map(bool, self))} of {len(self)} exercises pass", *lines])
 
     def _repr_html_(self) -> str:
+        total, *_ = repr(self).split("\n")
         rows = "".join(
             f'<tr><td style="color:{_COLOURS[own.state]};font-weight:bold">{_SIGNS[own.state]}</td>'
             f'<td style="text-align:left"><code>{html.escape(own.name)}</code></td>'
             f'<td style="text-align:left">{own.state}</td></tr>'
             for own in self
         )
-        return f"<b>{self._total()}</b><table>{rows}</table>"
+        return f"<b>{total}</b><table>{rows}</table>"
 
 
 def progress() -> Overview:

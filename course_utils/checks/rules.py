@@ -11,8 +11,7 @@ from course_utils.launcher.words import ranks
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError
 from course_utils.network.trace import Trace
-from course_utils.record.event import Event
-from course_utils.record.kinds import COLLECTIVES, KINDS
+from course_utils.record.event import COLLECTIVES, KINDS, Event
 
 Budget = Mapping[str, float]
 _SPENT = {

@@ -4,9 +4,17 @@ from collections.abc import Iterable
 from math import inf
 
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
-from course_utils.record.event import ASYNC, EVALUATES, FORWARD, WAKES, Event
-from course_utils.record.kinds import KINDS
-from course_utils.record.meetings import Meeting, key_of, meetings
+from course_utils.record.event import (
+    ASYNC,
+    EVALUATES,
+    FORWARD,
+    KINDS,
+    WAKES,
+    Event,
+    Meeting,
+    key_of,
+    meetings,
+)
 
 
 class Deadlock:

@@ -8,8 +8,7 @@ from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.whereabouts import LOOPS, content, innermost, is_message, of_group
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event
-from course_utils.record.meetings import Meeting
+from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event, Meeting
 
 # Of each rank on average: pauses that must be seen, and those that count. A start is slow.
 _MANY_PAUSES, _LAST_PAUSES = 4, 16

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from course_utils.network.collectives import rounds
-from course_utils.record.event import ASIDE, Event
-from course_utils.record.meetings import Meeting, meetings
+from course_utils.record.event import ASIDE, Event, Meeting, meetings
 
 # What one can wait for: "left", a message's last byte; "arrived", likewise; "done", a task.
 End = tuple[str, int]

@@ -10,7 +10,7 @@ from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import SPOKEN, first_of, together, us
-from course_utils.record.meetings import meetings
+from course_utils.record.event import meetings
 
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
 

@@ -14,8 +14,7 @@ from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.squares import HIGH, cell, rank_rows
 from course_utils.pictures.style import show
-from course_utils.record.event import Event
-from course_utils.record.meetings import Meeting, meetings
+from course_utils.record.event import Event, Meeting, meetings
 
 _LAST = 5  # collectives, at most
 _WIDE = 2.5  # of a cell, which is 1 high

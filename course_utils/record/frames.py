@@ -10,8 +10,7 @@ from torch.distributed.algorithms import join
 from torch.nn.parallel import distributed as ddp
 
 from course_utils.launcher.stacks import Frame
-from course_utils.record.event import ASIDE, BACKWARD, EVALUATES, FORWARD, WRAPS
-from course_utils.record.kinds import KINDS
+from course_utils.record.event import ASIDE, BACKWARD, EVALUATES, FORWARD, KINDS, WRAPS
 
 C10D = c10d.__file__
 _DDP = (ddp.__file__, join.__file__)  # whose notices nobody waits for

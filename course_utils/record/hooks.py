@@ -22,8 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.record import frames
-from course_utils.record.event import ASYNC, UNFINISHED, WAKES
-from course_utils.record.kinds import KINDS, Kind
+from course_utils.record.event import ASYNC, KINDS, UNFINISHED, WAKES, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Row, Writer
 from course_utils.record.waits import Waits
 

@@ -17,8 +17,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record import frames
-from course_utils.record.event import ASIDE, ASYNC
-from course_utils.record.kinds import KINDS
+from course_utils.record.event import ASIDE, ASYNC, KINDS
 from course_utils.record.memory import Row, Writer
 
 _OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them

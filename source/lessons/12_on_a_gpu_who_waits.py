@@ -385,6 +385,7 @@ print(f"Without them, computing would fill {share:.0%} of a step.")
 seen = predict("rank 0 sees in x before wait()", ...)
 
 
+# %%
 def joins_late(async_op):
     x, told = torch.ones(1_000_000), torch.zeros(1)
     if dist.get_rank() == 1:

@@ -13,7 +13,7 @@ from course_utils import Network
 from course_utils.network.trace import Trace
 
 ROOM = Path(__file__).resolve().parents[2] / "course_utils"
-NEEDED = ["record/event.py", "record/meetings.py"]
+NEEDED = ["record/event.py"]
 REPLAY = """
 import sys
 for absent in ("torch", "numpy", "IPython", "matplotlib"):
@@ -35,7 +35,7 @@ def saved(tmp_path) -> Trace:
 
 @pytest.fixture
 def only_these_files(tmp_path) -> Path:
-    """The room and the two files below it, below packages that are empty."""
+    """The room and the file below it, below packages that are empty."""
     package = tmp_path / "alone" / "course_utils"
     (package / "record").mkdir(parents=True)
     for name in NEEDED:

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils import WorkerTimeout, launch
 from course_utils.launcher import launch as launcher
 from course_utils.record import event, frames, hooks, memory
-from course_utils.record.event import Log
-from course_utils.record.meetings import meetings
+from course_utils.record.event import Log, meetings
 from course_utils.record.memory import KEPT
 from course_utils.record.record import Record
 
