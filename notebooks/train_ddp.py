@@ -84,6 +84,7 @@ def train_epoch(model, loader, optimizer, clip: float, device: torch.device) -> 
 def train(path="checkpoint.pt", epochs=2, global_batch=64, lr=0.02, clip=1.0) -> dict:
     """Train as one of all ranks; returns the weights."""
     device, training = join(), digits(True)
+    torch.manual_seed(0)  # the first weights, whoever started this process
     model = DistributedDataParallel(convnet().to(device))  # on the device of its parameters
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     sampler = DistributedSampler(training)

@@ -106,7 +106,19 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
             made += 1
     if made:
         said.insert(0, f"{made} notebooks of your own are in {folder.name}/: write there.")
-    return said + lay_out_map(root, folder)
+    return said + lay_out_scripts(root, folder) + lay_out_map(root, folder)
+
+
+def lay_out_scripts(root: Path, folder: Path) -> list[str]:
+    """Copies the scripts that lessons import, where they are missing."""
+    said = []
+    for original in sorted((root / FOLDERS["lesson"]).glob("*.py")):
+        copy, text = folder / original.name, original.read_text(encoding="utf-8")
+        if not copy.exists():
+            copy.write_text(text, encoding="utf-8")
+        elif copy.read_text(encoding="utf-8") != text:
+            said.append(f"{copy.name} differs from its original: move it away to get that")
+    return said
 
 
 def lay_out_map(root: Path, folder: Path) -> list[str]:

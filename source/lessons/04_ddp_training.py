@@ -32,6 +32,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+import train_ddp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
@@ -869,62 +870,52 @@ show(figure, "Speed-up over one rank, median and range of five turns, with messa
 # **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's line against its control, not against the ideal: what the control lacks, the machine lacks (busy
 # cores, shared memory); only the rest is communication. On a cluster that rest is the whole question, and chapter 06 computes it.
 #
-# ### The same function under `torchrun`
+# ### A script to take home
 #
-# Real trainings are scripts. `train` of part 1 needs no change: a script of its source, with imports above it, and joining and saving below.
-
-# %%
-imports = """import sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
-from course_utils import digits
-"""
-main = """
-training = digits(True, sys.argv[1])
-dist.init_process_group("gloo")
-network = seeded(train, 1)
-if dist.get_rank() == 0:
-    torch.save(network.state_dict(), "model.pt")
-dist.destroy_process_group()
-"""
-script = "\n\n".join([imports, *map(inspect.getsource, (mlp, train, seeded)), main])
-
-# %% [markdown]
-# `torchrun`, folded away below, writes it to a folder of its own, starts `torchrun --standalone --nproc-per-node=2 script.py` there, and brings back
-# what each rank printed, and the model.
+# Real trainings are scripts. [train_ddp.py](train_ddp.py), beside this notebook, is a complete one of about 100 lines: this chapter's network, sampler, mean loss and checkpoint,
+# with what a longer training wants besides. It takes a GPU where there is one and computes in bfloat16 there. It limits the norm of the averaged gradient. Stopped and started again, it goes on after its last epoch.
+# Read it from `train` at its end upwards. Your own data set is one line to change.
+#
+# Who starts the ranks is not its business: it runs unchanged under `launch`, which has made the group already, under `torchrun`, and under Slurm's `srun`. The function `torchrun`, folded away
+# below, starts `torchrun --standalone --nproc-per-node=2` on it.
 
 
 # %% jupyter={"source_hidden": true}
 def torchrun(script, *arguments, timeout_s=100):
-    """Run the script in two ranks; return what each of them printed, and the model it saved."""
-    options = ["--standalone", "--nproc-per-node=2", "--redirects=1", "--log-dir=logs"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "script.py", *arguments]
+    """Run a script in two ranks on the CPU, on loopback only."""
+    options = ["--standalone", "--nproc-per-node=2", "--redirects=3", "--log-dir"]
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "script.py").write_text(script)
-        environment = {**os.environ, **loopback, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+    with tempfile.TemporaryDirectory() as logs:
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *options,
+            logs,
+            script,
+            *arguments,
+        ]
+        quiet = {"OMP_NUM_THREADS": "1", "TMPDIR": logs, "CUDA_VISIBLE_DEVICES": ""}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, start_new_session=True, **streams
-        )
+        environment = {**os.environ, **loopback, **quiet}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
         try:
             said = process.communicate(timeout=timeout_s)[0]
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
         assert process.returncode == 0, said
-        told = [log.read_text() for log in sorted(Path(folder).glob("logs/**/stdout.log"))]
-        return told, torch.load(Path(folder, "model.pt"))
 
 
 # %%
-told, scripted = torchrun(script, source)
-print("every rank prints the same lines:", told == launched.output)
-mine = launched[0].state_dict()
-print("bit for bit the same model:", all(torch.equal(mine[name], scripted[name]) for name in mine))
+with tempfile.TemporaryDirectory() as runs:
+    launch(train_ddp.train, f"{runs}/launched.pt", backend="gloo")
+    torchrun("train_ddp.py", f"--path={runs}/started.pt")
+    launched, started = (
+        torch.load(f"{runs}/{name}.pt")["model"] for name in ("launched", "started")
+    )
+same = all(torch.equal(launched[name], started[name]) for name in launched)
+print("bit for bit the same model:", same)
 
 # %% [markdown]
 # Only who starts the ranks has changed. (As chapter 02 said: `torchrun` serves its store on all addresses of the machine, so use it where you trust the network.)

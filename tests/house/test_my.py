@@ -220,3 +220,15 @@ def test_ids_tell_an_edited_cell_in_every_committed_notebook():
     for path in copies.originals(copies.HERE).values():
         cells = nbformat.read(path, as_version=4).cells
         assert [cell.id for cell in compose(cells).cells] == [cell.id for cell in cells], path.name
+
+
+def test_a_script_of_a_lesson_is_copied_once_and_then_the_learners(course, capsys):
+    (course / "notebooks" / "train.py").write_text("epochs = 2\n")
+    my.main([], course)
+    copy = course / "my" / "train.py"
+    assert copy.read_text() == "epochs = 2\n"
+    copy.write_text("epochs = 3\n")
+    capsys.readouterr()
+    my.main([], course)
+    assert "train.py differs from its original: move it away to get that" in capsys.readouterr().out
+    assert copy.read_text() == "epochs = 3\n"
