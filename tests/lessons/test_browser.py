@@ -20,6 +20,7 @@ from textwrap import dedent
 import nbformat
 import pytest
 import upstream
+from jupyter_core.paths import jupyter_data_dir
 from nbformat.sign import NotebookNotary
 
 import my
@@ -168,7 +169,7 @@ def _rewrite(lesson: Path) -> None:
     notebook.cells[1:] = map(nbformat.v4.new_code_cell, sources)
     notebook.cells[-1].metadata["tags"] = ["raises-exception"]
     nbformat.write(notebook, lesson)
-    NotebookNotary().sign(notebook)  # what a browser writes is
+    NotebookNotary(data_dir=jupyter_data_dir()).sign(notebook)  # what a browser writes is
 
 
 def _address(log: Path, server: subprocess.Popen) -> str:
