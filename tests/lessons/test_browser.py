@@ -53,6 +53,7 @@ BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 RUN_ALL_S = 300
+PATIENCE_MS = 120_000  # for what a page shall show; playwright's 30 s are few beside other tests
 PICTURE = ".jp-RenderedImage img"
 HEADING = ".jp-RenderedMarkdown :is(h1, h2, h3)"
 SETTINGS = """
@@ -197,6 +198,7 @@ def browser():
 def page(lab, browser):
     """Open a browser page; at the end, end the kernels that it used."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(PATIENCE_MS)
     yield page
     page.close()
     _end_kernels(*lab)
@@ -210,7 +212,7 @@ def _end_kernels(address: str, token: str) -> None:
 def _api(address: str, token: str, path: str, method: str = "GET") -> list:
     headers = {"Authorization": f"token {token}"}
     request = urllib.request.Request(f"{address}api/{path}", headers=headers, method=method)
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=120) as reply:
         return json.loads(reply.read() or "[]")
 
 
@@ -306,6 +308,7 @@ def test_what_a_learner_wrote_and_saw_is_there_on_the_second_day_after_an_update
     with _serving(course, *make, **environment) as one:
         _rewrite(own / LESSON)
         page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(PATIENCE_MS)
         _runs_to_its_end(page, one, f"my/{LESSON}")
         assert page.locator(".jupyter-widgets svg").count() >= 2
         assert page.locator(".widget-slider").count() >= 2
@@ -327,6 +330,7 @@ def test_what_a_learner_wrote_and_saw_is_there_on_the_second_day_after_an_update
     upstream.git(course, "pull", "--quiet")
     with _serving(course, *make, **environment) as two:
         page = browser.new_page()
+        page.set_default_timeout(PATIENCE_MS)
         _open(page, two, f"my/{LESSON}")
         _until(page, f"() => document.querySelectorAll({PICTURE!r}).length >= 3", 60)
         _shoot(page, f"{LESSON}-day-two")
