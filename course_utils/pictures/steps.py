@@ -34,7 +34,7 @@ def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
 def draw(states: Sequence[Sequence[Sequence[float]]], trace: Trace) -> Figure:
     """Draw a grid for each state."""
     high, wide, down = len(states[0]), len(states[0][0]), -(-len(states) // _ACROSS)
-    shape = (_ACROSS * (0.5 * wide + 0.1) + 0.6, down * (0.5 * high + 0.5))
+    shape = (_ACROSS * (0.5 * wide + 0.1) + 0.3, down * (0.5 * high + 0.5))
     figure, grids = plt.subplots(down, _ACROSS, figsize=shape, layout="constrained")
     sent = [[e.peer for e in trace.of_rank(rank) if e.kind == "send"] for rank in range(high)]
     had = origins([[list(own)] for own in states[0]])
@@ -46,6 +46,8 @@ def draw(states: Sequence[Sequence[Sequence[float]]], trace: Trace) -> Figure:
         axes.set(
             ylim=(high + 0.15, -0.15), title=f"after {k} step{'s' * (k > 1)}" if k else "before"
         )
+        if k % _ACROSS:
+            axes.set_yticks([])
         axes.set_xticks([c + 0.5 for c in range(wide)], [f"chunk {c}" for c in range(wide)], size=7)
         for rank, chunk in ((rank, chunk) for rank in range(high) for chunk in range(wide)):
             value, moved = new[rank][chunk], new[rank][chunk] != old[rank][chunk]

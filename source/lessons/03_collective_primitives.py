@@ -32,8 +32,8 @@ from course_utils.pictures.steps import plot_steps
 # %% [markdown]
 # ## 1 · One sends, one receives
 #
-# Everything that ranks do together is made of one move: a rank **sends** a tensor and another one **receives** it. The receiver
-# prepares a tensor of the same shape and dtype, and the message overwrites it. Below, `trace=True` records every call of every rank.
+# Everything that ranks do together is made of one move: one rank **sends** a tensor and another **receives** it. The receiver
+# prepares a tensor of the same shape and dtype, and the message overwrites it. `trace=True` records every call of every rank.
 
 
 # %% tags=["row-D3"]
@@ -170,7 +170,7 @@ def broadcast(mine):
 results = see(broadcast)
 
 # %% [markdown]
-# The tensors of ranks 0, 2 and 3 are overwritten. Training begins with a broadcast of rank 0's weights, so that all models are equal.
+# Ranks 0, 2 and 3 now hold what rank 1 holds. Training begins with a broadcast of rank 0's weights, so that all models are equal.
 #
 # *Recorded* is what was seen: every rank called `broadcast`. We cannot see gloo's messages, so the two lines of bytes are models.
 # *Direct*: the root sends to each rank itself. *Ring*: each rank passes pieces on to the next one.
@@ -278,7 +278,7 @@ def reduce_scatter(mine):
 results = see(reduce_scatter)
 
 # %% [markdown]
-# In both, each rank sends 24 bytes. Training of models that are too large for one device (FSDP, fully sharded data parallel) is built on these two: it gathers
+# Fully sharded data parallel training (FSDP), for models that are too large for one device, is built on these two. It gathers
 # weights before it uses them, and each rank keeps only its shard of the summed gradients.
 #
 # ### all_reduce
@@ -718,9 +718,9 @@ times_as_long.measured(round(two / one, 2), within=0.05)
 # Sent directly or along a tree, an `all_reduce` *is* a reduce and a broadcast: the same messages, 1.00. Of these three models, only the ring gains, because it never
 # collects the whole sum in one place. It sends half the bytes in as many messages, so the factor is below 2: latency is the same for both.
 #
-# This is not a law about reduce and broadcast. Here they pass the tensor around in *n* pieces, and the last rank waits until the first piece has come all the way. With
-# many small pieces this wait shrinks. What remains are the bytes: each link carries twice the tensor, where the ring all-reduce carries 2(n − 1) / n times the tensor. With eight
-# ranks that is 2 against 1.75. The lab's bonus tries it.
+# This is no law about reduce and broadcast. Here they pass the tensor on in *n* pieces, and the last rank waits until the first piece has come all the way. With
+# more and smaller pieces this wait shrinks. What remains are the bytes: twice the tensor on each link, against 2(n − 1) / n times in the ring all-reduce, which is 1.75 times with eight
+# ranks. The lab's bonus tries it.
 #
 # **Check yourself.** What would you need to know before you believe "X is 1.4 % faster"?
 #
@@ -730,8 +730,8 @@ times_as_long.measured(round(two / one, 2), within=0.05)
 #
 # ## 8 · The straggler waits least
 #
-# The same lab lets rank 1 sleep while four ranks train, and reports only how long all of it took: 10.396 s without sleep, 12.336 s and 36.612 s with. A total says that
-# something is slow. Can we see **who**? Below, rank 1 sleeps for half a second before its third sum. The cell adds up how long each rank is inside `all_reduce`.
+# The same lab lets rank 1 sleep during training, and reports the total time: 10.396 s without sleep, 12.336 s and 36.612 s with. A total says that
+# something is slow. Can we see **who**? Below, four ranks train, and rank 1 sleeps for half a second before its third sum. The cell adds up how long each rank is inside `all_reduce`.
 #
 # **Predict.** Rank 1 comes late. Does it spend less time in `all_reduce` than the other ranks, as much, or more?
 
@@ -764,11 +764,11 @@ ratio = inside_s[1] / inside_s[0]
 in_the_call.measured("less" if ratio < 0.7 else "more" if ratio > 1.4 else "as much")
 
 # %% [markdown]
-# Less: it is the others who wait. If you look at the profile of rank 0, `all_reduce` takes nearly all the time, and you blame the network. The sleep
-# shows in no profile but rank 1's.
+# Less: it is the others who wait. In the profile of rank 0, `all_reduce` takes nearly all the time, so one blames the network. The sleep
+# shows in rank 1's profile only.
 #
-# The lab has four experiments: a nap of 0.001 s at the start, 0.01 s at every sum, 0.5 s at a single one, and 6 s after a backward pass. In a replay
-# nobody has to sleep. We take a recording without naps, say that a backward pass takes 2 ms, and add the naps in full on the virtual clock.
+# The lab has four experiments: 0.001 s of sleep at the start, 0.01 s at every sum, 0.5 s at a single one, and 6 s after a backward pass. In a replay
+# nobody has to sleep. We take a recording without sleep, say that a backward pass takes 2 ms, and add the full naps on the virtual clock.
 
 # %%
 NAPS_MS = {  # before sum number k; there are four in each step
