@@ -104,12 +104,12 @@ def draw(met: list[Meeting], held: list[Event]) -> Figure:
         _, blamed = difference(one) or ("", ())
         for y, rank in enumerate(ranks):
             if rank in one.missing:
-                cell(axes, x, y, "missing", None, _WIDE, **_MISSING)
+                cell(axes, x, y, "missing", (), _WIDE, **_MISSING)
                 continue
             call, edge = one.calls[rank], _DIFFERS if rank in blamed else {}
             below = f"{_shape(call)} {_line(call)}".strip()
             said = filter(None, (call.kind, below, "waits here" * (call in held)))
-            cell(axes, x, y, "\n".join(said), rank, _WIDE, **edge)
+            cell(axes, x, y, "\n".join(said), (rank,), _WIDE, **edge)
             if edge:
                 axes.text(x + _WIDE - 0.25, y + 0.33, "≠", ha="center", weight="bold", color=INK)
     return figure

@@ -1,14 +1,15 @@
 """Tensors per rank as squares, before and after a collective."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import rank_style, show, together
@@ -16,6 +17,7 @@ from course_utils.pictures.style import rank_style, show, together
 SHOWN = 16  # values of a rank, at most, that are drawn and named one by one
 HIGH = 0.56  # inches of a row
 Parts = list[list[float]]  # a rank's tensors, flattened; one for a single tensor
+_FEW = 8  # ranks, of which each sum is looked for
 _GAP = 0.3  # between two tensors of a rank; a square has a place of 1
 _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
 
@@ -23,8 +25,9 @@ _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
 def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = ()) -> None:
     """Show what every rank holds before and after a collective, with the numbers below.
 
-    A square has the colour and the mark of the rank that had its value before; a value that nobody
-    had, such as a sum, is white. Of more than 16 values per rank the first ones are drawn.
+    A square has the colour and the mark of the rank that had its value before, and a sum the
+    stripes of all that are in it; white is what can come from several ranks, or from none. Of more
+    than 16 values per rank the first ones are drawn.
 
     Args:
         before: For each rank a tensor, a number, a list of tensors, or None if it holds nothing.
@@ -70,10 +73,24 @@ def _numbers(own: Parts) -> str:
     return " ".join(texts) or "nothing"
 
 
-def origin(had: list[set[float]], value: float, rank: int) -> int | None:
-    """Whose a value is: the rank's own if it had it before, or else of the only one that had it."""
-    owners = [r for r, values in enumerate(had) if value in values]
-    return rank if rank in owners else owners[0] if len(owners) == 1 else None
+def origins(old: list[Parts]) -> dict[float, set[tuple[int, ...]]]:
+    """By value, whose it may be: of a rank that had it, or of those whose values add up to it."""
+    found, rows = defaultdict(set), [list(chain(*own)) for own in old]
+    for rank, row in enumerate(rows):
+        for value in row:
+            found[value].add((rank,))
+    for column in zip(*(row[:SHOWN] for row in rows), strict=False):
+        for count in range(2 if len(rows) <= _FEW else len(rows), len(rows) + 1):
+            for some in combinations(range(len(rows)), count):
+                found[sum(column[rank] for rank in some)].add(some)
+    return found
+
+
+def origin(found: dict[float, set[tuple[int, ...]]], value: float, rank: int) -> tuple[int, ...]:
+    """Whose a value is: the rank's own if it had it, or else of the only ones it can come from."""
+    givers = found.get(value, set())
+    fewest = [some for some in givers if len(some) == min(map(len, givers))]
+    return (rank,) if (rank,) in givers else fewest[0] if len(fewest) == 1 else ()
 
 
 def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) -> Figure:
@@ -83,7 +100,7 @@ def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) ->
     shape = (HIGH * sum(wide) + 1.6, HIGH * len(old) + 0.5)
     figure, sides = plt.subplots(1, 2, figsize=shape, width_ratios=wide, layout="constrained")
     figure.get_layout_engine().set(wspace=0.08)
-    had = [set(chain(*own)) for own in old]
+    had = origins(old)
     for side, axes in enumerate(sides):
         rank_rows(axes, range(len(old)), wide[side])
         axes.set_title(("before", "after")[side], loc="left", fontsize=10)
@@ -98,7 +115,7 @@ def _placed(own: Parts) -> list[tuple[float, float | None]]:
     return [(x + k * _GAP, value) for x, (k, value) in enumerate(shown)]
 
 
-def _squares(axes: Axes, held: list, had: list[set], undefined: Collection[int]) -> None:
+def _squares(axes: Axes, held: list, had: dict, undefined: Collection[int]) -> None:
     for rank, placed in enumerate(held):
         if not placed:
             axes.text(0.1, rank + 0.53, "nothing", va="center", fontsize=9, color="#777777")
@@ -106,7 +123,7 @@ def _squares(axes: Axes, held: list, had: list[set], undefined: Collection[int])
             if value is None:
                 axes.text(x + 0.2, rank + 0.53, "…", va="center")
             elif rank in undefined:
-                cell(axes, x, rank, "?", None, **_GARBAGE)
+                cell(axes, x, rank, "?", (), **_GARBAGE)
             else:
                 cell(axes, x, rank, f"{value:.4g}", origin(had, value, rank))
 
@@ -120,16 +137,22 @@ def rank_rows(axes: Axes, ranks: Sequence[int], wide: float) -> None:
 
 
 def cell(
-    axes: Axes, x: float, y: float, text: str, rank: int | None, wide: float = 1, **box: object
+    axes: Axes, x: float, y: float, text: str, ranks: Sequence[int], wide: float = 1, **box: object
 ) -> None:
-    """Draw a cell in the colour and with the mark of a rank, or white; `box` has the last word."""
-    style = {"color": INK} if rank is None else rank_style(rank)
-    light = [1 - 0.3 * (rank is not None) * (1 - part) for part in to_rgb(style["color"])]
-    box = {"facecolor": light, "edgecolor": style["color"], "linewidth": 1.2} | box
-    shape = "round,pad=0.04,rounding_size=0.1"
-    axes.add_patch(FancyBboxPatch((x + 0.11, y + 0.11), wide - 0.22, 0.78, boxstyle=shape, **box))
-    if rank is not None:
-        axes.plot(x + 0.22, y + 0.23, style["marker"], color=style["color"], markersize=3.5)
+    """Draw a cell with a stripe and a mark for each rank, or white; `box` has the last word."""
+    edge = rank_style(ranks[0])["color"] if len(ranks) == 1 else INK
+    box = {"facecolor": "none" if ranks else "white", "edgecolor": edge, "linewidth": 1.2} | box
+    shape, wide = "round,pad=0.04,rounding_size=0.1", wide - 0.22
+    around = FancyBboxPatch((x + 0.11, y + 0.11), wide, 0.78, boxstyle=shape, zorder=1.5, **box)
+    axes.add_patch(around)
+    for k, style in enumerate(map(rank_style, ranks)):
+        light = [1 - 0.3 * (1 - part) for part in to_rgb(style["color"])]
+        left = x + 0.07 + k * (part := (wide + 0.08) / len(ranks))
+        stripe = Rectangle((left, y + 0.07), part, 0.86, facecolor=light, linewidth=0)
+        axes.add_patch(stripe).set_clip_path(around)
+        at = left + min(0.15, part / 2)
+        axes.plot(at, y + 0.23, style["marker"], color=style["color"], markersize=3.5)
     # The text keeps clear of a hatch.
     clear = {"facecolor": "white", "edgecolor": "none", "pad": 1} if "hatch" in box else None
-    axes.text(x + wide / 2, y + 0.53, text, ha="center", va="center", size=9, color=INK, bbox=clear)
+    how = {"ha": "center", "va": "center", "size": 9, "color": INK, "zorder": 3, "bbox": clear}
+    axes.text(x + 0.11 + wide / 2, y + 0.56, text, **how)

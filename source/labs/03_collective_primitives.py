@@ -1,10 +1,12 @@
 # %% [markdown]
 # # Lab 03 · Collective primitives
 #
-# Nine exercises on [chapter 03](../notebooks/03_collective_primitives.ipynb), 100 minutes, on any computer. You make collectives of
-# messages, find out who holds the others up, and end with a report of your own measurements. `check` runs your function in real
-# workers and compares what it returns with a **specification**, a plain function of one process. It also reads the recording of
-# what was called.
+# Seven exercises on [chapter 03](../notebooks/03_collective_primitives.ipynb) and a bonus, 100 minutes without the bonus, on any computer. You make
+# collectives of messages that torch does not have, find out who holds the others up, and end with a report of your own measurements.
+#
+# Each exercise shows what is wanted by an example. `check` runs your function in real workers, on several numbers of ranks, and compares what they
+# return with a specification that is folded up. It also reads the recording of what was called. Each exercise says how difficult it is and how
+# important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import time
@@ -14,118 +16,22 @@ import torch
 import torch.distributed as dist
 
 from course_utils import Network, check, launch, plot_timeline, progress
-from course_utils.checks.cases import CASES
+from course_utils.checks.cases import CASES, Case
 from course_utils.network.trace import Event, Trace
 
-SENDABLE = CASES[:5]  # send refuses tensors with gaps, gloo empty ones from just any source
-
 # %% [markdown]
-# ## 1 · One tells all
+# ## 1 · Collect what differs in length
 #
-# *●○○, 6 minutes.* Every rank has a tensor of the same shape. **Goal:** return on every rank what `root` holds, by `send` and `recv`
-# alone. A plain loop will do: nobody needs to send more than world size − 1 messages.
-
-
-# %%
-def broadcast_spec(tensors, roots):
-    return [tensors[roots[0]] for _ in tensors]
-
-
-# %%
-def broadcast(tensor, root):
-    ### BEGIN SOLUTION
-    if dist.get_rank() != root:
-        dist.recv(tensor, root)
-        return tensor
-    for other in range(dist.get_world_size()):
-        if other != root:
-            dist.send(tensor, other)
-    return tensor
-    ### END SOLUTION
-
-
-# %% [markdown]
-# <details><summary>Hint 1: a nudge</summary>
-# Two kinds of ranks run the same function. What does the root do, and what do the others?
-# </details>
-# <details><summary>Hint 2: the approach</summary>
-# The root sends its tensor to every other rank, in a loop. Each of those receives once, into the tensor that it has.
-# </details>
-# <details><summary>Hint 3: the code</summary>
-# <code>dist.recv(tensor, root)</code> on the others; <code>dist.send(tensor, other)</code> on the root, but not to itself.
-# </details>
-
-
-# %%
-def rooted(rank, world_size, case):
-    return case.tensor(), case.number % world_size
-
-
-by_messages = {"forbid": ("collectives",), "world_sizes": (1, 2, 3, 5), "cases": SENDABLE}
-loop = {"budget": lambda world_size, case: {"sent_messages": world_size - 1}}
-check(broadcast, spec=broadcast_spec, inputs=rooted, **by_messages, **loop)
-
-# %% [markdown]
-# ## 2 · One hands out
+# *Difficulty ●●○ · importance ●●○ · 15 minutes.* In an evaluation the ranks find differently many mistakes, but `dist.gather` wants equal shapes. **Goal:** return on
+# `root` the list of all ranks' one-dimensional tensors, in the order of ranks, and None on every other rank, by `send` and `recv` alone. Nobody needs more than two messages.
 #
-# *●○○, 6 minutes.* On `root`, `parts` is a list with a tensor for each rank; elsewhere it is None. `buffer` has the shape of a part.
-# **Goal:** return part r on rank r, by `send` and `recv` alone. Nobody needs to send more than world size − 1 messages, nor more
-# bytes than the parts of the other ranks have.
+# | root 2 | rank 0 | rank 1 | rank 2 |
+# | --- | --- | --- | --- |
+# | has | `[5, 7]` | `[]` | `[1]` |
+# | returns | None | None | `[[5, 7], [], [1]]` |
 
 
-# %%
-def scatter_spec(lists, buffers, roots):
-    return lists[roots[0]]
-
-
-# %%
-def scatter(parts, buffer, root):
-    ### BEGIN SOLUTION
-    if dist.get_rank() != root:
-        dist.recv(buffer, root)
-        return buffer
-    for other, part in enumerate(parts):
-        if other != root:
-            dist.send(part, other)
-    return parts[root]
-    ### END SOLUTION
-
-
-# %% [markdown]
-# <details><summary>Hint 1: a nudge</summary>
-# What changes in <code>broadcast</code> if everybody gets something else? And what becomes of the root's own part?
-# </details>
-# <details><summary>Hint 2: the approach</summary>
-# The root walks through its list and sends part r to rank r. Its own part it returns.
-# </details>
-# <details><summary>Hint 3: the code</summary>
-# <code>for other, part in enumerate(parts):</code>
-# </details>
-
-
-# %%
-def scatter_inputs(rank, world_size, case):
-    root = case.number % world_size
-    parts = [case.tensor() for _ in range(world_size)]
-    return parts if rank == root else None, torch.zeros_like(parts[0]), root
-
-
-def no_part_twice(world_size, case):
-    others = world_size - 1
-    return {"sent_messages": others, "sent_bytes": others * case.tensor().nbytes}
-
-
-parts_only = by_messages | {"budget": no_part_twice}
-check(scatter, spec=scatter_spec, inputs=scatter_inputs, **parts_only)
-
-# %% [markdown]
-# ## 3 · One collects
-#
-# *●○○, 6 minutes.* The way back. **Goal:** return on `root` the list of all ranks' tensors, in the order of ranks, and None on every
-# other rank, by `send` and `recv` alone. All tensors have the same shape, and nobody needs to send more than one message.
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 def gather_spec(tensors, roots):
     return [tensors if rank == roots[0] else None for rank in range(len(tensors))]
 
@@ -133,124 +39,69 @@ def gather_spec(tensors, roots):
 # %%
 def gather(tensor, root):
     ### BEGIN SOLUTION
-    if dist.get_rank() != root:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank != root:
+        dist.send(torch.tensor([len(tensor)]), root)  # the root cannot know it otherwise
         dist.send(tensor, root)
         return None
-    tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    for other, buffer in enumerate(tensors):
-        if other != root:
-            dist.recv(buffer, other)
-    tensors[root] = tensor
+    tensors = []
+    for other in range(world_size):  # one named rank after the other, so that nothing is mixed up
+        if other == root:
+            tensors.append(tensor)  # what is at home needs no message
+        else:
+            length = torch.empty(1, dtype=torch.int64)
+            dist.recv(length, other)
+            tensors.append(tensor.new_empty(length.item()))
+            dist.recv(tensors[-1], other)
     return tensors
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# How many buffers does the root need, if it is to keep all tensors?
+# <code>recv</code> needs a tensor of the right size. Who knows the size, and how does the root learn it?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# The root makes an empty tensor for each rank, and receives into number r from rank r. Whoever receives from anybody mixes them up.
+# Each rank sends two messages: how many numbers it has, and the numbers. The root goes through the ranks in their order. From each it receives the length,
+# makes an empty tensor of that length, and receives into it. Its own tensor it takes as it is.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]</code>
+# <code>dist.recv(length, other)</code>, then <code>tensors.append(tensor.new_empty(length.item()))</code> and <code>dist.recv(tensors[-1], other)</code>.
 # </details>
 
+
+# %% jupyter={"source_hidden": true}
+def gather_inputs(rank, world_size, case):
+    length = int(torch.randint(0, 6, ()))
+    return case._replace(shape=(length,)).tensor(), case.number % world_size
+
+
+gather_cases = (
+    Case("lists that differ in length", 0, ()),
+    Case("another root", 1, ()),
+    Case("whole numbers (int64)", 2, (), torch.int64),
+    Case("double precision", 3, (), torch.float64),
+)
+gather_check = {"spec": gather_spec, "inputs": gather_inputs, "cases": gather_cases}
+gather_check |= {"forbid": ("collectives",), "world_sizes": (1, 2, 3, 5)}
+gather_check |= {"budget": {"sent_messages": 2, "sent_bytes": 8 + 5 * 8}}
+
 # %%
-check(gather, spec=gather_spec, inputs=rooted, **by_messages, budget={"sent_messages": 1})
+check(gather, **gather_check)
 
 # %% [markdown]
-# ## 4 · One adds up
+# ## 2 · A transpose
 #
-# *●●○, 8 minutes.* **Goal:** return on `root` the sum of all ranks' tensors, and None on every other rank, by `send` and `recv` alone. Again
-# one message of each is enough. No list is needed: one buffer, added to the sum as often as something comes.
-
-
-# %%
-def reduce_spec(tensors, roots):
-    return [sum(tensors) if rank == roots[0] else None for rank in range(len(tensors))]
-
-
-# %%
-def reduce(tensor, root):
-    ### BEGIN SOLUTION
-    if dist.get_rank() != root:
-        dist.send(tensor, root)
-        return None
-    total, buffer = tensor.clone(), torch.empty_like(tensor)
-    for _ in range(dist.get_world_size() - 1):
-        dist.recv(buffer)
-        total += buffer
-    return total
-    ### END SOLUTION
-
-
-# %% [markdown]
-# <details><summary>Hint 1: a nudge</summary>
-# Does it matter for a sum who comes first?
-# </details>
-# <details><summary>Hint 2: the approach</summary>
-# The root begins with its own tensor, receives world size − 1 times into one buffer, and adds it each time.
-# </details>
-# <details><summary>Hint 3: the code</summary>
-# <code>dist.recv(buffer)</code> without a source takes what comes first; then <code>total += buffer</code>.
-# </details>
-
-# %%
-check(reduce, spec=reduce_spec, inputs=rooted, **by_messages, budget={"sent_messages": 1})
-
-# %% [markdown]
-# ## 5 · Everybody at once
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank of its expert. Every rank has a list with one tensor for each rank. **Goal:**
+# return the tensors that all ranks have for this one, in the order of ranks. Use messages alone, one for each other rank, with what is for that rank.
 #
-# *●●○, 10 minutes.* The ranks stand in a ring: after the last comes rank 0. **Goal:** send `tensor` to the rank after this one, return what
-# the rank before it sends, by messages alone. All at once: on the modelled network of the check there is time for one message,
-# not for two in turn. A rank that is alone keeps its own.
+# | | rank 0 | rank 1 | rank 2 |
+# | --- | --- | --- | --- |
+# | has | `[a, b, c]` | `[d, e, f]` | `[g, h, i]` |
+# | returns | `[a, d, g]` | `[b, e, h]` | `[c, f, i]` |
 
 
-# %%
-def shift_spec(tensors):
-    return [tensors[rank - 1] for rank in range(len(tensors))]
-
-
-# %%
-def shift(tensor):
-    ### BEGIN SOLUTION
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world_size == 1:
-        return tensor
-    received = torch.empty_like(tensor)
-    sending = dist.isend(tensor, (rank + 1) % world_size)
-    dist.recv(received, (rank - 1) % world_size)
-    sending.wait()
-    return received
-    ### END SOLUTION
-
-
-# %% [markdown]
-# <details><summary>Hint 1: a nudge</summary>
-# If every rank begins with <code>send</code>, who receives?
-# </details>
-# <details><summary>Hint 2: the approach</summary>
-# Start to send, receive, and only then wait until the sending is done. Receive into a new tensor: the old one is still on its way.
-# </details>
-# <details><summary>Hint 3: the code</summary>
-# <code>sending = dist.isend(tensor, (rank + 1) % world_size)</code>, and <code>sending.wait()</code> at the end.
-# </details>
-
-# %%
-in_time = {"budget": lambda n, case: {"finish_us": 10.5 * (n > 1)}}
-in_time["network"] = Network(latency_us=10, gbit_s=1)
-check(shift, spec=shift_spec, inputs=lambda r, n, case: case.tensor(), **by_messages, **in_time)
-
-# %% [markdown]
-# ## 6 · A transpose
-#
-# *●●●, 15 minutes.* Every rank has a list with a tensor for each rank. Written below each other, the lists are a matrix. **Goal:** return
-# column r of it on rank r: the tensors that all ranks have for this one, in the order of ranks. By messages alone, one for each other
-# rank, with what is for that rank.
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 def all_to_all_spec(rows):
     return [list(column) for column in zip(*rows)]
 
@@ -260,8 +111,9 @@ def all_to_all(row):
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     column = [torch.empty_like(part) for part in row]
-    column[rank] = row[rank]
+    column[rank] = row[rank]  # stays at home
     others = [other for other in range(world_size) if other != rank]
+    # All are started before anybody waits, so no order among the ranks can lock them.
     works = [dist.isend(row[other], other) for other in others]
     works += [dist.irecv(column[other], other) for other in others]
     for work in works:
@@ -272,7 +124,7 @@ def all_to_all(row):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# In exercise 5 each rank sent to one other. What if it is to all others?
+# If every rank begins with a blocking <code>send</code>, who receives?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Start to send to all others and to receive from all others, then wait for all of it. What a rank has for itself needs no message.
@@ -283,58 +135,226 @@ def all_to_all(row):
 # </details>
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def all_to_all_inputs(rank, world_size, case):
     return [case.tensor() for _ in range(world_size)]
 
 
-check(all_to_all, spec=all_to_all_spec, inputs=all_to_all_inputs, **parts_only)
+def all_to_all_budget(world_size, case):
+    others = world_size - 1
+    return {"sent_messages": others, "sent_bytes": others * case.tensor().nbytes}
+
+
+all_to_all_check = {"spec": all_to_all_spec, "inputs": all_to_all_inputs, "cases": CASES[:5]}
+all_to_all_check |= {"forbid": ("collectives",), "world_sizes": (1, 2, 3, 5)}
+all_to_all_check |= {"budget": all_to_all_budget}
+
+# %%
+check(all_to_all, **all_to_all_check)
 
 # %% [markdown]
-# ## 7 · Two make one
+# ## 3 · Half a ring, and home
 #
-# *●○○, 6 minutes.* Now with torch's own collectives. **Goal:** return on every rank the sum of all ranks' tensors, by one
-# `dist.reduce` and one `dist.broadcast`, and nothing else. Remember what `reduce` leaves on ranks that it does not go to.
+# *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) needs only the first half of your ring: each rank keeps its own part of the summed gradient. In the
+# chapter's ring, rank 0 is left with chunk 1. **Goal:** return on rank *r* **part *r*** of the sum of all `x`, one-dimensional and of any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages
+# of one part each, and no collective.
+#
+# | | rank 0 | rank 1 | rank 2 |
+# | --- | --- | --- | --- |
+# | has | `[1, 2, 3, 4]` | `[10, 20, 30, 40]` | `[100, 200, 300, 400]` |
+# | returns | `[111, 222]` | `[333]` | `[444]` |
+
+
+# %% jupyter={"source_hidden": true}
+def part_of_sum_spec(tensors):
+    return list(sum(tensors).tensor_split(len(tensors)))
 
 
 # %%
-def all_reduce_spec(tensors):
-    return [sum(tensors) for _ in tensors]
-
-
-# %%
-def all_reduce(tensor):
+def part_of_sum(x):
     ### BEGIN SOLUTION
-    dist.reduce(tensor, 0)
-    dist.broadcast(tensor, 0)
-    return tensor
+    rank, n = dist.get_rank(), dist.get_world_size()
+    parts = x.tensor_split(n)
+    for done in range(n - 1):
+        # Part p starts on rank p + 1 and goes once around, so its last stop is rank p, at home.
+        own = parts[(rank - done - 2) % n]
+        arrived = torch.empty_like(own)
+        sending = dist.isend(parts[(rank - done - 1) % n], (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        sending.wait()
+        own += arrived  # what has just been added to is what leaves next
+    return parts[rank]
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which rank has the sum after <code>reduce</code>? No other has anything to broadcast.
+# A part visits every rank once, and the last rank that it visits keeps it. Where does part 0 have to start, to end on rank 0?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Reduce to a rank, whichever it is, and broadcast from the same.
+# Let every part start one rank later than in the chapter: rank <i>r</i> begins with part <i>r</i> − 1. What it receives, it adds to its own copy of that part,
+# and this is what it sends in the next step. After <i>n</i> − 1 steps, part <i>r</i> has come to rank <i>r</i>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>dist.reduce(tensor, 0)</code>, then <code>dist.broadcast(tensor, 0)</code>; both work in place.
+# Send <code>parts[(rank - done - 1) % n]</code>, and add what arrives to <code>parts[(rank - done - 2) % n]</code>.
 # </details>
 
+
+# %% jupyter={"source_hidden": true}
+ring_network = Network(latency_us=10, gbit_s=1)
+
+
+def part_of_sum_inputs(rank, world_size, case):
+    return case.tensor()
+
+
+def part_of_sum_budget(world_size, case):
+    steps, part = world_size - 1, -(-case.shape[0] // world_size) * case.dtype.itemsize
+    step_us = ring_network.latency_us + part * 8e-3 / ring_network.gbit_s
+    return {"sent_messages": steps, "sent_bytes": steps * part, "finish_us": steps * step_us}
+
+
+part_of_sum_cases = (
+    Case("1 number", 0, (1,)),
+    Case("7 numbers", 1, (7,)),
+    Case("11 whole numbers (int64)", 2, (11,), torch.int64),
+    Case("301 numbers in double precision", 3, (301,), torch.float64),
+)
+part_of_sum_check = {"spec": part_of_sum_spec, "inputs": part_of_sum_inputs}
+part_of_sum_check |= {"cases": part_of_sum_cases, "world_sizes": (1, 2, 3, 4, 5)}
+part_of_sum_check |= {"forbid": ("collectives",), "network": ring_network}
+part_of_sum_check |= {"budget": part_of_sum_budget}
+
 # %%
-options = {"require": ("reduce", "broadcast"), "world_sizes": (1, 2, 3, 5), "cases": CASES[:6]}
-once = {"budget": lambda world_size, case: {"sent_bytes": 2 * case.tensor().nbytes}}
-once["forbid"] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv")
-check(all_reduce, spec=all_reduce_spec, inputs=lambda r, n, case: case.tensor(), **options, **once)
+check(part_of_sum, **part_of_sum_check)
 
 # %% [markdown]
-# ## 8 · Who holds the others up?
+# ## 4 · Highest and lowest in one call
 #
-# *●●○, 12 minutes.* A recording says when a rank called (`event.start_s`) and when that was done (`event.end_s`). Nobody is done with an
+# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so two small questions are best asked in one. **Goal:** return on every rank, for each place of `x`, the largest minus the smallest
+# number that any rank has there. Call `dist.all_reduce` once, and no other collective.
+#
+# | | rank 0 | rank 1 | rank 2 |
+# | --- | --- | --- | --- |
+# | has | `[3, 8]` | `[5, -2]` | `[4, 0]` |
+# | returns | `[2, 10]` | `[2, 10]` | `[2, 10]` |
+
+
+# %% jupyter={"source_hidden": true}
+def spread_spec(tensors):
+    every = torch.stack(tensors)
+    return [every.amax(0) - every.amin(0) for _ in tensors]
+
+
+# %%
+def spread(x):
+    ### BEGIN SOLUTION # one operator answers both questions
+    both = torch.cat([x, -x])  # the smallest number is the largest of the negatives, negated
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return both[: len(x)] + both[len(x) :]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# An <code>all_reduce</code> has one operator. How do you get a smallest number from MAX?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# The smallest of some numbers is minus the largest of their negatives. Put <code>x</code> and <code>-x</code> into one tensor.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>both = torch.cat([x, -x])</code>, then <code>dist.all_reduce(both, dist.ReduceOp.MAX)</code>.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def spread_inputs(rank, world_size, case):
+    return case.tensor()
+
+
+def spread_budget(world_size, case):
+    """One call of twice the numbers; a second call would cost its latency once more."""
+    steps, both = 2 * (world_size - 1), 2 * case.tensor().nbytes
+    return {"finish_us": steps * (1000 + both * 8e-3 / world_size)}
+
+
+others = ("reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+spread_check = {"spec": spread_spec, "inputs": spread_inputs, "budget": spread_budget}
+spread_check |= {"network": Network(latency_us=1000, gbit_s=1), "cases": CASES[:5]}
+spread_check |= {"require": ("all_reduce",), "forbid": (*others, "send", "recv")}
+
+# %%
+check(spread, **spread_check)
+
+# %% [markdown]
+# ## 5 · One column only
+#
+# *Difficulty ●○○ · importance ●●● · 6 minutes.* A column of a matrix is a tensor with gaps, and gloo sums the wrong numbers without a word. **Goal:** replace column `k` of `matrix` by its sum over all ranks,
+# leave all else as it is, and return `matrix`. Send no more than the column.
+#
+# | k = 1 | rank 0 | rank 1 |
+# | --- | --- | --- |
+# | has | `[[1, 2], [3, 4]]` | `[[10, 20], [30, 40]]` |
+# | returns | `[[1, 22], [3, 44]]` | `[[10, 22], [30, 44]]` |
+
+
+# %% jupyter={"source_hidden": true}
+def sum_column_spec(matrices, ks):
+    wanted = [matrix.clone() for matrix in matrices]
+    for matrix in wanted:
+        matrix[:, ks[0]] = sum(each[:, ks[0]] for each in matrices)
+    return wanted
+
+
+# %%
+def sum_column(matrix, k):
+    ### BEGIN SOLUTION
+    column = matrix[:, k].contiguous()  # a copy, without the gaps
+    dist.all_reduce(column)
+    matrix[:, k] = column  # the sum is in the copy: write it back
+    return matrix
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# What does <code>matrix[:, k].is_contiguous()</code> say?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Sum a copy of the column that has no gaps. Then the sum is in the copy, and not yet in the matrix.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>column = matrix[:, k].contiguous()</code>, and after the sum <code>matrix[:, k] = column</code>.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def sum_column_inputs(rank, world_size, case):
+    return case.tensor(), case.number % case.shape[1]
+
+
+sum_column_cases = (
+    Case("2 x 2, the first column", 2, (2, 2)),
+    Case("3 x 4, the last column", 3, (3, 4)),
+    Case("4 x 3 whole numbers (int64), column 1", 1, (4, 3), torch.int64),
+    Case("5 x 2 in double precision, column 1", 3, (5, 2), torch.float64),
+    Case("3 x 1", 0, (3, 1)),
+)
+sum_column_check = {"spec": sum_column_spec, "inputs": sum_column_inputs}
+sum_column_check |= {"cases": sum_column_cases}
+sum_column_check |= {
+    "budget": lambda n, case: {"sent_bytes": 2 * case.shape[0] * case.dtype.itemsize}
+}
+
+# %%
+check(sum_column, **sum_column_check)
+
+# %% [markdown]
+# ## 6 · Who holds the others up?
+#
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* A slow machine hides well: its own profile looks busy, and all others seem to have a slow network. A recording says when a rank called (`event.start_s`) and when that was done (`event.end_s`). Nobody is done with an
 # `all_reduce` before the last has come. **Goal:** return the straggler of four ranks: the one for which the others, over all
-# `all_reduce`s together, wait longest. There are also messages in the recordings, which do not count. The specification is folded up;
-# below it stands an example.
+# `all_reduce`s together, wait longest. There are also messages in the recordings, which do not count. The picture is an example.
 
 
 # %% jupyter={"source_hidden": true}
@@ -371,6 +391,7 @@ def straggler(trace):
     ### BEGIN SOLUTION
     inside_s = [0.0] * 4
     for event in trace:
+        # Whoever comes last waits least, so its time inside is the shortest.
         if event.kind == "all_reduce":
             inside_s[event.rank] += event.end_s - event.start_s
     return inside_s.index(min(inside_s))
@@ -389,7 +410,7 @@ def straggler(trace):
 # </details>
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 late_at = {  # how many calls there are, and at which it is late
     "late at first": (3, [0]),
     "late at last": (5, [4]),
@@ -415,18 +436,26 @@ def straggler_inputs(rank, world_size, case):
     return Trace(tuple(events), ((calls + 5.0, 0.0),) * 4)
 
 
-options = {"cases": list(late_at), "world_sizes": (1,)}
-check(straggler, spec=straggler_spec, inputs=straggler_inputs, **options)
+straggler_check = {"spec": straggler_spec, "inputs": straggler_inputs}
+straggler_check |= {"cases": list(late_at), "world_sizes": (1,)}
+
+# %%
+check(straggler, **straggler_check)
 
 # %% [markdown]
-# ## 9 · Your report
+# ## 7 · Your report
 #
-# *●●●, 30 minutes.* A published lab asks for this: compare two ways to aggregate, and see what one slow rank does to all. Begin with three
-# **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with your `all_reduce` of
-# exercise 7; and with `dist.all_reduce` again, where one rank of your choice is slow.
+# *Difficulty ●●● · importance ●●○ · 25 minutes.* [The DDP lab](../notebooks/README.md), one of the five articles behind this course, asks for this: compare two ways to sum gradients, and see what one slow
+# rank does to all. Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
+# with `dist.all_reduce` again, where one rank of your choice is slow.
 
 
 # %%
+def two_calls(tensor):
+    dist.reduce(tensor, 0)
+    dist.broadcast(tensor, 0)
+
+
 def ten_times(aggregate, slow_rank=None):
     for _ in range(10):
         if dist.get_rank() == slow_rank:
@@ -434,12 +463,13 @@ def ten_times(aggregate, slow_rank=None):
         aggregate(torch.ones(100_000))
 
 
+# %%
 nothing = Trace(tuple(made_up(["barrier"], torch.zeros(1, 4))), ((1.0, 0.0),) * 4)
 
 ### BEGIN SOLUTION recordings = [nothing, nothing, nothing]  # put yours here
 recordings = [
     launch(ten_times, *how, world_size=4, backend="gloo", trace=True).trace
-    for how in ((dist.all_reduce,), (all_reduce,), (dist.all_reduce, 2))
+    for how in ((dist.all_reduce,), (two_calls,), (dist.all_reduce, 2))
 ]
 ### END SOLUTION
 
@@ -451,8 +481,8 @@ recordings = [
 # * `inside_s`: the list of how many seconds each rank was inside of collectives;
 # * `finish_us`: when the slowest rank is done on `network`.
 #
-# Your times are your own; `check` computes them again from your recordings. The specification is folded up, since
-# it does what you are to do.
+# Your times are your own; `check` computes them again from your recordings, and from two that are made up. For example, if rank 0 is inside of
+# collectives from 0.0 to 0.4 s and from 0.5 to 0.6 s, its entry of `inside_s` is 0.5.
 
 # %% jupyter={"source_hidden": true}
 network = Network(latency_us=10, gbit_s=10)
@@ -479,13 +509,14 @@ def report_spec(*columns):
 # %%
 def report(one, two, slow):
     ### BEGIN SOLUTION
-    numbers = {"straggler": straggler(slow)}
+    numbers = {"straggler": straggler(slow)}  # exercise 6: there are only all_reduces in it
     for name, trace in (("one", one), ("two", two), ("slow", slow)):
         kinds, inside_s = [event.kind for event in trace.of_rank(0)], [0.0] * 4
         for event in trace:
             inside_s[event.rank] += event.end_s - event.start_s
         numbers[name] = {
             "calls": {kind: kinds.count(kind) for kind in kinds},
+            # From the first of all ranks to the last: no rank alone sees both.
             "took_s": max(e.end_s for e in trace) - min(e.start_s for e in trace),
             "inside_s": inside_s,
             "finish_us": max(trace.replay(network).finish_us),
@@ -500,7 +531,7 @@ def report(one, two, slow):
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Go through the three recordings, and make the same dict of each. A trace has <code>of_rank(0)</code> and
-# <code>replay(network)</code>; <code>inside_s</code> and the straggler are exercise 8.
+# <code>replay(network)</code>; <code>inside_s</code> and the straggler are exercise 6.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>max(e.end_s for e in trace) - min(e.start_s for e in trace)</code>,
@@ -509,15 +540,15 @@ def report(one, two, slow):
 # </details>
 
 
-# %% tags=["row-D10"]
-others = {"Ada's recordings": 1, "Ben's recordings": 3}  # made up; and who is slow
+# %% jupyter={"source_hidden": true}
+slow_ranks = {"Ada's recordings": 1, "Ben's recordings": 3}  # made up; and who is slow
 
 
 def report_inputs(rank, world_size, case):
     if case == "your recordings":
         return tuple(recordings)
     size, delays_s = 4 * int(torch.randint(100, 1000, ())), 0.02 * torch.rand(3, 30, 4)
-    delays_s[2, :, others[case]] += 0.1
+    delays_s[2, :, slow_ranks[case]] += 0.1
     counts = [len(kinds) * int(torch.randint(10, 16, ())) for kinds in KINDS]
     made = [made_up(k, d[:n], size) for k, d, n in zip(KINDS, delays_s, counts)]
     for events, count in zip(made, counts):  # once more, without rank 0
@@ -527,13 +558,16 @@ def report_inputs(rank, world_size, case):
     return tuple(Trace(tuple(events), ((31.0, 0.0),) * 4) for events in made)
 
 
-cases = ("your recordings", *others)
-check(report, spec=report_spec, inputs=report_inputs, world_sizes=(1,), cases=cases)
+report_check = {"spec": report_spec, "inputs": report_inputs, "world_sizes": (1,)}
+report_check |= {"cases": ("your recordings", *slow_ranks)}
+
+# %% tags=["row-D10"]
+check(report, **report_check)
 
 # %% [markdown]
 # These are your numbers, and your third recording.
 
-# %% tags=["raises-exception", "nbval-ignore-output"]
+# %% jupyter={"source_hidden": true} tags=["raises-exception", "nbval-ignore-output"]
 try:
     numbers = report(*recordings)
     print(f"{'ms':8}{'modelled':>8}{'took':>8}   inside, rank by rank")
@@ -554,6 +588,34 @@ except NotImplementedError:
 
 # %% [markdown] tags=["conclusion"]
 # *Double-click here and write.*
+
+# %% [markdown]
+# ## Bonus · Fill the pipe
+#
+# *As long as you like; there is no check and no single answer.* Part 7 of the chapter finds that a ring `reduce` and a `broadcast` take 490 µs for a megabyte on eight ranks, where an
+# `all_reduce` takes 315 µs. Is that the last word on reduce and broadcast? Write your own, by messages along a chain of ranks: sums travel to the last rank,
+# and the result travels back. If you cut the tensor into many pieces, a rank can pass one piece on while it receives the next.
+#
+# `finish_us` runs your function in real ranks and replays the recording on the chapter's network, so the same calls always take the same time. A simple loop over 32
+# pieces takes 378 µs. Which number of pieces is best, and why are more not always better? What do you find with a latency of 100 µs?
+
+
+# %%
+def in_one_piece(tensor, pieces=1):
+    """Replace this by your own."""
+    two_calls(tensor)
+
+
+def finish_us(way, pieces, latency_us=10):
+    def worker():
+        way(tensor := torch.ones(250_000), pieces)
+        assert tensor.eq(8).all(), "a wrong sum"
+
+    trace = launch(worker, world_size=8, backend="gloo", trace=True).trace
+    return max(trace.replay(Network(latency_us=latency_us, gbit_s=80)).finish_us)
+
+
+print(f"{finish_us(in_one_piece, pieces=1):.0f} µs")
 
 # %% [markdown]
 # ## Which exercises pass?

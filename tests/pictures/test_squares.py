@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from course_utils import plot_ranks
-from course_utils.pictures.squares import draw, origin, parts
+from course_utils.pictures.squares import draw, origin, origins, parts
 
 BEFORE = [torch.arange(2) + 10 * rank for rank in range(4)]
 
@@ -64,10 +64,19 @@ def test_what_a_rank_holds_is_read_as_lists_of_numbers(own, wanted):
     assert parts(own) == wanted
 
 
-def test_a_value_belongs_to_the_one_rank_that_had_it():
-    had = [{1.0, 0.0}, {2.0, 0.0}, {3.0}]
-    found = [origin(had, value, rank) for value, rank in ((2.0, 0), (0.0, 1), (0.0, 2), (6.0, 0))]
-    assert found == [1, 1, None, None]
+def test_a_value_belongs_to_the_only_ranks_that_it_can_come_from():
+    had = origins([[[1, 0]], [[2, 0]], [[4, 5]]])
+    values = ((2, 0), (0, 1), (4, 0), (3, 0), (7, 1), (9, 0))
+    assert [origin(had, value, rank) for value, rank in values] == [
+        (1,), (1,), (2,), (0, 1), (0, 1, 2), (),
+    ]  # fmt: skip
+    assert origin(origins([[[0]], [[0]], [[4]]]), 0, 2) == ()  # of rank 0 or of rank 1
+
+
+def test_of_many_ranks_only_the_sum_of_all_is_looked_for():
+    had = origins([[[10.0**rank]] for rank in range(9)])
+    assert origin(had, 11, 0) == ()
+    assert origin(had, 111_111_111, 0) == tuple(range(9))
 
 
 def test_squares_show_their_values_and_garbage_a_question_mark():

@@ -1,15 +1,12 @@
 """Wrong answers to lab 03, and for each exercise another right one.
 
-Published errors among them: a root that is always rank 0; the output of `reduce` read off root;
-an exchange between even and odd ranks, or by the bits of their numbers, right for some world sizes
-only; everybody sending first; the straggler taken for the rank that waits most.
+Published errors among them: a root that is always rank 0; an exchange by the bits of the ranks'
+numbers, right for some world sizes only; everybody sending first; whole tensors around a ring; a
+column summed in place, with its gaps; the straggler taken for the rank that waits most.
 """
 
-import os
-import pickle
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread
 
 import numpy as np
 import torch
@@ -22,375 +19,378 @@ def _me():
     return dist.get_rank(), dist.get_world_size()
 
 
-def broadcast_to_itself_as_well(tensor, root):
+def _lengths(tensor, root, receive, own_place=True):
+    """Both messages of every rank; `receive(buffer, other)` receives."""
     rank, world_size = _me()
     if rank != root:
-        dist.recv(tensor, root)
-    else:
-        for other in range(world_size):
-            dist.send(tensor, other)
-    return tensor
+        dist.send(torch.tensor([len(tensor)]), root)
+        dist.send(tensor, root)
+        return None
+    tensors = []
+    for other in range(world_size):
+        if other == root:
+            tensors += [tensor] * own_place
+            continue
+        length = torch.empty(1, dtype=torch.int64)
+        receive(length, other)
+        tensors.append(tensor.new_empty(length.item()))
+        receive(tensors[-1], other)
+    return tensors
 
 
-def broadcast_from_rank_0(tensor, root):
-    return _broadcast(tensor, 0)
-
-
-def _broadcast(tensor, root):
-    rank, world_size = _me()
-    if rank != root:
-        dist.recv(tensor, root)
-    else:
-        for other in set(range(world_size)) - {root}:
-            dist.send(tensor, other)
-    return tensor
-
-
-def broadcast_to_the_neighbour_only(tensor, root):
-    rank, world_size = _me()
-    if rank == root and world_size > 1:
-        dist.send(tensor, (root + 1) % world_size)
-    elif rank != root:
-        dist.recv(tensor, root)
-    return tensor
-
-
-def broadcast_but_keep_ones_own(tensor, root):
-    _broadcast(tensor.clone(), root)
-    return tensor
-
-
-def broadcast_down_a_line_from_rank_0(tensor, root):
-    rank, world_size = _me()
-    if rank > 0:
-        dist.recv(tensor, rank - 1)
-    if rank + 1 < world_size:
-        dist.send(tensor, rank + 1)
-    return tensor
-
-
-def broadcast_by_torch(tensor, root):
-    dist.broadcast(tensor, root)
-    return tensor
-
-
-def broadcast_without_waiting(tensor, root):
-    rank, world_size = _me()
-    if rank != root:
-        dist.recv(tensor, root)
-    else:
-        for other in set(range(world_size)) - {root}:
-            dist.isend(tensor, other)
-    return tensor
-
-
-def broadcast_around_the_ring(tensor, root):
-    rank, world_size = _me()
-    if rank != root:
-        dist.recv(tensor, (rank - 1) % world_size)
-    if (rank + 1) % world_size != root:
-        dist.send(tensor, (rank + 1) % world_size)
-    return tensor
-
-
-def _scatter(parts, buffer, root, which):
-    rank, world_size = _me()
-    if rank != root:
-        dist.recv(buffer, root)
-        return buffer
-    others = [other for other in range(world_size) if other != root]
-    for place, other in enumerate(others):
-        dist.send(which(parts, place, other), other)
-    return parts[root]
-
-
-def scatter_the_first_parts_to_the_others(parts, buffer, root):
-    return _scatter(parts, buffer, root, lambda own, place, other: own[place])
-
-
-def scatter_the_roots_part_to_all(parts, buffer, root):
-    return _scatter(parts, buffer, root, lambda own, place, other: own[root])
-
-
-def scatter_from_the_last(parts, buffer, root):
-    return _scatter(parts, buffer, root, lambda own, place, other: own[-1 - other])
-
-
-def scatter_from_rank_0(parts, buffer, root):
-    return _scatter(parts, buffer, 0, lambda own, place, other: own[other])
-
-
-def scatter_and_return_the_roots_buffer(parts, buffer, root):
-    _scatter(parts, buffer, root, lambda own, place, other: own[other])
-    return buffer
-
-
-def scatter_by_torch(parts, buffer, root):
-    dist.scatter(buffer, parts, root)
-    return buffer
-
-
-def scatter_everything_to_everybody(parts, buffer, root):
-    rank, world_size = _me()
-    if rank == root:
-        for other in set(range(world_size)) - {root}:
-            for part in parts:
-                dist.send(part, other)
-        return parts[root]
-    received = []
-    for _ in range(world_size):
-        dist.recv(buffer, root)
-        received.append(buffer.clone())
-    return received[rank]
-
-
-def scatter_all_at_once(parts, buffer, root):
-    rank, world_size = _me()
-    if rank == root:
-        others = [other for other in range(world_size) if other != root]
-        for work in [dist.isend(parts[other], other) for other in others]:
-            work.wait()
-        return parts[rank].clone()
-    dist.irecv(buffer, root).wait()
-    return buffer
-
-
-def _gather(tensor, root, buffers, source):
+def gather_of_ones_own_length(tensor, root):
     rank, world_size = _me()
     if rank != root:
         dist.send(tensor, root)
         return None
-    tensors = buffers(tensor, world_size)
+    tensors = [torch.empty_like(tensor) for _ in range(world_size)]
     for other in range(world_size):
         if other != root:
-            dist.recv(tensors[other], source(other))
+            dist.recv(tensors[other], other)
     tensors[root] = tensor
     return tensors
 
 
-def _new(tensor, world_size):
-    return [torch.empty_like(tensor) for _ in range(world_size)]
-
-
-def gather_as_they_come(tensor, root):
-    return _gather(tensor, root, _new, lambda other: None)
-
-
-def gather_into_one_buffer(tensor, root):
-    return _gather(tensor, root, lambda own, n: [torch.empty_like(own)] * n, lambda other: other)
-
-
 def gather_on_rank_0(tensor, root):
-    return _gather(tensor, 0, _new, lambda other: other)
+    return _lengths(tensor, 0, dist.recv)
 
 
 def gather_in_reverse(tensor, root):
-    tensors = _gather(tensor, root, _new, lambda other: other)
+    tensors = _lengths(tensor, root, dist.recv)
     return tensors and tensors[::-1]
 
 
 def gather_a_list_for_everybody(tensor, root):
-    return _gather(tensor, root, _new, lambda other: other) or [tensor]
+    return _lengths(tensor, root, dist.recv) or [tensor]
 
 
-def gather_and_put_ones_own_last(tensor, root):
-    tensors = _gather(tensor, root, _new, lambda other: other)
-    return tensors and [*tensors[:root], *tensors[root + 1 :], tensor]
+def gather_with_an_empty_list_elsewhere(tensor, root):
+    return _lengths(tensor, root, dist.recv) or []
 
 
 def gather_and_forget_ones_own(tensor, root):
-    tensors = _gather(tensor, root, _new, lambda other: other)
-    return tensors and [*tensors[:root], *tensors[root + 1 :]]
+    return _lengths(tensor, root, dist.recv, own_place=False)
 
 
-def gather_by_torch(tensor, root):
+def gather_and_put_ones_own_last(tensor, root):
+    tensors = _lengths(tensor, root, dist.recv, own_place=False)
+    return tensors and [*tensors, tensor]
+
+
+def gather_without_the_empty_ones(tensor, root):
+    tensors = _lengths(tensor, root, dist.recv)
+    return tensors and [each for each in tensors if len(each)]
+
+
+def gather_in_one_tensor(tensor, root):
+    tensors = _lengths(tensor, root, dist.recv)
+    return tensors and torch.cat(tensors)
+
+
+def gather_in_float32(tensor, root):
+    tensors = _lengths(tensor.float(), root, dist.recv)
+    return tensors and [each.to(tensor.dtype) for each in tensors]
+
+
+def gather_number_by_number(tensor, root):
     rank, world_size = _me()
-    tensors = _new(tensor, world_size) if rank == root else None
-    dist.gather(tensor, tensors, root)
+    if rank != root:
+        dist.send(torch.tensor([len(tensor)]), root)
+        for number in tensor:
+            dist.send(number.clone(), root)
+        return None
+    tensors, length = [], torch.empty(1, dtype=torch.int64)
+    for other in range(world_size):
+        if other != root:
+            dist.recv(length, other)
+        tensors.append(tensor if other == root else tensor.new_empty(length.item()))
+        for k in range(length.item() if other != root else 0):
+            number = tensor.new_empty(())
+            dist.recv(number, other)
+            tensors[-1][k] = number
     return tensors
 
 
-def gather_all_at_once(tensor, root):
+def gather_padded_by_torch(tensor, root):
+    rank, world_size = _me()
+    lengths = [torch.empty(1, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(lengths, torch.tensor([len(tensor)]))
+    longest = tensor.new_zeros(int(max(lengths)))
+    longest[: len(tensor)] = tensor
+    rows = [torch.empty_like(longest) for _ in range(world_size)]
+    dist.all_gather(rows, longest)
+    cut = [row[: int(length)] for row, length in zip(rows, lengths, strict=True)]
+    return cut if rank == root else None
+
+
+def gather_all_lengths_first(tensor, root):
     rank, world_size = _me()
     if rank != root:
-        dist.send(tensor, root)
-        return None
-    tensors = torch.stack([tensor] * world_size)
-    others = [other for other in range(world_size) if other != root]
-    for work in [dist.irecv(tensors[other], other) for other in others]:
+        dist.send(torch.tensor([len(tensor)], dtype=torch.int32), root)
+        return dist.isend(tensor, root).wait() and None
+    lengths = torch.zeros(world_size, 1, dtype=torch.int32)
+    for work in [dist.irecv(lengths[other], other) for other in _others()]:
+        work.wait()
+    tensors = [tensor.new_empty(length.item()) for length in lengths]
+    tensors[root] = tensor
+    for work in [dist.irecv(tensors[other], other) for other in _others()]:
         work.wait()
     return tuple(tensors)
 
 
-def _reduce(tensor, root, times=None, start=torch.clone):
-    rank, world_size = _me()
-    if rank != root:
-        dist.send(tensor, root)
-        return None
-    total, buffer = start(tensor), torch.empty_like(tensor)
-    for _ in range(world_size - 1 if times is None else min(times, world_size - 1)):
-        dist.recv(buffer)
-        total += buffer
+def gather_last_rank_first(tensor, root):
+    if dist.get_rank() != root:
+        dist.send(torch.tensor(len(tensor)), root)
+        return dist.send(tensor, root)
+    tensors = {root: tensor}
+    for other in reversed(_others()):
+        dist.recv(length := torch.tensor(0), other)
+        dist.recv(buffer := tensor.new_zeros(int(length)), other)
+        tensors[other] = buffer
+    return [tensors[rank].numpy() for rank in sorted(tensors)]
+
+
+def _half(x, sends, adds_to, steps=None, way=1, kept=0, add=True):
+    """Half a ring; the numbers of the parts that go and come, and of the one that is returned."""
+    rank, n = _me()
+    parts = x.tensor_split(n)
+    for done in range(n - 1 if steps is None else steps(n)):
+        own = parts[adds_to(rank, done) % n]
+        arrived = torch.empty_like(own)
+        sending = dist.isend(parts[sends(rank, done) % n].clone(), (rank + way) % n)
+        dist.recv(arrived, (rank - way) % n)
+        sending.wait()
+        own.copy_(own + arrived if add else arrived)
+    return parts[(rank + kept) % n]
+
+
+def part_as_in_the_chapter(x):
+    return _half(x, lambda r, k: r - k, lambda r, k: r - k - 1)
+
+
+def part_of_the_next_rank(x):
+    return _half(x, lambda r, k: r - k, lambda r, k: r - k - 1, kept=1)
+
+
+def part_that_stays_at_home(x):
+    return _half(x, lambda r, k: r - k - 2, lambda r, k: r - k - 3)
+
+
+def part_that_is_not_added(x):
+    return _half(x, lambda r, k: r - k - 1, lambda r, k: r - k - 2, add=False)
+
+
+def part_after_one_step_too_few(x):
+    return _half(x, lambda r, k: r - k - 1, lambda r, k: r - k - 2, lambda n: max(0, n - 2))
+
+
+def part_of_ones_own_only(x):
+    return x.tensor_split(dist.get_world_size())[dist.get_rank()]
+
+
+def part_after_a_whole_ring(x):
+    rank, n = _me()
+    part_of_the_next_rank(x)
+    parts = x.tensor_split(n)
+    for done in range(n - 1):
+        sending = dist.isend(parts[(rank + 1 - done) % n].clone(), (rank + 1) % n)
+        dist.recv(parts[(rank - done) % n], (rank - 1) % n)
+        sending.wait()
+    return parts[rank]
+
+
+def part_and_one_message_home(x):
+    rank, n = _me()
+    part = part_of_the_next_rank(x)
+    if n == 1:
+        return part
+    own = torch.empty_like(x.tensor_split(n)[rank])
+    sending = dist.isend(part, (rank + 1) % n)
+    dist.recv(own, (rank - 1) % n)
+    sending.wait()
+    return own
+
+
+def part_with_blocking_sends(x):
+    rank, n = _me()
+    parts = x.tensor_split(n)
+    for done in range(n - 1):
+        own = parts[(rank - done - 2) % n]
+        arrived = torch.empty_like(own)
+        dist.send(parts[(rank - done - 1) % n], (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        own += arrived
+    return parts[rank]
+
+
+def part_by_torch(x):
+    dist.all_reduce(x)
+    return part_of_ones_own_only(x)
+
+
+def part_in_equal_pieces(x):
+    rank, n = _me()
+    size = len(x) // n
+    whole = _half(x[: size * n], lambda r, k: r - k - 1, lambda r, k: r - k - 2)
+    return torch.cat([whole, x[size * n :]]) if rank == n - 1 else whole
+
+
+def part_of_whole_tensors(x):
+    rank, n = _me()
+    total, passed_on = x.clone(), x.clone()
+    for _ in range(n - 1):
+        arrived = torch.empty_like(x)
+        sending = dist.isend(passed_on, (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        sending.wait()
+        total, passed_on = total + arrived, arrived
+    return total.tensor_split(n)[rank]
+
+
+def part_in_float32(x):
+    return part_the_other_way_round(x.float()).to(x.dtype)
+
+
+def part_the_other_way_round(x):
+    return _half(x, lambda r, k: r + k + 1, lambda r, k: r + k + 2, way=-1)
+
+
+def part_straight_from_everybody(x):
+    rank, n = _me()
+    parts = x.tensor_split(n)
+    total = parts[rank].clone()
+    for step in range(1, n):
+        arrived = torch.empty_like(total)
+        sending = dist.isend(parts[(rank + step) % n], (rank + step) % n)
+        dist.recv(arrived, (rank - step) % n)
+        sending.wait()
+        total += arrived
     return total
 
 
-def reduce_and_read_off_root(tensor, root):
-    total = _reduce(tensor, root)
-    return tensor if total is None else total
+def spread_in_two_calls(x):
+    low = x.clone()
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    return x - low
 
 
-def reduce_without_ones_own(tensor, root):
-    return _reduce(tensor, root, start=torch.zeros_like)
+def spread_of_ones_own(x):
+    both = torch.cat([x, -x])
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return both[: len(x)] - x
 
 
-def reduce_with_ones_own_twice(tensor, root):
-    return _reduce(tensor, root, start=lambda own: 2 * own)
+def spread_with_the_sign_lost(x):
+    both = torch.cat([x, -x])
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return both[: len(x)] - both[len(x) :]
 
 
-def reduce_two_ranks_only(tensor, root):
-    return _reduce(tensor, root, times=1)
+def spread_without_the_sign(x):
+    both = torch.cat([x, x])
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return both[: len(x)] - both[len(x) :]
 
 
-def reduce_on_rank_0(tensor, root):
-    return _reduce(tensor, 0)
+def spread_over_all_places(x):
+    both = torch.stack([x.max(), -x.min()])
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return (both[0] + both[1]).expand_as(x).clone()
 
 
-def reduce_to_a_mean(tensor, root):
-    total = _reduce(tensor, root)
-    return None if total is None else total / dist.get_world_size()
+def spread_of_sizes(x):
+    both = torch.cat([x.abs(), -x.abs()])
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return both[: len(x)] + both[len(x) :]
 
 
-def reduce_by_overwriting(tensor, root):
-    rank, world_size = _me()
-    if rank != root:
-        dist.send(tensor, root)
-        return None
-    for _ in range(world_size - 1):
-        dist.recv(tensor)
-    return tensor
+def spread_of_sums(x):
+    both = torch.cat([x, -x])
+    dist.all_reduce(both)
+    return both[: len(x)] + both[len(x) :]
 
 
-def reduce_by_torch(tensor, root):
-    dist.reduce(tensor, root)
-    return tensor if dist.get_rank() == root else None
+def spread_of_everybodys(x):
+    every = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, x)
+    return torch.stack(every).amax(0) - torch.stack(every).amin(0)
 
 
-def reduce_everywhere(tensor, root):
-    totals = [_reduce(tensor, other) for other in range(dist.get_world_size())]
-    return totals[root]
+def spread_in_float32(x):
+    both = torch.cat([x, -x]).float()
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return (both[: len(x)] + both[len(x) :]).to(x.dtype)
 
 
-def reduce_along_the_ring(tensor, root):
-    rank, world_size = _me()
-    so_far = torch.zeros_like(tensor)
-    if (rank - 1) % world_size != root:
-        dist.recv(so_far, (rank - 1) % world_size)
-    if rank == root:
-        return so_far + tensor
-    dist.send(so_far + tensor, (rank + 1) % world_size)
-    return None
+def spread_by_the_smallest(x):
+    both = torch.stack([-x, x])
+    dist.all_reduce(both, op=dist.ReduceOp.MIN, async_op=True).wait()
+    return (-both[0] - both[1]).numpy()
 
 
-def shift_all_send_first(tensor):
-    rank, world_size = _me()
-    received = tensor.clone()
-    if world_size > 1:
-        dist.send(tensor, (rank + 1) % world_size)
-        dist.recv(received, (rank - 1) % world_size)
-    return received
+def column_with_gaps(matrix, k):
+    dist.all_reduce(matrix[:, k])
+    return matrix
 
 
-def shift_even_ranks_first(tensor):
-    rank, world_size = _me()
-    received = tensor.clone()
-    calls = [(dist.send, tensor, (rank + 1) % world_size)]
-    calls.append((dist.recv, received, (rank - 1) % world_size))
-    for call, box, other in (calls if rank % 2 == 0 else calls[::-1]) * (world_size > 1):
-        call(box, other)
-    return received
+def column_not_written_back(matrix, k):
+    dist.all_reduce(matrix[:, k].contiguous())
+    return matrix
 
 
-def shift_one_after_the_other(tensor):
-    rank, world_size = _me()
-    received = tensor.clone()
-    for sender in range(world_size if world_size > 1 else 0):
-        if rank == sender:
-            dist.send(tensor, (rank + 1) % world_size)
-        elif rank == (sender + 1) % world_size:
-            dist.recv(received, sender)
-    return received
+def column_alone(matrix, k):
+    column = matrix[:, k].contiguous()
+    dist.all_reduce(column)
+    return column
 
 
-def _shift(tensor, step, after=lambda rank, world_size: (rank + 1) % world_size):
-    rank, world_size = _me()
-    received, sending = tensor.clone(), None
-    if world_size > 1:
-        sending = dist.isend(tensor, after(rank, world_size) if step > 0 else rank - 1)
-        dist.recv(received, (rank - step) % world_size)
-        sending.wait()
-    return received
+def column_of_the_whole_matrix(matrix, k):
+    total = matrix.clone()
+    dist.all_reduce(total)
+    matrix[:, k] = total[:, k]
+    return matrix
 
 
-def shift_the_other_way_round(tensor):
-    return _shift(tensor, -1, after=None) if dist.get_rank() else _left_of_rank_0(tensor)
+def every_column(matrix, k):
+    dist.all_reduce(matrix)
+    return matrix
 
 
-def _left_of_rank_0(tensor):
-    world_size, received = dist.get_world_size(), tensor.clone()
-    if world_size > 1:
-        sending = dist.isend(tensor, world_size - 1)
-        dist.recv(received, 1)
-        sending.wait()
-    return received
+def row_instead_of_column(matrix, k):
+    dist.all_reduce(matrix[min(k, len(matrix) - 1)])
+    return matrix
 
 
-def shift_in_pairs(tensor):
-    rank, world_size = _me()
-    received, other = tensor.clone(), rank ^ 1
-    if other < world_size:
-        sending = dist.isend(tensor, other)
-        dist.recv(received, other)
-        sending.wait()
-    return received
+def first_column(matrix, k):
+    return column_from_a_list(matrix, 0)
 
 
-def shift_beyond_the_last(tensor):
-    return _shift(tensor, 1, after=lambda rank, world_size: rank + 1)
+def column_added_to_itself(matrix, k):
+    column = matrix[:, k].contiguous()
+    dist.all_reduce(column)
+    matrix[:, k] += column
+    return matrix
 
 
-def shift_without_waiting(tensor):
-    rank, world_size = _me()
-    received = tensor.clone()
-    if world_size > 1:
-        dist.isend(tensor, (rank + 1) % world_size)
-        dist.recv(received, (rank - 1) % world_size)
-    return received
+def column_in_float32(matrix, k):
+    column = matrix[:, k].float().contiguous()
+    dist.all_reduce(column)
+    matrix[:, k] = column.to(matrix.dtype)
+    return matrix
 
 
-def shift_even_if_alone(tensor):
-    rank, world_size = _me()
-    received = torch.empty_like(tensor)
-    sending = dist.isend(tensor, (rank + 1) % world_size)
-    dist.recv(received, (rank - 1) % world_size)
-    sending.wait()
-    return received
+def column_on_rank_0(matrix, k):
+    column = matrix[:, k].contiguous()
+    dist.reduce(column, 0)
+    matrix[:, k] = column
+    return matrix
 
 
-def shift_by_gathering_all(tensor):
-    rank, world_size = _me()
-    tensors = _new(tensor, world_size)
-    dist.all_gather(tensors, tensor)
-    return tensors[rank - 1]
-
-
-def shift_in_a_batch(tensor):
-    rank, world_size = _me()
-    received = tensor.clone()
-    calls = [(dist.irecv, received, rank - 1), (dist.isend, tensor, rank + 1)]
-    ops = [dist.P2POp(call, box, other % world_size) for call, box, other in calls]
-    for work in dist.batch_isend_irecv(ops) if world_size > 1 else ():
-        work.wait()
-    return received
+def column_from_a_list(matrix, k):
+    column = torch.tensor([row[k] for row in matrix.tolist()], dtype=matrix.dtype)
+    dist.all_reduce(column)
+    return torch.cat([matrix[:, :k], column[:, None], matrix[:, k + 1 :]], dim=1)
 
 
 def _others():
@@ -479,74 +479,6 @@ def transpose_step_by_step_around_the_ring(row):
         dist.recv(column[before], before)
         sending.wait()
     return tuple(column)
-
-
-def sum_with_reduce_alone(tensor):
-    dist.reduce(tensor, 0)
-    return tensor
-
-
-def sum_broadcast_from_another_rank(tensor):
-    dist.reduce(tensor, 0)
-    dist.broadcast(tensor, dist.get_world_size() - 1)
-    return tensor
-
-
-def sum_after_a_broadcast(tensor):
-    dist.broadcast(tensor, 0)
-    dist.reduce(tensor, 0)
-    return tensor
-
-
-def sum_that_is_not_returned(tensor):
-    dist.reduce(tensor, 0)
-    return dist.broadcast(tensor, 0)
-
-
-def sum_broadcast_by_the_root_only(tensor):
-    dist.reduce(tensor, 0)
-    if dist.get_rank() == 0:
-        dist.broadcast(tensor, 0)
-    return tensor
-
-
-def sum_with_every_rank_as_its_own_root(tensor):
-    dist.reduce(tensor, dist.get_rank())
-    dist.broadcast(tensor, dist.get_rank())
-    return tensor
-
-
-def sum_to_a_mean(tensor):
-    dist.reduce(tensor, 0)
-    dist.broadcast(tensor, 0)
-    return tensor / dist.get_world_size()
-
-
-def sum_by_all_reduce(tensor):
-    dist.all_reduce(tensor)
-    return tensor
-
-
-def sum_with_a_reduce_for_each_rank(tensor):
-    totals = [tensor.clone() for _ in range(dist.get_world_size())]
-    for root, total in enumerate(totals):
-        dist.reduce(total, root)
-    dist.broadcast(tensor, 0)
-    return totals[dist.get_rank()]
-
-
-def sum_of_the_leftovers(tensor):
-    before = tensor.clone()
-    dist.reduce(tensor, 0)
-    dist.broadcast(before, 0)
-    return tensor
-
-
-def sum_over_the_last_rank(tensor):
-    total, last = tensor.clone(), dist.get_world_size() - 1
-    dist.reduce(total, last, op=dist.ReduceOp.SUM)
-    dist.broadcast(total, src=last, async_op=True).wait()
-    return total
 
 
 def _collectives(trace):
@@ -712,37 +644,6 @@ def report_with_counters(one, two, slow):
     return numbers
 
 
-def _store():
-    return dist.distributed_c10d._get_default_store()
-
-
-def broadcast_by_the_store(tensor, root):
-    _store_calls.append(0)
-    key = f"{len(_store_calls)}"
-    if dist.get_rank() == root:
-        _store().set(key, pickle.dumps(tensor))
-        return tensor
-    return pickle.loads(_store().get(key))
-
-
-def shift_by_the_store(tensor):
-    _store_calls.append(0)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    _store().set(f"{len(_store_calls)} {rank}", pickle.dumps(tensor))
-    return pickle.loads(_store().get(f"{len(_store_calls)} {(rank - 1) % world_size}"))
-
-
-_store_calls = []
-
-
-def all_reduce_by_itself_after_empty_calls(tensor):
-    nothing = tensor.new_empty(0)
-    dist.reduce(nothing, 0)
-    dist.broadcast(nothing, 0)
-    dist.all_reduce(tensor)
-    return tensor
-
-
 def _others_of(rank):
     return [other for other in range(dist.get_world_size()) if other != rank]
 
@@ -756,203 +657,6 @@ def _by_all_to_all(own):
     for work in works:
         work.wait()
     return rows
-
-
-def broadcast_through_a_pipe(tensor, root):
-    """Made before the ranks were, and theirs all."""
-    rank, world_size = _me()
-    if rank == root:
-        for _ in range(world_size - 1):
-            os.write(_pipe[1], tensor.numpy().tobytes())
-        return tensor
-    got = bytearray(os.read(_pipe[0], tensor.nbytes))
-    return torch.frombuffer(got, dtype=tensor.dtype).view_as(tensor) if got else tensor
-
-
-_pipe = os.pipe()
-
-
-def broadcast_to_the_ranks_above(tensor, root):
-    rank, world_size = _me()
-    if rank == root:
-        for other in range(root + 1, world_size):
-            dist.send(tensor, other)
-    elif rank > root:
-        dist.recv(tensor, root)
-    return tensor
-
-
-def broadcast_in_threads(tensor, root):
-    if dist.get_rank() != root:
-        dist.recv(tensor)
-        return tensor.numpy()
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda other: dist.send(tensor, other), _others_of(root)))
-    return tensor
-
-
-def broadcast_down_a_tree(tensor, root):
-    rank, world_size = _me()
-    place, reached = (rank - root) % world_size, 1
-    while reached < world_size:
-        if place < reached and place + reached < world_size:
-            dist.send(tensor, (rank + reached) % world_size)
-        elif reached <= place < 2 * reached:
-            dist.recv(tensor, (rank - reached) % world_size)
-        reached *= 2
-    return tensor
-
-
-def scatter_all_parts_to_everybody_in_one_message(parts, buffer, root):
-    rank, world_size = _me()
-    if rank == root:
-        for other in _others_of(root):
-            dist.send(torch.stack(parts), other)
-        return parts[root]
-    every = torch.stack([buffer] * world_size)
-    dist.recv(every, root)
-    return every[rank]
-
-
-def scatter_counted_from_the_root(parts, buffer, root):
-    rank, world_size = _me()
-    if rank != root:
-        dist.recv(buffer, root)
-        return buffer
-    for step in range(1, world_size):
-        dist.send(parts[step], (root + step) % world_size)
-    return parts[0]
-
-
-def scatter_in_float32(parts, buffer, root):
-    if dist.get_rank() == root:
-        for other in _others_of(root):
-            dist.send(parts[other].float(), other)
-        return parts[root]
-    own = buffer.float()
-    dist.recv(own, root)
-    return own.to(buffer.dtype)
-
-
-def scatter_around_the_ring(parts, buffer, root):
-    rank, world_size = _me()
-    place = (rank - root) % world_size
-    if rank == root:
-        pile = torch.stack([parts[(root + step) % world_size] for step in range(world_size)])
-    else:
-        pile = torch.stack([buffer] * (world_size - place))
-        dist.recv(pile, (rank - 1) % world_size)
-    if len(pile) > 1:
-        dist.send(pile[1:].contiguous(), (rank + 1) % world_size)
-    return pile[0]
-
-
-def gather_for_everybody(tensor, root):
-    tensors = _by_all_to_all(tensor)
-    return tensors if dist.get_rank() == root else None
-
-
-def gather_with_an_empty_list_elsewhere(tensor, root):
-    return _gather(tensor, root, _new, lambda other: other) or []
-
-
-def gather_by_who_it_came_from(tensor, root):
-    if dist.get_rank() != root:
-        return dist.send(tensor, root)
-    tensors = {root: tensor}
-    for _ in _others_of(root):
-        buffer = torch.zeros_like(tensor)
-        tensors[dist.recv(buffer)] = buffer
-    return tuple(tensors[rank].numpy() for rank in sorted(tensors))
-
-
-def gather_in_threads(tensor, root):
-    if dist.get_rank() != root:
-        return dist.isend(tensor, root).wait() and None
-    tensors = torch.stack([tensor] * dist.get_world_size())
-    threads = [Thread(target=dist.recv, args=(tensors[o], o)) for o in _others_of(root)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return tensors
-
-
-def reduce_into_one_buffer_at_once(tensor, root):
-    if dist.get_rank() != root:
-        return dist.send(tensor, root)
-    total, buffer = tensor.clone(), torch.empty_like(tensor)
-    for work in [dist.irecv(buffer, other) for other in _others_of(root)]:
-        work.wait()
-        total += buffer
-    return total
-
-
-def reduce_before_it_has_come(tensor, root):
-    if dist.get_rank() != root:
-        return dist.send(tensor, root)
-    total, buffer = tensor.clone(), torch.zeros_like(tensor)
-    for other in _others_of(root):
-        work = dist.irecv(buffer, other)
-        total += buffer
-        work.wait()
-    return total
-
-
-def reduce_in_float32(tensor, root):
-    total = _reduce(tensor, root, start=lambda own: own.float())
-    return None if total is None else total.to(tensor.dtype)
-
-
-def reduce_up_a_tree(tensor, root):
-    rank, world_size = _me()
-    place, step, total = (rank - root) % world_size, 1, tensor.clone()
-    while step < world_size:
-        if place % (2 * step):
-            return dist.send(total, (rank - step) % world_size)
-        if place + step < world_size:
-            buffer = torch.empty_like(total)
-            dist.recv(buffer, (rank + step) % world_size)
-            total = total + buffer
-        step *= 2
-    return total
-
-
-def shift_into_what_is_on_its_way(tensor):
-    rank, world_size = _me()
-    if world_size > 1:
-        sending = dist.isend(tensor, (rank + 1) % world_size)
-        dist.recv(tensor, (rank - 1) % world_size)
-        sending.wait()
-    return tensor
-
-
-def shift_read_before_it_has_come(tensor):
-    rank, world_size = _me()
-    if world_size == 1:
-        return tensor
-    received = torch.zeros_like(tensor)
-    works = [dist.isend(tensor, (rank + 1) % world_size)]
-    works.append(dist.irecv(received, (rank - 1) % world_size))
-    early = received.clone()
-    for work in works:
-        work.wait()
-    return early
-
-
-def shift_by_telling_everybody(tensor):
-    return _by_all_to_all(tensor)[dist.get_rank() - 1]
-
-
-def shift_in_a_thread(tensor):
-    rank, world_size = _me()
-    received = tensor.clone()
-    if world_size > 1:
-        sending = Thread(target=dist.send, args=(tensor, (rank + 1) % world_size))
-        sending.start()
-        dist.recv(received)
-        sending.join()
-    return received.numpy()
 
 
 def transpose_whole_rows(row):
@@ -998,34 +702,6 @@ def transpose_in_threads(row):
             dist.recv(column[other], other)
         list(sent)
     return column
-
-
-def all_reduce_after_small_calls(tensor):
-    small = tensor[:1].clone()
-    dist.reduce(small, 0)
-    dist.broadcast(small, 0)
-    dist.all_reduce(tensor)
-    return tensor
-
-
-def sum_handed_out_by_messages(tensor):
-    dist.reduce(tensor, 0)
-    dist.broadcast(tensor[:1].clone(), 0)
-    return _broadcast(tensor, 0)
-
-
-def sum_in_float32(tensor):
-    total = tensor.float()
-    dist.reduce(total, 0)
-    dist.broadcast(total, 0)
-    return total.to(tensor.dtype)
-
-
-def sum_with_a_barrier(tensor):
-    dist.reduce(tensor, dst=0, async_op=True).wait()
-    dist.barrier()
-    dist.broadcast(tensor, src=0, async_op=True).get_future().wait()
-    return tensor.numpy()
 
 
 def latest_at_any(trace):
@@ -1074,81 +750,117 @@ def report_in_tensors(one, two, slow):
 
 
 WRONG = {
-    "broadcast": [
-        broadcast_through_a_pipe, broadcast_to_the_ranks_above,
-        broadcast_by_the_store,
-        broadcast_to_itself_as_well, broadcast_from_rank_0, broadcast_to_the_neighbour_only,
-        broadcast_but_keep_ones_own, broadcast_down_a_line_from_rank_0, broadcast_by_torch,
-        broadcast_without_waiting,
-    ],
-    "scatter": [
-        scatter_all_parts_to_everybody_in_one_message, scatter_counted_from_the_root,
-        scatter_in_float32,
-        scatter_the_first_parts_to_the_others, scatter_the_roots_part_to_all,
-        scatter_from_the_last, scatter_from_rank_0, scatter_and_return_the_roots_buffer,
-        scatter_by_torch, scatter_everything_to_everybody,
-    ],
     "gather": [
-        gather_for_everybody, gather_with_an_empty_list_elsewhere,
-        gather_as_they_come, gather_into_one_buffer, gather_on_rank_0, gather_in_reverse,
-        gather_a_list_for_everybody, gather_and_put_ones_own_last, gather_and_forget_ones_own,
-        gather_by_torch,
-    ],
-    "reduce": [
-        reduce_into_one_buffer_at_once, reduce_before_it_has_come, reduce_in_float32,
-        reduce_and_read_off_root, reduce_without_ones_own, reduce_with_ones_own_twice,
-        reduce_two_ranks_only, reduce_on_rank_0, reduce_to_a_mean, reduce_by_overwriting,
-        reduce_by_torch, reduce_everywhere,
-    ],
-    "shift": [
-        shift_into_what_is_on_its_way, shift_read_before_it_has_come, shift_by_telling_everybody,
-        shift_by_the_store,
-        shift_all_send_first, shift_even_ranks_first, shift_one_after_the_other,
-        shift_the_other_way_round, shift_in_pairs, shift_beyond_the_last, shift_without_waiting,
-        shift_even_if_alone, shift_by_gathering_all,
+        gather_of_ones_own_length,
+        gather_on_rank_0,
+        gather_in_reverse,
+        gather_a_list_for_everybody,
+        gather_with_an_empty_list_elsewhere,
+        gather_and_forget_ones_own,
+        gather_and_put_ones_own_last,
+        gather_without_the_empty_ones,
+        gather_in_one_tensor,
+        gather_in_float32,
+        gather_number_by_number,
+        gather_padded_by_torch,
     ],
     "all_to_all": [
-        transpose_whole_rows, transpose_on_rank_0, transpose_in_place,
-        transpose_all_send_first, transpose_nothing, transpose_without_ones_own,
-        transpose_with_a_message_to_itself, transpose_into_one_buffer, transpose_by_distance,
-        transpose_in_pairs_by_bits, transpose_by_sending_ones_own_part_to_all, transpose_by_torch,
+        transpose_whole_rows,
+        transpose_on_rank_0,
+        transpose_in_place,
+        transpose_all_send_first,
+        transpose_nothing,
+        transpose_without_ones_own,
+        transpose_with_a_message_to_itself,
+        transpose_into_one_buffer,
+        transpose_by_distance,
+        transpose_in_pairs_by_bits,
+        transpose_by_sending_ones_own_part_to_all,
+        transpose_by_torch,
         transpose_with_a_part_for_the_next_one_only,
     ],
-    "all_reduce": [
-        all_reduce_after_small_calls, sum_handed_out_by_messages, sum_in_float32,
-        all_reduce_by_itself_after_empty_calls,
-        sum_with_reduce_alone, sum_broadcast_from_another_rank, sum_after_a_broadcast,
-        sum_that_is_not_returned, sum_broadcast_by_the_root_only,
-        sum_with_every_rank_as_its_own_root, sum_to_a_mean, sum_by_all_reduce,
-        sum_with_a_reduce_for_each_rank, sum_of_the_leftovers,
+    "part_of_sum": [
+        part_as_in_the_chapter,
+        part_of_the_next_rank,
+        part_that_stays_at_home,
+        part_that_is_not_added,
+        part_after_one_step_too_few,
+        part_of_ones_own_only,
+        part_after_a_whole_ring,
+        part_and_one_message_home,
+        part_with_blocking_sends,
+        part_by_torch,
+        part_in_equal_pieces,
+        part_of_whole_tensors,
+        part_in_float32,
+    ],
+    "spread": [
+        spread_in_two_calls,
+        spread_of_ones_own,
+        spread_with_the_sign_lost,
+        spread_without_the_sign,
+        spread_over_all_places,
+        spread_of_sizes,
+        spread_of_sums,
+        spread_of_everybodys,
+        spread_in_float32,
+    ],
+    "sum_column": [
+        column_with_gaps,
+        column_not_written_back,
+        column_alone,
+        column_of_the_whole_matrix,
+        every_column,
+        row_instead_of_column,
+        first_column,
+        column_added_to_itself,
+        column_in_float32,
+        column_on_rank_0,
     ],
     "straggler": [
-        latest_at_any, latest_with_messages, waited_for_longest_at_any,
-        waits_most, waits_least_with_messages, last_at_the_first, last_at_the_last,
-        most_often_last, longest_single_wait, shortest_single_wait, longest_message, done_last,
+        latest_at_any,
+        latest_with_messages,
+        waited_for_longest_at_any,
+        waits_most,
+        waits_least_with_messages,
+        last_at_the_first,
+        last_at_the_last,
+        most_often_last,
+        longest_single_wait,
+        shortest_single_wait,
+        longest_message,
+        done_last,
         always_rank_2,
     ],
     "report": [
-        report_of_ten_calls, report_from_the_beginning, report_of_the_first_ones_straggler,
-        report_that_blames_who_waits_most, report_of_the_rank_it_made_slow,
-        report_with_the_calls_of_all_ranks, report_in_ms, report_of_rank_0s_time,
+        report_of_ten_calls,
+        report_from_the_beginning,
+        report_of_the_first_ones_straggler,
+        report_that_blames_who_waits_most,
+        report_of_the_rank_it_made_slow,
+        report_with_the_calls_of_all_ranks,
+        report_in_ms,
+        report_of_rank_0s_time,
         report_with_the_calls_of_rank_1,
-        report_of_the_sum_of_times, report_of_means, report_of_another_network, report_of_a_tree,
-        report_of_every_rank, report_mixed_up, report_of_the_first_thrice,
+        report_of_the_sum_of_times,
+        report_of_means,
+        report_of_another_network,
+        report_of_a_tree,
+        report_of_every_rank,
+        report_mixed_up,
+        report_of_the_first_thrice,
     ],
-}  # fmt: skip
+}
 RIGHT = {
-    "broadcast": [broadcast_around_the_ring, broadcast_in_threads, broadcast_down_a_tree],
-    "scatter": [scatter_all_at_once, scatter_around_the_ring],
-    "gather": [gather_all_at_once, gather_by_who_it_came_from, gather_in_threads],
-    "reduce": [reduce_along_the_ring, reduce_up_a_tree],
-    "shift": [shift_in_a_batch, shift_in_a_thread],
+    "gather": [gather_all_lengths_first, gather_last_rank_first],
     "all_to_all": [
         transpose_step_by_step_around_the_ring,
         transpose_lower_rank_first,
         transpose_in_threads,
     ],
-    "all_reduce": [sum_over_the_last_rank, sum_with_a_barrier],
+    "part_of_sum": [part_the_other_way_round, part_straight_from_everybody],
+    "spread": [spread_by_the_smallest],
+    "sum_column": [column_from_a_list],
     "straggler": [causes_most_waiting, latest_in_sum],
     "report": [report_with_counters, report_in_tensors],
 }

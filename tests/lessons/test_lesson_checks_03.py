@@ -1,0 +1,183 @@
+"""The ring that a learner writes in chapter 03: what its check rejects, and what its picture shows.
+
+Published errors among them: whole tensors instead of chunks, and a ring that never adds what
+arrived, which stood in PyTorch's own tutorial until 2020 (pytorch issue 31572).
+"""
+
+import re
+
+import labs
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_utils import Network, check
+
+LESSON = labs.ROOT / "source/lessons/03_collective_primitives.py"
+WANTED = ("import torch\n", "def ring_step", "def ring(x", "def ring_spec", "def fill_up")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """What the cells of the exercise define; the network stands in a cell of its own."""
+    names = {"__name__": "__main__"}
+    call = re.search(r"^network = (Network\(.*\))$", LESSON.read_text(), re.M)[1]
+    names["network"] = eval(call, {"Network": Network})
+    for number, source in enumerate(labs.sources(LESSON)):
+        if any(wanted in source for wanted in (*WANTED, "def finished_step")):
+            source = source.replace("check(finished_ring, **judged)", "")
+            labs.run(source, f"<lesson 03 {number}>", names)
+    return names
+
+
+def _me(chunks, done):
+    """Ranks after and before, and the chunks that go and come."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return (rank + 1) % n, (rank - 1) % n, chunks[(rank - done) % n], chunks[(rank - done - 1) % n]
+
+
+def _exchange(mine, own, after, before):
+    arrived = torch.empty_like(own)
+    sending = dist.isend(mine, after)
+    dist.recv(arrived, before)
+    sending.wait()
+    return arrived
+
+
+def _take(own, arrived, adds):
+    own.copy_(own + arrived if adds else arrived)
+
+
+def all_send_first(chunks, done):
+    after, before, mine, own = _me(chunks, done)
+    arrived = torch.empty_like(own)
+    dist.send(mine, after)
+    dist.recv(arrived, before)
+    _take(own, arrived, done < len(chunks) - 1)
+
+
+def even_ranks_send_first(chunks, done):
+    after, before, mine, own = _me(chunks, done)
+    arrived = torch.empty_like(own)
+    calls = [(dist.send, mine, after), (dist.recv, arrived, before)]
+    for call, tensor, other in calls if dist.get_rank() % 2 == 0 else calls[::-1]:
+        call(tensor, other)
+    _take(own, arrived, done < len(chunks) - 1)
+
+
+def always_adds(chunks, done):
+    after, before, mine, own = _me(chunks, done)
+    _take(own, _exchange(mine, own, after, before), adds=True)
+
+
+def never_adds(chunks, done):
+    after, before, mine, own = _me(chunks, done)
+    _take(own, _exchange(mine, own, after, before), adds=False)
+
+
+def adds_once_too_often(chunks, done):
+    after, before, mine, own = _me(chunks, done)
+    _take(own, _exchange(mine, own, after, before), adds=done < len(chunks))
+
+
+def sends_the_same_chunk_again(chunks, done):
+    after, before, mine, own = _me(chunks, 0)
+    _take(own, _exchange(mine, own, after, before), adds=done < len(chunks) - 1)
+
+
+def sends_the_chunk_that_comes(chunks, done):
+    after, before, _, own = _me(chunks, done)
+    _take(own, _exchange(own, own, after, before), adds=done < len(chunks) - 1)
+
+
+def counts_up(chunks, done):
+    after, before, *_ = _me(chunks, done)
+    rank, n = dist.get_rank(), len(chunks)
+    mine, own = chunks[(rank + done) % n], chunks[(rank + done - 1) % n]
+    _take(own, _exchange(mine, own, after, before), adds=done < n - 1)
+
+
+def whole_tensors(chunks, done):
+    after, before, *_ = _me(chunks, done)
+    if done < len(chunks) - 1:
+        kept = _kept.setdefault(0, torch.cat(chunks)) if done else torch.cat(chunks)
+        _kept[0] = _exchange(kept, kept, after, before)
+        for chunk, arrived in zip(chunks, _kept[0].tensor_split(len(chunks)), strict=True):
+            chunk += arrived
+
+
+_kept = {}
+
+
+def by_torch(chunks, done):
+    for chunk in chunks if done == 0 else ():
+        dist.all_reduce(chunk)
+
+
+def with_a_part_lost(chunks, done):
+    if dist.get_rank() != dist.get_world_size() - 1:
+        after, before, mine, own = _me(chunks, done)
+        _take(own, _exchange(mine, own, after, before), adds=done < len(chunks) - 1)
+
+
+def in_a_batch(chunks, done):
+    after, before, mine, own = _me(chunks, done)
+    arrived = torch.empty_like(own)
+    calls = [(dist.irecv, arrived, before), (dist.isend, mine, after)]
+    for work in dist.batch_isend_irecv([dist.P2POp(*call) for call in calls]):
+        work.wait()
+    _take(own, arrived, done < len(chunks) - 1)
+
+
+def the_other_way_round(chunks, done):
+    after, before, *_ = _me(chunks, done)
+    rank, n = dist.get_rank(), len(chunks)
+    mine, own = chunks[(rank + done) % n], chunks[(rank + done + 1) % n]
+    _take(own, _exchange(mine, own, before, after), adds=done < n - 1)
+
+
+WRONG = [
+    all_send_first, even_ranks_send_first, always_adds, never_adds, adds_once_too_often,
+    sends_the_same_chunk_again, sends_the_chunk_that_comes, counts_up, whole_tensors, by_torch,
+    with_a_part_lost,
+]  # fmt: skip
+
+
+def _ring(lesson, step):
+    def ring(x):
+        return lesson["ring"](x, step)
+
+    return ring
+
+
+@pytest.mark.parametrize("step", WRONG)
+def test_a_wrong_step_is_rejected(lesson, step):
+    options = lesson["judged"] | labs.HUNG
+    for size in (2, 3):
+        outcome = check(_ring(lesson, step), **options | {"world_sizes": (size,)})
+        if outcome.state == "wrong":
+            break
+    assert outcome.state == "wrong", outcome
+    assert outcome.message
+
+
+@pytest.mark.parametrize("step", [in_a_batch, the_other_way_round])
+def test_another_right_step_passes(lesson, step):
+    assert check(_ring(lesson, step), **lesson["judged"] | labs.PATIENT).require()
+
+
+def test_a_stub_is_not_attempted_and_has_no_picture(lesson, capsys):
+    assert check(lesson["ring"], **lesson["judged"]).state == "not attempted"
+    lesson["fill_up"](lesson["ring_step"])
+    assert "No picture yet: NotImplementedError: about 9 lines" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("step", "finished"), [("finished_step", 16), (never_adds, 0)])
+def test_the_picture_shows_what_the_ranks_held(lesson, monkeypatch, step, finished):
+    drawn = []
+    monkeypatch.setitem(lesson, "plot_steps", lambda held, trace: drawn.append(held))
+    lesson["fill_up"](lesson.get(step, step))
+    last = [number for rank in drawn[0] for number in rank[-1]]
+    assert sum(number in (1111, 2222, 3333, 4444) for number in last) == finished
+    assert [len(rank) for rank in drawn[0]] == [7] * 4
