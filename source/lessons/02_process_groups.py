@@ -99,7 +99,7 @@ keys_of_sums.measured(later - joined)
 # left. It computes nothing and gives no orders, and here it happens to live in rank 0's process.
 #
 # The store is needed again, though. Making another group goes through it (part 6). So does NCCL, the backend for
-# NVIDIA GPUs, when it builds its communicators, and as a rule it does so only at the first collective
+# NVIDIA GPUs, when it builds its communicators, which are its connections between GPUs. As a rule it builds them only at the first collective
 # ([`device_id=`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group) makes it do so at once).
 #
 # **Check yourself.** Does the store have to live in rank 0?
@@ -301,7 +301,7 @@ def draw_timeline(times, text):
 
 # %%
 times = [result["times"] for result in results]
-joined_s.measured(times[0][2] - times[0][0], within=0.2, about=True)
+joined_s.measured(times[0][2] - times[0][0], within=0.3, about=True)
 draw_timeline(times, "No rank is in the group before the last has arrived.")
 
 # %% [markdown]
@@ -317,8 +317,8 @@ draw_timeline(times, "No rank is in the group before the last has arrived.")
 #
 # ### Backend by device
 #
-# The store only brings ranks together. Their tensors travel through a **backend**, and which one you need depends on where the tensors
-# are. The first three columns hold anywhere; the last is about your machine.
+# The store only brings ranks together. Tensors travel through a **backend**, and where the tensors are decides which one. The last
+# column is about your machine.
 
 # %% jupyter={"source_hidden": true} tags=["nbval-ignore-output", "row-A9"]
 from IPython.display import Markdown
@@ -647,9 +647,9 @@ def only_members_call():
 launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Skipping the call does no visible harm; the *next* `new_group` hangs. Groups are numbered in the order of the calls, so the group of
-# all four is group 1 for ranks 0 and 1 and group 2 for ranks 2 and 3. They look for each other under different numbers. Without `timeout=4`
-# they would wait many minutes for torch's own timeout.
+# Skipping the call does no visible harm; the *next* `new_group` hangs, and the last sentence of the report says why. Groups are numbered in the
+# order of the calls. So the group of all four is number 1 for ranks 0 and 1, and number 2 for ranks 2 and 3: they look for each other under
+# different numbers. Without `timeout=4` they would wait many minutes for torch's own timeout. Most hangs begin in such an `if` on the rank.
 #
 # Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
 
@@ -673,13 +673,6 @@ keys_of_group.measured(launch(make_a_group, world_size=4, backend=None)[0])
 # Two: the members left new addresses, under the number of the new group. So the store is needed as long as groups are made,
 # and the process that serves it has to live as long.
 #
-# **Check yourself.** Where in the report of the hang above is the cause?
-#
-# <details><summary>Answer</summary>
-# In its last sentence: the first new group is another one on ranks 2 and 3. They made it above the line where they
-# wait, inside an <code>if</code> on the rank. Most hangs begin in such an <code>if</code>.
-# </details>
-#
 # ### A mesh makes all rows and columns
 #
 # For a regular grid, [`init_device_mesh`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh) makes
@@ -689,7 +682,8 @@ keys_of_group.measured(launch(make_a_group, world_size=4, backend=None)[0])
 
 # %%
 def sums():
-    mesh, found = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "within")), {}
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "within"))
+    found = {}
     for name in ("within", "between"):
         number = torch.tensor(dist.get_rank() + 1)
         dist.all_reduce(number, group=mesh.get_group(name))

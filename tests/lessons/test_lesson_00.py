@@ -32,7 +32,7 @@ def runs(lesson):
 def test_two_ranks_end_with_the_same_bits_and_a_lone_rank_with_the_same_model(lesson, runs):
     first, second, alone = (lesson["weights"](run["model"]) for run in runs)
     assert torch.equal(first, second)
-    assert 0 < (first - alone).abs().max() < 1e-3
+    assert 0 < (first - alone).abs().max() < 0.01
     shares = [lesson["accuracy"](run["model"]) for run in runs]
     assert min(shares) > 95
     assert max(shares) - min(shares) < 100 / 355 + 1e-3  # one digit
