@@ -209,8 +209,8 @@ largest.measured((first - second).abs().max().item())
 
 # %%
 def first_step(world_size):
-    shards = [list(DistributedSampler(training, world_size, rank)) for rank in range(world_size)]
-    return {index for shard in shards for index in shard[: 64 // world_size]}
+    samplers = [DistributedSampler(training, world_size, rank) for rank in range(world_size)]
+    return {index for sampler in samplers for index in list(sampler)[: 64 // world_size]}
 
 
 print(len(first_step(1) & first_step(2)), "of 64 digits are the same in the first step")
@@ -297,7 +297,7 @@ predict()
 
 # %% [markdown]
 # Two of them surprise most readers. Many expect a small difference between the ranks' weights, because the ranks saw different digits; it is exactly
-# zero. And many expect the message to blame both ranks, because both stop.
+# zero. And many expect two ranks to find another model than one rank alone; but for rounding, it is the same.
 #
 # You called a process group into being without seeing it. How do the workers find each other, and is any of them in
 # charge? [02 · Process groups and ranks](02_process_groups.ipynb).
