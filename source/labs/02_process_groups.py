@@ -1,9 +1,11 @@
 # %% [markdown]
 # # Lab 02 · Process groups and ranks
 #
-# Four exercises on [chapter 02](../notebooks/02_process_groups.ipynb), 35 minutes, on any computer. You write the body of a
-# function; `check` runs it in real workers, on several numbers of ranks, and compares what they return with a **specification**: a plain
-# function of one process that says what is wanted. A check takes about a second and never stops the notebook.
+# Five exercises on [chapter 02](../notebooks/02_process_groups.ipynb) and a bonus, 40 minutes without the bonus, on any computer. You write the
+# body of a function. `check` runs it in real workers, on several numbers of ranks, and compares what they return with what is wanted.
+# A check takes about a second and never stops the notebook.
+#
+# Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -13,22 +15,82 @@ import os
 import torch
 import torch.distributed as dist
 
-from course_utils import check, progress
+from course_utils import Network, check, launch, progress
 
 # %% [markdown]
-# ## 1 · Which rank is that?
+# ## 1 · What does a failing check say?
 #
-# *●○○, 5 minutes.* On a cluster of unlike machines, node k runs `processes[k]` processes. Ranks count through the first node, then
-# through the second, and so on. **Goal:** return the rank of the process with a given local rank on a given node. The formula of
-# the chapter holds for equal nodes only.
+# *Difficulty ●○○ · importance ●●● · 4 minutes.* You will see many failing checks, so here is one on purpose. **Goal:** on every rank, return
+# the mean of all ranks' `tensor`. The answer below is already written, and wrong. Run the three cells before you repair it.
 #
-# With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. The check begins
-# elsewhere, and shows what it begins with: the node of each process, here `[0, 0, 2, 2, 2]`, and the rank that it wants.
+# Many exercises show a **specification**, which says what is wanted. It is a plain function of one process. It takes a list with one entry
+# per rank, and returns a list with one result per rank. Your own function runs on each rank and sees only that rank's entry.
+
+
+# %%
+def mean_of_all_spec(tensors):
+    mean = sum(tensors) / len(tensors)
+    return [mean for _ in tensors]
+
+
+# %%
+def mean_of_all(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    ### BEGIN SOLUTION return total
+    # all_reduce has left the sum on every rank; the mean is one rank's share of it.
+    return total / dist.get_world_size()
+    ### END SOLUTION
+
+
+# %% jupyter={"source_hidden": true}
+def mean_of_all_inputs(rank, world_size, case):
+    most, dtype = (10, torch.float32) if case == "a small number" else (2**40, torch.float64)
+    return torch.randint(most, (), dtype=dtype)
+
+
+mean_of_all_check = {"spec": mean_of_all_spec, "inputs": mean_of_all_inputs}
+mean_of_all_check |= {"cases": ("a small number", "a large number"), "require": ("all_reduce",)}
+
+# %%
+check(mean_of_all, **mean_of_all_check)
+
+# %% [markdown]
+# How to read it, while it fails:
+#
+# - **The first line** names the smallest case that fails. Here it has two ranks: on one rank sum and mean are the same number,
+#   so the mistake does not show there. That is why `check` tries several world sizes.
+# - **The table** has a row per rank: what the rank was given, what was wanted, and what your function returned. An arrow marks the wrong
+#   ranks. Compare *wanted* and *got* before you read any code. Here *got* is twice as much.
+# - **The last lines** name the first difference, and the calls that this rank made.
+#
+# Now repair the answer, run its cell and then the check again.
+#
+# <details><summary>Hint 1: a nudge</summary>
+# By what would you have to divide on two ranks, and by what on three?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Divide the sum by the number of ranks that took part.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>dist.get_world_size()</code> is the number of ranks.
+# </details>
+
+# %% [markdown]
+# ## 2 · Which rank is that?
+#
+# *Difficulty ●○○ · importance ●●○ · 5 minutes.* On a cluster of unlike machines, node k runs `processes[k]` processes. Ranks count through the
+# first node, then through the second, and so on. The formula of the chapter holds for equal nodes only; schedulers such as Slurm hand out unlike
+# ones. **Goal:** return the rank of the process with a given local rank on a given node.
+#
+# With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. Where examples say what is wanted,
+# there is no specification to see. A failing check shows the node of each process, here `[0, 0, 2, 2, 2]`, and the rank that it asks for.
 
 
 # %%
 def rank_of(node, local_rank, processes):
     ### BEGIN SOLUTION
+    # Every process of an earlier node comes first, then those before this one on its own node.
     return sum(processes[:node]) + local_rank
     ### END SOLUTION
 
@@ -44,7 +106,7 @@ def rank_of(node, local_rank, processes):
 # <code>sum(processes[:node])</code> counts the processes of earlier nodes.
 # </details>
 
-# %%
+# %% jupyter={"source_hidden": true}
 clusters = {  # the node of each process
     "one node": lambda n: [0] * n,
     "a node for each process": lambda n: list(range(n)),
@@ -77,16 +139,18 @@ def rank_of_inputs(rank, world_size, case):
     return clusters[case](world_size), int(torch.randint(world_size, ()))
 
 
-options = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7)}
-check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **options)
+unlike_nodes = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7)}
+
+# %%
+check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **unlike_nodes)
 
 # %% [markdown]
-# ## 2 · And where is this rank?
+# ## 3 · And where is this rank?
 #
-# *●●○, 8 minutes.* The way back. Every process asks for its own rank, and has to know which GPU to take. **Goal:** return
-# the pair (node, local rank) of the process that calls `place_of`, whatever the nodes are like. A node may run no process at all.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* The way back. A process knows its own rank and has to find out which GPU to take. **Goal:**
+# return the pair (node, local rank) of the process that calls `place_of`, whatever the nodes are like. A node may run no process at all.
 #
-# With `processes = [2, 0, 3]`, ranks 0 to 4 are (0, 0), (0, 1), (2, 0), (2, 1) and (2, 2).
+# With `processes = [2, 0, 3]`, ranks 0 to 4 are at (0, 0), (0, 1), (2, 0), (2, 1) and (2, 2).
 
 
 # %%
@@ -96,16 +160,17 @@ def place_of(processes):
     for node, count in enumerate(processes):
         if local_rank < count:
             return node, local_rank
+        # Not on this node: leave its processes behind and count on from the next one.
         local_rank -= count
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Division by the processes per node is out: there is no such number. Walk instead.
+# Dividing by the processes per node does not work: there is no such number. Walk through the nodes instead.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Begin with the rank. As long as it does not fit on the node that you stand on, take off that node's processes and go on.
+# Begin with the rank. As long as it does not fit on the node that you stand on, subtract that node's processes and go on.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # Inside <code>for node, count in enumerate(processes):</code> return if <code>local_rank &lt; count</code>, else
@@ -113,7 +178,7 @@ def place_of(processes):
 # </details>
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def of_this_one(answer):
     @functools.wraps(answer)
     def asked(nodes):
@@ -131,14 +196,18 @@ def place_of_inputs(rank, world_size, case):
     return clusters[case](world_size)
 
 
-check(of_this_one(place_of), spec=place_of_spec, inputs=place_of_inputs, **options)
+# %%
+check(of_this_one(place_of), spec=place_of_spec, inputs=place_of_inputs, **unlike_nodes)
 
 # %% [markdown]
-# ## 3 · Three places to meet
+# ## 4 · Three places to meet
 #
-# *●●○, 10 minutes.* Here nobody has made the group. `place` is `("env",)`, or `("tcp", address, port)`, or `("file", path)`. **Goal:** join
-# a gloo group there, add up `number` over all ranks, leave the group, return the sum. The environment is
-# `torchrun`'s, on two nodes where the ranks can be halved; `MASTER_PORT` is set only where the place is `("env",)`. The numbers are whole and may be large.
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* Every script of yours will begin with this, and a launcher may hand it any of the three. Here
+# nobody has made the group. `place` is `("env",)`, or `("tcp", address, port)`, or `("file", path)`. **Goal:** join a gloo group
+# there, add up `number` over all ranks, leave the group, and return the sum.
+#
+# The environment is `torchrun`'s, on two nodes where the ranks can be halved. `MASTER_PORT` is set only where the place is `("env",)`. The
+# numbers are whole and may be large.
 
 
 # %%
@@ -149,10 +218,12 @@ def meet_spec(places, numbers):
 # %%
 def meet(place, number):
     ### BEGIN SOLUTION
+    # tcp:// and file:// know only the place, so rank and world size are always handed over.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind, *rest = place
     init_method = f"{kind}://{':'.join(map(str, rest))}"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
+    # Of a whole number, torch makes int64: large sums stay exact.
     total = torch.tensor(number)
     dist.all_reduce(total)
     dist.destroy_process_group()
@@ -174,7 +245,7 @@ def meet(place, number):
 # </details>
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def meet_inputs(rank, world_size, case):
     port = os.environ.get("MASTER_PORT", "0")
     if case != "env":
@@ -184,14 +255,18 @@ def meet_inputs(rank, world_size, case):
     return (case, *rest[case]), int(torch.randint(2**40, ()))
 
 
-options = {"backend": None, "nodes": 2, "cases": ("env", "tcp", "file")}
-check(meet, spec=meet_spec, inputs=meet_inputs, world_sizes=(1, 2, 3, 4), **options)
+without_a_group = {"backend": None, "nodes": 2, "cases": ("env", "tcp", "file")}
+without_a_group |= {"world_sizes": (1, 2, 3, 4)}
+
+# %%
+check(meet, spec=meet_spec, inputs=meet_inputs, **without_a_group)
 
 # %% [markdown]
-# ## 4 · Sums over rows and columns
+# ## 5 · Sums over rows and columns
 #
-# *●●●, 12 minutes.* The ranks stand in a grid of `columns` columns, row by row: with three columns, ranks 0, 1 and 2 are the first
-# row. **Goal:** return the sum of all ranks' `tensor`, of large whole numbers, over this rank's row, and over its column, as a pair. Each is to be one
+# *Difficulty ●●● · importance ●●○ · 12 minutes.* Trainings that divide both the data and the model arrange their ranks in a grid, and
+# add up in two directions. The ranks stand in a grid of `columns` columns, row by row: with three columns, ranks 0, 1 and 2 are the first row.
+# **Goal:** return as a pair the sum of all ranks' `tensor`, of large whole numbers, over this rank's row, and over its column. Each sum is to be one
 # `all_reduce` in a group of its own.
 
 
@@ -208,8 +283,10 @@ def grid_sums(tensor, columns):
     grid, sums = torch.arange(dist.get_world_size()).view(-1, columns), []
     for lines in (grid.tolist(), grid.T.tolist()):
         for ranks in lines:
+            # Every rank makes every group, member or not, in the same order.
             group = dist.new_group(ranks)
             if dist.get_rank() in ranks:
+                # all_reduce works in place, and the column needs the tensor as it was.
                 total = tensor.clone()
                 dist.all_reduce(total, group=group)
                 sums.append(total)
@@ -223,14 +300,14 @@ def grid_sums(tensor, columns):
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Every rank makes every group, all rows and then all columns, in the same order. In the group that it belongs to, it adds up a
-# copy.
+# copy. A mesh of the right shape does the first half for you.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>grid = torch.arange(dist.get_world_size()).view(-1, columns)</code> has the rows; <code>grid.T</code> has the columns.
 # </details>
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def grid_sums_inputs(rank, world_size, case):
     widths = [width for width in range(1, world_size + 1) if world_size % width == 0]
     width = widths[len(widths) // 2] if case == "a grid" else widths[-1 if case == "a row" else 0]
@@ -243,11 +320,45 @@ def grid_sums_budget(world_size, case):
     return {"sent_bytes": 2 * tensor.nbytes * shares}
 
 
-shapes = ("a grid", "a row", "a column")
-options = {"world_sizes": (1, 2, 4, 6), "require": ("all_reduce",), "budget": grid_sums_budget}
-check(grid_sums, spec=grid_sums_spec, inputs=grid_sums_inputs, cases=shapes, **options)
+grids = {"cases": ("a grid", "a row", "a column"), "world_sizes": (1, 2, 4, 6)}
+grids |= {"require": ("all_reduce",), "budget": grid_sums_budget}
+
+# %%
+check(grid_sums, spec=grid_sums_spec, inputs=grid_sums_inputs, **grids)
 
 # %% [markdown]
+# ## Bonus · Spare the slow link
+#
+# *As long as you like; there is no check and no single answer.* Four ranks add up 100,000 numbers. They stand on two nodes, and a message between
+# the nodes takes ten times as long as one within a node, both to begin and for each byte. A plain `all_reduce` does not know that. With groups you can do
+# better: less needs to cross between the nodes.
+#
+# `finish_us` runs your function in real ranks, records what they send, and replays the recording on this network, so the same
+# calls always take the same time. Two `all_reduce` over the groups of a mesh take 462 µs. Our best takes 302 µs. What is yours?
+
+
+# %%
+def plain(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def finish_us(add_up):
+    trace = launch(
+        lambda: add_up(torch.ones(100_000)), world_size=4, nodes=2, backend="gloo", trace=True
+    ).trace
+    return max(trace.replay(two_slow_nodes).finish_us)
+
+
+two_slow_nodes = Network(latency_us=5, gbit_s=100, nodes=2, between=(50, 10))
+print(f"one all_reduce over all: {finish_us(plain):.0f} µs")
+
+# %% [markdown]
+# <details><summary>Where could one begin?</summary>
+# Within a node, let each rank add up only one half of the numbers (<code>reduce_scatter_tensor</code>). Which half has to cross then, and how does a rank
+# get the other half back?
+# </details>
+#
 # ## Which exercises pass?
 #
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.

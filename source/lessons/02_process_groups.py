@@ -3,134 +3,138 @@
 #
 # **How do processes that know nothing of each other become one group, and who is in charge?**
 #
-# In 50 minutes you will be able to
+# In 60 minutes you will be able to
 #
-# 1. say what node, rank, local rank and world size are, and compute one from the others;
+# 1. say what node, rank, local rank and world size are, and which of them chooses a GPU;
 # 2. let workers meet in three ways, on a shared machine, without a collision;
-# 3. start the same function with `multiprocessing.Process`, `mp.spawn` and `torchrun`;
+# 3. start the same function with `mp.spawn`, `multiprocessing.Process` and `torchrun`;
 # 4. build groups within the group, and read the report of a crash and of a hang.
 #
 # **Hardware:** any computer; all groups here use gloo on the CPU. GPUs only change the table in part 3.
-# **Before:** [01 · DataParallel and the GIL](01_data_parallel_and_the_gil.ipynb). **Next:** [03 · Collective primitives](03_collective_primitives.ipynb).
+# **Before:** [00 · Start here](00_start_here.ipynb). **Next:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
+#
+# Six cells ask you to **predict**: write your answer in place of the three dots, and a later cell shows it beside what was measured.
+# Two cells ask you to **write** a function, and real workers check it.
 
 # %%
 import argparse
-import inspect
 import os
-import re
-import signal
+import pickle
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from IPython.display import Markdown
 
-from course_utils import WorkerError, hardware, launch, show
-from course_utils.pictures.style import rank_style
+from course_utils import WorkerError, check, hardware, launch, predict, show
 
 # %% [markdown]
 # ## 1 · Is there a master?
 #
-# Tutorials speak of workers that compute and a *master* that coordinates them, and make you set `MASTER_ADDR`.
-# Let us look for it. Four ranks share the numbers 0 to 99 among them; each adds up its part, then all add
-# up the parts. What does rank 0 do that the others do not?
+# Many tutorials speak of workers that compute and of a *master* that coordinates them, and they have you set `MASTER_ADDR`.
+# Let us look for this master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce`
+# adds up the four results. What does rank 0 do that the others do not?
 
 
 # %% tags=["row-A1"]
 def share_the_work():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     part = torch.arange(rank, 100, world_size).sum()
-    print("my part is", part.item(), end=", ")
+    print(f"my part is {part}", end=", ")
     dist.all_reduce(part)
-    print("the whole is", part.item())
+    print(f"the whole is {part}")
     return os.getpid()
 
 
 process_ids = launch(share_the_work, world_size=4, backend="gloo")
-assert len({os.getpid(), *process_ids}) == 5  # the notebook and four workers
+print("processes, the notebook included:", len({os.getpid(), *process_ids}))
 
 # %% [markdown]
-# Nothing. Five processes with five process ids: your notebook, which only waits, and four workers
-# that did the same work and hold the same whole. So where is the master?
+# Nothing. All four did the same work and hold the same total. The fifth process is your notebook, which only waits
+# for them. So where is the master?
 #
-# With `backend=None`, `launch` leaves joining to you. Below, each rank opens a **store**, a small dictionary that one
-# process serves over the network, and joins through it. Then they add up 100 times.
-#
-# **Predict.** How many keys does the store hold after joining, and how many after the 100 sums?
-
-# %% tags=["row-A1"]
-predicted = {"keys after joining": "?", "keys after 100 sums": "?"}
+# With `backend=None`, `launch` starts the ranks and leaves it to you to join them. Below, every rank connects to a **store**:
+# a small dictionary that one process serves over the network. There the ranks leave each other their addresses.
 
 
-def join_and_add():
+# %%
+def joined_store():
     rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
     dist.barrier()  # all have joined
-    keys = {"keys after joining": store.num_keys()}
-    for _ in range(100):
-        dist.all_reduce(torch.ones(1))
-    return keys | {"keys after 100 sums": store.num_keys()}
+    return store
 
-
-results = launch(join_and_add, world_size=4, backend=None)
-print("predicted:", predicted)
-print("measured: ", results[0])
 
 # %% [markdown]
-# Four keys: each rank left the address at which it can be reached, and read those of the others. The 100 sums added none:
-# they went straight from rank to rank. **The "master" is this notice board and nothing else.** It tells
-# workers nothing and computes nothing. Here it happens to live in rank 0's process.
+# When all four have joined, the store holds four keys, one address from each rank. Then they call `all_reduce` 100 times.
 #
-# **Check yourself.** Must the notice board live in rank 0?
+# **Predict.** How many *more* keys are in the store after the 100 sums? A number takes the place of the three dots.
+
+# %%
+keys_of_sums = predict("more keys after 100 sums", ...)
+
+
+# %% tags=["row-A1"]
+def join_and_add():
+    store = joined_store()
+    keys = store.num_keys()
+    for _ in range(100):
+        dist.all_reduce(torch.ones(1))
+    return keys, store.num_keys()
+
+
+joined, later = launch(join_and_add, world_size=4, backend=None)[0]
+print("keys after joining:", joined)
+keys_of_sums.measured(later - joined)
+
+# %% [markdown]
+# None. The sums went straight from rank to rank. **What is called the master is this store**: a place where addresses are
+# left. It computes nothing and gives no orders, and here it happens to live in rank 0's process.
+#
+# The store is needed again, though. Making another group goes through it (part 6). So does NCCL, the backend for
+# NVIDIA GPUs, when it builds its communicators, which are its connections between GPUs. As a rule it builds them only at the first collective
+# ([`device_id=`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group) makes it do so at once).
+#
+# **Check yourself.** Does the store have to live in rank 0?
 #
 # <details><summary>Answer</summary>
-# No. Any process that all can reach will do: a file serves as well (part 3), and <code>torchrun</code> keeps the board in a
+# No. Any place will do that all ranks can reach: a file serves as well (part 3), and <code>torchrun</code> keeps the store in a
 # process that is no rank at all (part 5).
 # </details>
 #
 # ## 2 · Node, rank, local rank
 #
-# A **node** is a machine. Many nodes with many GPUs each need two kinds of numbers: one that is unique in
-# the whole **world**, and one that says which GPU of its node a process takes. `nodes=2` makes `launch` number four ranks
-# as if they stood on two machines.
+# A **node** is a machine. When several nodes have several GPUs each, a process needs two numbers. Its **rank** is unique among all
+# processes, however many there are; their count is the **world size**. Its **local rank** counts within its node, and says which of
+# the node's GPUs it should take. `nodes=2` makes `launch` number four ranks as if they stood on two machines.
 #
-# **Predict.** Which node and which local rank has rank 2?
+# **Predict.** Which local rank does rank 2 have?
+
+# %%
+local_rank_of_2 = predict("local rank of rank 2", ...)
+
 
 # %% tags=["row-B4"]
-predicted = {"node": "?", "local rank": "?"}
-
-
 def who_am_i():
     names = {"node": "GROUP_RANK", "local rank": "LOCAL_RANK", "rank": "RANK"}
     return {name: int(os.environ[variable]) for name, variable in names.items()}
 
 
-grid = launch(who_am_i, world_size=4, nodes=2, backend="gloo")
-print("rank 2, predicted:", predicted)
-print("rank 2, measured: ", grid[2])
-
-# %% [markdown]
-# These environment variables are the ones that `torchrun` sets. Published tutorials mix the names up; one on which this
-# course is built calls the node's number the global rank, and the number that it computes from it the local rank.
-#
-# | right name | variable | counts | from 0 to | in that article |
-# | --- | --- | --- | --- | --- |
-# | node rank | `GROUP_RANK` | machines | nodes − 1 | "global rank" |
-# | local rank | `LOCAL_RANK` | processes of one machine | processes per node − 1 | "gpu" |
-# | rank, or global rank | `RANK` | all processes | world size − 1 | "local rank" |
-# | world size | `WORLD_SIZE` | how many there are | | nodes × GPUs per node |
+places = launch(who_am_i, world_size=4, nodes=2, backend="gloo")
+local_rank_of_2.measured(places[2]["local rank"])
 
 
 # %% jupyter={"source_hidden": true}
+from course_utils.pictures.style import rank_style
+
+
 def draw_grid(captions, text):
     """Draw nodes as rows and local ranks as columns, a caption in each rank's box."""
     figure, axes = plt.subplots(figsize=(7, 3.1))
@@ -149,15 +153,22 @@ def draw_grid(captions, text):
 
 
 # %%
-rank_of = [place["node"] * 2 + place["local rank"] for place in grid]
-assert rank_of == [place["rank"] for place in grid] == [0, 1, 2, 3]
-captions = [f"{p['node']} × 2 + {p['local rank']}\n= rank {p['rank']}" for p in grid]
+captions = [f"{p['node']} × 2 + {p['local rank']}\n= rank {p['rank']}" for p in places]
 draw_grid(captions, "Ranks count through both nodes; local ranks begin again at 0 on each node.")
 
 # %% [markdown]
-# The cell also checked the formula on all four ranks: **rank = node rank × processes per node + local rank**. Tutorials
-# write it `rank = nr * gpus + gpu`. The local rank is the one to choose a GPU with. What happens to somebody
-# who takes the other? This cell is meant to fail. **Predict:** which ranks will it name?
+# With equally many processes on every node, **rank = node rank × processes per node + local rank**. These are the names that
+# `torchrun` uses, and its environment variables:
+#
+# | name | variable | counts | from 0 to |
+# | --- | --- | --- | --- |
+# | node rank | `GROUP_RANK` | machines | nodes − 1 |
+# | local rank | `LOCAL_RANK` | processes of one machine | processes per node − 1 |
+# | rank, or global rank | `RANK` | all processes | world size − 1 |
+# | world size | `WORLD_SIZE` | how many there are | |
+#
+# Tutorials mix them up: one popular tutorial calls the node's number "global rank", and the rank that it computes from it "local rank".
+# The difference matters as soon as a process chooses its GPU. This cell is meant to fail.
 
 
 # %% tags=["raises-exception", "row-B4"]
@@ -171,34 +182,84 @@ def choose_a_card():
 launch(choose_a_card, world_size=4, nodes=2, backend="gloo")
 
 # %% [markdown]
-# Read it aloud. *Ranks 2 and 3 failed*: the whole second node. *IndexError*: there is no third card in a node of two. The
-# arrow: `get_rank()` where the local rank belongs. *Ranks 0 and 1 were stopped*: they were right by luck, and waited in the barrier.
+# The first line says **who** failed and **why**: ranks 2 and 3, the whole second node, asked for a third and a fourth card where a node
+# has two. The arrow says **where**: `get_rank()` stands where the local rank belongs. Ranks 0 and 1 had made the same mistake. For
+# them both numbers are equal, so they had reached the barrier.
 #
-# **Check yourself.** Why do such scripts survive every test on one machine?
+# **Write** (3 minutes). Return the card that this process should take. The check runs your function on two nodes of one, two and three
+# processes.
+
+
+# %%
+def my_card(cards_of_this_node):
+    raise NotImplementedError("about 1 line")
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Which of the variables in the table begins again at 0 on every node?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# <code>torchrun</code> and <code>launch</code> put the local rank into the environment, as text.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>int(os.environ["LOCAL_RANK"])</code> is the place in the list.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def my_card_spec(cards):
+    """Each rank's card: the k-th of its node's for the k-th rank with the same cards."""
+    return [own[cards[:rank].count(own)] for rank, own in enumerate(cards)]
+
+
+def my_card_inputs(rank, world_size, case):
+    each = world_size // 2
+    return [f"card {k} of node {rank // each}" for k in range(each)]
+
+
+card_check = {"spec": my_card_spec, "inputs": my_card_inputs, "nodes": 2}
+card_check |= {"world_sizes": (2, 4, 6), "cases": ("a card for each process",)}
+
+# %%
+check(my_card, **card_check)
+
+
+# %% jupyter={"source_hidden": true}
+def my_card_done(cards_of_this_node):
+    return cards_of_this_node[int(os.environ["LOCAL_RANK"])]
+
+
+check(my_card_done, **card_check)
+
+# %% [markdown]
+# The folded cell above has our own answer, `my_card_done`, and its check.
+#
+# **Check yourself.** Why do scripts with this mistake pass every test on one machine?
 #
 # <details><summary>Answer</summary>
-# On one node, rank and local rank are the same number. The mistake shows on the second machine only:
-# <code>int(os.environ["LOCAL_RANK"])</code> is right on both.
+# On one node, rank and local rank are the same number. The mistake shows only when there is a second machine.
 # </details>
 #
 # ## 3 · Three places to meet
 #
-# `init_process_group` needs a place where the ranks leave their addresses, and takes it as `init_method`: `env://` reads
-# `MASTER_ADDR` and `MASTER_PORT`, `tcp://` names both, `file://` names a file that all can reach. Below, rank 0 is ready at once,
-# rank 3 after 0.6 seconds.
+# `init_process_group` has to know where the ranks leave their addresses. You tell it by `init_method`: `env://` reads
+# `MASTER_ADDR` and `MASTER_PORT` from the environment, `tcp://` names both, and `file://` names a file that all can reach. Below, rank 0 is
+# ready at once, rank 1 after 0.2 seconds, rank 2 after 0.4, and rank 3 after 0.6.
 #
 # **Predict.** After how many seconds is rank 0 in the group?
 
 # %%
-predicted_joined_s = "?"
+joined_s = predict("seconds until rank 0 is in the group", ...)
 
 
+# %%
 def join(place):
     begun, rank = time.monotonic(), int(os.environ["RANK"])
     time.sleep(0.2 * rank)
     arrived = time.monotonic()
-    init_method = place.format(**os.environ)
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=4)
+    where = place.format(**os.environ)
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=4)
     joined = time.monotonic()
     total = torch.tensor(rank + 1)
     dist.all_reduce(total)
@@ -212,13 +273,12 @@ with tempfile.TemporaryDirectory() as folder:
     for place in ["env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}", f"file://{folder}/meeting"]:
         results = launch(join, place, world_size=4, backend=None)
         print(place.split(":")[0], "totals:", [result["total"] for result in results])
-    print("left behind in the folder:", os.listdir(folder))
 
 # %% [markdown]
-# Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://` no process served anything, not even rank 0.
+# Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://` no process served anything.
 #
 # And when did each rank get in? The workers noted the time at four points of `join`. All processes of a machine
-# read the same monotonic clock, so their times can be drawn on one axis.
+# read the same clock, so their times can be drawn on one axis.
 
 
 # %% jupyter={"source_hidden": true}
@@ -241,29 +301,28 @@ def draw_timeline(times, text):
 
 # %%
 times = [result["times"] for result in results]
-last_arrival = max(arrived for _, arrived, _, _ in times)
-assert all(joined >= last_arrival for _, _, joined, _ in times)
-print("seconds until rank 0 is in the group, predicted:", predicted_joined_s)
-print("measured: more than 0.5 is", times[0][2] - times[0][0] > 0.5)
+joined_s.measured(times[0][2] - times[0][0], within=0.3, about=True)
 draw_timeline(times, "No rank is in the group before the last has arrived.")
 
 # %% [markdown]
-# Rank 0 was ready at once and got in after more than half a second all the same: joining is itself a collective. One rank that never comes
-# keeps all the others waiting, and a slow import on one node is paid on every node.
+# Rank 0 was ready at once and still had to wait for rank 3, because joining is itself a collective. One rank that never comes
+# keeps all the others waiting, and a slow import on one node delays every node.
 #
-# **Check yourself.** Yesterday's run was killed and left its meeting file. What may happen today?
+# **Check yourself.** Yesterday's run was killed and left its meeting file behind. What may happen today?
 #
 # <details><summary>Answer</summary>
-# The ranks read yesterday's addresses and try to reach processes that are gone: an error, or a long wait. The file goes when the
-# group ends properly. After a crash nobody removes it, so take a new name for every run.
+# The ranks read yesterday's addresses and try to reach processes that are gone: an error, or a long wait. A group that is left
+# properly removes its file, but after a crash nobody does. So take a new name for every run.
 # </details>
 #
 # ### Backend by device
 #
-# The store only brings ranks together. Their tensors travel through a **backend**, which depends on where the tensors
-# are. The first three columns are true anywhere; the last is about your machine.
+# The store only brings ranks together. Tensors travel through a **backend**, and where the tensors are decides which one. The last
+# column is about your machine.
 
-# %% tags=["nbval-ignore-output", "row-A9"]
+# %% jupyter={"source_hidden": true} tags=["nbval-ignore-output", "row-A9"]
+from IPython.display import Markdown
+
 machine = hardware()
 gpus = len(machine.gpus)
 rows = [
@@ -280,9 +339,8 @@ Markdown("\n".join(head + lines))
 # %% [markdown]
 # ## 4 · The port that is taken
 #
-# Here is the beginning of many tutorials, where the port is the constant 12355. Ours takes it as an argument.
-# `setup` joins, `cleanup` leaves. Without a launcher it is rank 0 that opens the port, so `as_published` removes the
-# variable by which `launch` says that it has done so.
+# [PyTorch's own DDP tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html) begins with a function `setup` that joins and a
+# function `cleanup` that leaves. Its port is the constant 12355, and very many scripts have copied it. Ours takes the port as an argument.
 
 
 # %%
@@ -297,32 +355,34 @@ def cleanup():
 
 
 def as_published(port):
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")
     setup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), port)
     cleanup()
 
 
 # %% [markdown]
-# Now you share a server with somebody who followed the same tutorial: their training already holds the port. We let the system choose
-# one, hold it, and write 12355 in its place where it is shown.
+# Now suppose that you share a server with somebody who copied the same constant: their training already holds the port. To play them,
+# the cell below asks the system for any free port and keeps it open.
 #
-# **Predict.** Which rank fails, and what does the other one do meanwhile?
+# **Predict.** Which of our two ranks fails because of that: `0`, `1` or `"both"`?
+
+# %%
+failing = predict("the rank that fails is", ..., choices=(0, 1, "both"))
 
 # %% tags=["row-A4"]
 with socket.create_server(("127.0.0.1", 0)) as somebody_else:
-    taken = somebody_else.getsockname()[1]
     try:
-        launch(as_published, taken, backend=None)
+        launch(as_published, somebody_else.getsockname()[1], backend=None)
     except WorkerError as error:
-        words = str(error).replace(str(taken), "12355").replace(". port", ".\nport").split("\n")
-        print(*words[:2], words[-1], sep="\n")
+        failing.measured(error.rank)
+        print(f"\n{error}")
 
 # %% [markdown]
-# **EADDRINUSE**: rank 0 could not open the port. Rank 1 meanwhile had connected to the stranger and waited for answers; it was stopped.
-# Had the stranger been a training of the same kind, your rank might have joined *it*.
+# **EADDRINUSE**, address in use: rank 0 is the one that has to open the port, and it could not. Rank 1 only connects. It reached
+# the stranger and waited there for an answer until it was stopped. Had the stranger been a training of the same kind, your rank 1 might have
+# joined *that*.
 #
-# The cure: nobody chooses a number. The system is asked for a free port (port 0), and whoever asked keeps it and tells the
-# ranks. `launch` and `torchrun --standalone` do so.
+# The cure is that nobody chooses a number. Somebody asks the system for a free port (port 0), keeps it open, and tells the
+# ranks which one it is. `launch` and `torchrun --standalone` both do so.
 
 
 # %% tags=["row-A4"]
@@ -334,24 +394,22 @@ def with_a_launcher():
     return total.item()
 
 
-print("without a number of ours:", launch(with_a_launcher, world_size=4, backend=None))
+print("on the launcher's port:", launch(with_a_launcher, world_size=4, backend=None))
 
 # %% [markdown]
-# The same `setup`, and it works however many people do it at once: 10 on each rank. In your own code leave out both lines that set
-# `os.environ`, and let whatever starts the ranks set them.
+# This works however many people do it at once. In your own code, leave out the two lines of `setup` that change `os.environ`:
+# whatever starts the ranks has set these variables already.
 #
-# **Check yourself.** Why not ask the system for a free port, print it, and start the ranks with that number by hand?
+# **Check yourself.** Why not ask the system for a free port, print it, and start the ranks by hand with that number?
 #
 # <details><summary>Answer</summary>
-# Between asking and opening it again the port is free, and somebody else may get it. It is rare, but real: whoever
-# asks should keep the port open, as a launcher does.
+# Between the moment when you learn the number and the moment when rank 0 opens the port, somebody else may take it. This is rare but
+# real. Whoever asks should keep the port open, as a launcher does.
 # </details>
 #
 # ## 5 · Three ways to start
 #
-# Without a notebook, a function must stand in a file. This one does what ranks do, told who it is and where to meet.
-# The next one is how scripts did it before there were launchers: started **once per node**, by hand, with the node's number, it computes each
-# rank by the formula and starts one process per GPU with `mp.spawn`.
+# Outside a notebook, a worker function stands in a file. This one is told its rank and where to meet.
 
 
 # %%
@@ -360,14 +418,19 @@ def work(rank, world_size, epochs, place):
     for _ in range(epochs):
         total = torch.tensor(rank + 1)
         dist.all_reduce(total)
-    print(f"rank {rank} of {world_size}: total {total.item()} in each of {epochs} epochs\n", end="")
+    print(f"rank {rank} of {world_size}: total {total} in each of {epochs} epochs\n", end="")
     dist.destroy_process_group()
+
+
+# %% [markdown]
+# Before there were launchers, a person started such a script **once per node** and told it the node's number. It worked out each
+# rank by the formula of part 2, and started one process per GPU with `mp.spawn`.
 
 
 # %%
 def one_process(gpu, args):
     rank = args.node_rank * args.gpus + gpu
-    work(rank, args.nodes * args.gpus, args.epochs, args.place)
+    work(rank, args.nodes * args.gpus, args.epochs, f"file://{os.getcwd()}/meeting")
 
 
 def main():
@@ -376,22 +439,37 @@ def main():
     parser.add_argument("-g", "--gpus", type=int, default=1, help="processes per node")
     parser.add_argument("-nr", "--node-rank", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--place", default=f"file://{os.getcwd()}/meeting")
     args = parser.parse_args()
     mp.spawn(one_process, args=(args,), nprocs=args.gpus)
 
 
 # %% [markdown]
-# A file needs its own imports and a **main guard**: a spawned process is a new Python that imports the file again, and without the
-# guard it would spawn in its turn. `script_of` makes such a file of functions of this notebook; `run`, folded away, starts it once per command, side
-# by side, and prints all lines, sorted.
+# The folded cell below has two helpers. `script_of` makes a file of functions of this notebook. It adds imports and a **main guard**
+# (`if __name__ == "__main__":`): a spawned process is a new Python that imports the file again, and without the guard it would spawn
+# processes itself. `run` starts the file once per command, all at the same time, and prints what each command said.
 #
-# **Predict.** Two nodes, two processes each: which ranks does the *second* command start?
+# **Predict.** Two nodes, two processes each: which ranks does the *second* command start? Answer with a list, such as `[0, 3]`.
+
+# %%
+second_node = predict("ranks of the second command", ...)
 
 
 # %% jupyter={"source_hidden": true}
+import inspect
+import signal
+from pathlib import Path
+
+
+def script_of(*functions):
+    """The text of a file with these functions, which calls the last one."""
+    imports = "import argparse\nimport os\n\nimport torch\nimport torch.distributed as dist\n"
+    imports += "import torch.multiprocessing as mp\n\n\n"
+    body = "\n\n".join(inspect.getsource(function) for function in functions)
+    return imports + body + f'\n\nif __name__ == "__main__":\n    {functions[-1].__name__}()\n'
+
+
 def run(script, *commands, timeout_s=100):
-    """Run the script on loopback, once per command and side by side; print the sorted lines."""
+    """Run the script on loopback, once per command and side by side; print and return lines."""
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
     with tempfile.TemporaryDirectory() as folder:
@@ -400,29 +478,27 @@ def run(script, *commands, timeout_s=100):
         words = [[sys.executable, *command] for command in commands]
         started = [subprocess.Popen(each, cwd=folder, text=True, **options) for each in words]
         try:
-            said = "".join(process.communicate(timeout=timeout_s)[0] for process in started)
+            said = [process.communicate(timeout=timeout_s)[0] for process in started]
         finally:
             for process in filter(lambda process: process.poll() is None, started):
                 os.killpg(process.pid, signal.SIGTERM)
-    print("\n".join(sorted(said.splitlines())))
+    said = [sorted(text.splitlines()) for text in said]
+    for number, lines in enumerate(said):
+        print(*(f"[command {number}] {line}" for line in lines), sep="\n")
+    return said
 
 
 # %% tags=["row-B6", "row-A7", "row-D2"]
-def script_of(*functions):
-    imports = "import argparse\nimport os\n\nimport torch\nimport torch.distributed as dist\n"
-    imports += "import torch.multiprocessing as mp\n\n\n"
-    body = "\n\n".join(inspect.getsource(function) for function in functions)
-    return imports + body + f'\n\nif __name__ == "__main__":\n    {functions[-1].__name__}()\n'
-
-
 options = ["script.py", "-n", "2", "-g", "2", "--epochs", "3"]
-run(script_of(work, one_process, main), [*options, "-nr", "0"], [*options, "-nr", "1"])
+said = run(script_of(work, one_process, main), [*options, "-nr", "0"], [*options, "-nr", "1"])
+second_node.measured([int(line.split()[1]) for line in said[1]])
 
 # %% [markdown]
-# Ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. Four processes of two scripts, which share nothing but a file, became one group.
+# The second node starts ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands share nothing but a file, and their four processes
+# became one group.
 #
-# The same `work`, started with Python's own `Process` (`mp` passes it on): one object per rank, started and
-# joined in two loops. This is what `launch` is made of, before it watches, collects and stops.
+# The same `work` can be started with Python's own `Process`: one object per rank, started and joined in two loops. `launch` is
+# built in this way, and then also watches, collects and stops.
 
 
 # %% tags=["row-D2"]
@@ -435,104 +511,129 @@ def with_processes():
         worker.join()
 
 
-run(script_of(work, with_processes), ["script.py"])
+said = run(script_of(work, with_processes), ["script.py"])
 
 # %% [markdown]
-# And `torchrun`, which replaces the parser, the formula and `spawn`. It starts the file once per rank, with the variables of
-# part 2 set:
+# The third way is `torchrun`. It replaces the parser, the formula and `spawn`: it starts the file once per rank and sets the variables
+# of part 2.
 #
 # | by hand | with `torchrun` |
 # | --- | --- |
 # | `-n 2 -g 2 -nr 1` | `--nnodes=2 --nproc-per-node=2 --node-rank=1` |
-# | `rank = nr * gpus + gpu` | `RANK`, `LOCAL_RANK` and `WORLD_SIZE` are there |
-# | an address and a port for all | one machine: `--standalone`; several: a later chapter |
+# | `rank = nr * gpus + gpu` | `RANK`, `LOCAL_RANK` and `WORLD_SIZE` are set |
+# | an address and a port that all agree on | one machine: `--standalone`; several: [chapter 09](09_many_machines.ipynb) |
 
 
 # %% tags=["row-D2"]
 def under_torchrun():
-    work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 3, "env://")
-    if os.environ["RANK"] == "0":
-        print("torchrun serves the store:", os.environ["TORCHELASTIC_USE_AGENT_STORE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    work(rank, world_size, 3, "env://")
 
 
 torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-run(script_of(work, under_torchrun), [*torchrun, "script.py"])
+said = run(script_of(work, under_torchrun), [*torchrun, "script.py"])
 
 # %% [markdown]
-# `python -m torch.distributed.run` is `torchrun` by its full name; the older `torch.distributed.launch` is its deprecated form. The store
-# lives in `torchrun` itself: no rank is the master. One warning: it listens on **all** addresses of your machine, without a
-# password, so use it where you trust the network. `launch` stays on 127.0.0.1.
+# `python -m torch.distributed.run` is `torchrun` by its full name; the older `torch.distributed.launch` is deprecated. Here the store
+# lives in the process of `torchrun` itself, so no rank is special at all. One warning: that store listens on **all** addresses of your
+# machine and asks for no password. Use `torchrun` where you trust the network. `launch` stays on 127.0.0.1.
 #
 # ### Why not `mp.spawn` in a notebook?
 #
-# **Predict.** `work` is defined above. What will a freshly spawned Python say when told to call it?
-
+# A spawned process is a new Python, and the function has to travel there. Python sends functions by `pickle`. Below, we pickle `work`
+# and let a new Python unpack it, as `mp.spawn` would.
 
 # %% tags=["row-A7"]
-def spawn_from_a_cell():
-    os.dup2(complaints.fileno(), 2)  # the spawned process writes its error there
-    mp.spawn(work, args=(1, 1, "env://"), nprocs=1)
-
-
-with tempfile.TemporaryFile("w+") as complaints:
-    try:
-        launch(spawn_from_a_cell, world_size=1, backend=None)
-    except WorkerError as error:
-        print(str(error).split("\n")[0])
-    complaints.seek(0)
-    print(re.findall("Can't get attribute 'work'", complaints.read())[-1])
+parcel = pickle.dumps(work)
+new_python = [sys.executable, "-c", f"import pickle\npickle.loads({parcel})"]
+done = subprocess.run(new_python, capture_output=True, text=True)
+print(parcel)
+print(done.stderr.splitlines()[-1])
 
 # %% [markdown]
-# A function travels to a spawned process as a *name*: "look up `work` in `__main__`". The new Python's `__main__` is empty, for your
-# cells are in no file that it could import. A **forked** process needs no name: it is a copy of the notebook, with every
-# cell's work in it. That is why `launch` forks.
+# There is no code in the parcel, only two names: look up `work` in the module `__main__`. In a script, `__main__` is the file, which the new Python
+# imports. Your cells are in no file, so there it finds nothing. A **forked** process needs no parcel, because it is a copy of the
+# notebook's process, with everything that your cells have defined. That is why `launch` forks.
 #
 # **Check yourself.** What does fork forbid in return?
 #
 # <details><summary>Answer</summary>
-# CUDA in the notebook before it: a GPU context does not survive the copy. Keep every <code>.cuda()</code> inside the function
+# Using CUDA in the notebook before it: a GPU context does not survive the copy. Keep every <code>.cuda()</code> inside the function
 # that <code>launch</code> runs; <code>launch</code> refuses otherwise.
 # </details>
 #
 # ## 6 · Groups within the group
 #
-# Large trainings add up within nodes and across them. `dist.new_group` makes a group of some ranks, and `group=` has
-# a collective run there only. In the picture of part 2 the rows are {0, 1} and {2, 3}, the columns {0, 2} and {1, 3}.
+# Large trainings often add up within each node first, and then between nodes. `dist.new_group(ranks)` makes a group of some ranks, and a collective
+# with `group=` runs in that group only.
 #
-# **Predict.** Rank r holds r + 1. What is rank 3's sum over its row, its column, and the world?
-
-# %%
-predicted = {"row": "?", "column": "?", "world": "?"}
-
-
-def sums():
-    rank, rank_grid = dist.get_rank(), torch.arange(4).view(2, 2)
-    groups = {"row": rank_grid.tolist(), "column": rank_grid.T.tolist(), "world": [[0, 1, 2, 3]]}
-    result = {}
-    for name, lists in groups.items():
-        for ranks in lists:
-            group = dist.new_group(ranks)  # every rank calls it, member or not
-            if rank in ranks:
-                number = torch.tensor(rank + 1)
-                dist.all_reduce(number, group=group)
-                result[name] = number.item()
-    return result
+# **Write** (8 minutes). Return the sum of `number` over the ranks of this rank's row. `rows` lists the ranks of every row, such as
+# `[[0, 1], [2, 3]]`, and is the same on all ranks. Each row is to add up in a group of its own.
 
 
 # %%
-results = launch(sums, world_size=4, nodes=2, backend="gloo")
-print("rank 3, predicted:", predicted)
-print("rank 3, measured: ", results[3])
-assert [result["row"] for result in results] == [3, 3, 7, 7]
-assert [result["column"] for result in results] == [4, 6, 4, 6]
-captions = [f"row {result['row']}\ncolumn {result['column']}" for result in results]
-draw_grid(captions, "Row sums agree within a node, column sums between the nodes.")
+def row_sum(number, rows):
+    raise NotImplementedError("about 6 lines")
+
 
 # %% [markdown]
-# Row 3 + 4 = 7, column 2 + 4 = 6, world 10. The whole bookkeeping is one `arange(4).view(2, 2)`.
-#
-# Look at the comment in `sums`: *every rank calls it, member or not*. That looks wasteful, so somebody spares the
-# others the call. This cell is meant to fail. **Predict:** in which line, and who waits for whom?
+# <details><summary>Hint 1: a nudge</summary>
+# Who has to call <code>new_group</code>? Read the first lines of its
+# <a href="https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group">documentation</a>.
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Every rank makes the group of every row, in the same order, and keeps the one that it belongs to. Only in that one it adds up.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# In a loop over <code>rows</code>, call <code>group = dist.new_group(ranks)</code> before you ask
+# <code>if dist.get_rank() in ranks:</code>.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def row_sum_spec(numbers, rows):
+    """Each rank's result: the sum of the numbers in its row."""
+    sums = {rank: sum(numbers[other] for other in row) for row in rows[0] for rank in row}
+    return [sums[rank] for rank in range(len(numbers))]
+
+
+def row_sum_inputs(rank, world_size, case):
+    half = world_size // 2
+    rows = {
+        "one row": [list(range(world_size))],
+        "two rows": [list(range(half)), list(range(half, world_size))],
+        "even and odd ranks": [list(range(0, world_size, 2)), list(range(1, world_size, 2))],
+    }
+    return torch.randint(2**40, ()), rows[case]
+
+
+def row_sum_budget(world_size, case):
+    longest = max(map(len, row_sum_inputs(0, world_size, case)[1]))
+    return {"sent_bytes": 2 * 8 * (1 - 1 / longest)}  # of one all_reduce of one number
+
+
+row_check = {"spec": row_sum_spec, "inputs": row_sum_inputs, "budget": row_sum_budget}
+row_check |= {"world_sizes": (2, 3, 4), "cases": ("one row", "two rows", "even and odd ranks")}
+
+# %%
+check(row_sum, **row_check)
+
+
+# %% jupyter={"source_hidden": true}
+def row_sum_done(number, rows):
+    for ranks in rows:
+        group = dist.new_group(ranks)  # every rank calls it, member or not
+        if dist.get_rank() in ranks:
+            mine = group
+    dist.all_reduce(number, group=mine)
+    return number
+
+
+check(row_sum_done, **row_check)
+
+# %% [markdown]
+# Our answer, `row_sum_done`, is in the folded cell above. In it every rank calls `new_group` for every row, member or not. That looks
+# wasteful, and many people first write a version in which only members call it. This cell does so, and is meant to fail.
 
 
 # %% tags=["raises-exception"]
@@ -546,20 +647,67 @@ def only_members_call():
 launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Treacherous: the spared call went well. It is the *next* group that nobody gets into. Groups are numbered in the order of
-# calls: for ranks 0 and 1 this is the first, for ranks 2 and 3 the second, and they look for each other under different numbers. Left
-# alone, they would wait many minutes for torch's own timeout. `timeout=4` had `launch` ask every rank where it stands.
+# Skipping the call does no visible harm; the *next* `new_group` hangs, and the last sentence of the report says why. Groups are numbered in the
+# order of the calls. So the group of all four is number 1 for ranks 0 and 1, and number 2 for ranks 2 and 3: they look for each other under
+# different numbers. Without `timeout=4` they would wait many minutes for torch's own timeout. Most hangs begin in such an `if` on the rank.
 #
-# **Check yourself.** Where in this report is the cause?
+# Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
+
+# %%
+keys_of_group = predict("more keys after new_group([2, 3])", ...)
+
+
+# %%
+def make_a_group():
+    store = joined_store()
+    keys = store.num_keys()
+    dist.barrier()  # all have counted
+    dist.new_group([2, 3])
+    dist.barrier()
+    return store.num_keys() - keys
+
+
+keys_of_group.measured(launch(make_a_group, world_size=4, backend=None)[0])
+
+# %% [markdown]
+# Two: the members left new addresses, under the number of the new group. So the store is needed as long as groups are made,
+# and the process that serves it has to live as long.
 #
-# <details><summary>Answer</summary>
-# In its last sentence: the first new group is another one on ranks 2 and 3. They made it above the line where they
-# wait, inside an <code>if</code> on the rank. Most hangs begin in such an <code>if</code>.
-# </details>
+# ### A mesh makes all rows and columns
+#
+# For a regular grid, [`init_device_mesh`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh) makes
+# the groups of all rows and all columns at once, in the right order on every rank. FSDP and tensor parallelism take such a mesh. Rank r brings
+# the number r + 1.
+
+
+# %%
+def sums():
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "within"))
+    found = {}
+    for name in ("within", "between"):
+        number = torch.tensor(dist.get_rank() + 1)
+        dist.all_reduce(number, group=mesh.get_group(name))
+        found[name] = number.item()
+    return found
+
+
+results = launch(sums, world_size=4, nodes=2, backend="gloo")
+captions = [f"within: {r['within']}\nbetween: {r['between']}" for r in results]
+draw_grid(captions, "Sums within a node agree in a row, sums between nodes in a column.")
+
+# %% [markdown]
+# Rank 3 has 3 + 4 = 7 within its node. Between the nodes it has 2 + 4 = 6, together with rank 1, which has the same local rank.
 #
 # ## What you know now
 #
-# No process is in charge. Ranks meet at a notice board, which is forgotten once they know each other; then they are equals. **Rank**
-# names a process in the world, **local rank** its GPU on a node. And joining, like every collective, needs all.
+# No process is in charge. Ranks meet at a store, and go back to it whenever they form another group; what they compute goes from rank to
+# rank. The **rank** names a process in the world, the **local rank** chooses its GPU. And joining, like every collective, needs all.
 #
-# They have met; what do they say to each other? [03 · Collective primitives](03_collective_primitives.ipynb).
+# Two predictions surprise most readers. They expect 100 or 400 keys after 100 sums, because a master that coordinates would have to hear of each sum.
+# And they expect rank 0 in the group after 0 seconds, because it is ready then. How many were yours?
+
+# %%
+predict()
+
+# %% [markdown]
+# The ranks have met. What do they say to each other? [03 · Collective primitives](03_collective_primitives.ipynb).

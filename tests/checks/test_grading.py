@@ -33,6 +33,7 @@ LAB = "02_process_groups"
 TEACHING = (labs.ROOT / "TEACHING.md").read_text()
 COMMANDS = re.findall(r"^    nbgrader (.*)$", TEACHING, re.M)  # what a teacher types
 WRONG = {
+    "mean_of_all": "the_sum",  # as it is handed out
     "rank_of": "by_the_first_node",
     "place_of": "place_from_a_list",  # the one that is right
     "meet": "ranks_added_instead",
@@ -144,7 +145,7 @@ def test_the_teacher_is_told_how_a_cheat_failed(course, name, why):
 
 
 def test_an_answer_that_kills_the_grading_kernel_gets_no_points_from_there_on(course):
-    assert course.points("killer") == dict.fromkeys(ALL, 0) | {"rank_of": 1}
+    assert course.points("killer") == dict.fromkeys(ALL, 0) | {"mean_of_all": 1, "rank_of": 1}
 
 
 def test_a_blank_submission_gets_no_points(course):
@@ -163,7 +164,7 @@ def test_the_exported_grades_are_the_sums(course):
     with (course.folder / "grades.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["student_id"]: float(row["score"]) for row in rows} == {
-        "cheat": 0, "killer": 1, "blank": 0, "wrong": 1, "right": sum(ALL.values()),
+        "cheat": 0, "killer": 2, "blank": 0, "wrong": 1, "right": sum(ALL.values()),
     }  # fmt: skip
     assert {float(row["max_score"]) for row in rows} == {sum(ALL.values())}
 
@@ -176,7 +177,11 @@ def test_the_hand_out_is_the_exercise_and_says_nothing_of_what_is_hidden(course)
     exercise = nbformat.read(labs.ROOT / f"exercises/{LAB}.ipynb", as_version=4)
     released = [cell.source for cell in course.read("release").cells]
     assert released[: len(exercise.cells)] == [cell.source for cell in exercise.cells]
-    text = (course.folder / f"release/{LAB}/{LAB}.ipynb").read_text()
+    text = (
+        (course.folder / f"release/{LAB}/{LAB}.ipynb")
+        .read_text()
+        .replace("source_hidden", "folded")
+    )
     assert not [word for word in ("hidden", "HIDDEN", "require(", "SOLUTION") if word in text]
 
 

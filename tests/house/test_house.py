@@ -143,6 +143,10 @@ def test_the_number_of_a_cell_is_not_compared_and_its_line_is():
     assert sanitized("at cell [15], line 3, in f") == "at cell [N], line 3, in f"
 
 
+def test_a_port_that_the_system_chose_is_shown_and_not_compared():
+    assert sanitized("address. port: 40123, code: -98") == "address. port: N, code: -98"
+
+
 @pytest.mark.parametrize("number", ["3", "0.87", "-0.5", "1,234,567.8", "3e-05"])
 def test_a_number_behind_about_is_not_compared_and_any_other_is(number):
     assert sanitized(f"it is about {number} times, 7") == "it is about N times, 7"

@@ -17,6 +17,49 @@ from torch.distributed.device_mesh import init_device_mesh
 lab = labs.cells("02_process_groups")
 
 
+def the_sum(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def half_the_sum(tensor):
+    return the_sum(tensor) / 2
+
+
+def its_own_share(tensor):
+    return tensor / dist.get_world_size()
+
+
+def divided_by_the_rank(tensor):
+    return the_sum(tensor) / (dist.get_rank() + 1)
+
+
+def in_whole_numbers(tensor):
+    return the_sum(tensor) // dist.get_world_size()
+
+
+def mean_of_what_is_in_it(tensor):
+    return the_sum(tensor).mean()
+
+
+def in_single(tensor):
+    return the_sum(tensor.float()) / dist.get_world_size()
+
+
+def nobody_but_rank_0(tensor):
+    dist.all_reduce(tensor)
+    return tensor / dist.get_world_size() if dist.get_rank() == 0 else tensor
+
+
+def by_its_own_operator(tensor):
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    return tensor
+
+
+def divided_before(tensor):
+    return the_sum(tensor / dist.get_world_size())
+
+
 def by_the_tutorials_formula(node, local_rank, processes):
     gpus = processes[node]  # rank = nr * gpus + gpu
     return node * gpus + local_rank
@@ -397,6 +440,10 @@ def rows_then_columns_begun_together(tensor, columns):
 
 
 WRONG = {
+    "mean_of_all": [
+        the_sum, half_the_sum, its_own_share, divided_by_the_rank, in_whole_numbers,
+        mean_of_what_is_in_it, in_single, nobody_but_rank_0,
+    ],
     "rank_of": [
         by_the_tutorials_formula, by_the_first_node, with_its_own_node, names_mixed_up,
         local_rank_as_rank, its_own_rank, the_process_before_this, one_node_back,
@@ -421,6 +468,7 @@ WRONG = {
     ],
 }  # fmt: skip
 RIGHT = {
+    "mean_of_all": [by_its_own_operator, divided_before],
     "rank_of": [rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end],
     "place_of": [place_from_a_list, place_by_numpy],
     "meet": [
