@@ -3,7 +3,7 @@
 #
 # **What do you add to a training loop so that several processes train one model, and how do you know that it is the right model?**
 #
-# In 105 minutes you will be able to
+# In 85 minutes you will be able to
 #
 # 1. make a training loop distributed by changing six lines, and say what each is for;
 # 2. prove that the model is the one that a single process would get, and say when exactly the ranks talk;
@@ -15,7 +15,7 @@
 # **Next:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Lab:** [04 · DDP training](../exercises/04_ddp_training.ipynb).
 
-# %%
+# %% jupyter={"source_hidden": true}
 import difflib
 import inspect
 import os
@@ -28,6 +28,7 @@ from collections import Counter
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import matplotlib.pyplot as plt
 import torch
@@ -39,7 +40,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from course_utils import digits, hardware, launch, show
+from course_utils import digits, hardware, launch, predict, show
 from course_utils.pictures.style import rank_style
 
 # %% [markdown]
@@ -54,7 +55,7 @@ from course_utils.pictures.style import rank_style
 # | **synchronous** | all wait for each other in every step: one model at any time |
 # | **loosely coupled** | each goes on with what it has, and the copies drift apart between meetings |
 #
-# DDP, `DistributedDataParallel`, is data parallel and synchronous. That it is, you will see in numbers.
+# DDP, `DistributedDataParallel`, is data parallel and synchronous. The numbers below will show it.
 #
 # The data are the small set of real digits that comes with the course. If you have MNIST's files, set `COURSE_DATA` to the folder
 # that holds `MNIST/raw` before you start Jupyter, and write `"mnist"`: the same cells then use its 60,000 digits.
@@ -64,18 +65,16 @@ source = "embedded"
 training, testing = digits(True, source), digits(False, source)
 mean, std = {"embedded": (0.30514, 0.32485), "mnist": (0.1307, 0.3081)}[source]
 
-pixels = torch.stack([training[i][0] for i in range(500)]) * std + mean
-assert torch.allclose(
-    torch.stack([pixels.min(), pixels.max()]), torch.tensor([0.0, 1.0]), atol=1e-3
-)
-print(len(training), "digits to train with,", len(testing), "to test with; pixels from 0 to 1")
+pixels = torch.stack([training[i][0] for i in range(500)]) * std + mean  # as they were
+print(f"{len(training)} digits to train with, {len(testing)} to test with", end="; ")
+print(f"pixels from {pixels.min().abs():.2f} to {pixels.max():.2f}")
 
 # %% [markdown]
-# `digits` has normalised the images: minus the mean, divided by the standard deviation, of *its* pixels (0.1307 and 0.3081 are MNIST's). The cell
-# undid it, as a check.
+# `digits` has normalised the images: it subtracts the mean of *its* pixels and divides by their standard deviation (0.1307 and 0.3081 are MNIST's). The cell
+# above undoes that, as a check.
 #
-# Here is an ordinary loop from a well-known guide: a network of 784, 256 and 10 units, cross-entropy, SGD with a
-# learning rate of 0.001, batches of 32, the loss printed every ten batches.
+# Here is an ordinary training loop, with the settings of a popular introduction to DDP: a network of 784, 256 and 10 units, cross-entropy, SGD with a
+# learning rate of 0.001, batches of 32, and the loss printed every ten batches.
 
 
 # %%
@@ -99,7 +98,7 @@ def train_alone(epochs):
 
 
 # %% [markdown]
-# It knows nothing of ranks. **Predict.** Started in two processes with the same seed, what will it print on rank 1?
+# It knows nothing of ranks. What will it print on rank 1, started in two processes with the same seed?
 
 
 # %%
@@ -135,7 +134,7 @@ def train(epochs):
     return model.module
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 before, after = (inspect.getsource(function).splitlines() for function in (train_alone, train))
 difference = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
 print("\n".join(difference))
@@ -150,42 +149,40 @@ print("\n".join(difference))
 # | `set_epoch(epoch)` | shuffles anew; without it every epoch has one and the same order (chapter 07 draws it) |
 # | `model.module` | the network itself, out of its wrapper |
 #
-# The loop's heart is untouched: forward, `zero_grad`, `backward`, `step`. **Predict.** Will the two ranks still print the same losses?
+# The loop's heart is untouched: forward, `zero_grad`, `backward`, `step`. Will the two ranks still print the same losses?
 
 # %% tags=["row-A3", "row-B3", "row-B8"]
 launched = launch(seeded, train, 1, world_size=2, backend="gloo")
 
 # %% [markdown]
-# Two different losses at each batch: every rank now prints the mean over *its* 16 digits. Neither is the loss of the batch of 32; part 4 comes
-# back to that. Do the shares really cover the data, without overlap?
+# They print different losses: each is the mean over a rank's *own* 16 digits. Neither is the loss of the batch of 32; part 4 comes
+# back to that. Do the shards really cover the data, without overlap?
 #
-# **Predict.** How many of the digits does nobody get with two ranks, and with four?
+# **Predict.** There are 1,442 digits. How many of them does the sampler deal twice when there are four ranks? Put your number in the place of the three dots.
+
+# %%
+dealt_twice = predict("digits that four ranks get twice", ...)
+
 
 # %% tags=["row-B8"]
-predicted_missing = {"2 ranks": "?", "4 ranks": "?"}
+def my_shard():
+    return list(DistributedSampler(training))
 
 
-def my_share():
-    sampler = DistributedSampler(training)
-    return {"local batch": 32 // dist.get_world_size(), "digits": list(sampler)}
-
-
-print("missing, predicted:", predicted_missing)
 for world_size in (1, 2, 4):
-    shares = launch(my_share, world_size=world_size, backend="gloo")
-    dealt = Counter(digit for share in shares for digit in share["digits"])
-    assert set(dealt) == set(range(len(training)))  # a cover: every digit is dealt
-    print(f"measured, {world_size} rank(s): local batch {shares[0]['local batch']}", end=", ")
-    print(f"{len(shares[0]['digits'])} digits each", end=", ")
-    print(f"{len(training) - len(dealt)} missing, {dealt.total() - len(dealt)} dealt twice")
+    shards = launch(my_shard, world_size=world_size, backend="gloo")
+    dealt = Counter(digit for shard in shards for digit in shard)
+    print(f"{world_size} rank(s): local batch {32 // world_size}", end=", ")
+    print(f"{len(shards[0])} digits each, {len(training) - len(dealt)} missing")
+dealt_twice.measured(dealt.total() - len(dealt))
 
 # %% [markdown]
-# Nobody is left out, and with two ranks no digit is dealt twice: 721 + 721 = 1,442, a disjoint cover. Four ranks would get 360.5
-# digits each, so the sampler deals two digits twice, to give all the same number. Why it insists, you will see in part 8.
+# No digit is left out, and with two ranks none is dealt twice: 721 + 721 = 1,442. Four ranks would get 360.5
+# digits each, so the sampler deals two digits twice, and all ranks get the same number. Why it insists on that, you will see in part 8.
 #
 # ### `device_ids`
 #
-# The guide writes `DDP(model, device_ids=[rank])` and runs on CPUs. **Predict.** What will torch say?
+# The introduction writes `DDP(model, device_ids=[rank])` and runs on CPUs. What does torch say?
 
 
 # %% tags=["row-A6"]
@@ -230,7 +227,7 @@ else:
 # %% [markdown]
 # ## 2 · One model, or two that look alike?
 #
-# Let us follow all 203,530 weights, step by step. To make it hard, each rank seeds its weights **differently**. `follow` does the same with
+# We follow all 203,530 weights, step by step. To make it hard, each rank seeds its weights **differently**. `follow` trains with
 # DDP in two ranks, and without it in a lone process that takes the full batch of 32.
 
 
@@ -244,6 +241,7 @@ def my_batches(global_batch=32):
     return DataLoader(training, global_batch // dist.get_world_size(), sampler=sampler)
 
 
+# %%
 def follow(wrap, steps=20):
     torch.manual_seed(dist.get_rank())
     model = wrap(mlp())
@@ -259,25 +257,23 @@ def follow(wrap, steps=20):
 
 
 # %% [markdown]
-# **Predict.** After 20 steps, what is the largest difference between the two ranks, and between them and the lone process?
+# **Predict.** After 20 steps, what is the largest difference between a weight on rank 0 and the same weight on rank 1?
+
+# %%
+apart = predict("largest difference of a weight between the ranks", ...)
 
 # %% tags=["row-A2"]
-predicted_difference = {"between the ranks": "?", "to one process": "?"}
-
 first, second = launch(follow, DistributedDataParallel, backend="gloo")
 alone = launch(follow, lambda network: network, world_size=1, backend="gloo")[0]
 
 moved = (alone - alone[0]).abs().amax(dim=1)
 to_one = (first - alone).abs().amax(dim=1)
 between = (first - second).abs().amax(dim=1)
-assert torch.equal(first, second)
-assert to_one.max() < 1e-6 < 1e-3 < moved[-1]
-print("predicted:", predicted_difference)
-print("between the ranks, after each of 20 steps:", between.max().item())
-print("to one process: less than 1e-6:", (to_one < 1e-6).all().item())
-print("how far training moved the weights: more than 1e-3:", moved[-1].item() > 1e-3)
+apart.measured(between.max())
+print(f"to one process: about {to_one.max().item():.0e}")
+print(f"training has moved a weight by up to about {moved[-1].item():.0e}")
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8, 3.8))
 axes.plot(moved, label="how far the weights moved", **rank_style(2), markevery=2)
 axes.plot(to_one, label="two ranks to one process", **rank_style(1), markevery=2)
@@ -305,20 +301,14 @@ show(figure, "The ranks stay exactly equal, and equal to one process up to round
 #
 # ## 3 · When do the ranks talk?
 #
-# "Weights are synchronised after every batch", says the guide. With `trace=True`, `launch` notes everything that a rank sends, and in which
-# line.
-#
-# **Predict.** In which lines of `follow` will rank 0 talk to rank 1, in three steps?
+# "Weights are synchronised after every batch", many introductions say. With `trace=True`, `launch` notes everything that a rank sends, and in which
+# line. In which lines of `follow` will rank 0 talk to rank 1?
 
 # %% tags=["row-A8"]
-predicted_lines = "?"
-
 trace = launch(follow, DistributedDataParallel, 3, trace=True, backend="gloo").trace
-print("predicted:", predicted_lines)
 told = Counter((e.code, e.kind, e.bytes) for e in trace.of_rank(0) if e.kind != "wait")
 for (code, kind, size), times in told.items():
     print(f"{times} x {kind:10} of {size:7,} bytes in  {code}")
-assert not any("optimizer.step" in event.code for event in trace)
 
 # %% [markdown]
 # Nothing in `optimizer.step()`: **weights are never synchronised after a batch.** They *start* equal, because the constructor
@@ -343,6 +333,7 @@ def deeper():
     return nn.Sequential(*layers, nn.Linear(512, 10))
 
 
+# %%
 def watch(steps=2):
     network, seen = deeper(), []
     model = DistributedDataParallel(network, bucket_cap_mb=1)
@@ -362,7 +353,6 @@ def watch(steps=2):
 
 # %%
 results = launch(watch, backend="gloo")
-assert results[0] == results[1]
 for line in " ".join(results[0]).replace(" bucket", "\n  -> bucket").split("backward ")[1:]:
     print("backward:", line.strip())
 
@@ -371,7 +361,7 @@ for line in " ".join(results[0]).replace(" bucket", "\n  -> bucket").split("back
 # from the last layer to the first. From the second on, the bucket of the last layers leaves while the
 # gradients of the first are still being computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.6, 2.6))
 moment, bucket = 0, 0
 for name in results[0][results[0].index("backward", 1) + 1 :]:
@@ -393,8 +383,8 @@ show(figure, "Two of the three buckets leave before the last gradient is compute
 # %% [markdown]
 # ### By hand
 #
-# If that is all, you can do it yourself: broadcast rank 0's weights, and average the gradients with `all_reduce`, whose
-# default is the **sum**, and a division. And those who believe in synchronised weights may do that instead: `by_hand` can average either.
+# If that is all, you can do it yourself: broadcast rank 0's weights, then average the gradients with an `all_reduce`, whose
+# default is the **sum**, and a division. Somebody who believes in synchronised weights would average those instead. `by_hand` can do either.
 
 
 # %%
@@ -404,6 +394,7 @@ def average(tensors):
         tensor /= dist.get_world_size()
 
 
+# %%
 def by_hand(make_optimizer, what):
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(mlp()) if what == "DDP" else mlp()
@@ -423,25 +414,29 @@ def by_hand(make_optimizer, what):
 
 
 # %% [markdown]
-# **Predict.** Averaged gradients, averaged weights: which of them gives DDP's model with SGD, and which with Adam?
+# **Predict.** With which optimiser does averaging the *weights* after each step give DDP's model, up to rounding?
+
+# %%
+weights_do = predict(
+    "averaged weights give DDP's model with", ..., choices=("SGD", "Adam", "both", "neither")
+)
 
 # %% tags=["row-A8", "row-D6"]
-predicted = {"SGD": "?", "Adam": "?"}
-
-print("predicted:", predicted)
+away = {}
 for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
-    ddp = launch(by_hand, make_optimizer, "DDP", backend="gloo")[0]
+    name, ddp = make_optimizer.__name__, launch(by_hand, make_optimizer, "DDP", backend="gloo")[0]
     for what in ("gradients", "weights"):
         mine = launch(by_hand, make_optimizer, what, backend="gloo")[0]
-        away = (mine - ddp).abs().max().item()
-        verdict = "exactly 0" if away == 0 else "under 1e-6" if away < 1e-6 else "over 0.001"
-        assert away < 1e-6 or away > 1e-3
-        print(f"{make_optimizer.__name__:4}: averaged {what:9}, difference to DDP {verdict}")
+        away[name, what] = (mine - ddp).abs().max().item()
+        told = f"about {away[name, what]:.0e}" if away[name, what] else "exactly 0"
+        print(f"{name:4}: averaged {what:9}, difference to DDP {told}")
+fit = [name for (name, what), size in away.items() if what == "weights" and size < 1e-6]
+weights_do.measured({0: "neither", 1: fit[0], 2: "both"}[len(fit)])
 
 # %% [markdown]
-# Averaged gradients are DDP, bit for bit, whatever the optimiser. Averaged weights are right for SGD only, because its step is
-# proportional to the gradient; Adam's is not, and its running means would stay different on each rank. So the belief
-# is not a matter of words: it gives another model.
+# Averaged gradients are DDP, bit for bit, whatever the optimiser. Averaged weights do for SGD, because its step is
+# proportional to the gradient; momentum and weight decay keep that property. Adam's step is not proportional, and its running means would stay different on each rank. The
+# difference is real: you get another model.
 #
 # **Check yourself.** Why does DDP send buckets, where `average` sends one parameter after the other?
 #
@@ -459,10 +454,10 @@ for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
 # - **summed gradients**: the division is missing;
 # - **one rank's loss**: printed as if it were everybody's.
 #
-# `mistaken` makes one of them and returns, per step, the weights, the loss it would print and the loss of its own digits.
+# `mistaken`, folded below, makes one of them and returns, per step, the weights, the loss it would print and the loss of its own digits.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def mistaken(mistake, steps=8):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
@@ -493,10 +488,12 @@ def mistaken(mistake, steps=8):
 
 
 # %% [markdown]
-# **Predict.** Two distances can be watched: from rank to rank, and to the lone process of part 2. Which mistakes leave the *first* at zero?
+# Two distances can be watched: from rank to rank, and to the lone process of part 2. **Predict** how many of the four mistakes leave the *first* at zero.
 
 # %%
-predicted_equal_ranks = "?"
+unseen = predict("mistakes of the four that leave the ranks equal", ...)
+
+# %%
 mistakes = ["no sampler", "no broadcast", "summed gradients", "one rank's loss"]
 
 
@@ -507,16 +504,17 @@ def away(run):
 
 
 runs = {each: launch(mistaken, each, backend="gloo") for each in ["no mistake", *mistakes]}
-print("equal ranks, predicted:", predicted_equal_ranks)
+equal = 0
 print("after 5 steps:     ranks differ  another model  wrong loss")
 for mistake, run in runs.items():
     between, to_one = (distance[5] for distance in away(run))
     wrong = run[0]["printed"][4] - sum(result["own"][4] for result in run) / 2
     seen = [between > 1e-6, to_one > 1e-6, abs(wrong) > 0.01]
     print(f"{mistake:16}", *(f"{'YES' if each else 'no':>13}" for each in seen))
-    assert any(seen) is (mistake != "no mistake")
+    equal += mistake in mistakes and not seen[0]
+unseen.measured(equal)
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(2, 2, figsize=(9, 5.4), sharex=True, layout="constrained")
 for axis, mistake in zip(axes.flat[:3], mistakes):
     distances = [*away(runs[mistake]), away(runs["no mistake"])[1]]
@@ -547,7 +545,7 @@ show(figure, "All four show within five steps, but only one of them between the 
 #
 # ## 5 · Stop, and go on as if nothing had happened
 #
-# Longer runs get interrupted. To be worth it, we take a better network, a small convnet with batch normalisation and dropout, and SGD with
+# Longer runs get interrupted. To make it worthwhile, we use a better network, a small convnet with batch normalisation and dropout, and SGD with
 # momentum. What belongs in a checkpoint? Everything that the next step depends on.
 
 
@@ -560,6 +558,7 @@ def convnet():
     )  # fmt: skip
 
 
+# %%
 def save(path, network, optimizer, step):
     generators = [None] * dist.get_world_size()
     dist.all_gather_object(generators, torch.get_rng_state())  # rank 0 has only its own
@@ -570,11 +569,12 @@ def save(path, network, optimizer, step):
 
 
 # %% [markdown]
-# **One** rank writes, since all have the same model. But each rank has a random generator of its own, for its dropout, so rank 0 first gathers
-# their states. **All** ranks read. `train_on` goes on where the file says, or begins if there is none, for so many steps, and saves.
+# **One** rank writes, since all have the same parameters. (Each rank's batch normalisation keeps running statistics of its own; in every forward DDP
+# replaces them by rank 0's.) But each rank has a random generator of its own, for its dropout, so rank 0 first gathers
+# their states. **All** ranks read. `train_on`, folded below, goes on where the file says, or begins if there is none, for so many steps, and saves.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def train_on(path, steps, forget=None):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)  # each rank its own dropout
@@ -609,11 +609,12 @@ def train_on(path, steps, forget=None):
 
 # %% [markdown]
 # One run of 138 steps (six epochs of the small set) goes undisturbed. Another stops after 100, in the middle of an epoch, and all its processes end; new ones do the
-# rest. **Predict.** How far apart will the two models be?
+# rest. **Predict.** What is the largest difference between their weights in the end?
+
+# %%
+resumed_apart = predict("largest difference of a weight, stopped and resumed", ...)
 
 # %% tags=["row-B5"]
-predicted_difference = "?"
-
 folder = tempfile.TemporaryDirectory()
 whole, halves = Path(folder.name, "undisturbed.pt"), Path(folder.name, "stopped.pt")
 undisturbed = launch(train_on, whole, 138, backend="gloo")
@@ -621,13 +622,14 @@ stopped = launch(train_on, halves, 100, backend="gloo")
 checkpoint = halves.read_bytes()
 resumed = launch(train_on, halves, 38, backend="gloo")
 
-print("predicted:", predicted_difference)
 for rank in range(2):
-    same = torch.equal(undisturbed[rank]["weights"], resumed[rank]["weights"])
-    print(f"rank {rank}: bit for bit the same weights: {same}", end=", ")
-    print("the same losses:", undisturbed[rank]["losses"][100:] == resumed[rank]["losses"])
+    same = undisturbed[rank]["losses"][100:] == resumed[rank]["losses"]
+    print(f"rank {rank}: the same losses in the last 38 steps: {same}")
+resumed_apart.measured(
+    max((one["weights"] - two["weights"]).abs().max() for one, two in zip(undisturbed, resumed))
+)
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8, 3.6))
 wide, thin, dashed = {"linewidth": 5}, {"linewidth": 1.2}, {"linestyle": "--"}
 for run, label, first_step, color, style in [
@@ -661,22 +663,18 @@ def accuracy(network):
 
 network = convnet()
 network.load_state_dict(torch.load(halves)["model"])
-assert accuracy(network) >= 0.95
-print("at least 95 % of the test digits are right:", accuracy(network) >= 0.95)
+print(f"right: about {100 * accuracy(network):.1f} % of the test digits")
 
 # %% [markdown]
-# Is every part of the checkpoint needed? Each run below resumes from step 100 for four steps, and forgets one part. **Predict:** which one may be forgotten?
+# Is every part of the checkpoint needed? Each run below resumes from step 100 for four steps, and forgets one part. Which one may be forgotten?
+
 
 # %%
-predicted_needless = "?"
-
-
 def resume(forget):
     halves.write_bytes(checkpoint)
     return launch(train_on, halves, 4, forget, backend="gloo")[0]["weights"]
 
 
-print("needless, predicted:", predicted_needless)
 reference = resume("nothing")
 for part in ("model", "optimizer", "position", "generators"):
     print(f"without {part:10}: the same model:", torch.equal(resume(part), reference))
@@ -706,28 +704,23 @@ def accumulate(forward, parts, steps=5):
     for images, labels in islice(my_batches(128), steps):
         optimizer.zero_grad()
         for part, (few, answers) in enumerate(zip(images.chunk(parts), labels.chunk(parts)), 1):
-            if part == parts:  # the last one, with everything that was added up
+            quiet = model.no_sync if part < parts else nullcontext  # the last one sends
+            with quiet() if forward == "inside" else nullcontext():
                 loss = cross_entropy(model(few), answers) / parts
-                loss.backward()
-            elif forward == "inside":
-                with model.no_sync():
-                    loss = cross_entropy(model(few), answers) / parts
-                    loss.backward()
-            else:
-                loss = cross_entropy(model(few), answers) / parts
-                with model.no_sync():
+                with quiet():
                     loss.backward()
         optimizer.step()
     return weights(model)
 
 
 # %% [markdown]
-# **Predict.** How many times per step does DDP call `all_reduce`, with four parts?
+# **Predict.** How many times per step does DDP call `all_reduce`, with four parts and the forward outside?
 
 # %%
-predicted = {"inside": "?", "outside": "?"}
+calls_outside = predict("all_reduce per step, four parts, forward outside", ...)
 
 
+# %%
 def megabytes(run, steps):
     sent = [event.bytes for event in run.trace.of_rank(0) if event.kind == "all_reduce"]
     return len(sent) / steps, sum(sent) / steps / 1e6
@@ -737,20 +730,21 @@ whole_batch = launch(accumulate, "inside", 1, trace=True, backend="gloo")
 cost = {"one batch of 128": megabytes(whole_batch, 5)}
 for forward in ("inside", "outside"):
     run = launch(accumulate, forward, 4, trace=True, backend="gloo")
-    assert (run[0] - whole_batch[0]).abs().max() < 1e-6
+    apart = (run[0] - whole_batch[0]).abs().max().item()
+    print(f"forward {forward}: about {apart:.0e} from the model of one large batch")
     cost[f"4 parts, forward {forward}"] = megabytes(run, 5)
-print("predicted:", predicted)
 for form, (times, size) in cost.items():
     print(f"{form:24} {times:.0f} all_reduce per step, {size:.2f} MB")
+calls_outside.measured(int(times))
 
 # %% [markdown]
 # With the forward **outside**, `no_sync` does nothing at all: DDP decides during the forward whether the coming backward will talk. The model is right
-# in both cases (within 1e-6 of the big batch), so nothing but the trace betrays it. The other thing to remember is the division by `parts`.
+# in both cases, up to rounding, so nothing but the trace betrays it. The other thing to remember is the division by `parts`.
 #
 # ### bfloat16
 #
 # In **mixed precision**, `autocast` computes in bfloat16 where that is safe. Forward and loss go inside it, backward outside.
-# **Predict.** The numbers are half as long: does `all_reduce` send half the bytes?
+# The numbers are half as long: does `all_reduce` send half the bytes?
 
 
 # %%
@@ -767,16 +761,13 @@ def mixed(compressed, steps=40):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    kinds = {"outputs": outputs, "loss": loss, "weights": model.module[1].weight}
-    kinds["gradients"] = model.module[1].weight.grad
+    weight = model.module[1].weight
+    kinds = {"outputs": outputs, "loss": loss, "weights": weight, "gradients": weight.grad}
     return {"dtypes": {name: each.dtype for name, each in kinds.items()}, "weights": weights(model)}
 
 
 # %%
-predicted_half = "?"
-
 both = {}
-print("half the bytes, predicted:", predicted_half)
 for name in ("bfloat16", "compressed"):
     both[name] = launch(mixed, name == "compressed", trace=True, backend="gloo")
     cost[name] = megabytes(both[name], 40)
@@ -790,7 +781,7 @@ for name, dtype in both["bfloat16"][0]["dtypes"].items():
 # must be sent as bfloat16, by a communication hook that comes with torch. That rounds what is added up; the ranks stay equal all the same, since all receive
 # the same rounded sum. All five ways side by side:
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8, 2.8))
 for row, (times, size) in enumerate(cost.values()):
     axes.barh(row, size, 0.65, color=rank_style(row)["color"])
@@ -804,7 +795,7 @@ show(figure, "A misplaced no_sync sends four times as much; bfloat16 gradients h
 # **Check yourself.** Published recipes put a `GradScaler` beside autocast. Why is there none here?
 #
 # <details><summary>Answer</summary>
-# It belongs to float16, whose smallest numbers small gradients fall below. bfloat16 has float32's range, with fewer digits.
+# It belongs to float16: small gradients underflow there. bfloat16 has float32's range, with fewer digits.
 # </details>
 #
 # ## 7 · How much faster?
@@ -833,42 +824,16 @@ def measure(global_batch=128, steps=4):
     return {"no messages": images_per_second(model.no_sync), "DDP": images_per_second(nullcontext)}
 
 
-# %% tags=["nbval-ignore-output"]
-sizes = [n for n in (1, 2, 4) if n <= max(2, hardware().cores)]
-turns = [{n: launch(measure, world_size=n, backend="gloo")[0] for n in sizes} for _ in range(5)]
-speedup = {
-    (n, kind): sorted(turn[n][kind] / turn[1][kind] for turn in turns)
-    for n in sizes[1:]
-    for kind in ("no messages", "DDP")
-}
-for (n, kind), ratios in speedup.items():
-    low, _, middle, _, high = ratios
-    print(f"{n} ranks, {kind:11}: x{middle:.2f} (five turns, x{low:.2f} to x{high:.2f})")
-    if kind == "DDP":
-        print(f"         scaling efficiency: {middle / n:.0%}")
-    elif middle < 0.85 * n:
-        print("         even without messages far from ideal: this machine is too busy to tell")
-
-# %% [markdown]
-# The same as a picture: the ideal is a straight line, n times as fast with n ranks.
-
 # %%
-figure, axes = plt.subplots(figsize=(7, 3.6))
-axes.plot(sizes, sizes, ":", color="#777777", label="ideal")
-for i, kind in enumerate(("no messages", "DDP")):
-    ratios = [[1.0] * 5, *(speedup[n, kind] for n in sizes[1:])]
-    middle = [each[2] for each in ratios]
-    spread = [[each[2] - each[0] for each in ratios], [each[4] - each[2] for each in ratios]]
-    places = [n + 0.03 * i for n in sizes]
-    axes.errorbar(places, middle, yerr=spread, capsize=4, label=kind, **rank_style(i))
-axes.set(xticks=sizes, xlabel="ranks", ylabel="images per second, to one rank's", ylim=(0, None))
-axes.legend(frameon=False, loc="upper left")
-axes.spines[["top", "right"]].set_visible(False)
-show(figure, "Speed-up over one rank, median and range of five turns, with messages and without.")
+sizes = [n for n in (1, 2, 4) if n <= max(2, hardware().cores)]
+rounds = [{n: launch(measure, world_size=n, backend="gloo")[0] for n in sizes} for _ in range(5)]
+for kind in ("no messages", "DDP"):
+    ratios = [one[2][kind] / one[1][kind] for one in rounds]
+    print(f"2 ranks, {kind:11}: about {median(ratios):.2f} times as many images per second as one")
 
 # %% [markdown]
-# **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's line against its control, not against the ideal: what the control lacks, the machine lacks (busy
-# cores, shared memory); only the rest is communication. On a cluster that rest is the whole question, and chapter 06 computes it.
+# **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's number against its control, not against the ideal of 2. The control's distance from the ideal is the machine (busy
+# cores, shared memory); only DDP's distance from the control is communication. On a cluster that is the whole question, and chapter 06 computes it.
 #
 # ### A script to take home
 #
@@ -922,8 +887,8 @@ print("bit for bit the same model:", same)
 #
 # ## 8 · One batch fewer
 #
-# Why did the sampler insist on equal shares? Somebody deals out 65 digits without it: 33 for rank 0, 32 for rank 1, in batches of 16. This cell is
-# meant to fail. **Predict:** in which line, and which rank will it be?
+# Why did the sampler insist on equal shards? Somebody deals out 65 digits without it: 33 for rank 0, 32 for rank 1, in batches of 16. This cell is
+# meant to fail. In which line will it be, and on which rank?
 
 
 # %% tags=["raises-exception"]
@@ -939,8 +904,8 @@ def one_batch_fewer():
 launch(one_batch_fewer, timeout=5, backend="gloo")
 
 # %% [markdown]
-# Read it aloud. *Rank 0: waiting in backward*: for an average with a rank that has no third batch. *Rank 1: its function has returned*: it did
-# everything right, and is done. The last sentence counts:
+# Rank 0 waits in `backward`, for an average with a rank that has no third batch. Rank 1's function has returned: it did
+# everything right, and is done. The last sentence of the report counts the calls:
 # *3 times* here, *twice* there. No line is wrong; the number of calls is.
 #
 # One digit too many, and a job on a cluster stands still overnight. The cures: a `DistributedSampler` (it deals some digits twice), `drop_last=True` (it
@@ -954,8 +919,15 @@ launch(one_batch_fewer, timeout=5, backend="gloo")
 # </details>
 #
 # ## What you know now
+
+# %%
+predict()
+
+# %% [markdown]
+# Two of these surprise most readers. Only one mistake of four makes the ranks differ, although comparing ranks is what most people try first. And with the forward outside of
+# `no_sync`, DDP sends every part.
 #
-# DDP broadcasts the weights once and averages gradients in `backward`, nothing more. The rest is yours: deal the data out, divide the batch, reduce the
+# DDP broadcasts the weights once, averages gradients in `backward`, and hands on the buffers of batch normalisation in `forward`. The rest is yours: deal the data out, divide the batch, reduce the
 # loss, save once, and have all ranks make the same calls. And you know the proof to ask for: **exactly 0 between ranks, rounding to one process.**
 #
 # Next: [05 · DDP from scratch](05_ddp_from_scratch.ipynb), in which you write it yourself.

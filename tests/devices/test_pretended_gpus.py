@@ -65,7 +65,8 @@ def pretending(tmp_path_factory):
     def run(text: str, **machine: str) -> str:
         (folder / "log").unlink(missing_ok=True)
         usual = {"PRETEND_GPUS": "2", "PRETEND_NAME": "H100", "PRETEND_LOG": str(folder / "log")}
-        usual |= {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)}
+        paths = f"{ROOT}{os.pathsep}{ROOT / 'notebooks'}"  # chapter 04 imports train_ddp.py
+        usual |= {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": paths}
         environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         command = [sys.executable, "-W", "ignore", "-c", HERE + text]
         how = {"env": environment | usual | machine, "capture_output": True, "text": True}
