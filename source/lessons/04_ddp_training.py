@@ -848,19 +848,11 @@ for kind in ("no messages", "DDP"):
 # %% jupyter={"source_hidden": true}
 def torchrun(script, *arguments, timeout_s=100):
     """Run a script in two ranks on the CPU, on loopback only."""
-    options = ["--standalone", "--nproc-per-node=2", "--redirects=3", "--log-dir"]
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-    with tempfile.TemporaryDirectory() as logs:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            *options,
-            logs,
-            script,
-            *arguments,
-        ]
-        quiet = {"OMP_NUM_THREADS": "1", "TMPDIR": logs, "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        run = [sys.executable, "-m", "torch.distributed.run"]
+        command = [*run, "--standalone", "--nproc-per-node=2", script, *arguments]
+        quiet = {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "CUDA_VISIBLE_DEVICES": ""}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         environment = {**os.environ, **loopback, **quiet}
         process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
