@@ -40,7 +40,6 @@ _MEANS = {
     r"no kernel image is available": "this torch was not built for a GPU of this kind",
     r"unhandled cuda error": f"a call of CUDA failed inside NCCL; {_MORE}",
     r"unhandled system error": f"the system refused NCCL a socket or memory; {_MORE}",
-    r"NCCL error.* internal error": f"NCCL failed, often because a peer had failed; {_MORE}",
 }
 
 

@@ -215,8 +215,8 @@ draw_races(races, "Below the dashed line threads lose. Thin lines: from quartile
 # %% [markdown]
 # The processes came close to 2, so this machine had two free cores while we measured. On a busy one they do not, and then the threads' bars say nothing either.
 #
-# With two free cores, two threads of pure Python do not merely gain nothing: they **lose**, because they pass the interpreter to and fro. Inside C and C++ the
-# same two threads are nearly as fast as processes. So "Python threads never run in parallel" is half the truth. They do, **while they are out of Python**.
+# With two free cores, two threads of pure Python gain nothing. As a rule they even **lose** some percent, because they pass the interpreter to and fro. Inside C and C++ the
+# same two threads do gain, if not as much as processes. So "Python threads never run in parallel" is half the truth. They do, **while they are out of Python**.
 #
 # **Check yourself.** Why did the GIL not protect the counter of part 1?
 #
@@ -649,7 +649,7 @@ print("this Python has its GIL:", is_gil_enabled())
 predict()
 
 # %% [markdown]
-# Two of these surprise most readers. Threads of pure Python are not "about as fast": they are slower than doing the work in turn. And backward gains where forward does not, although it
+# Two of these surprise most readers. Two threads of pure Python are no faster than doing the work in turn, and as a rule slower. And backward gains where forward does not, although it
 # runs through the same small layers.
 #
 # A mutex makes others wait. The GIL is one for all Python code of a process, and C code may let go of it: threads gain in wide layers and

@@ -1,6 +1,7 @@
 """NCCL's and CUDA's own words, as people have met them, and what a learner is told instead."""
 
 import os
+import re
 import shutil
 import time
 from types import SimpleNamespace
@@ -52,6 +53,32 @@ SAID = [
         "ncclSystemError: System call (socket, malloc, munmap, etc) failed.",
         "the system refused NCCL a socket or memory",
     ),
+    (  # EasonXiao-888/MambaTree#14
+        "RuntimeError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1201, "
+        "internal error, NCCL version 2.14.3\nncclInternalError: Internal check failed.\n"
+        "Last error:\nBootstrap : no socket interface found",
+        "NCCL_SOCKET_IFNAME names an interface",
+    ),
+    (  # unslothai/unsloth-zoo#129
+        "RuntimeError: No backend type associated with device type cpu",
+        "NCCL moves GPU tensors only",
+    ),
+    (  # torch's own words, in c10/cuda/CUDACachingAllocator.cpp
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "the GPU's memory is full",
+    ),
+    (  # torch's own words, in torch/cuda/__init__.py
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+        "multiprocessing, you must use the 'spawn' start method",
+        "a process that this rank forked",
+    ),
+    # CUDA's words for cudaErrorAssert and cudaErrorNoKernelImageForDevice, before which torch says
+    # what they are.
+    ("AcceleratorError: CUDA error: device-side assert triggered", "an index is out of range"),
+    (
+        "AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+        "this torch was not built for a GPU of this kind",
+    ),
 ]
 # Said by a rank whose peer had failed.
 ECHO = (  # NVIDIA/nccl#2076
@@ -72,6 +99,11 @@ def test_what_nccl_says_is_put_plainly(said, meaning, printed):
     nccl.explain(error)
     assert f"Likely reason: {meaning}" in str(error)
     assert str(error).count("Likely reason") == 1
+
+
+def test_no_meaning_is_without_its_words():
+    met = {next(m for word, m in nccl._MEANS.items() if re.search(word, said)) for said, _ in SAID}
+    assert met == set(nccl._MEANS.values())
 
 
 @pytest.mark.parametrize(

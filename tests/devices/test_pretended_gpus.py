@@ -58,6 +58,7 @@ MACHINES = [
 @pytest.fixture(scope="module")
 def pretending(tmp_path_factory):
     """Return a function that runs Python on a text, on a machine with such GPUs."""
+    assert COMPILER, "install a C compiler, such as Debian's gcc and libc6-dev"
     folder = tmp_path_factory.mktemp("driver")
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         subprocess.run([COMPILER, "-shared", "-fPIC", "-o", folder / name, SOURCE], check=True)
