@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,8 +206,23 @@ def page(lab, browser):
 
 
 def _end_kernels(address: str, token: str) -> None:
-    for kernel in _api(address, token, "kernels"):
+    for kernel in _kernels(address, token):
         _api(address, token, f"kernels/{kernel['id']}", "DELETE")
+
+
+def _kernels(address: str, token: str) -> list[dict]:
+    """Those that run, all started: while one starts, the server answers error 500 to the question.
+
+    https://github.com/jupyter-server/enterprise_gateway/issues/1395 shows the same.
+    """
+    end = time.monotonic() + 120
+    while True:
+        try:
+            return _api(address, token, "kernels")
+        except urllib.error.HTTPError as error:
+            if error.code != 500 or time.monotonic() > end:
+                raise
+        time.sleep(0.2)
 
 
 def _api(address: str, token: str, path: str, method: str = "GET") -> list:
