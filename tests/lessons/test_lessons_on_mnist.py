@@ -25,22 +25,28 @@ def _with_mnist(slug, last):
     return notebook
 
 
-@pytest.mark.slow
-@mnist_files.needs_mnist
-@pytest.mark.parametrize(
-    ("digits", "last"),
-    [(8_000, "% of the test digits"), pytest.param(60_000, "", marks=pytest.mark.soak)],
-    ids=["8000", "60000"],
-)
-@pytest.mark.parametrize("slug", ["04_ddp_training"])
-def test_a_lesson_runs_on_the_real_mnist(slug, digits, last, monkeypatch, tmp_path):
+def _printed(slug, digits, last, monkeypatch, tmp_path):
+    """Run the lesson up to there, all of whose assertions hold; returns what it printed."""
     mnist_files.unpack(tmp_path / "MNIST" / "raw", digits)
     monkeypatch.setenv("COURSE_DATA", str(tmp_path))
     notebook = _with_mnist(slug, last)
-    build.execute(
-        notebook, build.HERE / "notebooks"
-    )  # every assertion of the lesson holds, nothing raises
+    build.execute(notebook, build.HERE / "notebooks")
     printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert f"{digits} digits to train with, {min(digits, 10_000)} to test with" in printed
+    return printed
+
+
+@pytest.mark.slow
+@mnist_files.needs_mnist
+def test_a_lesson_trains_on_the_real_mnist(monkeypatch, tmp_path):
+    printed = _printed("04_ddp_training", 4_000, "launch(seeded, train, 1", monkeypatch, tmp_path)
+    losses = [float(loss) for loss in re.findall(r"batch \d+: loss ([\d.]+)", printed)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.soak
+@mnist_files.needs_mnist
+def test_a_whole_lesson_learns_from_the_real_mnist(monkeypatch, tmp_path):
+    printed = _printed("04_ddp_training", 60_000, "", monkeypatch, tmp_path)
     right = re.search(r"right: about ([\d.]+) % of the test digits", printed)
     assert float(right[1]) >= 95
