@@ -52,7 +52,7 @@ def draw(states: Sequence[Sequence[Sequence[float]]], trace: Trace) -> Figure:
         for rank, chunk in ((rank, chunk) for rank in range(high) for chunk in range(wide)):
             value, moved = new[rank][chunk], new[rank][chunk] != old[rank][chunk]
             bold = {"edgecolor": INK, "linewidth": 2.2} if moved else {}
-            cell(axes, chunk, rank, f"{value:.4g}", origin(had, value, rank), **bold)
+            cell(axes, chunk, rank, f"{value:g}", origin(had, value, rank), **bold)
             for giver in (r for r in range(high) if moved and sent[r][k - 1 : k] == [rank]):
                 ends = [(giver + 0.8, giver + 1.2), (rank - 0.2, rank + 0.16)]
                 for top, low in set(ends) if giver > rank else [(giver + 0.8, rank + 0.16)]:

@@ -15,7 +15,7 @@
 # **Lab:** [03 · Collective primitives](../exercises/03_collective_primitives.ipynb).
 #
 # Six cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what real ranks did. One cell asks you to **write**
-# a function. The saved outputs give answers away, so clear them first: *Edit*, *Clear Outputs of All Cells*.
+# a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %%
 import time
@@ -310,24 +310,24 @@ sent_bytes.measured(results.trace.traffic("ring").sent_bytes[0])
 #
 # ### Write the ring
 #
-# *About 20 minutes.* `ring` cuts `x` into chunks, which are views: whoever changes a chunk changes `x`. Then it takes 2(n − 1) steps. **Write
-# one step**, with messages only. `done` counts from 0 and says how many steps are behind you. The picture further down shows what four real ranks
+# *About 20 minutes.* `ring` cuts `x` into a list of chunks, takes 2(n − 1) steps, and puts the chunks together again. **Write
+# one step**, with messages only. It changes the list or the chunks in it. `done` counts from 0 and says how many steps are behind you. The picture further down shows what four real ranks
 # hold after each step. Look at it first if you like.
 
 
 # %%
 def ring_step(chunks, done):
-    """Send a chunk to the next rank; add the one that comes to your own, or replace your own."""
+    """Send a chunk on; add the one that comes to your own, or replace your own."""
     raise NotImplementedError("about 9 lines")
 
 
 # %%
 def ring(x, step=ring_step):
     world_size = dist.get_world_size()
-    chunks = x.tensor_split(world_size)
+    chunks = list(x.tensor_split(world_size))
     for done in range(2 * (world_size - 1)):
         step(chunks, done)
-    return x
+    return torch.cat(chunks)
 
 
 # %% [markdown]
@@ -379,11 +379,11 @@ def fill_up(step):
     """Draw what four ranks hold after each step; they note it themselves."""
 
     def worker():
-        x = 10 ** dist.get_rank() * torch.arange(1, 5)
-        held = [x.tolist()]
+        chunks = list((10 ** dist.get_rank() * torch.arange(1, 5)).split(1))
+        held = [torch.cat(chunks).tolist()]
         for done in range(6):
-            step(x.tensor_split(4), done)
-            held.append(x.tolist())
+            step(chunks, done)
+            held.append(torch.cat(chunks).tolist())
         return held
 
     try:

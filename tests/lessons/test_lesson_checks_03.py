@@ -137,6 +137,13 @@ def the_other_way_round(chunks, done):
     _take(own, _exchange(mine, own, before, after), adds=done < n - 1)
 
 
+def puts_another_into_the_list(chunks, done):
+    after, before, mine, own = _me(chunks, done)
+    arrived = _exchange(mine, own, after, before)
+    place = (dist.get_rank() - done - 1) % len(chunks)
+    chunks[place] = chunks[place] + arrived if done < len(chunks) - 1 else arrived
+
+
 WRONG = [
     all_send_first, even_ranks_send_first, always_adds, never_adds, adds_once_too_often,
     sends_the_same_chunk_again, sends_the_chunk_that_comes, counts_up, whole_tensors, by_torch,
@@ -162,7 +169,7 @@ def test_a_wrong_step_is_rejected(lesson, step):
     assert outcome.message
 
 
-@pytest.mark.parametrize("step", [in_a_batch, the_other_way_round])
+@pytest.mark.parametrize("step", [in_a_batch, the_other_way_round, puts_another_into_the_list])
 def test_another_right_step_passes(lesson, step):
     assert check(_ring(lesson, step), **lesson["judged"] | labs.PATIENT).require()
 
