@@ -30,18 +30,6 @@ class Activity(NamedTuple):
         return max((0.0, *self.ends, *(bar.end_us for bar in self.bars)))
 
 
-def moments(arrows: list[Interval]) -> list[list[Interval]]:
-    """Messages that go together: all on their way, and all sent until the first of them comes."""
-    found, begin, tiny = [[]], 0.0, 1e-9 * max(a.end_us for a in arrows)  # sums of floats differ
-    for message in arrows:
-        start, comes = message.start_us, min((a.end_us for a in found[-1]), default=math.inf)
-        if start > max(begin, comes - 2 * tiny) + tiny:
-            found.append([a for a in found[-1] if a.end_us > start + tiny])
-            begin = start
-        found[-1].append(message)
-    return found
-
-
 def activity(source: Trace | Replay) -> Activity:
     """Read a recording, in real time, or a replay; raises TypeError for anything else."""
     if not isinstance(source, (Trace, Replay)):

@@ -86,11 +86,3 @@ def rounded(value: float, by: Sequence[float] = ROUND) -> float:
 def us(value: float) -> str:
     """Microseconds, with as many digits as one reads."""
     return f"{value:,.1f} µs" if value >= 10 else f"{value:.3g} µs"
-
-
-def size(count: float) -> str:
-    """Such as `960 B`, `1.5 KB` or `25 MB`; a KB is 1,000 bytes."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 999.5 or unit == "GB":
-            return f"{count:.3g} {unit}"
-        count /= 1000

@@ -1,18 +1,18 @@
 """Rank by time: who computes, communicates and waits when."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import Activity, activity, real_text, spans, virtual_text
 from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words, arrow, as_figure
-from course_utils.pictures.style import KINDS, rank_style, rounded, show, size, us
+from course_utils.pictures.style import KINDS, rounded, show, us
 
 ARROWS = 150  # more than so many messages are not drawn
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 100, 34, 44  # right: when a cut row ends
 _HIGH = 350  # of up to 21 ranks together: beside sliders on a small screen
-_BEFORE, _NOW = "#D55E00", "#E4ECF7"  # outline of an earlier state; the moment of an animation
+_BEFORE = "#D55E00"  # outline of an earlier state
 _PIXEL = 1.5  # what the eye cannot tell apart
 _MANY = 1000  # bars of a kind, at most, that say what they are
 _THIN = 4  # what is less high has no strokes: one would not see them
@@ -35,26 +35,18 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
     show(as_figure(draw(what)), text)
 
 
-def draw(
-    what: Activity, end: float = 0, before: Iterable = (), now: Sequence[Interval] = ()
-) -> Drawing:
+def draw(what: Activity, end: float = 0, before: Iterable[float] = ()) -> Drawing:
     """Draw a timeline: up to `end` (µs), where bars are cut, or when the last rank is done.
 
-    Outlines say when ranks were done `before`. Where messages go `now`, they are thick, and only
-    what was sent by then has arrows and is counted.
+    Outlines say when ranks were done `before`.
     """
     row, wide = max(16, min(58, _HIGH // max(1, len(what.ends)))), _WIDTH - (0 if end else 78)
     end = end or max(what.end, 1e-9)
     plan = _Plan(what, lanes(what.bars), end, (_WIDTH - _LEFT - _RIGHT) / end, row)
     arrows = what.arrows if len(what.arrows) <= ARROWS else []
-    if now:
-        arrows = [a for a in what.arrows if a.start_us <= now[-1].start_us]
-    shapes = [*_axis(plan, now), *_legend(plan, bool(arrows)), *_bars(plan)]
-    shapes += _ranks(plan, arrows if now else [], before)
-    for message in (a for a in arrows[-ARROWS:] if a.end_us <= end):
+    shapes = [*_axis(plan), *_legend(plan, bool(arrows)), *_bars(plan), *_ranks(plan, before)]
+    for message in (one for one in arrows if one.end_us <= end):
         shapes += arrow(plan.way(message), INK + "AA", 0.8)
-    for message in now:
-        shapes += arrow(plan.way(message), rank_style(message.rank)["color"], 2.5)
     return Drawing(wide, plan.bottom + _BOTTOM, shapes, what.clock)
 
 
@@ -94,12 +86,8 @@ def lanes(bars: Iterable[Interval]) -> dict[str, tuple[float, float]]:
     return {what: (scale * a, scale * b) for what, (a, b) in found.items() if what in present}
 
 
-def _axis(plan: _Plan, now: Sequence[Interval]) -> Iterator[Shape]:
-    """About seven round numbers, and which clock this is; behind them, when messages go."""
-    if now:
-        x, end = plan.x(min(a.start_us for a in now)), plan.x(max(a.end_us for a in now))
-        middle = (_TOP + plan.bottom) / 2
-        yield Lines([(x, middle, end, middle)], _NOW, plan.bottom - _TOP)
+def _axis(plan: _Plan) -> Iterator[Shape]:
+    """About seven round numbers, and which clock this is."""
     step = rounded(plan.end / 7 * 0.999, (1, 2, 2.5, 5, 10))
     for k in range(int(plan.end / step * 1.0001) + 1):
         x = plan.x(k * step)
@@ -109,14 +97,11 @@ def _axis(plan: _Plan, now: Sequence[Interval]) -> Iterator[Shape]:
     yield Words((_LEFT + _WIDTH - _RIGHT) / 2, plan.bottom + 35, plan.what.clock, "middle")
 
 
-def _ranks(plan: _Plan, sent: list[Interval], before: Iterable) -> Iterator[Shape]:
-    """Their names, what was sent to them, a mark where a row is cut, and outlines."""
+def _ranks(plan: _Plan, before: Iterable[float]) -> Iterator[Shape]:
+    """Their names, a mark where a row is cut, and outlines."""
     for rank, end in enumerate(plan.what.ends):
         y = _TOP + plan.row * (rank + 0.45) + 4
-        got = sum(a.bytes for a in sent if a.peer == rank) if plan.row > 30 else 0
-        yield Words(_LEFT - 8, y - 8 * bool(got), f"rank {rank}", "end")
-        if got:
-            yield Words(_LEFT - 8, y + 8, f"+ {size(got)}", "end")
+        yield Words(_LEFT - 8, y, f"rank {rank}", "end")
         if end > plan.end:
             yield Words(_WIDTH - _RIGHT + 4, y, f"▸ {us(end)}")
     for rank, end in enumerate(before):

@@ -1,4 +1,4 @@
-"""A recording to play with: sliders for the network under it, or its messages moment by moment."""
+"""A recording to play with: sliders for the network under it."""
 
 import html
 import math
@@ -9,11 +9,11 @@ from typing import Any
 import ipywidgets as w
 
 from course_utils.network.network import Network
-from course_utils.network.simulation import Interval, Replay, without_gc
+from course_utils.network.simulation import without_gc
 from course_utils.network.trace import Compute, Trace
-from course_utils.pictures.activity import Activity, activity, moments, virtual_text
+from course_utils.pictures.activity import Activity, activity, virtual_text
 from course_utils.pictures.shapes import as_figure, as_svg
-from course_utils.pictures.style import ROUND, SPOKEN, first_of, picture, rounded, size, us
+from course_utils.pictures.style import ROUND, picture, rounded, us
 from course_utils.pictures.timeline import draw
 
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
@@ -103,49 +103,6 @@ def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
     told += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>" if now.end > axis_us else ""
     drawn = as_svg(draw(now, axis_us, before.ends if before else ()))
     return f"<p {_SAID}>{told}.</p>{drawn}<p {_SAID}>{html.escape(virtual_text(now))}</p>"
-
-
-def animate(source: Trace | Replay, network: Network = NETWORK) -> w.VBox:
-    """Step through the messages: those that travel at the same time go together, as thick arrows.
-
-    Args:
-        source: `results.trace`, which is replayed on `network`; or a replay.
-        network: Of a trace.
-
-    Raises:
-        TypeError: `source` is neither.
-        ValueError: No message was sent.
-        ReplayError: A message or a collective has no partner.
-    """
-    what = activity(source.replay(network) if isinstance(source, Trace) else source)
-    if not what.arrows:
-        raise ValueError("there is nothing to animate: these ranks sent no message")
-    steps = moments(what.arrows)
-    count = len(steps)
-    play = w.Play(value=1, min=1, max=count, interval=min(1100, 10_000 // count))
-    step = w.IntSlider(1, min=1, max=count, description="moment", layout=w.Layout(width="420px"))
-    shown = w.HTML()
-
-    def redraw(_: Any = None) -> None:
-        now = steps[step.value - 1]
-        start, end = us(min(a.start_us for a in now)), us(max(a.end_us for a in now))
-        head = f"<b>moment {step.value} of {count}</b>, from {start} to {end}: {_told(now)}"
-        shown.value = f"<p {_SAID}>{head}</p>{as_svg(draw(what, now=now))}"
-
-    redraw()
-    step.observe(redraw, "value")
-    w.jslink((play, "value"), (step, "value"))
-    told = first_of([f"{number}. {_told(now)}" for number, now in enumerate(steps, 1)])
-    head = f"{len(what.arrows)} messages among {len(what.ends)} ranks, by moments"
-    return _panel([w.HBox([play, step]), shown], f"{head}: {told}", what)
-
-
-def _told(messages: list[Interval]) -> str:
-    """Such as `rank 0 to 1, 1 to 2, 960 B each`; of very many the first ones."""
-    pairs = [f"{message.rank} to {message.peer}" for message in messages[:SPOKEN]]
-    pairs += [f"{len(messages) - SPOKEN} more"] * (len(messages) > SPOKEN)
-    sizes = dict.fromkeys(size(of(message.bytes for message in messages)) for of in (min, max))
-    return f"rank {', '.join(pairs)}, {' to '.join(sizes)}{' each' * (len(messages) > 1)}"
 
 
 def _panel(rows: list[Any], text: str, what: Activity) -> w.VBox:

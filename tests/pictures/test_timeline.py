@@ -16,7 +16,7 @@ from course_utils.network.simulation import Interval
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import activity, named, spans
 from course_utils.pictures.shapes import Words, as_figure, as_svg
-from course_utils.pictures.style import size, us
+from course_utils.pictures.style import us
 from course_utils.pictures.timeline import ARROWS, KINDS, draw, lanes
 
 
@@ -186,9 +186,6 @@ def test_everything_special_about_a_network_is_named():
 
 
 def test_words_for_numbers():
-    assert [size(n) for n in (0, 960, 1500, 999_900, 25e6)] == [
-        "0 B", "960 B", "1.5 KB", "1 MB", "25 MB",
-    ]  # fmt: skip
     assert [us(t) for t in (0, 0.024, 9.5, 12_345.67)] == [
         "0 µs",
         "0.024 µs",

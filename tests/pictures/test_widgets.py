@@ -1,4 +1,4 @@
-"""Sliders and the animation: they redraw, and are alive without a browser."""
+"""Sliders: they redraw, and are alive without a browser."""
 
 import re
 from xml.etree import ElementTree
@@ -6,12 +6,10 @@ from xml.etree import ElementTree
 import pytest
 from recordings import NETWORK, one_message, ring, straggler
 
-from course_utils import Network, animate, explore
-from course_utils.network.simulation import Interval
-from course_utils.network.trace import Trace
-from course_utils.pictures.activity import activity, moments
-from course_utils.pictures.shapes import Corners, as_svg
-from course_utils.pictures.timeline import ARROWS, draw
+from course_utils import Network, explore
+from course_utils.pictures.activity import activity
+from course_utils.pictures.shapes import as_svg
+from course_utils.pictures.timeline import draw
 
 
 def widgets(panel):
@@ -37,13 +35,6 @@ def clock(monkeypatch):
 def test_only_a_recording_can_be_explored(wrong):
     with pytest.raises(TypeError, match="explore needs a recording"):
         explore(wrong)
-
-
-def test_what_sent_nothing_or_is_no_recording_cannot_be_animated():
-    with pytest.raises(ValueError, match="these ranks sent no message"):
-        animate(Trace((), ((0.0, 0.0),) * 2))
-    with pytest.raises(TypeError, match="not of 'trace'"):
-        animate("trace")
 
 
 def test_a_slider_redraws_from_the_recording():
@@ -145,75 +136,9 @@ def test_a_saved_notebook_keeps_a_picture_and_the_same_words_in_every_run():
     assert set(metadata) == {"image/png"}
 
 
-def together(*messages):
-    """By moment, the (sender, receiver) of messages given as (sender, receiver, start, end)."""
-    arrows = [Interval(a, start, end, "send", None, b, 8) for a, b, start, end in messages]
-    return [[(a.rank, a.peer) for a in moment] for moment in moments(arrows)]
-
-
-def test_messages_that_start_together_or_overlap_go_together():
-    assert together((0, 1, 0, 10), (1, 2, 0, 10), (2, 3, 10, 20)) == [[(0, 1), (1, 2)], [(2, 3)]]
-    assert together((0, 1, 0, 10), (0, 2, 4, 14), (0, 3, 8, 18)) == [[(0, 1), (0, 2), (0, 3)]]
-    assert together((0, 1, 0, 0.1 + 0.2), (1, 2, 0.3, 0.6)) == [[(0, 1)], [(1, 2)]]
-    assert together((0, 1, 0, 0), (1, 2, 0, 0)) == [[(0, 1), (1, 2)]]
-
-
-def test_a_long_message_goes_on_beside_each_of_the_short_ones():
-    long = (0, 1, 0, 30)
-    assert together(long, (2, 3, 0, 10), (3, 2, 10, 20), (2, 3, 20, 30)) == [
-        [(0, 1), (2, 3)],
-        [(0, 1), (3, 2)],
-        [(0, 1), (2, 3)],
-    ]
-
-
-def test_every_message_of_an_uneven_program_has_its_moment():
-    slow = Network(10, 80, slow_links={(0, 1): 7}, slow_ranks={2: 3})
-    arrows = activity(ring(4).replay(slow, [0.0, 3.0, 50.0, 0.1])).arrows
-    found = moments(arrows)
-    assert {id(a) for moment in found for a in moment} == {id(a) for a in arrows}
-    for moment in found:
-        assert max(a.start_us for a in moment) < min(a.end_us for a in moment)
-
-
-def test_the_animation_steps_through_the_moments():
-    panel = animate(ring(3))
-    (_, step), picture = panel.children[0].children, panel.children[1]
-    assert "moment 1 of 4</b>, from 0 µs to 10.4 µs: rank 0 to 1, 1 to 2, 2 to 0, 4.1 KB each" in (
-        picture.value
-    )
-    assert picture.value.count("+ 4.1 KB") == 3
-    step.value = 4
-    assert "moment 4 of 4" in picture.value
-    assert picture.value.count("+ 16.4 KB") == 3  # every rank has all that was sent to it
-    step.value = 3
-    assert picture.value.count("+ 12.3 KB") == 3
-    assert repr(panel).startswith(
-        "12 messages among 3 ranks, by moments: 1. rank 0 to 1, 1 to 2, 2 to 0, 4.1 KB each; 2. "
-    )
-
-
-def test_playing_all_of_many_messages_is_set_to_take_ten_seconds_at_most():
-    play = animate(ring(24)).children[0].children[0]
-    assert play.max == 46
-    assert play.max * play.interval <= 10_000
-
-
-def test_a_replay_can_be_animated_as_well():
-    assert "from 0 µs to 11.0 µs" in animate(one_message().replay(NETWORK)).children[1].value
-
-
-def test_of_very_many_messages_the_last_ones_are_animated():
-    what = activity(ring(40).replay(NETWORK))
-    drawn = draw(what, now=moments(what.arrows)[70])
-    heads = [shape for shape in drawn.shapes if isinstance(shape, Corners)]
-    assert len(heads) == ARROWS + 41  # the legend has one, and those of the moment two
-
-
 def test_every_picture_is_well_formed_and_opaque():
     what = activity(ring(5).replay(NETWORK))
-    now = moments(what.arrows)[3]
-    for drawn in (draw(what), draw(what, now=now), draw(what, 40.0, [70.0, 0.0, 1e9] * 2)):
+    for drawn in (draw(what), draw(what, 40.0, [70.0, 0.0, 1e9] * 2)):
         assert 'fill="#fff"' in as_svg(drawn)
         ElementTree.fromstring(as_svg(drawn))
 
