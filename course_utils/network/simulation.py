@@ -33,16 +33,6 @@ class Interval(NamedTuple):
     peer: int | None = None
     bytes: float = 0
 
-    @property
-    def label(self) -> str:
-        """Such as `send 1024 bytes to rank 1` or `wait in all_reduce of 4096 bytes`."""
-        if self.peer is not None:
-            to = "to" if self.what == "send" else "from"
-            return f"{self.what} {self.bytes:g} bytes {to} rank {self.peer}"
-        if self.event is None or self.what == "compute":
-            return self.what
-        return self.event.what if self.what == "collective" else f"wait in {self.event.what}"
-
 
 @dataclass(frozen=True, repr=False)
 class Replay:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
-from course_utils.pictures.style import SPOKEN, first_of, together, us
+from course_utils.pictures.style import first_of, together, us
 from course_utils.record.event import meetings
 
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
@@ -43,18 +43,18 @@ def activity(source: Trace | Replay) -> Activity:
 
 
 def spans(bars: Iterable[Interval], pixel_us: float) -> dict[str, list]:
-    """The same to the eye, with fewer bars: by kind [rank, start, end, the first bar, how many].
+    """The same to the eye, with fewer bars: by kind [rank, start, end].
 
     What is shorter than a pixel is joined with the next within a pixel.
     """
     found, before = defaultdict(list), {}
     for bar in bars:
         rank, start, end, what = bar[:4]
-        last = before.get((rank, what), [rank, -math.inf, -math.inf, bar, 0])
+        last = before.get((rank, what), [rank, -math.inf, -math.inf])
         if start - last[2] < pixel_us and last[2] - last[1] < pixel_us:
-            last[2], last[4] = max(last[2], end), last[4] + 1
+            last[2] = max(last[2], end)
         else:
-            before[rank, what] = [rank, start, end, bar, 1]
+            before[rank, what] = [rank, start, end]
             found[what].append(before[rank, what])
     return found
 
@@ -77,13 +77,6 @@ def virtual_text(what: Activity) -> str:
         held[bar.rank] += bar.end_us - bar.start_us if bar.what == "wait" else 0.0
     pairs = zip(ends, held, strict=True)
     said = together(f"done at {us(end)}, waiting for {us(own)} of it" for end, own in pairs)
-    if len(said) > SPOKEN:
-        first, last, most = ends.index(min(ends)), ends.index(max(ends)), held.index(max(held))
-        said = [
-            f"of {len(what.ends)} ranks rank {first} is done first, at {us(ends[first])}, "
-            f"rank {last} last, at {us(ends[last])}",
-            f"rank {most} waits longest, {us(held[most])}",
-        ]
     return f"V{what.clock[1:]}: {first_of(said)}"
 
 

@@ -12,9 +12,8 @@ from course_utils.pictures.style import KINDS, rounded, show, us
 ARROWS = 150  # more than so many messages are not drawn
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 100, 34, 44  # right: when a cut row ends
 _HIGH = 350  # of up to 21 ranks together: beside sliders on a small screen
-_BEFORE = "#D55E00"  # outline of an earlier state
+_BEFORE, _ARROW = "#D55E00", INK + "AA"  # outlines of an earlier state; seen through
 _PIXEL = 1.5  # what the eye cannot tell apart
-_MANY = 1000  # bars of a kind, at most, that say what they are
 _THIN = 4  # what is less high has no strokes: one would not see them
 
 
@@ -43,10 +42,10 @@ def draw(what: Activity, end: float = 0, before: Iterable[float] = ()) -> Drawin
     row, wide = max(16, min(58, _HIGH // max(1, len(what.ends)))), _WIDTH - (0 if end else 78)
     end = end or max(what.end, 1e-9)
     plan = _Plan(what, lanes(what.bars), end, (_WIDTH - _LEFT - _RIGHT) / end, row)
-    arrows = what.arrows if len(what.arrows) <= ARROWS else []
-    shapes = [*_axis(plan), *_legend(plan, bool(arrows)), *_bars(plan), *_ranks(plan, before)]
-    for message in (one for one in arrows if one.end_us <= end):
-        shapes += arrow(plan.way(message), INK + "AA", 0.8)
+    sent = what.arrows if len(what.arrows) <= ARROWS else []
+    shapes = [*_axis(plan), *_legend(plan, bool(sent)), *_bars(plan), *_ranks(plan, before)]
+    arrows = [line for one in sent if one.end_us <= end for line in arrow(plan.way(one))]
+    shapes.append(Lines(arrows, _ARROW, 0.8))
     return Drawing(wide, plan.bottom + _BOTTOM, shapes, what.clock)
 
 
@@ -117,27 +116,26 @@ def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
         yield Words(x + 32, 20, KINDS[kind].name)
         x += 58 + 5.6 * len(KINDS[kind].name)
     if arrows:
-        yield from arrow((x, 16, x + 26, 16), INK, 0.8)
+        yield Lines(arrow((x, 16, x + 26, 16)), _ARROW, 0.8)
         yield Words(x + 32, 20, "a message")
 
 
 def _bars(plan: _Plan) -> Iterator[Shape]:
-    """All bars of a kind at once; where there are many, nobody hovers over a single one."""
+    """All bars of a kind at once."""
     found = spans(plan.what.bars, _PIXEL / plan.scale)
     for kind in plan.lanes:
-        boxes, titles = [], []
-        for rank, start, end, bar, count in (one for one in found[kind] if one[1] <= plan.end):
-            x = plan.x(start)
-            boxes.append((x, plan.lane(rank, kind)[0], max(1.2, plan.x(end) - x)))
-            titles.append(f"{bar.label}, and {count - 1} more" if count > 1 else bar.label)
-        high = plan.lane(0, kind)[1]
-        yield from _boxes(kind, boxes, high, titles if len(boxes) <= _MANY else None)
+        boxes = [
+            (plan.x(start), plan.lane(rank, kind)[0], max(1.2, plan.x(end) - plan.x(start)))
+            for rank, start, end in found[kind]
+            if start <= plan.end
+        ]
+        yield from _boxes(kind, boxes, plan.lane(0, kind)[1])
 
 
-def _boxes(kind: str, boxes: list, high: float, titles: list | None = None) -> Iterator[Shape]:
+def _boxes(kind: str, boxes: list[tuple[float, float, float]], high: float) -> Iterator[Shape]:
     """Boxes (left, top, width) of one height: a thick line each, and a dashed one above it."""
     style = KINDS[kind]
     middles = [(x, y + high / 2, x + wide, y + high / 2) for x, y, wide in boxes]
-    yield Lines(middles, style.fill, high, titles)
+    yield Lines(middles, style.fill, high)
     if style.dash and high > _THIN:
         yield Lines(middles, style.ink, high, dash=style.dash)

@@ -61,15 +61,6 @@ def test_a_replay_says_who_is_done_when_and_who_waits(shown):
     )
 
 
-def test_of_many_ranks_that_differ_only_the_extremes_are_told(shown):
-    trace = Trace((), ((0.0, 0.0),) * 12)
-    plot_timeline(trace.replay(NETWORK, compute=[100.0 - 5 * rank for rank in range(12)]))
-    assert shown.text == (
-        "Virtual time (µs), latency 10 µs, 80 Gbit/s: of 12 ranks rank 11 is done first, "
-        "at 45.0 µs, rank 0 last, at 100.0 µs; rank 0 waits longest, 0 µs."
-    )
-
-
 def test_real_time_is_told_without_a_number_that_depends_on_the_clock(shown):
     plot_timeline(one_message())
     assert shown.text == "Real time, calls of rank 0: 1 send; rank 1: 1 recv."
@@ -143,7 +134,7 @@ def test_bars_closer_than_a_pixel_become_one():
     assert len(spans(bars, 0.0)["send"]) == 100
 
 
-def test_bars_that_touch_stay_whole_so_that_one_may_hover_over_them():
+def test_bars_that_touch_and_are_wider_than_a_pixel_stay_whole():
     bars = [Interval(0, k, k + 1, "send", None) for k in range(3)]
     assert len(spans(bars, 0.1)["send"]) == 3
 
