@@ -1,19 +1,19 @@
 """What the ranks of one launch sent, received and waited for."""
 
+import gc
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from course_utils.network.collectives import refuse_unknown
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError, Schedule
-from course_utils.network.simulation import Replay, Simulation, Think, without_gc
+from course_utils.network.simulation import Replay, Simulation, Think
 from course_utils.record.event import Event
 
-FORMAT = "course_utils trace 1"
 Compute = str | Callable[[Event], float] | Sequence[float]
 
 
@@ -118,9 +118,13 @@ class Trace:
             ValueError: The network or the compute does not fit the recording.
         """
         network.refuse_misfit(self.world_size)
-        think = self._think(compute)
-        with without_gc():
+        think, was_on = self._think(compute), gc.isenabled()
+        gc.disable()  # many objects and no garbage: looking for it would take half of the time
+        try:
             return Simulation(self.schedule(network.algorithm), network, think).run()
+        finally:
+            if was_on:
+                gc.enable()
 
     def _think(self, compute: Compute) -> Think:
         if callable(compute):
@@ -137,8 +141,8 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
-        events = [asdict(event) for event in self.events]
-        data = {"format": FORMAT, "ended": self.ended, "failed": self.failed, "events": events}
+        events = [vars(event) for event in self.events]
+        data = {"events": events, "ended": self.ended, "failed": self.failed}
         Path(path).write_text(json.dumps(data), encoding="utf-8")
 
     @classmethod
@@ -150,10 +154,8 @@ class Trace:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_frozen)
-            if data["format"] != FORMAT:
-                raise ValueError(data["format"])
             events = tuple(Event(**row) for row in data["events"])
-            return cls(events, tuple(map(tuple, data["ended"])), data.get("failed", False))
+            return cls(events, tuple(map(tuple, data["ended"])), data["failed"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
 

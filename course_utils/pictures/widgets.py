@@ -9,7 +9,6 @@ from typing import Any
 import ipywidgets as w
 
 from course_utils.network.network import Network
-from course_utils.network.simulation import without_gc
 from course_utils.network.trace import Compute, Trace
 from course_utils.pictures.activity import Activity, activity, virtual_text
 from course_utils.pictures.shapes import as_figure, as_svg
@@ -59,8 +58,7 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
                 moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
             now = activity(trace.replay(moved, computed))
             held = change.owner, time.monotonic() + _PAUSE_S
-        with without_gc():
-            shown.value = _explored(now, before, axis_us)
+        shown.value = _explored(now, before, axis_us)
 
     redraw(fit)
     fit.on_click(redraw)
