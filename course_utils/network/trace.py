@@ -14,7 +14,7 @@ from course_utils.network.schedule import ReplayError, Schedule
 from course_utils.network.simulation import Replay, Simulation, Think
 from course_utils.record.event import Event
 
-Compute = str | Callable[[Event], float] | Sequence[float]
+Compute = Callable[[Event], float] | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Trace:
         whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
         return Traffic(whole, tuple(map(tuple, counts)))
 
-    def replay(self, network: Network, compute: Compute = "zero") -> Replay:
+    def replay(self, network: Network, compute: Compute | None = None) -> Replay:
         """Run the recording again on a modelled network, on a virtual clock.
 
         Args:
             network: What it runs on.
-            compute: Microseconds that ranks compute: "zero"; one number per rank, before it
-                begins; or a function that tells of each event how many come before it.
+            compute: Microseconds that ranks compute: none; one number per rank, before it begins;
+                or a function that tells of each event how many come before it.
 
         Returns:
             When each rank is done, and what it did when: in every run the same, to the last digit.
@@ -126,17 +126,15 @@ class Trace:
             if was_on:
                 gc.enable()
 
-    def _think(self, compute: Compute) -> Think:
+    def _think(self, compute: Compute | None) -> Think:
         if callable(compute):
             return lambda rank, event: _checked(compute(event)) if event else 0.0
-        if compute == "zero":
-            return lambda rank, event: 0.0
-        if isinstance(compute, str) or len(compute) != self.world_size:
+        late = [0.0] * self.world_size if compute is None else list(map(_checked, compute))
+        if len(late) != self.world_size:
             raise ValueError(
-                f"compute={compute!r}: choose 'zero', one number of microseconds for each of the "
+                f"compute={compute!r}: it needs one number of microseconds for each of the "
                 f"{self.world_size} ranks, or a function of an event"
             )
-        late = [_checked(us) for us in compute]
         return lambda rank, event: 0.0 if event else late[rank]
 
     def save(self, path: str | Path) -> None:

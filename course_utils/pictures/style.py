@@ -3,12 +3,13 @@
 import html
 import io
 import math
-from collections import defaultdict, namedtuple
+from collections import namedtuple
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from IPython.display import display
 
+from course_utils.hang import facts
 from course_utils.launcher.words import ranks
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
 
 def together(said: Iterable[str], between: str = " ") -> list[str]:
     """What is said of each rank, once for all ranks of which the same is said."""
-    groups = defaultdict(list)
-    for rank, words in enumerate(said):
-        groups[words].append(rank)
+    groups = facts.together(dict(enumerate(said)))
     return [f"{ranks(own)}{between}{words}" for words, own in groups.items()]
 
 

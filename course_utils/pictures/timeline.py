@@ -12,7 +12,7 @@ from course_utils.pictures.style import KINDS, rounded, show, us
 ARROWS = 150  # more than so many messages are not drawn
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 100, 34, 44  # right: when a cut row ends
 _HIGH = 350  # of up to 21 ranks together: beside sliders on a small screen
-_BEFORE, _ARROW = "#D55E00", INK + "AA"  # outlines of an earlier state; seen through
+_OUTLINE, _ARROW = "#D55E00", INK + "AA"  # the latter are seen through
 _PIXEL = 1.5  # what the eye cannot tell apart
 _THIN = 4  # what is less high has no strokes: one would not see them
 
@@ -34,16 +34,16 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
     show(as_figure(draw(what)), text)
 
 
-def draw(what: Activity, end: float = 0, before: Iterable[float] = ()) -> Drawing:
+def draw(what: Activity, end: float = 0, first: Iterable[float] = ()) -> Drawing:
     """Draw a timeline: up to `end` (µs), where bars are cut, or when the last rank is done.
 
-    Outlines say when ranks were done `before`.
+    Outlines say when ranks were done `first`.
     """
     row, wide = max(16, min(58, _HIGH // max(1, len(what.ends)))), _WIDTH - (0 if end else 78)
     end = end or max(what.end, 1e-9)
     plan = _Plan(what, lanes(what.bars), end, (_WIDTH - _LEFT - _RIGHT) / end, row)
     sent = what.arrows if len(what.arrows) <= ARROWS else []
-    shapes = [*_axis(plan), *_legend(plan, bool(sent)), *_bars(plan), *_ranks(plan, before)]
+    shapes = [*_axis(plan), *_legend(plan, bool(sent)), *_bars(plan), *_ranks(plan, first)]
     arrows = [line for one in sent if one.end_us <= end for line in arrow(plan.way(one))]
     shapes.append(Lines(arrows, _ARROW, 0.8))
     return Drawing(wide, plan.bottom + _BOTTOM, shapes, what.clock)
@@ -96,17 +96,17 @@ def _axis(plan: _Plan) -> Iterator[Shape]:
     yield Words((_LEFT + _WIDTH - _RIGHT) / 2, plan.bottom + 35, plan.what.clock, "middle")
 
 
-def _ranks(plan: _Plan, before: Iterable[float]) -> Iterator[Shape]:
+def _ranks(plan: _Plan, first: Iterable[float]) -> Iterator[Shape]:
     """Their names, a mark where a row is cut, and outlines."""
     for rank, end in enumerate(plan.what.ends):
         y = _TOP + plan.row * (rank + 0.45) + 4
         yield Words(_LEFT - 8, y, f"rank {rank}", "end")
         if end > plan.end:
             yield Words(_WIDTH - _RIGHT + 4, y, f"▸ {us(end)}")
-    for rank, end in enumerate(before):
+    for rank, end in enumerate(first):
         x, top = plan.x(end), _TOP + plan.row * rank - 2
         low = top + 0.95 * plan.row
-        yield Lines([(_LEFT, top, x, top), (x, top, x, low), (_LEFT, low, x, low)], _BEFORE, 1.5)
+        yield Lines([(_LEFT, top, x, top), (x, top, x, low), (_LEFT, low, x, low)], _OUTLINE, 1.5)
 
 
 def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
