@@ -23,15 +23,15 @@ SPOKEN = 8  # groups of ranks, at most, that are named one by one
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
 
 
-# Bars from the top of a rank's row down, `height` of which they are: colours of Okabe and Ito, or
-# tints of them, and without colour strokes: pixels that they take, and from one to the next.
-Style = namedtuple("Style", "fill ink dash height name")
+# Bars, by where they stand in a rank's row, which is 0 to 1 from its top: colours of Okabe and Ito,
+# or tints of them, and without colour strokes: pixels that they take, and from one to the next.
+Style = namedtuple("Style", "fill ink dash middle height name")
 KINDS = {
-    "compute": Style("#009E73", "#009E73", None, 0.42, "own code"),
-    "wait": Style("#FDEFD0", "#E69F00", (1, 6), 0.42, "waiting in a call"),
-    "collective": Style("#E6B8D2", "#9C3F76", (2, 9), 0.18, "collective"),
-    "send": Style("#0072B2", "#00304D", (2, 8), 0.16, "sending"),
-    "receive": Style("#56B4E9", "#003B5C", (1, 3), 0.16, "receiving"),
+    "compute": Style("#009E73", "#009E73", None, 0.19, 0.38, "own code"),
+    "wait": Style("#FDEFD0", "#E69F00", (1, 6), 0.19, 0.38, "waiting in a call"),
+    "collective": Style("#E6B8D2", "#9C3F76", (2, 9), 0.49, 0.16, "collective"),
+    "send": Style("#0072B2", "#00304D", (2, 8), 0.67, 0.14, "sending"),
+    "receive": Style("#56B4E9", "#003B5C", (1, 3), 0.84, 0.14, "receiving"),
 }
 
 

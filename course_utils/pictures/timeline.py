@@ -41,17 +41,19 @@ def draw(what: Activity, end: float = 0, first: Iterable[float] = ()) -> Drawing
     """
     row, wide = max(16, min(58, _HIGH // max(1, len(what.ends)))), _WIDTH - (0 if end else 78)
     end = end or max(what.end, 1e-9)
-    plan = _Plan(what, lanes(what.bars), end, (_WIDTH - _LEFT - _RIGHT) / end, row)
+    plan = _Plan(what, end, (_WIDTH - _LEFT - _RIGHT) / end, row)
     sent = what.arrows if len(what.arrows) <= ARROWS else []
-    shapes = [*_axis(plan), *_legend(plan, bool(sent)), *_bars(plan), *_ranks(plan, first)]
+    found = spans(what.bars, _PIXEL / plan.scale)
+    bars = {kind: found[kind] for kind in KINDS if kind in found}
+    shapes = [*_axis(plan), *_legend(bars, bool(sent)), *_ranks(plan, first)]
+    for kind, own in bars.items():
+        shapes += _strokes(kind, plan.bars(kind, own), row * KINDS[kind].height)
     arrows = [line for one in sent if one.end_us <= end for line in arrow(plan.way(one))]
-    shapes.append(Lines(arrows, _ARROW, 0.8))
-    return Drawing(wide, plan.bottom + _BOTTOM, shapes, what.clock)
+    return Drawing(wide, plan.bottom + _BOTTOM, [*shapes, Lines(arrows, _ARROW, 0.8)], what.clock)
 
 
 class _Plan(NamedTuple):
     what: Activity
-    lanes: dict[str, tuple[float, float]]  # top and height
     end: float  # of the axis
     scale: float  # pixels of a microsecond
     row: int  # pixels of a rank
@@ -63,26 +65,21 @@ class _Plan(NamedTuple):
     def x(self, at_us: float) -> float:
         return _LEFT + min(at_us, self.end) * self.scale
 
-    def lane(self, rank: int, kind: str) -> tuple[float, float]:
-        top, high = self.lanes[kind]
-        return _TOP + self.row * (rank + 0.9 * top), 0.9 * self.row * high
+    def y(self, rank: int, kind: str) -> float:
+        return _TOP + self.row * (rank + KINDS[kind].middle)
+
+    def bars(self, kind: str, found: Iterable[list]) -> list[Line]:
+        """The middle of each, which is at least so wide that one sees it."""
+        seen = (
+            (rank, self.x(start), self.x(end)) for rank, start, end in found if start <= self.end
+        )
+        ends = ((self.y(rank, kind), left, max(right, left + 1.2)) for rank, left, right in seen)
+        return [(left, y, right, y) for y, left, right in ends]
 
     def way(self, message: Interval) -> Line:
         """From the middle of the sender's port to that of the receiver's."""
-        top1, high1 = self.lane(message.rank, "send")
-        top2, high2 = self.lane(message.peer, "receive")
-        return self.x(message.start_us), top1 + high1 / 2, self.x(message.end_us), top2 + high2 / 2
-
-
-def lanes(bars: Iterable[Interval]) -> dict[str, tuple[float, float]]:
-    """Of each kind that occurs: top and height in a rank's row, which is 0 to 1 from the top."""
-    present, found, top = {bar.what for bar in bars}, {}, 0.0
-    for what, style in KINDS.items():
-        if what in ("compute", "wait") or what in present:  # these two share a lane that is kept
-            found[what] = (top, style.height)
-            top += 0.0 if what == "compute" else style.height + 0.03
-    scale = 0.97 / top
-    return {what: (scale * a, scale * b) for what, (a, b) in found.items() if what in present}
+        start, end = self.x(message.start_us), self.x(message.end_us)
+        return start, self.y(message.rank, "send"), end, self.y(message.peer, "receive")
 
 
 def _axis(plan: _Plan) -> Iterator[Shape]:
@@ -109,10 +106,10 @@ def _ranks(plan: _Plan, first: Iterable[float]) -> Iterator[Shape]:
         yield Lines([(_LEFT, top, x, top), (x, top, x, low), (_LEFT, low, x, low)], _OUTLINE, 1.5)
 
 
-def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
+def _legend(kinds: Iterable[str], arrows: bool) -> Iterator[Shape]:
     x = float(_LEFT)
-    for kind in plan.lanes:
-        yield from _boxes(kind, [(x, 10, 26)], 12)
+    for kind in kinds:
+        yield from _strokes(kind, [(x, 16, x + 26, 16)], 12)
         yield Words(x + 32, 20, KINDS[kind].name)
         x += 58 + 5.6 * len(KINDS[kind].name)
     if arrows:
@@ -120,22 +117,9 @@ def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
         yield Words(x + 32, 20, "a message")
 
 
-def _bars(plan: _Plan) -> Iterator[Shape]:
-    """All bars of a kind at once."""
-    found = spans(plan.what.bars, _PIXEL / plan.scale)
-    for kind in plan.lanes:
-        boxes = [
-            (plan.x(start), plan.lane(rank, kind)[0], max(1.2, plan.x(end) - plan.x(start)))
-            for rank, start, end in found[kind]
-            if start <= plan.end
-        ]
-        yield from _boxes(kind, boxes, plan.lane(0, kind)[1])
-
-
-def _boxes(kind: str, boxes: list[tuple[float, float, float]], high: float) -> Iterator[Shape]:
-    """Boxes (left, top, width) of one height: a thick line each, and a dashed one above it."""
+def _strokes(kind: str, bars: list[Line], high: float) -> Iterator[Shape]:
+    """Bars of one height: a thick line each, and a dashed one above it."""
     style = KINDS[kind]
-    middles = [(x, y + high / 2, x + wide, y + high / 2) for x, y, wide in boxes]
-    yield Lines(middles, style.fill, high)
+    yield Lines(bars, style.fill, high)
     if style.dash and high > _THIN:
-        yield Lines(middles, style.ink, high, dash=style.dash)
+        yield Lines(bars, style.ink, high, dash=style.dash)
