@@ -70,11 +70,9 @@ class _Plan(NamedTuple):
 
     def bars(self, kind: str, found: Iterable[list]) -> list[Line]:
         """The middle of each, which is at least so wide that one sees it."""
-        seen = (
-            (rank, self.x(start), self.x(end)) for rank, start, end in found if start <= self.end
-        )
-        ends = ((self.y(rank, kind), left, max(right, left + 1.2)) for rank, left, right in seen)
-        return [(left, y, right, y) for y, left, right in ends]
+        seen = [(rank, self.x(a), self.x(b)) for rank, a, b in found if a <= self.end]
+        rows = [self.y(rank, kind) for rank in range(len(self.what.ends))]
+        return [(a, rows[rank], max(b, a + 1.2), rows[rank]) for rank, a, b in seen]
 
     def way(self, message: Interval) -> Line:
         """From the middle of the sender's port to that of the receiver's."""

@@ -121,10 +121,8 @@ def test_every_kind_differs_from_every_other_in_colour_and_in_strokes():
 
 
 def test_lanes_of_a_rank_do_not_overlap():
-    lanes = {
-        (style.middle - style.height / 2, style.middle + style.height / 2)
-        for style in KINDS.values()
-    }
+    middles = ((style.middle, style.height / 2) for style in KINDS.values())
+    lanes = {(middle - half, middle + half) for middle, half in middles}
     assert len(lanes) == 4  # a rank does its own code or waits
     assert all(low < top for (_, low), (top, _) in itertools.pairwise(sorted(lanes)))
     assert max(low for _, low in lanes) < 1
