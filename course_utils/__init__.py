@@ -14,7 +14,6 @@ _ROOMS = {
     "Network": "network.network",
     "WorkerError": "launcher.errors",
     "WorkerTimeout": "launcher.errors",
-    "animate": "pictures.widgets",
     "check": "checks.check",
     "digits": "data",
     "explore": "pictures.widgets",

@@ -53,7 +53,7 @@ def launch(
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
         timeout: seconds until all ranks must be done.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
-        trace: records every send, receive, collective and wait; needs torch 2.15.
+        trace: records every send, receive, collective and wait.
 
     Returns:
         A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.

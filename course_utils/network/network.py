@@ -11,21 +11,8 @@ communication challenge for MPP, Parallel Computing 20, 1994.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from course_utils.network.collectives import refuse_unknown
-
-
-class Link(NamedTuple):
-    """From one rank to another: microseconds until the first byte arrives, and bytes' rate."""
-
-    alpha: float
-    bits_us: float
-    factor: float  # so many times slower
-
-    def transfer_us(self, size: float) -> float:
-        """Microseconds that `size` bytes keep a port busy."""
-        return size * 8 / self.bits_us * self.factor
 
 
 @dataclass(frozen=True)
@@ -69,14 +56,14 @@ class Network:
         for rank, factor in self.slow_ranks.items():
             _refuse(f"the factor of slow rank {rank}", factor)
 
-    def link(self, source: int, target: int, world_size: int) -> Link:
-        """What a message from one rank to another meets."""
+    def link(self, source: int, target: int, world_size: int) -> tuple[float, float]:
+        """Microseconds until a message's first byte arrives, and those that each byte takes."""
         latency_us, gbit_s = self.latency_us, self.gbit_s
         per_node = world_size // self.nodes
         if self.between and source // per_node != target // per_node:
             latency_us, gbit_s = self.between
         factor = self.slow_links.get((source, target), 1.0)
-        return Link(latency_us * factor, gbit_s * 1000, factor)
+        return latency_us * factor, 8 / (gbit_s * 1000) * factor
 
     def refuse_misfit(self, world_size: int) -> None:
         """Raise ValueError unless this is a network for so many ranks."""

@@ -40,7 +40,7 @@ class Schedule:
         self.programs: list[list[Step]] = [[("compute", None, None)] for _ in range(world_size)]
         self._ends: dict[tuple[int, int | None], End] = {}  # by rank and index of an event
         self._last: dict[tuple, End] = {}  # task of a rank in a group
-        met = meetings(events, world_size, anew=True)
+        met = meetings(events, world_size)
         messages = [one for one in met if one.key[0] == "message"]
         _refuse_lonely(messages)
         for number, one in enumerate(messages):

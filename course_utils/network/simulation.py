@@ -1,10 +1,8 @@
 """A recording run again on a virtual clock: discrete events, in a fixed order, in plain floats."""
 
-import contextlib
-import gc
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,16 +31,6 @@ class Interval(NamedTuple):
     peer: int | None = None
     bytes: float = 0
 
-    @property
-    def label(self) -> str:
-        """Such as `send 1024 bytes to rank 1` or `wait in all_reduce of 4096 bytes`."""
-        if self.peer is not None:
-            to = "to" if self.what == "send" else "from"
-            return f"{self.what} {self.bytes:g} bytes {to} rank {self.peer}"
-        if self.event is None or self.what == "compute":
-            return self.what
-        return self.event.what if self.what == "collective" else f"wait in {self.event.what}"
-
 
 @dataclass(frozen=True, repr=False)
 class Replay:
@@ -65,18 +53,6 @@ class Replay:
 # Microseconds that a rank computes before an event; where that is None, before it begins.
 Think = Callable[[int, Event | None], float]
 _ARRIVE, _RESUME = range(2)  # at one moment, arrivals come first
-
-
-@contextlib.contextmanager
-def without_gc() -> Iterator[None]:
-    """Where many objects are made and no garbage, looking for it would take half of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @dataclass(eq=False, slots=True)
@@ -164,17 +140,17 @@ class Simulation:
     def _send(self, runner: _Runner, number: int) -> None:
         sent, taken, size, order = self.messages[number]
         source, target = sent.rank, taken.rank
-        link, start = self.links[source][target], max(runner.now, self.out_free[source])
-        end = start + link.transfer_us(size)
+        (alpha, beta), start = self.links[source][target], max(runner.now, self.out_free[source])
+        end = start + size * beta
         self.out_free[source] = self.ended["left", number] = runner.left = end
         self.intervals.append(Interval(source, start, end, "send", sent, target, size))
-        heapq.heappush(self.moments, (start + link.alpha, _ARRIVE, order, target, number))
+        heapq.heappush(self.moments, (start + alpha, _ARRIVE, order, target, number))
 
     def _arrive(self, now: float, number: int) -> None:
         sent, taken, size, _ = self.messages[number]
         source, target = sent.rank, taken.rank
         start = max(now, self.in_free[target])
-        end = start + self.links[source][target].transfer_us(size)
+        end = start + size * self.links[source][target][1]
         self.in_free[target] = end
         self.intervals.append(Interval(target, start, end, "receive", taken, source, size))
         self._tell(("arrived", number), end)

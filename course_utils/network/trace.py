@@ -1,20 +1,20 @@
 """What the ranks of one launch sent, received and waited for."""
 
+import gc
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from course_utils.network.collectives import refuse_unknown
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError, Schedule
-from course_utils.network.simulation import Replay, Simulation, Think, without_gc
+from course_utils.network.simulation import Replay, Simulation, Think
 from course_utils.record.event import Event
 
-FORMAT = "course_utils trace 1"
-Compute = str | Callable[[Event], float] | Sequence[float]
+Compute = Callable[[Event], float] | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Trace:
         whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
         return Traffic(whole, tuple(map(tuple, counts)))
 
-    def replay(self, network: Network, compute: Compute = "zero") -> Replay:
+    def replay(self, network: Network, compute: Compute | None = None) -> Replay:
         """Run the recording again on a modelled network, on a virtual clock.
 
         Args:
             network: What it runs on.
-            compute: Microseconds that ranks compute: "zero"; one number per rank, before it
-                begins; or a function that tells of each event how many come before it.
+            compute: Microseconds that ranks compute: none; one number per rank, before it begins;
+                or a function that tells of each event how many come before it.
 
         Returns:
             When each rank is done, and what it did when: in every run the same, to the last digit.
@@ -118,27 +118,29 @@ class Trace:
             ValueError: The network or the compute does not fit the recording.
         """
         network.refuse_misfit(self.world_size)
-        think = self._think(compute)
-        with without_gc():
+        think, was_on = self._think(compute), gc.isenabled()
+        gc.disable()  # many objects and no garbage: looking for it would take half of the time
+        try:
             return Simulation(self.schedule(network.algorithm), network, think).run()
+        finally:
+            if was_on:
+                gc.enable()
 
-    def _think(self, compute: Compute) -> Think:
+    def _think(self, compute: Compute | None) -> Think:
         if callable(compute):
             return lambda rank, event: _checked(compute(event)) if event else 0.0
-        if compute == "zero":
-            return lambda rank, event: 0.0
-        if isinstance(compute, str) or len(compute) != self.world_size:
+        late = [0.0] * self.world_size if compute is None else list(map(_checked, compute))
+        if len(late) != self.world_size:
             raise ValueError(
-                f"compute={compute!r}: choose 'zero', one number of microseconds for each of the "
+                f"compute={compute!r}: it needs one number of microseconds for each of the "
                 f"{self.world_size} ranks, or a function of an event"
             )
-        late = [_checked(us) for us in compute]
         return lambda rank, event: 0.0 if event else late[rank]
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
-        events = [asdict(event) for event in self.events]
-        data = {"format": FORMAT, "ended": self.ended, "failed": self.failed, "events": events}
+        events = [vars(event) for event in self.events]
+        data = {"events": events, "ended": self.ended, "failed": self.failed}
         Path(path).write_text(json.dumps(data), encoding="utf-8")
 
     @classmethod
@@ -150,10 +152,8 @@ class Trace:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_frozen)
-            if data["format"] != FORMAT:
-                raise ValueError(data["format"])
             events = tuple(Event(**row) for row in data["events"])
-            return cls(events, tuple(map(tuple, data["ended"])), data.get("failed", False))
+            return cls(events, tuple(map(tuple, data["ended"])), data["failed"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
 

@@ -4,12 +4,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
-from course_utils.pictures.style import SPOKEN, first_of, together, us
+from course_utils.pictures.style import first_of, together, us
 from course_utils.record.event import meetings
 
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
@@ -19,7 +19,7 @@ class Activity(NamedTuple):
     """Everything on one clock, in microseconds."""
 
     bars: list[Interval]
-    arrows: list[Interval]  # from when a message is sent until it has arrived, as they are sent
+    arrows: list[Interval]  # from when a message is sent until it has arrived
     ends: tuple[float, ...]  # when each rank is done
     clock: str  # which one this is, for an axis
     tick_us: int = 1  # what the axis counts in: 1000 if milliseconds
@@ -30,18 +30,6 @@ class Activity(NamedTuple):
         return max((0.0, *self.ends, *(bar.end_us for bar in self.bars)))
 
 
-def moments(arrows: list[Interval]) -> list[list[Interval]]:
-    """Messages that go together: all on their way, and all sent until the first of them comes."""
-    found, begin, tiny = [[]], 0.0, 1e-9 * max(a.end_us for a in arrows)  # sums of floats differ
-    for message in arrows:
-        start, comes = message.start_us, min((a.end_us for a in found[-1]), default=math.inf)
-        if start > max(begin, comes - 2 * tiny) + tiny:
-            found.append([a for a in found[-1] if a.end_us > start + tiny])
-            begin = start
-        found[-1].append(message)
-    return found
-
-
 def activity(source: Trace | Replay) -> Activity:
     """Read a recording, in real time, or a replay; raises TypeError for anything else."""
     if not isinstance(source, (Trace, Replay)):
@@ -49,24 +37,22 @@ def activity(source: Trace | Replay) -> Activity:
             "a timeline is drawn of results.trace or of trace.replay(network), "
             f"not of {source!r:.80}"
         )
-    what = _in_real_time(source) if isinstance(source, Trace) else _virtual(source)
-    what.arrows.sort(key=itemgetter(1, 0, 2, 5))  # start_us, rank, end_us, peer
-    return what
+    return _in_real_time(source) if isinstance(source, Trace) else _virtual(source)
 
 
 def spans(bars: Iterable[Interval], pixel_us: float) -> dict[str, list]:
-    """The same to the eye, with fewer bars: by kind [rank, start, end, the first bar, how many].
+    """The same to the eye, with fewer bars: by kind [rank, start, end].
 
     What is shorter than a pixel is joined with the next within a pixel.
     """
     found, before = defaultdict(list), {}
     for bar in bars:
         rank, start, end, what = bar[:4]
-        last = before.get((rank, what), [rank, -math.inf, -math.inf, bar, 0])
+        last = before.get((rank, what), [rank, -math.inf, -math.inf])
         if start - last[2] < pixel_us and last[2] - last[1] < pixel_us:
-            last[2], last[4] = max(last[2], end), last[4] + 1
+            last[2] = max(last[2], end)
         else:
-            before[rank, what] = [rank, start, end, bar, 1]
+            before[rank, what] = [rank, start, end]
             found[what].append(before[rank, what])
     return found
 
@@ -89,13 +75,6 @@ def virtual_text(what: Activity) -> str:
         held[bar.rank] += bar.end_us - bar.start_us if bar.what == "wait" else 0.0
     pairs = zip(ends, held, strict=True)
     said = together(f"done at {us(end)}, waiting for {us(own)} of it" for end, own in pairs)
-    if len(said) > SPOKEN:
-        first, last, most = ends.index(min(ends)), ends.index(max(ends)), held.index(max(held))
-        said = [
-            f"of {len(what.ends)} ranks rank {first} is done first, at {us(ends[first])}, "
-            f"rank {last} last, at {us(ends[last])}",
-            f"rank {most} waits longest, {us(held[most])}",
-        ]
     return f"V{what.clock[1:]}: {first_of(said)}"
 
 
@@ -125,26 +104,25 @@ def _in_real_time(trace: Trace) -> Activity:
     begin = min((event.start_s for event in trace), default=0.0)
     bars, now = [], [begin] * trace.world_size
 
-    def bar(rank: int, start_s: float, end_s: float, what: str, *more: Any) -> Interval:
-        return Interval(rank, 1e6 * (start_s - begin), 1e6 * (end_s - begin), what, *more)
+    def bar(rank: int, start_s: float, end_s: float, what: str, to: int | None = None) -> Interval:
+        return Interval(rank, 1e6 * (start_s - begin), 1e6 * (end_s - begin), what, None, to)
 
     for event in trace:
         rank, lasts = event.rank, (event.rank, event.start_s, event.end_s)
         if event.finished and event.kind != "wait":
-            bars.append(bar(*lasts, _PORTS.get(event.kind, "collective"), event))
+            bars.append(bar(*lasts, _PORTS.get(event.kind, "collective")))
         if event.blocking or event.kind == "wait":  # it holds the rank
-            bars += bar(rank, now[rank], event.start_s, "compute", None), bar(*lasts, "wait", event)
+            bars += bar(rank, now[rank], event.start_s, "compute"), bar(*lasts, "wait")
             now[rank] = max(now[rank], event.end_s)
     ended = [end_s for end_s, *_ in trace.ended]
-    bars += [bar(rank, now[rank], end_s, "compute", None) for rank, end_s in enumerate(ended)]
+    bars += [bar(rank, now[rank], end_s, "compute") for rank, end_s in enumerate(ended)]
     bars = [one for one in bars if one.what != "compute" or one.end_us > one.start_us]
     met = (one for one in meetings(trace, trace.world_size) if one.key[0] == "message")
     pairs = [[one.calls.get(rank) for rank in one.members] for one in met]
     arrows = [
-        bar(sent.rank, sent.start_s, taken.end_s, "send", sent, taken.rank, sent.bytes)
+        bar(sent.rank, sent.start_s, taken.end_s, "send", taken.rank)
         for sent, taken in pairs
         if sent and taken and sent.finished and taken.finished
     ]
     ends = tuple(max(0.0, 1e6 * (end_s - begin)) for end_s in ended)
-    bars.sort(key=itemgetter(1))  # start_us
     return Activity(bars, arrows, ends, "real time on this machine (ms)", 1000)

@@ -3,12 +3,13 @@
 import html
 import io
 import math
-from collections import defaultdict, namedtuple
+from collections import namedtuple
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from IPython.display import display
 
+from course_utils.hang import facts
 from course_utils.launcher.words import ranks
 
 if TYPE_CHECKING:
@@ -22,15 +23,15 @@ SPOKEN = 8  # groups of ranks, at most, that are named one by one
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
 
 
-# Bars from the top of a rank's row down, `height` of which they are: colours of Okabe and Ito, or
-# tints of them, and without colour strokes: pixels that they take, and from one to the next.
-Style = namedtuple("Style", "fill ink dash height name")
+# Bars, by where they stand in a rank's row, which is 0 to 1 from its top: colours of Okabe and Ito,
+# or tints of them, and without colour strokes: pixels that they take, and from one to the next.
+Style = namedtuple("Style", "fill ink dash middle height name")
 KINDS = {
-    "compute": Style("#009E73", "#009E73", None, 0.42, "own code"),
-    "wait": Style("#FDEFD0", "#E69F00", (1, 6), 0.42, "waiting in a call"),
-    "collective": Style("#E6B8D2", "#9C3F76", (2, 9), 0.18, "collective"),
-    "send": Style("#0072B2", "#00304D", (2, 8), 0.16, "sending"),
-    "receive": Style("#56B4E9", "#003B5C", (1, 3), 0.16, "receiving"),
+    "compute": Style("#009E73", "#009E73", None, 0.19, 0.38, "own code"),
+    "wait": Style("#FDEFD0", "#E69F00", (1, 6), 0.19, 0.38, "waiting in a call"),
+    "collective": Style("#E6B8D2", "#9C3F76", (2, 9), 0.49, 0.16, "collective"),
+    "send": Style("#0072B2", "#00304D", (2, 8), 0.67, 0.14, "sending"),
+    "receive": Style("#56B4E9", "#003B5C", (1, 3), 0.84, 0.14, "receiving"),
 }
 
 
@@ -66,9 +67,7 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
 
 def together(said: Iterable[str], between: str = " ") -> list[str]:
     """What is said of each rank, once for all ranks of which the same is said."""
-    groups = defaultdict(list)
-    for rank, words in enumerate(said):
-        groups[words].append(rank)
+    groups = facts.together(dict(enumerate(said)))
     return [f"{ranks(own)}{between}{words}" for words, own in groups.items()]
 
 
@@ -86,11 +85,3 @@ def rounded(value: float, by: Sequence[float] = ROUND) -> float:
 def us(value: float) -> str:
     """Microseconds, with as many digits as one reads."""
     return f"{value:,.1f} µs" if value >= 10 else f"{value:.3g} µs"
-
-
-def size(count: float) -> str:
-    """Such as `960 B`, `1.5 KB` or `25 MB`; a KB is 1,000 bytes."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 999.5 or unit == "GB":
-            return f"{count:.3g} {unit}"
-        count /= 1000

@@ -1,20 +1,19 @@
 """Rank by time: who computes, communicates and waits when."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.activity import Activity, activity, real_text, spans, virtual_text
 from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words, arrow, as_figure
-from course_utils.pictures.style import KINDS, rank_style, rounded, show, size, us
+from course_utils.pictures.style import KINDS, rounded, show, us
 
 ARROWS = 150  # more than so many messages are not drawn
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 100, 34, 44  # right: when a cut row ends
 _HIGH = 350  # of up to 21 ranks together: beside sliders on a small screen
-_BEFORE, _NOW = "#D55E00", "#E4ECF7"  # outline of an earlier state; the moment of an animation
+_OUTLINE, _ARROW = "#D55E00", INK + "AA"  # the latter are seen through
 _PIXEL = 1.5  # what the eye cannot tell apart
-_MANY = 1000  # bars of a kind, at most, that say what they are
 _THIN = 4  # what is less high has no strokes: one would not see them
 
 
@@ -35,32 +34,26 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
     show(as_figure(draw(what)), text)
 
 
-def draw(
-    what: Activity, end: float = 0, before: Iterable = (), now: Sequence[Interval] = ()
-) -> Drawing:
+def draw(what: Activity, end: float = 0, first: Iterable[float] = ()) -> Drawing:
     """Draw a timeline: up to `end` (µs), where bars are cut, or when the last rank is done.
 
-    Outlines say when ranks were done `before`. Where messages go `now`, they are thick, and only
-    what was sent by then has arrows and is counted.
+    Outlines say when ranks were done `first`.
     """
     row, wide = max(16, min(58, _HIGH // max(1, len(what.ends)))), _WIDTH - (0 if end else 78)
     end = end or max(what.end, 1e-9)
-    plan = _Plan(what, lanes(what.bars), end, (_WIDTH - _LEFT - _RIGHT) / end, row)
-    arrows = what.arrows if len(what.arrows) <= ARROWS else []
-    if now:
-        arrows = [a for a in what.arrows if a.start_us <= now[-1].start_us]
-    shapes = [*_axis(plan, now), *_legend(plan, bool(arrows)), *_bars(plan)]
-    shapes += _ranks(plan, arrows if now else [], before)
-    for message in (a for a in arrows[-ARROWS:] if a.end_us <= end):
-        shapes += arrow(plan.way(message), INK + "AA", 0.8)
-    for message in now:
-        shapes += arrow(plan.way(message), rank_style(message.rank)["color"], 2.5)
-    return Drawing(wide, plan.bottom + _BOTTOM, shapes, what.clock)
+    plan = _Plan(what, end, (_WIDTH - _LEFT - _RIGHT) / end, row)
+    sent = what.arrows if len(what.arrows) <= ARROWS else []
+    found = spans(what.bars, _PIXEL / plan.scale)
+    bars = {kind: found[kind] for kind in KINDS if kind in found}
+    shapes = [*_axis(plan), *_legend(bars, bool(sent)), *_ranks(plan, first)]
+    for kind, own in bars.items():
+        shapes += _strokes(kind, plan.bars(kind, own), row * KINDS[kind].height)
+    arrows = [line for one in sent if one.end_us <= end for line in arrow(plan.way(one))]
+    return Drawing(wide, plan.bottom + _BOTTOM, [*shapes, Lines(arrows, _ARROW, 0.8)], what.clock)
 
 
 class _Plan(NamedTuple):
     what: Activity
-    lanes: dict[str, tuple[float, float]]  # top and height
     end: float  # of the axis
     scale: float  # pixels of a microsecond
     row: int  # pixels of a rank
@@ -72,34 +65,23 @@ class _Plan(NamedTuple):
     def x(self, at_us: float) -> float:
         return _LEFT + min(at_us, self.end) * self.scale
 
-    def lane(self, rank: int, kind: str) -> tuple[float, float]:
-        top, high = self.lanes[kind]
-        return _TOP + self.row * (rank + 0.9 * top), 0.9 * self.row * high
+    def y(self, rank: int, kind: str) -> float:
+        return _TOP + self.row * (rank + KINDS[kind].middle)
+
+    def bars(self, kind: str, found: Iterable[list]) -> list[Line]:
+        """The middle of each, which is at least so wide that one sees it."""
+        seen = [(rank, self.x(a), self.x(b)) for rank, a, b in found if a <= self.end]
+        rows = [self.y(rank, kind) for rank in range(len(self.what.ends))]
+        return [(a, rows[rank], max(b, a + 1.2), rows[rank]) for rank, a, b in seen]
 
     def way(self, message: Interval) -> Line:
         """From the middle of the sender's port to that of the receiver's."""
-        top1, high1 = self.lane(message.rank, "send")
-        top2, high2 = self.lane(message.peer, "receive")
-        return self.x(message.start_us), top1 + high1 / 2, self.x(message.end_us), top2 + high2 / 2
+        start, end = self.x(message.start_us), self.x(message.end_us)
+        return start, self.y(message.rank, "send"), end, self.y(message.peer, "receive")
 
 
-def lanes(bars: Iterable[Interval]) -> dict[str, tuple[float, float]]:
-    """Of each kind that occurs: top and height in a rank's row, which is 0 to 1 from the top."""
-    present, found, top = {bar.what for bar in bars}, {}, 0.0
-    for what, style in KINDS.items():
-        if what in ("compute", "wait") or what in present:  # these two share a lane that is kept
-            found[what] = (top, style.height)
-            top += 0.0 if what == "compute" else style.height + 0.03
-    scale = 0.97 / top
-    return {what: (scale * a, scale * b) for what, (a, b) in found.items() if what in present}
-
-
-def _axis(plan: _Plan, now: Sequence[Interval]) -> Iterator[Shape]:
-    """About seven round numbers, and which clock this is; behind them, when messages go."""
-    if now:
-        x, end = plan.x(min(a.start_us for a in now)), plan.x(max(a.end_us for a in now))
-        middle = (_TOP + plan.bottom) / 2
-        yield Lines([(x, middle, end, middle)], _NOW, plan.bottom - _TOP)
+def _axis(plan: _Plan) -> Iterator[Shape]:
+    """About seven round numbers, and which clock this is."""
     step = rounded(plan.end / 7 * 0.999, (1, 2, 2.5, 5, 10))
     for k in range(int(plan.end / step * 1.0001) + 1):
         x = plan.x(k * step)
@@ -109,50 +91,33 @@ def _axis(plan: _Plan, now: Sequence[Interval]) -> Iterator[Shape]:
     yield Words((_LEFT + _WIDTH - _RIGHT) / 2, plan.bottom + 35, plan.what.clock, "middle")
 
 
-def _ranks(plan: _Plan, sent: list[Interval], before: Iterable) -> Iterator[Shape]:
-    """Their names, what was sent to them, a mark where a row is cut, and outlines."""
+def _ranks(plan: _Plan, first: Iterable[float]) -> Iterator[Shape]:
+    """Their names, a mark where a row is cut, and outlines."""
     for rank, end in enumerate(plan.what.ends):
         y = _TOP + plan.row * (rank + 0.45) + 4
-        got = sum(a.bytes for a in sent if a.peer == rank) if plan.row > 30 else 0
-        yield Words(_LEFT - 8, y - 8 * bool(got), f"rank {rank}", "end")
-        if got:
-            yield Words(_LEFT - 8, y + 8, f"+ {size(got)}", "end")
+        yield Words(_LEFT - 8, y, f"rank {rank}", "end")
         if end > plan.end:
             yield Words(_WIDTH - _RIGHT + 4, y, f"▸ {us(end)}")
-    for rank, end in enumerate(before):
+    for rank, end in enumerate(first):
         x, top = plan.x(end), _TOP + plan.row * rank - 2
         low = top + 0.95 * plan.row
-        yield Lines([(_LEFT, top, x, top), (x, top, x, low), (_LEFT, low, x, low)], _BEFORE, 1.5)
+        yield Lines([(_LEFT, top, x, top), (x, top, x, low), (_LEFT, low, x, low)], _OUTLINE, 1.5)
 
 
-def _legend(plan: _Plan, arrows: bool) -> Iterator[Shape]:
+def _legend(kinds: Iterable[str], arrows: bool) -> Iterator[Shape]:
     x = float(_LEFT)
-    for kind in plan.lanes:
-        yield from _boxes(kind, [(x, 10, 26)], 12)
+    for kind in kinds:
+        yield from _strokes(kind, [(x, 16, x + 26, 16)], 12)
         yield Words(x + 32, 20, KINDS[kind].name)
         x += 58 + 5.6 * len(KINDS[kind].name)
     if arrows:
-        yield from arrow((x, 16, x + 26, 16), INK, 0.8)
+        yield Lines(arrow((x, 16, x + 26, 16)), _ARROW, 0.8)
         yield Words(x + 32, 20, "a message")
 
 
-def _bars(plan: _Plan) -> Iterator[Shape]:
-    """All bars of a kind at once; where there are many, nobody hovers over a single one."""
-    found = spans(plan.what.bars, _PIXEL / plan.scale)
-    for kind in plan.lanes:
-        boxes, titles = [], []
-        for rank, start, end, bar, count in (one for one in found[kind] if one[1] <= plan.end):
-            x = plan.x(start)
-            boxes.append((x, plan.lane(rank, kind)[0], max(1.2, plan.x(end) - x)))
-            titles.append(f"{bar.label}, and {count - 1} more" if count > 1 else bar.label)
-        high = plan.lane(0, kind)[1]
-        yield from _boxes(kind, boxes, high, titles if len(boxes) <= _MANY else None)
-
-
-def _boxes(kind: str, boxes: list, high: float, titles: list | None = None) -> Iterator[Shape]:
-    """Boxes (left, top, width) of one height: a thick line each, and a dashed one above it."""
+def _strokes(kind: str, bars: list[Line], high: float) -> Iterator[Shape]:
+    """Bars of one height: a thick line each, and a dashed one above it."""
     style = KINDS[kind]
-    middles = [(x, y + high / 2, x + wide, y + high / 2) for x, y, wide in boxes]
-    yield Lines(middles, style.fill, high, titles)
+    yield Lines(bars, style.fill, high)
     if style.dash and high > _THIN:
-        yield Lines(middles, style.ink, high, dash=style.dash)
+        yield Lines(bars, style.ink, high, dash=style.dash)

@@ -1,36 +1,33 @@
-"""A recording to play with: sliders for the network under it, or its messages moment by moment."""
+"""A recording to play with: sliders for the network under it."""
 
 import html
 import math
-import time
 from dataclasses import replace
 from typing import Any
 
 import ipywidgets as w
 
 from course_utils.network.network import Network
-from course_utils.network.simulation import Interval, Replay, without_gc
 from course_utils.network.trace import Compute, Trace
-from course_utils.pictures.activity import Activity, activity, moments, virtual_text
+from course_utils.pictures.activity import Activity, activity, virtual_text
 from course_utils.pictures.shapes import as_figure, as_svg
-from course_utils.pictures.style import ROUND, SPOKEN, first_of, picture, rounded, size, us
+from course_utils.pictures.style import ROUND, picture, rounded, us
 from course_utils.pictures.timeline import draw
 
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
-_PAUSE_S = 1.0  # a slider that rests for so long has been let go
 _SAID = 'style="line-height:1.4;margin:6px"'
 
 
-def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero") -> w.VBox:
+def explore(trace: Trace, network: Network = NETWORK, compute: Compute | None = None) -> w.VBox:
     """Show a recording's timeline on a network whose latency, bandwidth and slow rank one drags.
 
     The axis stays, so that bars grow, until the button *fit* is pressed; an outline shows when each
-    rank was done before.
+    rank was done at first.
 
     Args:
         trace: `results.trace`.
         network: Where the sliders begin; all else of it stays as it is.
-        compute: As for `Trace.replay`; a slow rank computes longer or, if "zero", begins late.
+        compute: As for `Trace.replay`; a slow rank computes longer or, if none does, begins late.
 
     Raises:
         TypeError: This is not a trace.
@@ -39,28 +36,24 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute = "zero")
     if not isinstance(trace, Trace):
         raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
     now = start = activity(trace.replay(network, compute))
-    sliders = _sliders(start, network, late=compute == "zero")
+    sliders = _sliders(start, network, late=compute is None)
     fit = w.Button(description="fit", layout=w.Layout(width="50px"))
-    before, axis_us, held, shown = None, 0.0, (None, 0.0), w.HTML()
+    axis_us, shown = 0.0, w.HTML()
 
     def redraw(change: Any) -> None:
-        nonlocal now, before, axis_us, held
+        nonlocal now, axis_us
         if change is fit:
             axis_us = rounded(max(now.end, 1e-9))
         else:
-            if change.owner is not held[0] or time.monotonic() > held[1]:
-                before = now  # else this is the same drag
             latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
             moved, computed = replace(network, latency_us=latency_us, gbit_s=gbit_s), compute
-            if slow is not None and compute == "zero":
+            if slow is not None and compute is None:
                 computed = [how * (rank == slow) for rank in range(trace.world_size)]
             elif slow is not None:
                 factor = how * network.slow_ranks.get(slow, 1.0)
                 moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
             now = activity(trace.replay(moved, computed))
-            held = change.owner, time.monotonic() + _PAUSE_S
-        with without_gc():
-            shown.value = _explored(now, before, axis_us)
+        shown.value = _explored(now, start, axis_us)
 
     redraw(fit)
     fit.on_click(redraw)
@@ -96,56 +89,13 @@ def _around(value: float) -> dict[str, Any]:
     return {"options": [(f"{other:g}", other) for other in options], "value": value}
 
 
-def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
+def _explored(now: Activity, start: Activity, axis_us: float) -> str:
     """When all are done, the picture, and the sentence below it."""
     told = f"<b>All are done at {us(now.end)}</b>"
-    told += f"; before, at {us(before.end)} (outlined)" if before else ""
+    told += f"; at first, at {us(start.end)} (outlined)" if now is not start else ""
     told += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>" if now.end > axis_us else ""
-    drawn = as_svg(draw(now, axis_us, before.ends if before else ()))
+    drawn = as_svg(draw(now, axis_us, start.ends if now is not start else ()))
     return f"<p {_SAID}>{told}.</p>{drawn}<p {_SAID}>{html.escape(virtual_text(now))}</p>"
-
-
-def animate(source: Trace | Replay, network: Network = NETWORK) -> w.VBox:
-    """Step through the messages: those that travel at the same time go together, as thick arrows.
-
-    Args:
-        source: `results.trace`, which is replayed on `network`; or a replay.
-        network: Of a trace.
-
-    Raises:
-        TypeError: `source` is neither.
-        ValueError: No message was sent.
-        ReplayError: A message or a collective has no partner.
-    """
-    what = activity(source.replay(network) if isinstance(source, Trace) else source)
-    if not what.arrows:
-        raise ValueError("there is nothing to animate: these ranks sent no message")
-    steps = moments(what.arrows)
-    count = len(steps)
-    play = w.Play(value=1, min=1, max=count, interval=min(1100, 10_000 // count))
-    step = w.IntSlider(1, min=1, max=count, description="moment", layout=w.Layout(width="420px"))
-    shown = w.HTML()
-
-    def redraw(_: Any = None) -> None:
-        now = steps[step.value - 1]
-        start, end = us(min(a.start_us for a in now)), us(max(a.end_us for a in now))
-        head = f"<b>moment {step.value} of {count}</b>, from {start} to {end}: {_told(now)}"
-        shown.value = f"<p {_SAID}>{head}</p>{as_svg(draw(what, now=now))}"
-
-    redraw()
-    step.observe(redraw, "value")
-    w.jslink((play, "value"), (step, "value"))
-    told = first_of([f"{number}. {_told(now)}" for number, now in enumerate(steps, 1)])
-    head = f"{len(what.arrows)} messages among {len(what.ends)} ranks, by moments"
-    return _panel([w.HBox([play, step]), shown], f"{head}: {told}", what)
-
-
-def _told(messages: list[Interval]) -> str:
-    """Such as `rank 0 to 1, 1 to 2, 960 B each`; of very many the first ones."""
-    pairs = [f"{message.rank} to {message.peer}" for message in messages[:SPOKEN]]
-    pairs += [f"{len(messages) - SPOKEN} more"] * (len(messages) > SPOKEN)
-    sizes = dict.fromkeys(size(of(message.bytes for message in messages)) for of in (min, max))
-    return f"rank {', '.join(pairs)}, {' to '.join(sizes)}{' each' * (len(messages) > 1)}"
 
 
 def _panel(rows: list[Any], text: str, what: Activity) -> w.VBox:

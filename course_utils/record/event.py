@@ -139,24 +139,22 @@ def key_of(event: Event) -> Key | None:
     return None if event.kind in ("wait", "return") else ("collective", *group)
 
 
-def meetings(events: Iterable[Event], world_size: int, anew: bool = False) -> list[Meeting]:
+def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
     """Let all calls meet; in each key they are in order, and keys come as they were first called.
 
     Args:
         events: Of all ranks, each rank's in its order. An event that knows its number is taken at
             its word, since the first ones may be forgotten; the others are counted here.
         world_size: How many ranks there are: all of them meet to make a group.
-        anew: Count all of them here: a recording may have been cut, or put together of several.
     """
     found: dict[Key, tuple[dict[int, int], dict[int, Meeting]]] = {}
     for event in events:
         if (key := key_of(event)) is None:
             continue
         counts, own = found.get(key) or found.setdefault(key, ({}, {}))
-        known, rank = 0 if anew else event.number, event.rank
-        number = counts[rank] = known or counts.get(rank, 0) + 1
+        number = counts[event.rank] = event.number or counts.get(event.rank, 0) + 1
         if number not in own:
             special = {"message": key[1:3], "new_group": tuple(range(world_size))}
             own[number] = Meeting(key, number, special.get(key[0], event.group), {})
-        own[number].calls[rank] = event
+        own[number].calls[event.rank] = event
     return [own[number] for _, own in found.values() for number in sorted(own)]

@@ -27,18 +27,7 @@ from course_utils.record.memory import ISSUED, ON_ITS_WAY, Row, Writer
 from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
-_PATCHED = ("_register_pg_in_world", "_process_group_name")  # of torch, in this rank alone
 _NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0)
-
-
-def refusal() -> str | None:
-    """Say why this torch cannot record, or None when it can."""
-    if hasattr(c10d.ProcessGroup, "register_pre_hook") and all(hasattr(c10d, n) for n in _PATCHED):
-        return None
-    return (
-        f"trace=True needs torch 2.15 or newer, whose process groups have hooks; this is torch "
-        f"{torch.__version__}. Install the pinned one, or launch without trace=True."
-    )
 
 
 @functools.cache
@@ -74,10 +63,7 @@ class Recorder:
 
     def listen(self) -> None:
         """Have every group recorded that is yet to be made; none exists so far."""
-        if refusal():
-            self.writer.give_up()
-            return
-        register, name = (getattr(c10d, patched) for patched in _PATCHED)
+        register, name = c10d._register_pg_in_world, c10d._process_group_name
         wrap = DistributedDataParallel.__init__
 
         @functools.wraps(register)

@@ -44,17 +44,14 @@ class Waits:
             _, issued = self.unwaited.pop(id(work), (None, None))
             if issued is None:
                 return wait(work, *args, **options)
-            rows = [issued]
-            if issued.flags & ASYNC:
-                rows.append(self._begin(issued, sys._getframe(1)))
-            try:
+            with contextlib.ExitStack() as over:
+                if issued.flags & ASYNC:
+                    over.callback(self._begin(issued, sys._getframe(1)).finish)
+                over.callback(issued.finish)
                 done, fields = wait(work, *args, **options), issued.fields
                 if fields["kind"] == "recv" and fields["peer"] is None:  # now it is known who sent
                     issued.peer = fields["group"][work._source_rank()]
                 return done
-            finally:
-                for row in rows:
-                    row.finish()
 
         def future_and_record(work: c10d.Work) -> torch.futures.Future:
             future = self.future_of(work)
@@ -63,13 +60,11 @@ class Waits:
             return future
 
         def wait_for_future(future: torch.futures.Future) -> Any:
-            issued = self.futures.pop(id(future), (None, None))[1]
-            row = issued and self._begin(issued, sys._getframe(1))
-            try:
+            _, issued = self.futures.pop(id(future), (None, None))
+            with contextlib.ExitStack() as over:
+                if issued:
+                    over.callback(self._begin(issued, sys._getframe(1)).finish)
                 return wait_future(future)
-            finally:
-                if row:
-                    row.finish()
 
         def then_and_record(future: torch.futures.Future, do: Callable) -> torch.futures.Future:
             after = then(future, do)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_utils import Network, animate, explore, launch, plot_timeline, show
+from course_utils import Network, explore, launch, plot_timeline, show
 from course_utils.pictures.style import rank_style
 
 # %% [markdown]
@@ -291,11 +291,12 @@ for algorithm in (direct, tree, ring):
 # and spreads the bytes evenly, so that its busiest port takes in 140,000 where rank 0 of the direct way takes in 560,000. Many messages cost
 # latency, a busy port costs bandwidth.
 #
-# Step through the ring's turns on four ranks: press play. In each turn every rank sends a quarter and receives another.
+# Here are the ring's turns on four ranks. In each turn every rank sends a quarter and receives another.
 
 # %%
 ring_of_4 = recorded(ring, 4, 800_000)
-animate(ring_of_4.trace, network)
+text = "Six turns of 30 µs: in each, all send a quarter to the next rank at the same time."
+plot_timeline(ring_of_4.trace.replay(network), text)
 
 # %% [markdown]
 # **Check yourself.** Why six turns for four ranks?

@@ -134,19 +134,6 @@ def waits_for_ever() -> None:
         dist.irecv(torch.ones(1), 0).wait()
 
 
-def test_an_old_torch_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(hooks, "refusal", lambda: "trace=True needs torch 2.15 or newer")
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a rank was started"))
-    with pytest.raises(RuntimeError, match=r"needs torch 2\.15"):
-        launch(print, trace=True)
-
-
-def test_a_torch_without_hooks_is_told_apart(monkeypatch):
-    assert hooks.refusal() is None
-    monkeypatch.setattr(hooks.c10d, "ProcessGroup", object)
-    assert "trace=True needs torch 2.15 or newer" in hooks.refusal()
-
-
 def test_a_recorded_rank_that_fails_is_reported_like_any_other():
     with pytest.raises(WorkerError, match=r"ranks 0 and 1 failed: ValueError: on purpose"):
         launch(fails, trace=True)
