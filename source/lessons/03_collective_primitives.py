@@ -17,7 +17,7 @@
 # Six cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what real ranks did. One cell asks you to **write**
 # a function. The saved outputs give answers away, so clear them first: *Edit*, *Clear Outputs of All Cells*.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import time
 
 import torch
@@ -92,6 +92,7 @@ def in_order(mine):
     return theirs
 
 
+# %%
 def at_once(mine):
     other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
     sending = dist.isend(mine, other)
@@ -771,6 +772,7 @@ in_the_call.measured("less" if ratio < 0.7 else "more" if ratio > 1.4 else "as m
 # nobody has to sleep. We take a recording without sleep, say that a backward pass takes 2 ms, and add the full naps on the virtual clock.
 
 # %%
+trace = launch(train, 0.0, world_size=4, backend="gloo", trace=True).trace
 NAPS_MS = {  # before sum number k; there are four in each step
     "nowhere": lambda k: 0,
     "at the start": lambda k: 1 * (k == 0),
@@ -778,9 +780,9 @@ NAPS_MS = {  # before sum number k; there are four in each step
     "at one sum": lambda k: 500 * (k == 5),
     "after a backward pass": lambda k: 6000 * (k == 8),
 }
-trace = launch(train, 0.0, world_size=4, backend="gloo", trace=True).trace
 
 
+# %%
 def replayed(where):
     def computing_us(event):
         nap_ms = NAPS_MS[where](event.index) if event.rank == 1 else 0
