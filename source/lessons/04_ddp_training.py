@@ -3,7 +3,7 @@
 #
 # **What do you add to a training loop so that several processes train one model, and how do you know that it is the right model?**
 #
-# In 85 minutes you will be able to
+# In 80 minutes you will be able to
 #
 # 1. make a training loop distributed by changing six lines, and say what each is for;
 # 2. prove that the model is the one that a single process would get, and say when exactly the ranks talk;
@@ -536,7 +536,8 @@ weights_do = predict(
 # %% tags=["row-A8", "row-D6"]
 fit = []
 for make_optimizer in (torch.optim.SGD, torch.optim.Adam):
-    name, ddp = make_optimizer.__name__, launch(by_hand, make_optimizer, "DDP", backend="gloo")[0]
+    name = make_optimizer.__name__
+    ddp = launch(by_hand, make_optimizer, "DDP", backend="gloo")[0]
     for what in ("gradients", "weights"):
         mine = launch(by_hand, make_optimizer, what, backend="gloo")[0]
         difference = (mine - ddp).abs().max().item()
@@ -601,7 +602,7 @@ def mistaken(mistake, steps=8):
 mistakes = ["no sampler", "no broadcast", "summed gradients", "one rank's loss"]
 
 
-def away(run):
+def distances_of(run):
     """Largest difference of a weight after each step: rank to rank, and rank 1 to one process."""
     w = [result["weights"] for result in run]
     return (w[0] - w[1]).abs().amax(dim=1), (w[1] - alone[: len(w[1])]).abs().amax(dim=1)
@@ -622,14 +623,12 @@ unseen = predict("mistakes of the four that leave the ranks equal", ...)
 
 # %%
 runs = {each: launch(mistaken, each, backend="gloo") for each in ["no mistake", *mistakes]}
-distances = {each: [distance[5].item() for distance in away(run)] for each, run in runs.items()}
+distances = {each: [away[5].item() for away in distances_of(run)] for each, run in runs.items()}
 
 print("after 5 steps      rank to rank  to one process  printed loss is off by")
-for each, run in runs.items():
-    off = abs(run[0]["printed"][4] - loss_of_all(run)[4].item())
-    print(
-        f"{each:16}{told(distances[each][0]):>15}{told(distances[each][1]):>16}   about {off:.2f}"
-    )
+for each, (rank_to_rank, to_process) in distances.items():
+    off = runs[each][0]["printed"][4] - loss_of_all(runs[each])[4]
+    print(f"{each:16}{told(rank_to_rank):>15}{told(to_process):>16}   about {off.abs():.2f}")
 unseen.measured(sum(distances[each][0] == 0 for each in mistakes))
 
 # %% [markdown]
@@ -639,10 +638,11 @@ unseen.measured(sum(distances[each][0] == 0 for each in mistakes))
 figure, axes = plt.subplots(2, 2, figsize=(9, 5.4), sharex=True, layout="constrained")
 wide = {"color": "#BBBBBB", "linewidth": 7, "solid_capstyle": "round"}
 for axis, mistake in zip(axes.flat[:3], mistakes):
-    ranks, one = away(runs[mistake])
+    ranks, one = distances_of(runs[mistake])
     axis.plot(ranks, label="rank to rank", **wide)
     axis.plot(one, label="to one process", **plain_style(0))
-    axis.plot(away(runs["no mistake"])[1], label="the same, without the mistake", **plain_style(1))
+    without = distances_of(runs["no mistake"])[1]
+    axis.plot(without, label="the same, without the mistake", **plain_style(1))
     axis.set_yscale("symlog", linthresh=1e-9)
     axis.set(title=mistake, ylim=(-5e-10, 1), yticks=[0, 1e-8, 1e-6, 1e-4, 1e-2, 1])
     axis.set_ylabel("difference of weights")
@@ -755,8 +755,8 @@ resumed = launch(train_on, halves, 38, backend="gloo")
 for rank, (one, two) in enumerate(zip(undisturbed, resumed)):
     same = sum(map(eq, one["losses"][100:], two["losses"]))
     print(f"rank {rank}: {same} of 38 losses are the same")
-pairs = zip(undisturbed, resumed)
-resumed_apart.measured(max((one["weights"] - two["weights"]).abs().max() for one, two in pairs))
+differences = [one["weights"] - two["weights"] for one, two in zip(undisturbed, resumed)]
+resumed_apart.measured(torch.stack(differences).abs().max())
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8, 3.6))
@@ -784,9 +784,8 @@ show(figure, "The stopped and resumed run lies exactly on the undisturbed one.")
 network = convnet().eval()
 network.load_state_dict(torch.load(halves)["model"])
 with torch.no_grad():
-    right = sum(
-        (network(images).argmax(1) == labels).sum() for images, labels in DataLoader(testing, 500)
-    )
+    batches = DataLoader(testing, 500)
+    right = sum((network(images).argmax(1) == labels).sum() for images, labels in batches)
 print(f"right: about {100 * right / len(testing):.1f} % of the test digits")
 
 # %% [markdown]
@@ -830,7 +829,8 @@ def accumulate(forward, parts, steps=5):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for images, labels in islice(my_batches(128), steps):
         optimizer.zero_grad()
-        for part, (few, answers) in enumerate(zip(images.chunk(parts), labels.chunk(parts)), 1):
+        pieces = zip(images.chunk(parts), labels.chunk(parts))
+        for part, (few, answers) in enumerate(pieces, 1):
             quiet = model.no_sync if part < parts else nullcontext  # the last one sends
             with quiet() if forward == "inside" else nullcontext():
                 loss = cross_entropy(model(few), answers) / parts
@@ -892,8 +892,8 @@ def mixed(compressed, steps=40):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    gradient = model.module[1].weight.grad
-    return {"outputs": outputs, "loss": loss, "weights": weights(model), "gradients": gradient}
+    grad = model.module[1].weight.grad
+    return {"outputs": outputs, "loss": loss, "weights": weights(model), "gradients": grad}
 
 
 # %%
@@ -948,7 +948,7 @@ def images_per_second(model, talk, images, labels, steps=4):
 # %%
 def measure():
     model, batch = DistributedDataParallel(convnet()), next(iter(my_batches(128)))
-    images_per_second(model, nullcontext, *batch)  # warm up: the first steps arrange the buckets
+    images_per_second(model, nullcontext, *batch)  # warm up: DDP arranges its buckets
     ways = {"no messages": model.no_sync, "DDP": nullcontext}
     return {name: images_per_second(model, talk, *batch) for name, talk in ways.items()}
 
@@ -958,10 +958,12 @@ def measure():
 
 # %%
 sizes = [n for n in (1, 2, 4) if n <= max(2, hardware().cores)]
-rounds = [{n: launch(measure, world_size=n, backend="gloo")[0] for n in sizes} for _ in range(5)]
+rounds = []
+for _ in range(5):
+    rounds.append({n: launch(measure, world_size=n, backend="gloo")[0] for n in sizes})
 for kind in ("no messages", "DDP"):
     ratios = [one[2][kind] / one[1][kind] for one in rounds]
-    print(f"2 ranks, {kind:11}: about {median(ratios):.2f} times as many images per second as one")
+    print(f"2 ranks, {kind:11}: about {median(ratios):.2f} times as fast as one rank")
 
 # %% [markdown]
 # **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's number against its control, not against the ideal of 2. The control's distance from the ideal is the machine (busy
