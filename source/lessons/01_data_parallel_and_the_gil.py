@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from course_utils import hardware, launch, predict, show
-from course_utils.pictures.style import rank_style
+from course_utils.pictures.style import KINDS, rank_style
 from course_utils.recordings import recording
 
 # %% [markdown]
@@ -518,9 +518,9 @@ show(figure, "Gathered logits pile up on device 0; gathered losses leave all dev
 rows = [row for row in recording("resnet50_2xA100") if 60_000 <= row.start_us < 80_000]
 lanes = {"launch": "host launches", "compute": "GPU computes"}
 figure, axes = plt.subplots(figsize=(8, 1.8))
-for i, kind in enumerate(lanes):
+for i, (kind, color) in enumerate(zip(lanes, ["#555555", KINDS["compute"].fill])):
     spans = [(row.start_us / 1000, row.us / 1000) for row in rows if row.kind == kind]
-    axes.broken_barh(spans, (i - 0.35, 0.7), color=rank_style(i)["color"])
+    axes.broken_barh(spans, (i - 0.35, 0.7), color=color)
     print(f"{lanes[kind]} {len(spans)} times, {sum(took for _, took in spans):.1f} of 20 ms")
 axes.set_yticks(range(2), lanes.values())
 axes.set(xlabel="time since the first step began (ms)", ylim=(1.6, -0.6))

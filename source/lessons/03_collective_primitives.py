@@ -806,7 +806,8 @@ plot_timeline(replayed("at every sum"), "Ranks 0, 2 and 3 wait 16 times, each ti
 # In all four experiments **the straggler is the rank that waits least**: about 1 ms, where the others wait up to six seconds. Without a nap all wait
 # alike. And in every row the ranks are done together: a sum ends for all at the same time, so whatever makes one rank late shows as waiting on all the *others*.
 #
-# Your turn: make a rank slow, then the network. Which of the two makes one rank differ from the others?
+# Run the next cell and move its sliders (what is saved here is the picture alone). Make a rank slow, then the network. Which of the two makes one
+# rank differ from the others?
 
 # %%
 explore(trace, network, lambda event: 2000.0 * (event.index % 4 == 0))
