@@ -695,8 +695,9 @@ def save(path, network, optimizer, step):
 
 # %% [markdown]
 # **One** rank writes, since all have the same parameters. (Each rank's batch normalisation keeps running statistics of its own; in every forward DDP
-# replaces them by rank 0's.) But each rank has a random generator of its own, for its dropout, so rank 0 first gathers
-# their states. **All** ranks read. `train_on`, folded below, goes on where the file says, or begins if there is none, for so many steps, and saves.
+# replaces them by rank 0's.) But each rank has a random generator of its own, for its dropout, so rank 0 first gathers their states.
+#
+# **All** ranks read. `train_on`, folded below, goes on where the file says, or begins if there is no file. It trains for so many steps, and saves.
 
 
 # %% jupyter={"source_hidden": true}
@@ -931,8 +932,8 @@ show(figure, "A misplaced no_sync sends four times as much; bfloat16 gradients h
 #
 # ## 7 · How much faster?
 #
-# All this was about being right. Does it pay? We train the convnet with a global batch of 128 on 1 and 2 ranks, and 4 where there are cores for them, and count
-# images per second; the folded cell has the clock. Beside it stands a control: the same work under `no_sync`, without messages. It says what the *hardware* allows.
+# All this was about being right. Does it pay? We train the convnet with a global batch of 128, on one rank and on two, and count images per second. The
+# folded cell has the clock. Beside DDP stands a control: the same work under `no_sync`, without messages. It says what the *hardware* allows.
 
 
 # %% jupyter={"source_hidden": true}
@@ -955,20 +956,20 @@ def measure():
 
 
 # %% [markdown]
-# Five rounds, one right after the other. Each gives a ratio, and the median counts.
+# Five rounds, one right after the other. Each gives a ratio, and the median counts. (With four free cores, try `(1, 4)`.)
 
 # %%
-sizes = [n for n in (1, 2, 4) if n <= max(2, hardware().cores)]
 rounds = []
 for _ in range(5):
-    rounds.append({n: launch(measure, world_size=n, backend="gloo")[0] for n in sizes})
+    rounds.append([launch(measure, world_size=n, backend="gloo")[0] for n in (1, 2)])
 for kind in ("no messages", "DDP"):
-    ratios = [one[2][kind] / one[1][kind] for one in rounds]
+    ratios = [two[kind] / one[kind] for one, two in rounds]
     print(f"2 ranks, {kind:11}: about {median(ratios):.2f} times as fast as one rank")
 
 # %% [markdown]
-# **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's number against its control, not against the ideal of 2. The control's distance from the ideal is the machine (busy
-# cores, shared memory); only DDP's distance from the control is communication. On a cluster that is the whole question, and chapter 06 computes it.
+# **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's number against its control, not against the ideal of 2. The control's
+# distance from the ideal is the machine: busy cores, shared memory. Only DDP's distance from the control is communication. On a cluster that is the
+# whole question, and [chapter 06](06_what_communication_costs.ipynb) computes it.
 #
 # ### A script to take home
 #
