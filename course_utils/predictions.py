@@ -90,7 +90,7 @@ def _verdict(pairs: list[tuple[Any, Any]], hits: int) -> str:
         return f"{hits} of {len(pairs)} right"
     if not (_is_number(wanted) and _is_number(got)):
         return "not so"
-    if wanted and not 0.1 < got / wanted < 10:
+    if wanted and got and not 0.1 < got / wanted < 10:
         return f"{_told([got / wanted])} times as much"
     return f"off by {_told([abs(got - wanted)])}"
 

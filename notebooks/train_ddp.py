@@ -85,7 +85,8 @@ def train(path="checkpoint.pt", epochs=2, global_batch=64, lr=0.02, clip=1.0) ->
     """Train as one of all ranks; returns the weights."""
     device, training = join(), digits(True)
     torch.manual_seed(0)  # the first weights, whoever started this process
-    model = DistributedDataParallel(convnet().to(device))  # on the device of its parameters
+    cards = None if device.type == "cpu" else [device.index]  # this process has one card, or none
+    model = DistributedDataParallel(convnet().to(device), device_ids=cards)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     sampler = DistributedSampler(training)
     loader = DataLoader(training, global_batch // dist.get_world_size(), sampler=sampler)

@@ -118,11 +118,11 @@ def minutes(notebook: NotebookNode) -> float:
         if cell.cell_type == "markdown":
             prose = re.sub(r"<[^>]+>|\]\([^)]*\)", " ", cell.source)
             words += len(re.findall(r"\w[\w'’-]*", prose))
-            own = re.findall(r"(?:[●○], |\*About )(\d+) minutes", prose)
+            own = re.findall(r"(?:[●○], |\*About |\*\*Write\*\* \()(\d+) minutes", prose)
             asked += sum(map(int, own)) if number else 0
         elif not cell.metadata.get("jupyter", {}).get("source_hidden"):
             lines += sum(map(bool, map(str.strip, cell.source.splitlines())))
-            asked += len(re.findall(r'predict\("|^predicted_\w+ =', cell.source, re.M))
+            asked += len(re.findall(r'predict\(\s*"|^predicted_\w+ =', cell.source, re.M))
     return words / 150 + lines / 6 + asked
 
 

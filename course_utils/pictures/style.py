@@ -40,6 +40,12 @@ def rank_style(rank: int) -> dict[str, str]:
     return {name: values[rank % len(values)] for name, values in _STYLES.items()}
 
 
+def plain_style(number: int) -> dict[str, str]:
+    """Return `color`, `linestyle` and `marker` for what is no rank: greys, which no rank has."""
+    values = {"color": ("#222222", "#777777", "#AAAAAA"), "linestyle": ("-", "--", ":")}
+    return {name: each[number % 3] for name, each in (values | {"marker": "s^o"}).items()}
+
+
 def show(figure: "Figure", text: str) -> None:
     """Display a figure with one sentence below it that says what to see, and close the figure.
 

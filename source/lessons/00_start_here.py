@@ -166,7 +166,7 @@ def train(epochs, learning_rate=0.05, global_batch=64):
 
 
 # %% [markdown]
-# Each rank sends its trained network home to the notebook. There, two small functions judge it: one gives the
+# Each rank sends its trained network home to the notebook. There, two small functions look at it: one gives the
 # percentage of test digits that it names correctly, the other puts all its weights into one long row.
 
 

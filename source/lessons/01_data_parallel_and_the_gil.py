@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from course_utils import hardware, launch, predict, show
-from course_utils.pictures.style import rank_style
+from course_utils.pictures.style import KINDS, rank_style
 from course_utils.recordings import recording
 
 # %% [markdown]
@@ -59,6 +59,11 @@ def add(counter, mutex):
             counter["value"] = value + 1
 
 
+# %% [markdown]
+# `count_together` starts two threads that run `add` on one counter, and waits for both.
+
+
+# %%
 def count_together(mutex):
     counter = {"value": 0}
     threads = [threading.Thread(target=add, args=(counter, mutex)) for _ in range(2)]
@@ -104,6 +109,7 @@ def in_turn(works):
         work()
 
 
+# %%
 def on_one_core(work):
     torch.set_num_threads(1)  # else torch itself would use both cores in each thread
     work()
@@ -162,9 +168,8 @@ def print_races(races):
 # %%
 gain = predict("pure Python in two threads, times as fast as in turn", ...)
 
-block = bytes(30_000_000)
 
-
+# %%
 def add_up():
     total = 0
     for number in range(1_000_000):
@@ -177,7 +182,11 @@ def multiply():
         matrix @ matrix
 
 
+# %% [markdown]
+# The checksum runs over 30 MB. `speed_up` tells how each race went.
+
 # %% tags=["row-B2"]
+block = bytes(30_000_000)
 works = {"pure Python": add_up, "checksum": lambda: hashlib.sha256(block).digest()}
 works["matrices"] = multiply
 races = {
@@ -237,6 +246,7 @@ draw_races(races, "Below the dashed line threads lose. Thin lines: from quartile
 switched = predict("switches in 60 ms, at 5 ms", ...)
 
 
+# %%
 def take_notes(notes):
     notes.append(time.perf_counter())
     while notes[-1] < notes[0] + 0.06:
@@ -313,6 +323,7 @@ def mlp(width, depth=8):
     return nn.Sequential(*[layer for pair in layers for layer in pair])
 
 
+# %%
 def data_parallel(model, batch, devices=2):
     replicas = [copy.deepcopy(model) for _ in range(devices)]  # replicate
     shards, outputs = batch.chunk(devices), [None] * devices  # scatter
@@ -355,6 +366,7 @@ results = launch(compare, world_size=1, backend="gloo")
 first_gain = predict("the first width at which threads gain is", ..., choices=(8, 32, 128, 512))
 
 
+# %%
 def forwards(width, steps):
     replicas, shards = [mlp(width), mlp(width)], torch.randn(128, width).chunk(2)
 
@@ -397,6 +409,7 @@ draw_races(by_width, "Threads reach what processes do only in wide layers.", "la
 backward_gain = predict("backward in two threads, times as fast as in turn", ...)
 
 
+# %%
 def backwards(width, steps):
     losses = [mlp(width)(torch.randn(64, width)).sum() for _ in range(2)]
 
@@ -505,9 +518,9 @@ show(figure, "Gathered logits pile up on device 0; gathered losses leave all dev
 rows = [row for row in recording("resnet50_2xA100") if 60_000 <= row.start_us < 80_000]
 lanes = {"launch": "host launches", "compute": "GPU computes"}
 figure, axes = plt.subplots(figsize=(8, 1.8))
-for i, kind in enumerate(lanes):
+for i, (kind, color) in enumerate(zip(lanes, ["#555555", KINDS["compute"].fill])):
     spans = [(row.start_us / 1000, row.us / 1000) for row in rows if row.kind == kind]
-    axes.broken_barh(spans, (i - 0.35, 0.7), color=rank_style(i)["color"])
+    axes.broken_barh(spans, (i - 0.35, 0.7), color=color)
     print(f"{lanes[kind]} {len(spans)} times, {sum(took for _, took in spans):.1f} of 20 ms")
 axes.set_yticks(range(2), lanes.values())
 axes.set(xlabel="time since the first step began (ms)", ylim=(1.6, -0.6))

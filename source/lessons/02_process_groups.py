@@ -38,7 +38,7 @@ from course_utils import WorkerError, check, hardware, launch, predict, show
 # ## 1 · Is there a master?
 #
 # Many tutorials speak of workers that compute and of a *master* that coordinates them, and they have you set `MASTER_ADDR`.
-# Let us look for this master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce`
+# *The DDP getting-started guide*, an article behind this course, is one. Let us look for this master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce`
 # adds up the four results. What does rank 0 do that the others do not?
 
 
@@ -167,7 +167,8 @@ draw_grid(captions, "Ranks count through both nodes; local ranks begin again at 
 # | rank, or global rank | `RANK` | all processes | world size − 1 |
 # | world size | `WORLD_SIZE` | how many there are | |
 #
-# Tutorials mix them up: one popular tutorial calls the node's number "global rank", and the rank that it computes from it "local rank".
+# Tutorials mix them up. *Distributed Data Parallel, part 1*, one of the five articles behind this course ([the course map](README.md) lists them),
+# calls the node's number "global rank", and the rank that it computes from it "local rank".
 # The difference matters as soon as a process chooses its GPU. This cell is meant to fail.
 
 

@@ -17,7 +17,7 @@
 # Six cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what real ranks did. One cell asks you to **write**
 # a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import time
 
 import torch
@@ -92,6 +92,7 @@ def in_order(mine):
     return theirs
 
 
+# %%
 def at_once(mine):
     other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
     sending = dist.isend(mine, other)
@@ -771,6 +772,7 @@ in_the_call.measured("less" if ratio < 0.7 else "more" if ratio > 1.4 else "as m
 # nobody has to sleep. We take a recording without sleep, say that a backward pass takes 2 ms, and add the full naps on the virtual clock.
 
 # %%
+trace = launch(train, 0.0, world_size=4, backend="gloo", trace=True).trace
 NAPS_MS = {  # before sum number k; there are four in each step
     "nowhere": lambda k: 0,
     "at the start": lambda k: 1 * (k == 0),
@@ -778,9 +780,9 @@ NAPS_MS = {  # before sum number k; there are four in each step
     "at one sum": lambda k: 500 * (k == 5),
     "after a backward pass": lambda k: 6000 * (k == 8),
 }
-trace = launch(train, 0.0, world_size=4, backend="gloo", trace=True).trace
 
 
+# %%
 def replayed(where):
     def computing_us(event):
         nap_ms = NAPS_MS[where](event.index) if event.rank == 1 else 0
@@ -804,7 +806,8 @@ plot_timeline(replayed("at every sum"), "Ranks 0, 2 and 3 wait 16 times, each ti
 # In all four experiments **the straggler is the rank that waits least**: about 1 ms, where the others wait up to six seconds. Without a nap all wait
 # alike. And in every row the ranks are done together: a sum ends for all at the same time, so whatever makes one rank late shows as waiting on all the *others*.
 #
-# Your turn: make a rank slow, then the network. Which of the two makes one rank differ from the others?
+# Run the next cell and move its sliders (what is saved here is the picture alone). Make a rank slow, then the network. Which of the two makes one
+# rank differ from the others?
 
 # %%
 explore(trace, network, lambda event: 2000.0 * (event.index % 4 == 0))

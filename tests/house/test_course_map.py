@@ -65,9 +65,10 @@ def test_what_is_folded_takes_no_time_and_an_exercise_what_it_says():
     cells = [
         nbformat.v4.new_markdown_cell("# In 99 minutes"),
         nbformat.v4.new_markdown_cell("word " * 146 + "*●●○, 8 minutes.*"),
+        nbformat.v4.new_markdown_cell("**Write** (3 minutes). "),
         nbformat.v4.new_code_cell("x = 1\n\n" * 6),
         nbformat.v4.new_code_cell('held = predict("rank 3 holds", ...)'),
         nbformat.v4.new_code_cell("y = 1\n" * 60, metadata={"jupyter": {"source_hidden": True}}),
     ]
     lesson = nbformat.v4.new_notebook(cells=cells)
-    assert course_map.minutes(lesson) == pytest.approx(151 / 150 + 7 / 6 + 1 + 8)
+    assert course_map.minutes(lesson) == pytest.approx(154 / 150 + 7 / 6 + 1 + 8 + 3)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from statistics import median
 
 import nbformat
 import pytest
@@ -103,6 +104,21 @@ def test_no_line_of_code_in_a_lesson_is_over_100_columns():
         if len(line) > 100
     ]
     assert wide == []
+
+
+def shown_lines(notebook: nbformat.NotebookNode) -> list[list[str]]:
+    """Returns the lines of each code cell that is not folded."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    shown = [c for c in cells if not c.metadata.get("jupyter", {}).get("source_hidden")]
+    return [cell.source.splitlines() for cell in shown]
+
+
+@pytest.mark.parametrize("number", ["00", "01", "02", "03", "04"])
+def test_a_cell_of_the_chapters_that_all_read_is_short(number):
+    (name,) = (name for name in notebooks() if name.startswith(f"notebooks/{number}_"))
+    cells = shown_lines(notebooks()[name])
+    assert [lines[0] for lines in cells if len(lines) > 15] == []
+    assert median(sum(map(bool, map(str.strip, lines))) for lines in cells) <= 5
 
 
 def test_strict_nbval_compares_at_least_four_in_five_cells_with_output(capsys):

@@ -6,7 +6,7 @@ import struct
 import matplotlib.pyplot as plt
 
 from course_utils import show
-from course_utils.pictures.style import OKABE_ITO, rank_style
+from course_utils.pictures.style import OKABE_ITO, plain_style, rank_style
 
 
 def draw(text, width_inches=4):
@@ -52,3 +52,9 @@ def test_eight_ranks_differ_in_colour_and_in_marker():
 
 def test_a_rank_past_the_palette_still_has_a_style():
     assert rank_style(9) == rank_style(9) != rank_style(8)
+
+
+def test_what_is_no_rank_has_no_ranks_colour_and_each_its_own_line():
+    styles = [plain_style(number) for number in range(3)]
+    assert not {style["color"] for style in styles} & set(OKABE_ITO)
+    assert len({style["linestyle"] for style in styles}) == 3

@@ -26,6 +26,7 @@ def nothing_asked():
         (6, torch.tensor(10.0), {}, "it is: 10; predicted 6: off by 4"),
         (1_000_000, 10, {}, "it is: 10; predicted 1,000,000: 100,000 times as much"),
         (3, 0, {}, "it is: 0; predicted 3: off by 3"),
+        (0, 2, {}, "it is: 2; predicted 0: off by 2"),
         (0.3, 0.1 + 0.2, {}, "it is: 0.3; predicted 0.3: right"),
         (2, 1.8, {"within": 0.2, "about": True}, "it is: about 1.8; predicted 2: right"),
         (2, 1.5, {"within": 0.2, "about": True}, "it is: about 1.5; predicted 2: off by 0.5"),
