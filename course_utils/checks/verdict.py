@@ -5,7 +5,6 @@ an answer ever holds what is wanted. It also spares the kernel a specification t
 backward(), after which a kernel on a machine with a GPU could not fork any more.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from course_utils.checks.cases import Inputs, Misuse, draw
 from course_utils.checks.compare import brief, difference, dtypes_of
 from course_utils.checks.outcome import Outcome, Row
 from course_utils.checks.rules import Rules, broken, missing, overworked, unwaited
-from course_utils.checks.watch import Flops
+from course_utils.checks.watch import counter
 from course_utils.launcher import parcel
 from course_utils.launcher.words import ranks
 from course_utils.network.trace import Trace
@@ -37,9 +36,10 @@ def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules)
             given = [", ".join(map(brief, own)) for own in arguments]  # spec may change them
             dtypes = dtypes_of(arguments)
             counts = rules.work and not attempt.runs[number].fresh
-            with Flops() if counts else contextlib.nullcontext(Flops) as whole:
+            with counter(counts) as counted:
                 wanted = _wanted(spec, arguments, attempt.runs[number].case)
-            found = _judge_run(attempt, number, given, dtypes, wanted, rules, whole.count)
+            whole = counted.get_total_flops() if counted else 0
+            found = _judge_run(attempt, number, given, dtypes, wanted, rules, whole)
             if found is not None:
                 return found
     return None

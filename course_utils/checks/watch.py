@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils.launcher.stacks import Frame
 from course_utils.record.frames import is_learners
@@ -76,20 +75,11 @@ _ALWAYS = {"folder", "environment", "grad mode", "dtype"}
 WORDS = {"allow": {*_DOES, *_ALWAYS}, "keep": set(_KEPT)}  # of these options of check
 
 
-class Flops(TorchDispatchMode):
-    """Counts floating-point operations, forward and backward, as torch's own counter does."""
-
-    count = 0
-
-    def __init__(self) -> None:
-        super().__init__()  # imports triton: behind torch._dynamo, which `launch` imports
-        self.formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if formula := self.formulas.get(func._overloadpacket):
-            self.count += formula(*args, **(kwargs or {}), out_val=out)
-        return out
+def counter(counts: bool) -> Any:
+    """A context that counts floating-point operations, or one in which `get_total_flops` is 0."""
+    # It imports triton: behind torch._dynamo, which `launch` imports.
+    module = importlib.import_module("torch.utils.flop_counter")
+    return module.FlopCounterMode(display=False) if counts else contextlib.nullcontext()
 
 
 class Watch:
@@ -130,9 +120,9 @@ class Watch:
         self.sleep(self.late_s or 0)
         self.on = True
         counts = self.counts and late is None  # which takes time: once is enough
-        with Flops() if counts else contextlib.nullcontext(Flops) as counter:
+        with counter(counts) as counted:
             yield
-        self.on, self.flops = False, counter.count
+        self.on, self.flops = False, counted.get_total_flops() if counted else 0
         left = [_KEPT[kind][1] for kind, was in before.items() if _KEPT[kind][0]() != was]
         if self.makes_group and c10d.is_initialized():
             left.append("its process group still exists: dist.destroy_process_group() ends it")
