@@ -14,7 +14,7 @@ from IPython import get_ipython
 from IPython.display import DisplayHandle
 
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.report import Silence, table
+from course_utils.hang.report import HangReport, table
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.pictures.style import OKABE_ITO
@@ -146,7 +146,7 @@ def _bar(metrics: dict[str, Any], colour: str) -> str:
     )
 
 
-class Early(Silence):
+class Early(HangReport):
     """In a notebook: where all ranks are, while they may hang and `timeout` is not yet over."""
 
     _view: DisplayHandle | None = None

@@ -26,7 +26,7 @@ from course_utils.checks.outcome import WRONG, Outcome, Row, many
 from course_utils.checks.watch import Watch
 from course_utils.devices.fork import ReadyToFork
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.report import Silence
+from course_utils.hang.report import HangReport
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
@@ -95,7 +95,7 @@ class Attempt:
         return Outcome(self.name, WRONG, where, message, rows, printed)
 
 
-class _Hang(Silence):
+class _Hang(HangReport):
     """A rank that has a run behind it calls nothing until all have: as if it had returned."""
 
     def __init__(self, record: Record, progress: Sequence[int]) -> None:
