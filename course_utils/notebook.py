@@ -9,8 +9,7 @@ from typing import Any
 
 from IPython import get_ipython
 
-from course_utils.devices import first_use
-from course_utils.devices.fork import ReadyToFork, driver_started
+from course_utils.devices import fork
 from course_utils.devices.placement import place
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
@@ -53,7 +52,7 @@ def launch(
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
         timeout: seconds until all ranks must be done.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
-        trace: records every send, receive, collective and wait; needs torch 2.15.
+        trace: records every send, receive, collective and wait.
 
     Returns:
         A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.
@@ -66,7 +65,7 @@ def launch(
     """
     _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
     placement, record = place(backend, device, world_size, nodes), Record(trace)
-    listeners = [ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
+    listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
     how = {"backend": placement.backend, "listeners": listeners}
     how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
     try:
@@ -128,6 +127,6 @@ def _told_in_no_rank(result: Any) -> None:
         print(f"This ran in the notebook itself, which is no rank. {told}")
 
 
-first_use.watch(driver_started)
+fork.watch()
 if shell := get_ipython():
     shell.events.register("post_run_cell", _told_in_no_rank)

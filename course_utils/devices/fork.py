@@ -1,24 +1,33 @@
-"""What a kernel is like before it forks: no CUDA, and all imports done."""
+"""What a kernel is like before it forks: no CUDA, and all imports done.
+
+Who started CUDA is noted while it happens, since afterwards nothing tells.
+"""
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from IPython import get_ipython
 
-from course_utils.devices import first_use, nccl
+from course_utils.devices import nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.stacks import Frame, learners_line
 
+_STARTERS = "keras", "tensorflow", "jax", "cupy", "torchao", "bitsandbytes", "accelerate"
+_starts: list[str] = []  # of CUDA in this kernel; the first is the one that counts
 _said: set[str] = set()
 _IMPORTING = threading.Lock()
 
@@ -79,7 +88,7 @@ def cuda_in_use() -> str | None:
         return None
     if torch.cuda.is_initialized() or driver_started():
         restart = "Restart the kernel and keep CUDA inside the function that launch runs."
-        return f"this kernel already uses CUDA: {first_use.who()} started it. {restart}"
+        return f"this kernel already uses CUDA: {_who()} started it. {restart}"
     if gpu_count() and _autograd_threads():
         return """this kernel already ran backward() on a machine with a GPU, which started \
 threads that a worker's backward() cannot inherit. Restart the kernel and call backward() only \
@@ -102,3 +111,39 @@ def _autograd_threads() -> bool:
             if name.read_text().startswith("pt_autograd_"):
                 return True
     return False
+
+
+def watch() -> None:
+    """Note the learner's line that reaches the driver through torch.
+
+    It may be reached in another way: then note the cell after which it has started.
+    """
+    for name in ("_cuda_getDeviceCount", "_cuda_init"):
+        if call := getattr(torch._C, name, None):  # a CPU wheel has none
+            setattr(torch._C, name, _noting(call))
+    if shell := get_ipython():
+        shell.events.register("post_run_cell", _look)
+
+
+def _noting(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def noted(*args: Any) -> Any:
+        rows = [] if _starts else traceback.walk_stack(sys._getframe(1))
+        frames = [Frame(frame.f_code.co_filename, line, "<module>") for frame, line in rows]
+        if line := learners_line(frames[::-1]):
+            _starts.append(f"`{line.code}` ({line.place})")
+        return call(*args)
+
+    return noted
+
+
+def _look(result: Any) -> None:
+    if not _starts and driver_started():
+        _starts.append(f"something in cell [{result.execution_count}]")
+
+
+def _who() -> str:
+    """The line or the cell; else the imports that are known to do it and were made."""
+    made = [name for name in _STARTERS if name in sys.modules]
+    unseen = f"perhaps the import of {' or '.join(made)}" if made else "a call or an import"
+    return _starts[0] if _starts else unseen

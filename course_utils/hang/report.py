@@ -53,7 +53,6 @@ class HangReport(Listener):
         stands = (whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks))
         return Deadlock(stands, now)
 
-
     def before(self, world_size: int) -> None:
         """Begin to watch."""
         self._seen, self._since, self._asked = [], monotonic(), False
