@@ -55,8 +55,13 @@ class Rules:
         return found
 
 
-def broken(trace: Trace, case: Any, rules: Rules) -> str | None:
-    """Say which rule a run breaks whose results are right, or None."""
+def broken(
+    rules: Rules, trace: Trace, case: Any, flops: Collection[int], whole: int, empty: bool
+) -> str | None:
+    """Say which rule a run breaks whose results are right, or None.
+
+    Its ranks have computed `flops` of the `whole`; there is no number in what is wanted if `empty`.
+    """
     if reason := _at_odds(trace):
         return reason
     for event in trace:
@@ -64,14 +69,16 @@ def broken(trace: Trace, case: Any, rules: Rules) -> str | None:
             return f"{_of(event)}: this exercise is to be solved without {event.kind}."
     try:
         trace.schedule("ring")
-        return _over_budget(trace, case, rules)
+        spent = _over_budget(trace, case, rules)
     except ReplayError as error:
         said = str(error)
         return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."
+    if spent or trace.world_size == 1:
+        return spent
+    return _overworked(flops, whole, case, rules) or _missing(trace, rules.require, empty)
 
 
-def missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
-    """Say what a rank does not call, or None; with no bytes only where all there is is `empty`."""
+def _missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
     real = {
         (event.rank, event.kind)
         for event in trace
@@ -87,9 +94,8 @@ def missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
     return None
 
 
-def overworked(flops: Collection[int], whole: int, case: Any, rules: Rules) -> str | None:
-    """Say which rank computes more than its share of what the specification does, or None."""
-    if rules.work is None or len(flops) == 1:
+def _overworked(flops: Collection[int], whole: int, case: Any, rules: Rules) -> str | None:
+    if rules.work is None:
         return None
     factor = rules.work(len(flops), case) if callable(rules.work) else rules.work
     most, enough = max(flops), factor * whole / len(flops)

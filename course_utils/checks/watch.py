@@ -75,11 +75,16 @@ _ALWAYS = {"folder", "environment", "grad mode", "dtype"}
 WORDS = {"allow": {*_DOES, *_ALWAYS}, "keep": set(_KEPT)}  # of these options of check
 
 
-def counter(counts: bool) -> Any:
-    """A context that counts floating-point operations, or one in which `get_total_flops` is 0."""
+@contextlib.contextmanager
+def flops(counts: bool) -> Iterator[Callable[[], int]]:
+    """Gives what has `counts` the number of its floating-point operations, forward and backward."""
+    if not counts:
+        yield lambda: 0
+        return
     # It imports triton: behind torch._dynamo, which `launch` imports.
-    module = importlib.import_module("torch.utils.flop_counter")
-    return module.FlopCounterMode(display=False) if counts else contextlib.nullcontext()
+    counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode
+    with counter(display=False) as mode:
+        yield mode.get_total_flops
 
 
 class Watch:
@@ -119,10 +124,9 @@ class Watch:
             self.seen = f"{_DOES['memory']}: {self.shared} was made before the ranks were. {_ONLY}"
         self.sleep(self.late_s or 0)
         self.on = True
-        counts = self.counts and late is None  # which takes time: once is enough
-        with counter(counts) as counted:
+        with flops(self.counts and late is None) as count:  # which takes time: once is enough
             yield
-        self.on, self.flops = False, counted.get_total_flops() if counted else 0
+        self.on, self.flops = False, count()
         left = [_KEPT[kind][1] for kind, was in before.items() if _KEPT[kind][0]() != was]
         if self.makes_group and c10d.is_initialized():
             left.append("its process group still exists: dist.destroy_process_group() ends it")
