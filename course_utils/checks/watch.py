@@ -13,7 +13,6 @@ import os
 import random
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -63,16 +62,15 @@ def _random_numbers() -> tuple:
     return torch.default_generator.get_state().tolist(), *others
 
 
+_OPTIONAL = "random numbers"  # only to be left as they were where an exercise says so
 _KEPT: dict[str, tuple[Callable[[], Any], str]] = {  # to be left as it was, and what is said else
     "folder": (lambda: os.stat(".").st_ino, "the working folder is another one"),
     "environment": (lambda: dict(os.environ), "os.environ has changed"),
     "grad mode": (torch.is_grad_enabled, "gradients are switched over for all that follows"),
     "dtype": (torch.get_default_dtype, "torch's default dtype has changed"),
-    "random numbers": (_random_numbers, "the global random numbers are not where they were"),
-    "threads": (threading.active_count, "a thread still runs"),
+    _OPTIONAL: (_random_numbers, "the global random numbers are not where they were"),
 }
-_ALWAYS = {"folder", "environment", "grad mode", "dtype"}
-WORDS = {"allow": {*_DOES, *_ALWAYS}, "keep": set(_KEPT)}  # of these options of check
+WORDS = {"allow": set(_DOES), "keep": {_OPTIONAL}}  # of these options of check
 
 
 @contextlib.contextmanager
@@ -95,7 +93,7 @@ class Watch:
     def __init__(self, fn: Callable, spec: Callable, makes_group: bool, rules: Any) -> None:
         self.fn, self.spec, self.makes_group, self.allow = fn, spec, makes_group, set(rules.allow)
         free = {"environment"} if makes_group else set()  # where to meet may be said there
-        self.kept, self.counts = _ALWAYS.union(rules.keep) - self.allow - free, rules.work
+        self.kept, self.counts = _KEPT.keys() - free - ({_OPTIONAL} - set(rules.keep)), rules.work
 
     def listen(self) -> None:
         """In the rank, before the answer runs: notice side channels, and be able to come late."""
