@@ -85,7 +85,6 @@ class Attempt:
     secrets: dict[int, int] = field(default_factory=dict)  # by rank
     output: list[list[str]] = field(default_factory=list)  # by rank and run
     error: WorkerError | None = None
-    returned: tuple[int, ...] = ()  # ranks whose answer had returned when it failed
     reached: int = 0  # the run that it failed in
 
     def wrong(self, number: int, message: str, rows: Sequence[Row] = ()) -> Outcome:
@@ -131,7 +130,6 @@ def attempt(
     except WorkerError as error:
         done.error, output = error, error.output
         done.reached = min(*progress, len(runs) - 1)
-        done.returned = tuple(r for r in range(world_size) if progress[r] > done.reached)
     finally:
         os.close(pipe[1])
         with os.fdopen(pipe[0], "rb") as reading:

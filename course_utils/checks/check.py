@@ -173,7 +173,8 @@ def _told(failed: Attempt) -> str:
     all_ = f"all {runs} runs on {many([failed.world_size])} are" if runs > 1 else "one case is"
     for said, instead in _ADVICE.items():
         message = re.sub(said, instead.replace("{all}", all_), message)
-    if busy := set(range(failed.world_size)) - set(failed.returned):
+    stands = getattr(failed.error, "waiting", {}).items()
+    if busy := [rank for rank, one in stands if one.state != "returned"]:
         everybody = range(failed.world_size)
         message = message.replace(f"{were(everybody)} not", f"{were(busy)} not")
         never = " would never be done"
