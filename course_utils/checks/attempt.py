@@ -134,9 +134,8 @@ def attempt(
         os.close(pipe[1])
         with os.fdopen(pipe[0], "rb") as reading:
             done.secrets |= _SECRET.iter_unpack(reading.read())
-    done.output = [text.split(_MARK)[1:] for text in output]
-    for own in (own for own, text in zip(done.output, output, strict=True) if _GAP in text):
-        own[:] = ["(more than a check keeps: print less)"] * len(runs)
+    too_much = ["(more than a check keeps: print less)"] * len(runs)
+    done.output = [too_much if _GAP in text else text.split(_MARK)[1:] for text in output]
     return done
 
 
