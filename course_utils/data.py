@@ -12,9 +12,6 @@ from torch.utils.data import Dataset
 # Of the scaled training images, whose pixels run from 0 to 1; a test computes them again.
 MEAN, STD = 0.30514, 0.32485
 
-_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-FILES = tuple(f"{split}-{kind}" for split in ("train", "t10k") for kind in _KINDS)
-
 
 class EmbeddedDigits(Dataset[tuple[torch.Tensor, int]]):
     """Scikit-learn's handwritten digits, scaled from 8 x 8 to MNIST's 28 x 28 and normalised.
@@ -41,23 +38,21 @@ class EmbeddedDigits(Dataset[tuple[torch.Tensor, int]]):
         return self.data[index], int(self.targets[index])
 
 
-def digits(train: bool = True, source: str = "embedded", root: str | Path | None = None) -> Dataset:
+def digits(train: bool = True, source: str = "embedded") -> Dataset:
     """Load real handwritten digits, each an image (1, 28, 28) float32, normalised, and an int.
 
     Args:
         train: Training split, else test split.
-        source: "embedded" (1,797 images that come with scikit-learn) or "mnist" (70,000).
-        root: Folder that holds MNIST/raw; default: the environment's COURSE_DATA.
+        source: "embedded" (1,797 images that come with scikit-learn), or "mnist" (70,000, from the
+            folder MNIST/raw in the one that the environment's COURSE_DATA names).
 
     Raises:
-        ValueError: An unknown source, or root with the embedded digits.
+        ValueError: An unknown source.
         RuntimeError: MNIST's files cannot be read; the message says how to get them.
     """
     if source not in ("embedded", "mnist"):
         raise ValueError(f"source={source!r}: choose 'embedded' or 'mnist'")
-    if root is not None and source == "embedded":
-        raise ValueError("the embedded digits need no root; meant source='mnist'?")
-    return _mnist(train, root) if source == "mnist" else EmbeddedDigits(train)
+    return _mnist(train) if source == "mnist" else EmbeddedDigits(train)
 
 
 @functools.cache
@@ -85,18 +80,18 @@ def _stretch(images: np.ndarray) -> np.ndarray:
     return images[:, low] * (1 - weight) + images[:, low + 1] * weight
 
 
-def _mnist(train: bool, root: str | Path | None) -> Dataset:
+def _mnist(train: bool) -> Dataset:
     from torchvision import datasets, transforms  # a second, so only for those who ask
 
-    home = Path(root or os.environ.get("COURSE_DATA", "")).expanduser()
+    home = Path(os.environ.get("COURSE_DATA", "")).expanduser()
     scale = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     try:
         return datasets.MNIST(home, train=train, transform=scale)
     except Exception as error:
         raise RuntimeError(
             f"MNIST cannot be read from {home / 'MNIST' / 'raw'} ({error}). Its files are "
-            f"{', '.join(FILES)}. Name the folder that holds MNIST/raw by root=... or by "
-            "COURSE_DATA before the kernel starts, fetch them anew in one process, "
-            f"torchvision.datasets.MNIST({str(home)!r}, download=True), or use the digits that "
-            "need no files: digits(source='embedded')."
+            f"{', '.join(Path(url).stem for url, _ in datasets.MNIST.resources)}. Name the folder "
+            "that holds MNIST/raw by COURSE_DATA before the kernel starts, fetch them anew in one "
+            f"process, torchvision.datasets.MNIST({str(home)!r}, download=True), or use the digits "
+            "that need no files: digits(source='embedded')."
         ) from error

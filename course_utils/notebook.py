@@ -9,8 +9,7 @@ from typing import Any
 
 from IPython import get_ipython
 
-from course_utils.devices import first_use
-from course_utils.devices.fork import ReadyToFork, driver_started
+from course_utils.devices import fork
 from course_utils.devices.placement import place
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
@@ -66,7 +65,7 @@ def launch(
     """
     _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
     placement, record = place(backend, device, world_size, nodes), Record(trace)
-    listeners = [ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
+    listeners = [record, Early(record, timeout), fork.ReadyToFork(placement), *[Panel()] * live]
     how = {"backend": placement.backend, "listeners": listeners}
     how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
     try:
@@ -128,6 +127,6 @@ def _told_in_no_rank(result: Any) -> None:
         print(f"This ran in the notebook itself, which is no rank. {told}")
 
 
-first_use.watch(driver_started)
+fork.watch()
 if shell := get_ipython():
     shell.events.register("post_run_cell", _told_in_no_rank)

@@ -19,7 +19,7 @@ import torch
 from bandwidth import SIZES, Row, all_reduce
 from build import execute, plan, targets
 from course_utils import hardware, launch
-from course_utils.devices.placement import usable_gpus
+from course_utils.devices.driver import usable_gpus
 
 HERE = Path(__file__).resolve().parents[1]
 REPORT = "gpu-report.md"

@@ -26,7 +26,7 @@ from course_utils.checks.outcome import WRONG, Outcome, Row, many
 from course_utils.checks.watch import Watch
 from course_utils.devices.fork import ReadyToFork
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.report import Silence
+from course_utils.hang.report import HangReport
 from course_utils.launcher import parcel
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
@@ -85,7 +85,6 @@ class Attempt:
     secrets: dict[int, int] = field(default_factory=dict)  # by rank
     output: list[list[str]] = field(default_factory=list)  # by rank and run
     error: WorkerError | None = None
-    returned: tuple[int, ...] = ()  # ranks whose answer had returned when it failed
     reached: int = 0  # the run that it failed in
 
     def wrong(self, number: int, message: str, rows: Sequence[Row] = ()) -> Outcome:
@@ -95,7 +94,7 @@ class Attempt:
         return Outcome(self.name, WRONG, where, message, rows, printed)
 
 
-class _Hang(Silence):
+class _Hang(HangReport):
     """A rank that has a run behind it calls nothing until all have: as if it had returned."""
 
     def __init__(self, record: Record, progress: Sequence[int]) -> None:
@@ -131,14 +130,12 @@ def attempt(
     except WorkerError as error:
         done.error, output = error, error.output
         done.reached = min(*progress, len(runs) - 1)
-        done.returned = tuple(r for r in range(world_size) if progress[r] > done.reached)
     finally:
         os.close(pipe[1])
         with os.fdopen(pipe[0], "rb") as reading:
             done.secrets |= _SECRET.iter_unpack(reading.read())
-    done.output = [text.split(_MARK)[1:] for text in output]
-    for own in (own for own, text in zip(done.output, output, strict=True) if _GAP in text):
-        own[:] = ["(more than a check keeps: print less)"] * len(runs)
+    too_much = ["(more than a check keeps: print less)"] * len(runs)
+    done.output = [too_much if _GAP in text else text.split(_MARK)[1:] for text in output]
     return done
 
 

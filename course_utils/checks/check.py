@@ -75,9 +75,8 @@ def check(
         work: The most that one rank may compute, in equal shares of the floating-point operations
             of `spec`: with 1.2, 60 % of them on two ranks; or a function like that of a budget.
         allow: What is otherwise refused: the side channels "store", "backend", "files", "sockets",
-            "processes" and "memory"; and to leave another "folder", "environment", "grad mode" or
-            "dtype" behind.
-        keep: What is to be left as it was as well: "random numbers", "threads".
+            "processes" and "memory".
+        keep: What is to be left as it was as well: "random numbers".
         rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.
@@ -174,7 +173,8 @@ def _told(failed: Attempt) -> str:
     all_ = f"all {runs} runs on {many([failed.world_size])} are" if runs > 1 else "one case is"
     for said, instead in _ADVICE.items():
         message = re.sub(said, instead.replace("{all}", all_), message)
-    if busy := set(range(failed.world_size)) - set(failed.returned):
+    stands = getattr(failed.error, "waiting", {}).items()
+    if busy := [rank for rank, one in stands if one.state != "returned"]:
         everybody = range(failed.world_size)
         message = message.replace(f"{were(everybody)} not", f"{were(busy)} not")
         never = " would never be done"

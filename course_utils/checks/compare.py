@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 # Relative and absolute. A number may come from float32, whatever it is by now; a tensor says.
 _TOLERANCES: dict[Any, tuple[float, float]] = {
@@ -142,12 +143,11 @@ def _unlike(wanted: Any, got: Any) -> str:
 
 def dtypes_of(value: Any) -> set[torch.dtype]:
     """Those of all tensors in a value."""
-    if isinstance(value, torch.Tensor):
-        return {value.dtype}
-    if isinstance(value, torch.nn.Module):
-        value = list(value.parameters())
-    inside = value.values() if isinstance(value, dict) else value
-    return set().union(*map(dtypes_of, inside)) if isinstance(value, dict | list | tuple) else set()
+    leaves = tree_leaves(value)
+    leaves += [
+        own for one in leaves if isinstance(one, torch.nn.Module) for own in one.parameters()
+    ]
+    return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def _kind(value: Any) -> str:

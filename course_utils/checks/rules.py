@@ -45,18 +45,14 @@ class Rules:
         if unknown := sorted((self.forbid | self.require) - set(KINDS)):
             raise ValueError(f"{unknown[0]!r} is never recorded; there are: {', '.join(KINDS)}")
 
-    def limits(self, world_size: int, case: Any) -> Budget:
-        """The budget of one case; raises Misuse if it cannot be meant."""
-        found = self.budget(world_size, case) if callable(self.budget) else self.budget or {}
-        if unknown := sorted(set(found) - set(_SPENT)):
-            raise Misuse(f"{unknown[0]!r} is no budget; there are: {', '.join(_SPENT)}")
-        if "finish_us" in found and self.network is None:
-            raise Misuse("a budget of finish_us needs network=Network(...)")
-        return found
 
+def broken(
+    rules: Rules, trace: Trace, case: Any, flops: Collection[int], whole: int, empty: bool
+) -> str | None:
+    """Say which rule a run breaks whose results are right, or None.
 
-def broken(trace: Trace, case: Any, rules: Rules) -> str | None:
-    """Say which rule a run breaks whose results are right, or None."""
+    Its ranks have computed `flops` of the `whole`; there is no number in what is wanted if `empty`.
+    """
     if reason := _at_odds(trace):
         return reason
     for event in trace:
@@ -64,14 +60,22 @@ def broken(trace: Trace, case: Any, rules: Rules) -> str | None:
             return f"{_of(event)}: this exercise is to be solved without {event.kind}."
     try:
         trace.schedule("ring")
-        return _over_budget(trace, case, rules)
+        spent = _over_budget(trace, case, rules)
     except ReplayError as error:
         said = str(error)
         return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."
+    if spent or trace.world_size == 1:
+        return spent
+    work = rules.work and _overworked(flops, whole, _for(rules.work, trace, case))
+    return work or _missing(trace, rules.require, empty)
 
 
-def missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
-    """Say what a rank does not call, or None; with no bytes only where all there is is `empty`."""
+def _for(limit: Any, trace: Trace, case: Any) -> Any:
+    """What may be a function of world size and case."""
+    return limit(trace.world_size, case) if callable(limit) else limit
+
+
+def _missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
     real = {
         (event.rank, event.kind)
         for event in trace
@@ -87,11 +91,7 @@ def missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
     return None
 
 
-def overworked(flops: Collection[int], whole: int, case: Any, rules: Rules) -> str | None:
-    """Say which rank computes more than its share of what the specification does, or None."""
-    if rules.work is None or len(flops) == 1:
-        return None
-    factor = rules.work(len(flops), case) if callable(rules.work) else rules.work
+def _overworked(flops: Collection[int], whole: int, factor: float) -> str | None:
     most, enough = max(flops), factor * whole / len(flops)
     if most <= enough:
         return None
@@ -127,9 +127,14 @@ def _at_odds(trace: Trace) -> str | None:
 
 
 def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
+    limits = _for(rules.budget or {}, trace, case)
+    if unknown := sorted(set(limits) - set(_SPENT)):
+        raise Misuse(f"{unknown[0]!r} is no budget; there are: {', '.join(_SPENT)}")
+    if "finish_us" in limits and rules.network is None:
+        raise Misuse("a budget of finish_us needs network=Network(...)")
     algorithm = rules.network.algorithm if rules.network else "ring"
     sent = _without_barriers(trace)
-    for name, limit in rules.limits(trace.world_size, case).items():
+    for name, limit in limits.items():
         spent = trace.replay(rules.network) if name == "finish_us" else sent.traffic(algorithm)
         used = getattr(spent, name)
         most, rank = max(used), used.index(max(used))

@@ -5,18 +5,18 @@ an answer ever holds what is wanted. It also spares the kernel a specification t
 backward(), after which a kernel on a machine with a GPU could not fork any more.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from course_utils.checks.attempt import Attempt
+from course_utils.checks.attempt import Attempt, Run
 from course_utils.checks.cases import Inputs, Misuse, draw
 from course_utils.checks.compare import brief, difference, dtypes_of
 from course_utils.checks.outcome import Outcome, Row
-from course_utils.checks.rules import Rules, broken, missing, overworked, unwaited
-from course_utils.checks.watch import Flops
+from course_utils.checks.rules import Rules, broken, unwaited
+from course_utils.checks.watch import flops
 from course_utils.launcher import parcel
 from course_utils.launcher.words import ranks
 from course_utils.network.trace import Trace
@@ -31,22 +31,13 @@ _ON_FRESH = (
 
 def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules) -> Outcome | None:
     """Find the first run that is wrong; raises Misuse if `inputs` or `spec` are."""
-    for attempt in attempts:
-        for number in range(len(attempt.told)):
-            arguments = _draw_again(attempt, number, inputs)
-            given = [", ".join(map(brief, own)) for own in arguments]  # spec may change them
-            dtypes = dtypes_of(arguments)
-            counts = rules.work and not attempt.runs[number].fresh
-            with Flops() if counts else contextlib.nullcontext(Flops) as whole:
-                wanted = _wanted(spec, arguments, attempt.runs[number].case)
-            found = _judge_run(attempt, number, given, dtypes, wanted, rules, whole.count)
-            if found is not None:
-                return found
-    return None
+    runs = ((attempt, number) for attempt in attempts for number in range(len(attempt.told)))
+    found = (_judge_run(*run, inputs, spec, rules) for run in runs)
+    return next((outcome for outcome in found if outcome is not None), None)
 
 
-def _draw_again(attempt: Attempt, number: int, inputs: Inputs) -> list[tuple]:
-    n, run, arguments = attempt.world_size, attempt.runs[number], []
+def _draw_again(attempt: Attempt, run: Run, inputs: Inputs) -> list[tuple]:
+    n, arguments = attempt.world_size, []
     for rank in range(n):
         seed = run.seed(rank, n, attempt.secrets[rank])
         own, again = (draw(inputs, rank, n, run.case, seed) for _ in range(2))
@@ -73,29 +64,34 @@ def _wanted(spec: Callable, arguments: list[tuple], case: Any) -> list[Any]:
 
 
 def _judge_run(
-    attempt: Attempt, number: int, given: list[str], dtypes: set, wanted: list[Any],
-    rules: Rules, whole: int,
-) -> Outcome | None:  # fmt: skip
-    run, trace = attempt.runs[number], attempt.traces[number]
+    attempt: Attempt, number: int, inputs: Inputs, spec: Callable, rules: Rules
+) -> Outcome | None:
+    run, trace, told = attempt.runs[number], attempt.traces[number], attempt.told[number]
+    arguments = _draw_again(attempt, run, inputs)
+    given = [", ".join(map(brief, own)) for own in arguments]  # spec may change them
+    dtypes = dtypes_of(arguments)
+    with flops(rules.work and not run.fresh) as whole:
+        wanted = _wanted(spec, arguments, run.case)
     if reason := unwaited(trace):
         return attempt.wrong(number, reason)
     try:
-        got = [parcel.unpack(own.packed) for own in attempt.told[number]]
-        told = [
-            difference(*pair, rules.tolerance, dtypes) for pair in zip(wanted, got, strict=True)
-        ]
+        got = [parcel.unpack(own.packed) for own in told]
+        pairs = zip(wanted, got, strict=True)
+        found = [difference(*pair, rules.tolerance, dtypes) for pair in pairs]
     except Exception as error:  # whatever an answer returns, it is the answer that is wrong
         said = f"cannot be compared with what is wanted: {type(error).__name__}: {error}"
         return attempt.wrong(number, f"What it returns {said}")
-    wrong = [rank for rank, one in enumerate(told) if one]
+    wrong = [rank for rank, one in enumerate(found) if one]
     if not wrong:
-        reason = _besides(attempt, number, wanted, rules, whole)
+        seen = (f"Rank {rank} {own.seen}" for rank, own in enumerate(told) if own.seen)
+        done = [own.flops for own in told]
+        reason = next(seen, None) or broken(rules, trace, run.case, done, whole(), _empty(wanted))
         return attempt.wrong(number, reason) if reason else None
     if run.fresh:
         return attempt.wrong(number, _ON_FRESH.format(ranks(wrong)))
-    columns = (given, map(brief, wanted), map(brief, got), map(bool, told))
+    columns = (given, map(brief, wanted), map(brief, got), map(bool, found))
     who = f"{ranks(wrong).capitalize()} are wrong. " if len(wrong) > 1 else ""
-    reason = f"{who}Rank {wrong[0]}: {told[wrong[0]]}. {_hint(wanted, got, wrong)}"
+    reason = f"{who}Rank {wrong[0]}: {found[wrong[0]]}. {_hint(wanted, got, wrong)}"
     reason += _calls(trace, wrong[0])
     return attempt.wrong(number, reason.rstrip(), [Row(*row) for row in zip(*columns, strict=True)])
 
@@ -121,23 +117,6 @@ def _calls(trace: Trace, rank: int) -> str:
     return f"It called {', '.join(calls[:_CALLS]) or 'nothing'}{more}."
 
 
-def _besides(
-    attempt: Attempt, number: int, wanted: list[Any], rules: Rules, whole: int
-) -> str | None:
-    """What is wrong with a run whose results are right, or None."""
-    trace, case = attempt.traces[number], attempt.runs[number].case
-    told = attempt.told[number]
-    for rank, own in enumerate(told):
-        if own.seen:
-            return f"Rank {rank} {own.seen}"
-    reason = broken(trace, case, rules)
-    if reason := reason or overworked([own.flops for own in told], whole, case, rules):
-        return reason
-    return missing(trace, rules.require, _empty(wanted)) if attempt.world_size > 1 else None
-
-
 def _empty(wanted: Any) -> bool:
     """Whether there is no number in what is wanted, so that no call has one."""
-    if isinstance(wanted, dict | list | tuple):
-        return all(map(_empty, wanted.values() if isinstance(wanted, dict) else wanted))
-    return isinstance(wanted, torch.Tensor) and not wanted.numel()
+    return all(isinstance(own, torch.Tensor) and not own.numel() for own in tree_leaves(wanted))

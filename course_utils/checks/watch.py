@@ -13,7 +13,6 @@ import os
 import random
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils.launcher.stacks import Frame
 from course_utils.record.frames import is_learners
@@ -64,32 +62,27 @@ def _random_numbers() -> tuple:
     return torch.default_generator.get_state().tolist(), *others
 
 
+_OPTIONAL = "random numbers"  # only to be left as they were where an exercise says so
 _KEPT: dict[str, tuple[Callable[[], Any], str]] = {  # to be left as it was, and what is said else
     "folder": (lambda: os.stat(".").st_ino, "the working folder is another one"),
     "environment": (lambda: dict(os.environ), "os.environ has changed"),
     "grad mode": (torch.is_grad_enabled, "gradients are switched over for all that follows"),
     "dtype": (torch.get_default_dtype, "torch's default dtype has changed"),
-    "random numbers": (_random_numbers, "the global random numbers are not where they were"),
-    "threads": (threading.active_count, "a thread still runs"),
+    _OPTIONAL: (_random_numbers, "the global random numbers are not where they were"),
 }
-_ALWAYS = {"folder", "environment", "grad mode", "dtype"}
-WORDS = {"allow": {*_DOES, *_ALWAYS}, "keep": set(_KEPT)}  # of these options of check
+WORDS = {"allow": set(_DOES), "keep": {_OPTIONAL}}  # of these options of check
 
 
-class Flops(TorchDispatchMode):
-    """Counts floating-point operations, forward and backward, as torch's own counter does."""
-
-    count = 0
-
-    def __init__(self) -> None:
-        super().__init__()  # imports triton: behind torch._dynamo, which `launch` imports
-        self.formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if formula := self.formulas.get(func._overloadpacket):
-            self.count += formula(*args, **(kwargs or {}), out_val=out)
-        return out
+@contextlib.contextmanager
+def flops(counts: bool) -> Iterator[Callable[[], int]]:
+    """Gives what has `counts` the number of its floating-point operations, forward and backward."""
+    if not counts:
+        yield lambda: 0
+        return
+    # It imports triton: behind torch._dynamo, which `launch` imports.
+    counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode
+    with counter(display=False) as mode:
+        yield mode.get_total_flops
 
 
 class Watch:
@@ -100,7 +93,7 @@ class Watch:
     def __init__(self, fn: Callable, spec: Callable, makes_group: bool, rules: Any) -> None:
         self.fn, self.spec, self.makes_group, self.allow = fn, spec, makes_group, set(rules.allow)
         free = {"environment"} if makes_group else set()  # where to meet may be said there
-        self.kept, self.counts = _ALWAYS.union(rules.keep) - self.allow - free, rules.work
+        self.kept, self.counts = _KEPT.keys() - free - ({_OPTIONAL} - set(rules.keep)), rules.work
 
     def listen(self) -> None:
         """In the rank, before the answer runs: notice side channels, and be able to come late."""
@@ -129,10 +122,9 @@ class Watch:
             self.seen = f"{_DOES['memory']}: {self.shared} was made before the ranks were. {_ONLY}"
         self.sleep(self.late_s or 0)
         self.on = True
-        counts = self.counts and late is None  # which takes time: once is enough
-        with Flops() if counts else contextlib.nullcontext(Flops) as counter:
+        with flops(self.counts and late is None) as count:  # which takes time: once is enough
             yield
-        self.on, self.flops = False, counter.count
+        self.on, self.flops = False, count()
         left = [_KEPT[kind][1] for kind, was in before.items() if _KEPT[kind][0]() != was]
         if self.makes_group and c10d.is_initialized():
             left.append("its process group still exists: dist.destroy_process_group() ends it")

@@ -24,12 +24,14 @@ class Gpus:
     refusal: str = ""  # why it can use none, where one is there
 
 
-def gpus(torchs_cuda: str | None) -> Gpus:
-    """Those that a torch built for this version of CUDA, such as "13.0", can use."""
-    if torchs_cuda is None:
+def usable_gpus() -> Gpus:
+    """Those that torch can use, or why it cannot; this process stays without CUDA."""
+    import torch  # the process that asks the driver does without
+
+    if torch.version.cuda is None:
         return Gpus()
     names, version, refusal = _told(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    knows, built_for = version // 1000, int(torchs_cuda.split(".")[0])
+    knows, built_for = version // 1000, int(torch.version.cuda.split(".")[0])
     if names and knows < built_for:
         refusal = f"its driver knows CUDA {knows}, this torch needs CUDA {built_for}: update it"
     return Gpus((), refusal) if refusal else Gpus(tuple(names))

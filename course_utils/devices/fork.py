@@ -1,52 +1,51 @@
-"""What a kernel is like before it forks: no CUDA, all imports done, its memory in large pages."""
+"""What a kernel is like before it forks: no CUDA, and all imports done.
+
+Who started CUDA is noted while it happens, since afterwards nothing tells.
+"""
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from IPython import get_ipython
 
-from course_utils.devices import first_use, nccl
+from course_utils.devices import nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.rank import LIBC
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.stacks import Frame, learners_line
 
-_WORTH_IT = 16  # ranks; a kernel with so many starts more
-_AT_MOST, _MADV_COLLAPSE = 1 << 30, 25  # bytes: not a learner's data of many gigabytes
-_MAPS = Path("/proc/self/maps")
-_started = 0
+_STARTERS = "keras", "tensorflow", "jax", "cupy", "torchao", "bitsandbytes", "accelerate"
+_starts: list[str] = []  # of CUDA in this kernel; the first is the one that counts
 _said: set[str] = set()
 _IMPORTING = threading.Lock()
 
 
 class ReadyToFork(Listener):
-    """Refuses what no rank would survive, makes forks cheap, and gives each rank its device."""
+    """Refuses what no rank would survive, and gives each rank its device."""
 
-    def __init__(self, placement: Placement = CPU, probes: bool = True) -> None:
-        self._placement, self._probes = placement, probes
+    def __init__(self, placement: Placement = CPU) -> None:
+        self._placement = placement
 
     def before(self, world_size: int) -> None:
         """Raise RuntimeError for a kernel that uses CUDA; say the notice once in a kernel."""
         if message := cuda_in_use():
             raise RuntimeError(message)
-        on_nccl = "nccl" in (self._placement.backend or "") and world_size > 1
-        for notice in (self._placement.notice, on_nccl and nccl.small_shm()):
-            if notice and notice not in _said:
-                _said.add(notice)
-                print(notice, flush=True)
+        if (notice := self._placement.notice) and notice not in _said:
+            _said.add(notice)
+            print(notice, flush=True)
         import_what_ranks_need()
-        enlarge(world_size)
-        if on_nccl and self._probes:
-            nccl.probe(world_size, self._placement.backend, [ReadyToFork(self._placement, False)])
 
     def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """In a rank: its GPU and those of its node, or none."""
@@ -59,8 +58,9 @@ class ReadyToFork(Listener):
         return contextlib.nullcontext()
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
-        """Put NCCL's and CUDA's words plainly."""
-        nccl.explain(error)
+        """Put NCCL's and CUDA's words plainly, and say what NCCL's silence may mean."""
+        on_nccl = "nccl" in (self._placement.backend or "")
+        nccl.explain(error, len(self._placement.devices) if on_nccl else 0)
 
 
 def import_what_ranks_need() -> None:
@@ -70,8 +70,7 @@ def import_what_ranks_need() -> None:
     """
     name = "TORCHINDUCTOR_CACHE_DIR"  # else it makes a folder, and writes into the environment
     with _IMPORTING, contextlib.ExitStack() as afterwards:
-        if find := getattr(dist.Backend, "_ensure_backend_registered", None):
-            find("gloo")  # torch 2.15 looks for it among all installed packages
+        dist.Backend._ensure_backend_registered("gloo")  # looks among all installed packages
         if "torch._dynamo" in sys.modules:
             return
         if name not in os.environ:
@@ -86,7 +85,7 @@ def cuda_in_use() -> str | None:
         return None
     if torch.cuda.is_initialized() or driver_started():
         restart = "Restart the kernel and keep CUDA inside the function that launch runs."
-        return f"this kernel already uses CUDA: {first_use.who()} started it. {restart}"
+        return f"this kernel already uses CUDA: {_who()} started it. {restart}"
     if gpu_count() and _autograd_threads():
         return """this kernel already ran backward() on a machine with a GPU, which started \
 threads that a worker's backward() cannot inherit. Restart the kernel and call backward() only \
@@ -111,21 +110,37 @@ def _autograd_threads() -> bool:
     return False
 
 
-def enlarge(ranks: int) -> None:
-    """Enlarge pages once, before the first rank of the launch that makes it worth while.
+def watch() -> None:
+    """Note the learner's line that reaches the driver through torch.
 
-    A fork copies an entry for each page of the kernel, some 95,000 of 4 KiB after `import torch`.
-    Linux can put 512 neighbours into one. It takes a second; 20 launches of 8 ranks then take
-    240 ms of CPU time each instead of 400, that second included (measured on two cores).
-    Source: Linux man-pages, madvise(2), MADV_COLLAPSE (since Linux 6.1; an older one declines).
+    It may be reached in another way: then note the cell after which it has started.
     """
-    global _started
-    _started, before = _started + ranks, _started
-    left = _AT_MOST if before < _WORTH_IT <= _started and _MAPS.exists() else 0
-    for line in _MAPS.read_text().splitlines() if left else ():
-        addresses, access, _, _, inode, *name = line.split()
-        begin, end = (int(number, 16) for number in addresses.split("-"))
-        private = access == "rw-p" and inode == "0" and name in ([], ["[heap]"])
-        if private and end - begin <= left:
-            left -= end - begin
-            LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
+    for name in ("_cuda_getDeviceCount", "_cuda_init"):
+        if call := getattr(torch._C, name, None):  # a CPU wheel has none
+            setattr(torch._C, name, _noting(call))
+    if shell := get_ipython():
+        shell.events.register("post_run_cell", _look)
+
+
+def _noting(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def noted(*args: Any) -> Any:
+        rows = [] if _starts else traceback.walk_stack(sys._getframe(1))
+        frames = [Frame(frame.f_code.co_filename, line, "<module>") for frame, line in rows]
+        if line := learners_line(frames[::-1]):
+            _starts.append(f"`{line.code}` ({line.place})")
+        return call(*args)
+
+    return noted
+
+
+def _look(result: Any) -> None:
+    if not _starts and driver_started():
+        _starts.append(f"something in cell [{result.execution_count}]")
+
+
+def _who() -> str:
+    """The line or the cell; else the imports that are known to do it and were made."""
+    made = [name for name in _STARTERS if name in sys.modules]
+    unseen = f"perhaps the import of {' or '.join(made)}" if made else "a call or an import"
+    return _starts[0] if _starts else unseen

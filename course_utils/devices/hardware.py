@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from course_utils.devices.placement import usable_gpus
+from course_utils.devices.driver import usable_gpus
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course_utils.devices import driver
+from course_utils.devices.driver import usable_gpus
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,6 @@ class Placement:
 
 
 CPU = Placement()
-
-
-def usable_gpus() -> driver.Gpus:
-    """Those that torch can use, or why it cannot; this process stays without CUDA."""
-    return driver.gpus(torch.version.cuda)
 
 
 def gpu_count() -> int:

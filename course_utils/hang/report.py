@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from time import monotonic
 
 from course_utils.hang import whereabouts
@@ -26,10 +27,14 @@ _UNKNOWN = (
 
 
 class HangReport(Listener):
-    """Says where every rank is and why they hang, and why gloo ended one."""
+    """Says where every rank is and why they hang, and why gloo ended one.
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    It asks all ranks after `still_s` seconds without a call, and ends a launch that is proven to
+    hang for ever.
+    """
+
+    def __init__(self, record: Record, still_s: float = inf) -> None:
+        self._record, self.still_s = record, still_s
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put better parts into an error; see `Listener.explain`."""
@@ -47,14 +52,6 @@ class HangReport(Listener):
         logs = self._record.logs()
         stands = (whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks))
         return Deadlock(stands, now)
-
-
-class Silence(HangReport):
-    """Asks all ranks after `still_s` seconds, and ends a launch that is proven to hang for ever."""
-
-    def __init__(self, record: Record, still_s: float) -> None:
-        super().__init__(record)
-        self.still_s = still_s
 
     def before(self, world_size: int) -> None:
         """Begin to watch."""

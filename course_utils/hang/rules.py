@@ -20,7 +20,6 @@ _UNEVEN = (
     "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
 )
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
-_DIFFERENT = "The ranks wait in different calls ({what}): " + SAME
 
 Row = tuple[str | None, Callable[[Facts], object], str]
 TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
@@ -100,16 +99,12 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("groups", lambda f: f.groups > 1 and not f.kinds & {"send", "recv", "new_group"},
          "{Inside} wait for each other in different groups: every rank of a group must come to its "
          "calls, and all ranks to their groups in the same order."),
-        ("order", lambda f: f.Inside and len(f.names) > 1, _DIFFERENT),
+        ("order", lambda f: f.Inside and len(f.names) > 1,
+         "The ranks wait in different calls ({what}): " + SAME),
         ("alone", lambda f: f.alone and f.names == {"recv"},
          "There is no other rank that could send rank 0 a message."),
-        (None, lambda f: not f.known and f.names <= {"send", "recv", "batch_isend_irecv"},
-         "Every rank waits in a point-to-point call: a blocking send ends only when its peer "
-         "receives. Let one side receive first, or use isend and irecv."),
-        (None, lambda f: not f.known and len(f.names) > 1, _DIFFERENT),
         (None, lambda f: not f.known,
-         "Every rank waits in the same call: look for a call that one rank made more often than "
-         "another, for different groups, and for a peer or a source that does not match."),
+         "The ranks wait in {what}, and what they called before is not known: " + SAME),
         (None, lambda f: f.names == {"init_process_group"},
          "Every rank waits in the same call: do all ranks use the same address, is each rank's "
          "number there once, and does world_size count them all?"),

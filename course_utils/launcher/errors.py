@@ -58,7 +58,6 @@ class Failure:
     when: float
     headline: str
     frames: Sequence[Frame] = ()
-    traceback: str = ""
 
     @property
     def is_echo(self) -> bool:
@@ -141,8 +140,7 @@ def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
         headline = _LOST_IN_ONE_WORDING
     rows = traceback.extract_tb(error.__traceback__, limit=-40)  # the innermost
     frames = [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
-    full = "".join(traceback.format_exception(error))[-4 * _LIMIT :]
-    return Failure(rank, time.monotonic(), headline, frames, full)
+    return Failure(rank, time.monotonic(), headline, frames)
 
 
 def from_exit(rank: int, status: int, dump: str) -> Failure:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.data import FILES
-
+FILES = (
+    "train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
+)  # fmt: skip
 MNIST_HERE = Path(__file__).resolve().parents[3] / "shared" / "data" / "mnist"
 needs_mnist = pytest.mark.skipif(
     not all((MNIST_HERE / f"{name}.gz").is_file() for name in FILES),

@@ -23,7 +23,6 @@ from torch.distributed.elastic.utils import store as elastic
 
 shared = torch.zeros(8).share_memory_()
 shared_array = Array("d", 8)
-threads = []
 
 
 def beside(does):
@@ -160,11 +159,6 @@ def seeds_numpy():
     numpy.random.seed(3)
 
 
-def leaves_a_thread():
-    threads.append(threading.Thread(target=time.sleep, args=(0.3,)))
-    threads[-1].start()
-
-
 LEFT = {
     beside(changes_the_folder): "the working folder is another one",
     beside(changes_the_environment): "os.environ has changed",
@@ -173,7 +167,6 @@ LEFT = {
     beside(seeds_torch): "the global random numbers are not where they were",
     beside(seeds_python): "the global random numbers are not where they were",
     beside(seeds_numpy): "the global random numbers are not where they were",
-    beside(leaves_a_thread): "a thread still runs",
 }
 
 

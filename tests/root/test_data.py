@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from mnist_files import needs_mnist
+from mnist_files import FILES, needs_mnist
 from torch import nn
 from torch.utils.data import DataLoader
 
 from course_utils import data
-from course_utils.data import FILES, MEAN, STD, digits
+from course_utils.data import MEAN, STD, digits
 
 # Failures
 
@@ -21,35 +21,32 @@ def test_an_unknown_source_is_refused():
         digits(source="cifar")
 
 
-def test_the_embedded_digits_refuse_what_they_would_ignore():
-    with pytest.raises(ValueError, match="no root; meant source='mnist'"):
-        digits(root="here")
-
-
 def test_mnist_without_files_says_where_it_looked_and_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("COURSE_DATA", str(tmp_path))
-    remedies = r"root=.*COURSE_DATA.*MNIST\(.*, download=True\), or use .*source='embedded'"
+    remedies = r"COURSE_DATA.*MNIST\(.*, download=True\), or use .*source='embedded'"
     with pytest.raises(RuntimeError, match=remedies) as caught:
         digits(source="mnist")
     assert all(name in str(caught.value) for name in (str(tmp_path / "MNIST" / "raw"), *FILES))
     assert not list(tmp_path.iterdir())
 
 
-def test_files_that_are_not_mnist_are_an_error_with_a_remedy(tmp_path):
+def test_files_that_are_not_mnist_are_an_error_with_a_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("COURSE_DATA", str(tmp_path))
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in FILES:
         (raw / name).write_bytes(bytes(100))
     with pytest.raises(RuntimeError, match=r"cannot be read.*fetch them anew"):
-        digits(source="mnist", root=tmp_path)
+        digits(source="mnist")
 
 
 # MNIST from its files
 
 
 @needs_mnist
-def test_the_real_files_are_read(unpacked):
-    train, test = (digits(t, source="mnist", root=unpacked) for t in (True, False))
+def test_the_real_files_are_read(unpacked, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", str(unpacked))
+    train, test = (digits(t, source="mnist") for t in (True, False))
     assert (len(train), len(test)) == (60_000, 10_000)
     images = (unpacked / "MNIST" / "raw" / "train-images-idx3-ubyte").read_bytes()
     assert hashlib.md5(images).hexdigest() == "6bbc9ace898e44ae57da46a324031adb"
