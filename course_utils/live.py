@@ -21,7 +21,7 @@ from course_utils.pictures.style import OKABE_ITO
 from course_utils.record.record import Record
 
 _EVERY_S = 0.12  # between two drawings
-_STILL_S = 5.0  # without a call, until it is said where all ranks are
+_STILL_S, _ALONE_S = 5.0, 1.0  # without a call, until it is said where all ranks are
 _ROOM, _WIDEST = 1 << 16, 60  # bytes of all that a rank reports; characters of one word of it
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
 _CARD = (
@@ -153,14 +153,17 @@ class Early(HangReport):
 
     def __init__(self, record: Record, timeout: float) -> None:
         super().__init__(record, _STILL_S if somebody_looks() else math.inf)
-        self._timeout = timeout
+        self._timeout, self._alone = timeout, False
+
+    def before(self, world_size: int) -> None:
+        """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
+        super().before(world_size)
+        self._alone = world_size == 1
+        self.still_s = _ALONE_S if self._alone else self.still_s
 
     def silent(self, dead: Deadlock) -> bool:
-        """Nothing where no rank waits: a long computation moves nothing that could be seen here.
-
-        Nor where a rank is alone: its backward pass waits for nobody.
-        """
-        if not dead.for_ever and dead.waits_for and len(dead.world) > 1:
+        """Nothing where no rank waits: a long computation moves nothing that could be seen here."""
+        if not dead.for_ever and dead.waits_for and not self._alone:
             still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
             self.moved(f"{still}\nTime is up after {self._timeout:g} s.")
         return dead.for_ever

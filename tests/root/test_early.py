@@ -95,7 +95,7 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
 
 
 A_BACKWARD = """
-live._STILL_S = 0.2
+live._ALONE_S = 0.2
 def computes():
     x = y = torch.ones(1000, 1000, requires_grad=True)
     for _ in range(20):
@@ -181,6 +181,13 @@ def test_a_thread_of_a_rank_may_still_wake_another(kernel):
     outcome, told = shown(kernel, A_THREAD_SENDS)
     assert "not done after 4 s" in outcome.errors[0][1]  # rank 0 alone, and in its own time
     assert told
+
+
+def test_a_rank_alone_waits_in_vain_whoever_looks(kernel):
+    outcome, told = shown(kernel, FOR_EVER["alone"], looks=False)
+    assert "rank 0 would never be done." in outcome.errors[0][1]
+    assert "There is no other rank that could send rank 0 a message." in outcome.errors[0][1]
+    assert told == []
 
 
 def test_where_outputs_are_compared_nothing_is_shown_and_nothing_ends_early(kernel):
