@@ -65,7 +65,7 @@ def launch(
     """
     _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
     placement, record = place(backend, device, world_size, nodes), Record(trace)
-    listeners = [record, Early(record, timeout), fork.ReadyToFork(placement), *[Panel()] * live]
+    listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
     how = {"backend": placement.backend, "listeners": listeners}
     how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
     try:

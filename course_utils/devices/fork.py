@@ -35,17 +35,21 @@ _IMPORTING = threading.Lock()
 class ReadyToFork(Listener):
     """Refuses what no rank would survive, and gives each rank its device."""
 
-    def __init__(self, placement: Placement = CPU) -> None:
-        self._placement = placement
+    def __init__(self, placement: Placement = CPU, probes: bool = True) -> None:
+        self._placement, self._probes = placement, probes
 
     def before(self, world_size: int) -> None:
         """Raise RuntimeError for a kernel that uses CUDA; say the notice once in a kernel."""
         if message := cuda_in_use():
             raise RuntimeError(message)
-        if (notice := self._placement.notice) and notice not in _said:
-            _said.add(notice)
-            print(notice, flush=True)
+        on_nccl = "nccl" in (self._placement.backend or "") and world_size > 1
+        for notice in (self._placement.notice, on_nccl and nccl.small_shm()):
+            if notice and notice not in _said:
+                _said.add(notice)
+                print(notice, flush=True)
         import_what_ranks_need()
+        if on_nccl and self._probes:
+            nccl.probe(world_size, self._placement.backend, [ReadyToFork(self._placement, False)])
 
     def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """In a rank: its GPU and those of its node, or none."""
@@ -58,9 +62,8 @@ class ReadyToFork(Listener):
         return contextlib.nullcontext()
 
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
-        """Put NCCL's and CUDA's words plainly, and say what NCCL's silence may mean."""
-        on_nccl = "nccl" in (self._placement.backend or "")
-        nccl.explain(error, len(self._placement.devices) if on_nccl else 0)
+        """Put NCCL's and CUDA's words plainly."""
+        nccl.explain(error)
 
 
 def import_what_ranks_need() -> None:

@@ -1,16 +1,20 @@
-"""NCCL's own troubles, put plainly."""
+"""NCCL's own troubles: looked for before they cost an hour, and its words put plainly."""
 
+import os
 import re
+import shutil
+
+import torch
+import torch.distributed as dist
 
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.launch import launch
+from course_utils.launcher.listener import Listener
 
+_PROBE_S = 60.0  # eight GPUs need some ten seconds to find each other
+_SHM = 1 << 27  # bytes; a container's default of 64 MiB is too little (NVIDIA/nccl#342)
 _MORE = "os.environ['NCCL_DEBUG'] = 'INFO' in a cell before the launch shows more"
-# Where peer-to-peer is broken NCCL hangs, also where the driver calls it fine (NVIDIA/nccl#2079).
-_SILENT = (
-    "If this is the first launch on these GPUs, the path from GPU to GPU (peer-to-peer) may be "
-    "broken on this machine. Run os.environ['NCCL_P2P_DISABLE'] = '1' in a cell and launch again: "
-    f"it is slower, and works. If it hangs all the same, {_MORE}."
-)
+_probed = 1  # so many GPUs have added up a number in this kernel
 
 # What an error or a rank's output says, as a pattern, the special before the general, and what it
 # means. tests/devices/test_nccl.py has a real message for each, with its source.
@@ -39,16 +43,52 @@ _MEANS = {
 }
 
 
-def explain(error: WorkerError, gpus: int) -> None:
-    """Give the error the reason that NCCL's or CUDA's words have, if they are among its own.
-
-    Where several `gpus` hang and nothing else is known to be the reason, say what NCCL's may be.
-    """
-    if isinstance(error, WorkerTimeout) and gpus > 1 and error.pattern in (None, "running"):
-        error.parts.append(_SILENT)
+def explain(error: WorkerError) -> None:
+    """Give the error the reason that NCCL's or CUDA's words have, if they are among its own."""
     if error.rank is None:
         return
     words = error.failures[0].headline + error.output[error.rank]
     told = _MEANS.items() if re.search("nccl|cuda|device type", words, re.IGNORECASE) else ()
     if found := next((meaning for said, meaning in told if re.search(said, words)), ""):
         error.parts[1] = f"Likely reason: {found}."
+
+
+def small_shm() -> str:
+    """A line about shared memory that is too small for NCCL, where it is."""
+    if not os.path.isdir("/dev/shm") or os.environ.get("NCCL_SHM_DISABLE") == "1":
+        return ""
+    if (free := shutil.disk_usage("/dev/shm").free) >= _SHM:
+        return ""
+    return f"""launch: /dev/shm has {free / 2**20:.0f} MiB left, and NCCL takes some 10 MB of it \
+for each connection. If it fails, start the container with --shm-size=1g or --ipc=host."""
+
+
+def probe(world_size: int, backend: str, listeners: list[Listener]) -> None:
+    """Have the GPUs add up one number, unless as many have done so in this kernel.
+
+    Where peer-to-peer is broken this hangs, also where the driver calls it fine
+    (NVIDIA/nccl#2079); better here than somewhere in a learner's training.
+
+    Raises:
+        RuntimeError: They were not done in time; the message says what to try.
+    """
+    global _probed
+    if world_size <= _probed:
+        return
+    how = {"world_size": world_size, "backend": backend, "listeners": listeners}
+    try:
+        launch(_add_up, timeout=_PROBE_S, **how)
+    except WorkerTimeout:
+        raise RuntimeError(
+            f"{world_size} GPUs could not add up one number within {_PROBE_S:g} seconds; nothing "
+            "of yours was started. Most often the path from GPU to GPU (peer-to-peer) is broken on "
+            "such a machine. Run os.environ['NCCL_P2P_DISABLE'] = '1' in a cell and launch again: "
+            f"it is slower, and works. If it hangs all the same, {_MORE}."
+        ) from None
+    _probed = world_size
+
+
+def _add_up() -> float:
+    one = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(one)
+    return one.item()

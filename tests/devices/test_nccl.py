@@ -1,15 +1,20 @@
 """NCCL's and CUDA's own words, as people have met them, and what a learner is told instead."""
 
+import os
 import re
+import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
-from course_utils import WorkerError, WorkerTimeout, launch, notebook
+from course_utils import WorkerError, launch
 from course_utils.devices import nccl
 from course_utils.devices.fork import ReadyToFork
 from course_utils.devices.placement import Placement
 from course_utils.launcher import errors
+from course_utils.launcher.launch import launch as bare_launch
 
 # What was said, as an exception's text or as a rank's output, by whom it was met, what it means.
 SAID = [
@@ -91,7 +96,7 @@ def test_what_nccl_says_is_put_plainly(said, meaning, printed):
     headline = "the process died of SIGABRT" if printed else said
     failure = errors.Failure(1, time.monotonic(), headline)
     error = errors.worker_error([failure], 2, ["", said if printed else ""])
-    nccl.explain(error, 0)
+    nccl.explain(error)
     assert f"Likely reason: {meaning}" in str(error)
     assert str(error).count("Likely reason") == 1
 
@@ -108,7 +113,7 @@ def test_no_meaning_is_without_its_words():
 def test_words_that_are_not_about_gpus_are_left_alone(said):
     error = errors.worker_error([errors.Failure(0, time.monotonic(), said)], 2, ["", ""])
     before = str(error)
-    nccl.explain(error, 0)
+    nccl.explain(error)
     assert str(error) == before
 
 
@@ -127,30 +132,63 @@ def test_an_error_of_a_rank_is_explained_on_its_way_to_the_cell():
 
 
 @pytest.mark.parametrize(
-    ("backend", "gpus", "pattern", "told"),
+    ("free", "disabled", "told"), [(2**26, "0", True), (2**26, "1", False), (2**30, "0", False)]
+)
+def test_little_shared_memory_is_told_before_nccl_needs_it(monkeypatch, free, disabled, told):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(os.path, "isdir", lambda path: True)
+    monkeypatch.setenv("NCCL_SHM_DISABLE", disabled)
+    assert ("/dev/shm has 64 MiB left" in nccl.small_shm()) is told
+
+
+# The probe; gloo stands in for NCCL.
+
+
+@pytest.fixture
+def probes(nothing_left, monkeypatch):
+    """The launches of a probe, as a list of their numbers of ranks; it does what `adds` does."""
+    made: list[int] = []
+
+    def counted(fn, world_size, **options):
+        made.append(world_size)
+        return bare_launch(fn, world_size=world_size, **options)
+
+    monkeypatch.setattr(nccl, "launch", counted)
+    monkeypatch.setattr(nccl, "_probed", 1)
+    return made
+
+
+def test_gpus_add_up_once_and_again_only_when_they_are_more(probes):
+    for world_size in (2, 2, 3, 2):
+        nccl.probe(world_size, "gloo", [])
+    assert probes == [2, 3]
+
+
+def test_gpus_that_never_add_up_are_told_what_to_try_and_are_asked_again(probes, monkeypatch):
+    monkeypatch.setattr(
+        nccl, "_add_up", lambda: dist.barrier() if dist.get_rank() else time.sleep(9)
+    )
+    monkeypatch.setattr(nccl, "_PROBE_S", 1.0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"NCCL_P2P_DISABLE'\] = '1' in a cell and launch"):
+            nccl.probe(2, "gloo", [])
+    assert probes == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size", "asked"),
     [
-        ("nccl", 2, None, True),
-        ("cpu:gloo,cuda:nccl", 3, "running", True),
-        ("nccl", 2, "order", False),
-        ("nccl", 1, None, False),
-        ("gloo", 2, None, False),
-        (None, 2, None, False),
+        ("nccl", 2, [2]),
+        ("cpu:gloo,cuda:nccl", 3, [3]),
+        ("nccl", 1, []),
+        ("gloo", 2, []),
+        (None, 2, []),
     ],
 )
-def test_gpus_that_hang_for_no_reason_that_is_known_are_told_what_to_try(
-    backend, gpus, pattern, told
+def test_only_several_gpus_are_asked_and_before_anything_else_starts(
+    monkeypatch, backend, world_size, asked
 ):
-    error = errors.worker_timeout({0: [], 1: []}, [""] * 2, 2.5, 0.0)
-    error.pattern = pattern
-    placement = Placement(backend, tuple(f"cuda:{rank}" for rank in range(gpus)))
-    ReadyToFork(placement).explain({}, error)
-    assert ("NCCL_P2P_DISABLE'] = '1' in a cell and launch again" in str(error)) is told
-
-
-def test_what_nccls_silence_may_mean_stands_below_the_report_of_the_hang(monkeypatch):
-    on_gpus = Placement("gloo", ("cpu", "cpu"))
-    monkeypatch.setattr(notebook, "place", lambda *choice: on_gpus)
-    monkeypatch.setattr(nccl, "explain", lambda error, gpus: error.parts.append("NCCL's"))
-    with pytest.raises(WorkerTimeout) as caught:
-        launch(time.sleep, 9, timeout=0.5)
-    assert [caught.value.pattern, caught.value.parts[-1]] == ["running", "NCCL's"]
+    made = []
+    monkeypatch.setattr(nccl, "probe", lambda count, *rest: made.append(count))
+    ReadyToFork(Placement(backend)).before(world_size)
+    assert made == asked
