@@ -1,4 +1,77 @@
-"""Before a fork: imports are done."""
+"""Before a fork: imports are done, and memory lies in large pages; nothing else changes."""
+
+import platform
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from kernels import Kernel
+
+from course_utils import launch
+from course_utils.devices import fork
+
+NEW = sys.platform == "linux" and tuple(map(int, platform.release().split(".")[:2])) >= (6, 1)
+SETUP = """
+import re
+numbers, words = torch.arange(10_000_000), [str(n) for n in range(100_000)]
+
+def after(ranks):
+    launch(total, world_size=ranks)
+    large = re.search("AnonHugePages: +(.*) kB", open("/proc/self/smaps_rollup").read())
+    return int(large[1]) // 1024
+"""
+SAME = "numbers.sum().item() == 49_999_995_000_000, words == [str(n) for n in range(100_000)]"
+
+
+@pytest.mark.skipif(not NEW, reason="needs Linux 6.1")
+def test_from_the_sixteenth_rank_on_pages_are_large_and_memory_holds_what_it_did():
+    kernel = Kernel()
+    try:
+        kernel.run(SETUP, 30)
+        mb = int(kernel.run("after(15)", 60).value)
+        more_mb = int(kernel.run("after(2)", 60).value)
+        assert kernel.run(SAME, 30).value == "(True, True)"
+    finally:
+        kernel.close()
+    assert more_mb > mb + 100
+
+
+MAPS = """\
+5600000ff000-560000500000 rw-p 00000000 00:00 0 [heap]
+7f0000000000-7f0000400000 r-xp 00000000 fe:00 77 /lib/libc.so.6
+7f0000400000-7f0000800000 rw-p 00400000 fe:00 77 /lib/libc.so.6
+7f0000800000-7f00009ff000 rw-p 00000000 00:00 0
+7f0000a00000-7f0080a00000 rw-p 00000000 00:00 0
+7f0080a00000-7f0080e00000 rw-s 00000000 00:01 5 /memfd:pyarrow (deleted)
+7f0080e00000-7f0081200000 rw-p 00000000 00:00 0
+7f0090000000-7f0090400000 ---p 00000000 00:00 0
+7ffc00000000-7ffc00400000 rw-p 00000000 00:00 0 [stack]
+"""
+
+
+def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatch, tmp_path):
+    asked, maps = [], tmp_path / "maps"
+    maps.write_text(MAPS)
+    monkeypatch.setattr(fork, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
+    monkeypatch.setattr(fork, "_MAPS", maps)
+    monkeypatch.setattr(fork, "_started", 0)
+    for count, so_far in ((6, 0), (6, 0), (6, 3), (64, 3)):
+        fork.enlarge(count)
+        assert len(asked) == so_far
+    assert [(hex(begin.value), size.value, how) for begin, size, how in asked] == [
+        ("0x5600000ff000", 0x401000, 25),
+        ("0x7f0000800000", 0x1FF000, 25),  # of no large page, which Linux declines
+        ("0x7f0080e00000", 4 << 20, 25),
+    ]
+
+
+def test_without_proc_a_launch_goes_on(monkeypatch):
+    monkeypatch.setattr(fork, "_started", 15)
+    monkeypatch.setattr(fork, "_MAPS", Path("no such folder"))
+    assert launch(lambda: 7, world_size=2, backend="gloo") == [7, 7]
+    assert fork._started == 17
+
 
 FOUR_AT_ONCE = """
 import threading
