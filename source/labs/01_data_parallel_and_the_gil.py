@@ -100,14 +100,13 @@ check(part, **part_check)
 # %%
 def scatter(batch):
     ### BEGIN SOLUTION
-    rank = dist.get_rank()
-    if rank == 0:
+    own = part(batch, dist.get_rank())  # off rank 0: the right size, to receive into
+    if dist.get_rank() == 0:
         for other in range(1, dist.get_world_size()):
             dist.send(part(batch, other), other)
     else:
-        # A slice is a view: what is received here lands in this rank's own batch.
-        dist.recv(part(batch, rank), 0)
-    return part(batch, rank)
+        dist.recv(own, 0)
+    return own
     ### END SOLUTION
 
 
@@ -120,7 +119,7 @@ def scatter(batch):
 # keeps its own part and sends itself nothing.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>dist.send(part(batch, other), other)</code> on rank 0, for each other rank; <code>dist.recv(part(batch, rank), 0)</code> elsewhere.
+# <code>dist.send(part(batch, other), other)</code> on rank 0, for each other rank. Elsewhere <code>own = part(batch, dist.get_rank())</code>, then <code>dist.recv(own, 0)</code>.
 # </details>
 
 
@@ -183,25 +182,26 @@ def forward(model, batch):
     if rank > 0:
         dist.send(own, 0)
         return None
-    outputs = own.new_empty(len(batch), *own.shape[1:])
-    part(outputs, 0).copy_(own)
-    for other in range(1, dist.get_world_size()):  # gather: by name, so nothing is mixed up
-        dist.recv(part(outputs, other), other)
-    return outputs
+    outputs = [own]
+    for other in range(1, dist.get_world_size()):  # gather: one named rank after the other
+        rows = len(part(batch, other))  # rank 0 dealt them out, so it knows how many will come
+        outputs.append(own.new_empty(rows, *own.shape[1:]))
+        dist.recv(outputs[-1], other)
+    return torch.cat(outputs)
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# The way back of <code>scatter</code>: which rows of all outputs are rank 2's?
+# Which of the other three steps is left when each rank has its outputs? And how many rows will rank 2 send?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Broadcast each tensor of the model from rank 0. Apply the model to what your <code>scatter</code> returns. Every other rank sends its outputs to rank 0. Rank 0 makes room for all outputs, copies its
-# own into its part, and receives each other rank's into that rank's part.
+# Broadcast each tensor of the model from rank 0. Apply the model to what your <code>scatter</code> returns. Every other rank sends its outputs to rank 0. Rank 0 goes through the other ranks in order,
+# makes an empty tensor with as many rows as that rank's part, receives into it, and in the end puts all together.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>for tensor in model.state_dict().values(): dist.broadcast(tensor, src=0)</code>. On rank 0 <code>outputs = own.new_empty(len(batch), own.shape[1])</code>, and for each other rank
-# <code>dist.recv(part(outputs, other), other)</code>.
+# <code>for tensor in model.state_dict().values(): dist.broadcast(tensor, src=0)</code>. On rank 0, for each other rank,
+# <code>outputs.append(own.new_empty(len(part(batch, other)), own.shape[1]))</code> and <code>dist.recv(outputs[-1], other)</code>; then <code>torch.cat(outputs)</code>.
 # </details>
 
 

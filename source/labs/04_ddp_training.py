@@ -201,7 +201,8 @@ check(global_losses, **global_losses_check)
 # training that was never stopped.
 #
 # - Every rank has a disk of its own. `save` leaves **one file, on rank 0's disk**, and nothing anywhere else. Before `resume`, that file has been copied to every disk.
-# - What is in the file is up to you, written by `torch.save`, except that `torch.load(path)["model"]` is something a plain network can load, without DDP.
+# - What is in the file is up to you, written by `torch.save`, except that a plain network, without DDP, can load `torch.load(path)["model"]`.
+# - A failing check shows the `files` on a rank's disk, `steps`, what a plain network has `loaded`, and the weights `in the end`.
 
 
 # %%
