@@ -1,610 +1,575 @@
 """Wrong answers to lab 01, and for each exercise other right ones.
 
-Each is checked by what a small function of the lab makes of the answer.
+Published: parts as `tensor_split` or a sampler makes them, `chunk(n)[rank]`, parameters without
+buffers, gradients averaged although the loss has divided already, `reduce` read off its root.
 """
 
-import copy
-import functools
 import math
-import queue
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor, wait
-from multiprocessing.pool import ThreadPool
 
 import labs
 import numpy as np
 import torch
-from torch.func import functional_call
+import torch.distributed as dist
+from torch import nn
 
 lab = labs.cells("01_data_parallel_and_the_gil")
-told, and_back = lab.telling, lab.and_back
 
 
-def as_even_as_can_be(batch, devices):
-    return list(batch.tensor_split(devices))
+def _world():
+    return dist.get_rank(), dist.get_world_size()
 
 
-def even_without_empty_ones(batch, devices):
-    return [part for part in batch.tensor_split(devices) if len(part)]
+def as_even_as_can_be(batch, rank):
+    return batch.tensor_split(dist.get_world_size())[rank]
 
 
-def the_size_rounded_down(batch, devices):
-    return list(batch.split(max(1, len(batch) // devices)))
+def chunk_by_number(batch, rank):
+    return batch.chunk(dist.get_world_size())[rank]
 
 
-def the_rest_left_out(batch, devices):
-    size = max(1, len(batch) // devices)
-    return [batch[i * size : (i + 1) * size] for i in range(min(devices, len(batch)))]
+def the_last_one_twice(batch, rank):
+    parts = batch.chunk(dist.get_world_size())
+    return parts[min(rank, len(parts) - 1)]
 
 
-def dealt_out_like_a_sampler(batch, devices):
-    return [batch[i::devices] for i in range(min(devices, len(batch)))]
+def none_for_idle_ranks(batch, rank):
+    parts = batch.chunk(dist.get_world_size())
+    return parts[rank] if rank < len(parts) else None
 
 
-def along_the_last_dimension(batch, devices):
-    return list(batch.chunk(devices, dim=-1))
+def rounded_down(batch, rank):
+    size = len(batch) // dist.get_world_size()
+    return batch[rank * size : (rank + 1) * size]
 
 
-def so_many_samples_each(batch, devices):
-    return list(batch.split(devices))
+def the_rest_for_the_last(batch, rank):
+    size, last = len(batch) // dist.get_world_size(), dist.get_world_size() - 1
+    return batch[rank * size :] if rank == last else batch[rank * size : (rank + 1) * size]
 
 
-def the_whole_batch_for_each(batch, devices):
-    return [batch] * devices
+def dealt_like_cards(batch, rank):
+    return batch[rank :: dist.get_world_size()]
 
 
-def scatter_by_slices(batch, devices):
-    size = -(-len(batch) // devices)
-    return tuple(batch[i : i + size] for i in range(0, len(batch), size))
+def its_own_part(batch, rank):
+    return lab.part(batch, dist.get_rank())
 
 
-def _run(works, start=threading.Thread.start, join=threading.Thread.join):
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
-    for thread in threads:
-        start(thread)
-    for thread in threads:
-        join(thread)
+def so_many_rows_each(batch, rank):
+    size = dist.get_world_size()
+    return batch[rank * size : (rank + 1) * size]
 
 
-def _in_threads(replicas, parts, training, put):
-    def work(i):
-        with torch.set_grad_enabled(training):
-            put(i, replicas[i](parts[i]))
+def four_ranks_always(batch, rank):
+    size = math.ceil(len(batch) / 4)
+    return batch[rank * size : (rank + 1) * size]
 
-    _run([functools.partial(work, i) for i in range(len(parts))])
 
+def one_row_too_many(batch, rank):
+    size = len(batch) // dist.get_world_size() + 1
+    return batch[rank * size : (rank + 1) * size]
 
-@told
-def one_after_the_other(replicas, parts):
-    return [replica(part) for replica, part in zip(replicas, parts, strict=True)]
 
+def numbers_of_rows(batch, rank):
+    size = math.ceil(len(batch) / dist.get_world_size())
+    return torch.arange(len(batch))[rank * size : (rank + 1) * size]
 
-@told
-def joined_at_once(replicas, parts):
-    outputs = [None] * len(parts)
-    for i in range(len(parts)):
-        with ThreadPoolExecutor(1) as pool:
-            outputs[i] = pool.submit(replicas[i], parts[i]).result()
-    return outputs
 
+def part_from_chunks(batch, rank):
+    parts = batch.chunk(dist.get_world_size())
+    return parts[rank] if rank < len(parts) else batch[:0]
 
-@told
-def errors_lost(replicas, parts):
-    outputs = [None] * len(parts)
-    _in_threads(replicas, parts, torch.is_grad_enabled(), outputs.__setitem__)
-    return outputs
 
+def part_by_a_mask(batch, rank):
+    size = -(-len(batch) // dist.get_world_size())
+    number = torch.arange(len(batch))
+    return batch[(number >= rank * size) & (number < (rank + 1) * size)]
 
-def _with_errors(replicas, parts, training, which=min):
-    outputs, errors = [None] * len(parts), {}
 
-    def work(i):
-        try:
-            with torch.set_grad_enabled(training):
-                outputs[i] = replicas[i](parts[i])
-        except Exception as error:
-            errors[i] = error
+def part_by_numpy(batch, rank):
+    size = -(-len(batch) // dist.get_world_size())
+    return np.split(batch.numpy(), [rank * size, (rank + 1) * size])[1]
 
-    _run([functools.partial(work, i) for i in range(len(parts))])
-    if errors:
-        raise errors[which(errors)]
-    return outputs
 
+def its_own_batch(batch):
+    return lab.part(batch, dist.get_rank())
 
-@told
-def always_with_gradients(replicas, parts):
-    return _with_errors(replicas, parts, True)
 
+def broadcast_first(batch):
+    dist.broadcast(batch, src=0)
+    return lab.part(batch, dist.get_rank())
 
-@told
-def never_with_gradients(replicas, parts):
-    return _with_errors(replicas, parts, False)
 
+def the_whole_batch_sent(batch):
+    rank, world_size = _world()
+    for other in range(1, world_size) if rank == 0 else ():
+        dist.send(batch, other)
+    if rank > 0:
+        dist.recv(batch, 0)
+    return lab.part(batch, rank)
 
-@told
-def the_first_error_in_time(replicas, parts):
-    return _with_errors(replicas, parts, torch.is_grad_enabled(), which=lambda e: next(iter(e)))
 
+def _dealt(batch, part, start=1):
+    rank, world_size = _world()
+    for other in range(start, world_size) if rank == 0 else ():
+        dist.send(part(batch, other).contiguous(), other)
+    if rank > 0:
+        dist.recv(received := part(batch, rank).contiguous(), 0)
+        return received
+    return part(batch, 0)
 
-@told
-def as_they_are_done(replicas, parts):
-    outputs, errors, training = [], {}, torch.is_grad_enabled()
 
-    def work(i):
-        try:
-            with torch.set_grad_enabled(training):
-                outputs.append(replicas[i](parts[i]))
-        except Exception as error:
-            errors[i] = error
+def scattered_evenly(batch):
+    return _dealt(batch, as_even_as_can_be)
 
-    _run([functools.partial(work, i) for i in range(len(parts))])
-    if errors:
-        raise errors[min(errors)]
-    return outputs
 
+def scattered_like_cards(batch):
+    return _dealt(batch, dealt_like_cards)
 
-@told
-def never_joined(replicas, parts):
-    outputs = [None] * len(parts)
-    training = torch.is_grad_enabled()
 
-    def work(i):
-        with torch.set_grad_enabled(training):
-            outputs[i] = replicas[i](parts[i])
+def rest_left_out(batch):
+    return _dealt(batch, rounded_down)
 
-    _run([functools.partial(work, i) for i in range(len(parts))], join=lambda thread: None)
-    return outputs
 
+def sent_to_itself_too(batch):
+    return _dealt(batch, lab.part, start=0)
 
-@told
-def run_for_start(replicas, parts):
-    outputs = [None] * len(parts)
 
-    def work(i):
-        outputs[i] = replicas[i](parts[i])
+def only_to_rank_1(batch):
+    rank = dist.get_rank()
+    if rank == 0 and dist.get_world_size() > 1:
+        dist.send(lab.part(batch, 1), 1)
+    elif rank == 1:
+        dist.recv(lab.part(batch, 1), 0)
+    return lab.part(batch, rank)
 
-    _run(
-        [functools.partial(work, i) for i in range(len(parts))],
-        start=threading.Thread.run, join=lambda thread: None,
-    )  # fmt: skip
-    return outputs
 
+def chunks_by_scatter(batch):
+    rank, world_size = _world()
+    own = torch.empty_like(lab.part(batch, rank))
+    dist.scatter(own, list(batch.chunk(world_size)) if rank == 0 else None)
+    return own
 
-@told
-def the_last_number_for_all(replicas, parts):
-    outputs, training = [None] * len(parts), torch.is_grad_enabled()
-    works = []
-    for i in range(len(parts)):
 
-        def work():
-            with torch.set_grad_enabled(training):
-                outputs[i] = replicas[i](parts[i])  # noqa: B023
+def nothing_on_rank_0(batch):
+    rank, world_size = _world()
+    for other in range(1, world_size) if rank == 0 else ():
+        dist.send(lab.part(batch, other), other)
+    if rank > 0:
+        dist.recv(own := lab.part(batch, rank), 0)
+        return own
 
-        works.append(work)
-    _run(works)
-    return outputs
 
+def received_into_a_copy(batch):
+    rank, world_size = _world()
+    for other in range(1, world_size) if rank == 0 else ():
+        dist.send(lab.part(batch, other), other)
+    if rank > 0:
+        dist.recv(lab.part(batch, rank).clone(), 0)
+    return lab.part(batch, rank)
 
-@told
-def apply_by_a_pool(replicas, parts):
-    training = torch.is_grad_enabled()
 
-    def work(replica, part):
-        with torch.set_grad_enabled(training):
-            return replica(part)
+def parts_of_rank_1(batch):
+    rank, world_size = _world()
+    for other in range(1, world_size) if rank == 0 else ():
+        dist.send(lab.part(batch, 1), other)
+    if rank > 0:
+        dist.recv(own := torch.empty_like(lab.part(batch, 1)), 0)
+        return own
+    return lab.part(batch, 0)
 
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(work, replicas, parts))
 
+def scatter_of_padded_parts(batch):
+    rank, world_size = _world()
+    size = math.ceil(len(batch) / world_size)
+    padded = torch.cat([batch, batch.new_zeros(world_size * size - len(batch), *batch.shape[1:])])
+    own = batch.new_empty(size, *batch.shape[1:])
+    dist.scatter(own, list(padded.split(size)) if rank == 0 else None)
+    return own[: len(lab.part(batch, rank))]
 
-def _outputs(replicas, parts):
-    return _with_errors(replicas, parts, torch.is_grad_enabled())
 
+def scatter_all_at_once(batch):
+    rank, world_size = _world()
+    others = range(1, world_size) if rank == 0 else ()
+    works = [dist.isend(lab.part(batch, other), other) for other in others]
+    if rank > 0:
+        works = [dist.irecv(own := torch.empty_like(lab.part(batch, rank)), 0)]
+    for work in works:
+        work.wait()
+    return own if rank > 0 else lab.part(batch, 0)
 
-@and_back
-def with_deep_copies(model, batch, devices):
-    parts = batch.chunk(devices)
-    return torch.cat(_outputs([copy.deepcopy(model) for _ in parts], parts))
 
+def _replicate(model, tensors=lambda model: model.state_dict().values()):
+    for tensor in tensors(model):
+        dist.broadcast(tensor.detach(), src=0)
 
-@and_back
-def the_model_alone(model, batch, devices):
-    return model(batch)
 
-
-@and_back
-def part_after_part(model, batch, devices):
-    return torch.cat([model(part) for part in batch.chunk(devices)])
-
-
-@and_back
-def even_parts(model, batch, devices):
-    parts = batch.tensor_split(devices)
-    return torch.cat(_outputs([model] * len(parts), parts))
-
-
-@and_back
-def samples_left_out(model, batch, devices):
-    size = len(batch) // devices
-    parts = [batch[i * size : (i + 1) * size] for i in range(devices)]
-    return torch.cat(_outputs([model] * devices, parts))
-
-
-@and_back
-def without_gradients(model, batch, devices):
-    parts = batch.chunk(devices)
-    return torch.cat(_with_errors([model] * len(parts), parts, False))
-
-
-@and_back
-def gathered_backwards(model, batch, devices):
-    parts = batch.chunk(devices)
-    return torch.cat(_outputs([model] * len(parts), parts)[::-1])
-
-
-@and_back
-def averaged(model, batch, devices):
-    parts = batch.chunk(devices)
-    outputs = [output.mean(dim=0, keepdim=True) for output in _outputs([model] * len(parts), parts)]
-    return torch.cat(outputs).mean(dim=0, keepdim=True)
-
-
-@and_back
-def a_thread_for_every_device(model, batch, devices):
-    size = math.ceil(len(batch) / devices)
-    parts = [batch[i * size : (i + 1) * size] for i in range(devices)]
-    return torch.cat(_outputs([model] * devices, parts))
-
-
-@and_back
-def data_parallel_with_replicas(model, batch, devices):
-    """Differentiable copies, as the real one makes.
-
-    Each has a module of its own: functional_call swaps the weights of one, which no two threads
-    may do at the same time.
-    """
-    parts = batch.chunk(devices)
-
-    def replica(own, part):
-        weights = {name: weight.clone() for name, weight in model.named_parameters()}
-        return functional_call(own, weights, (part,))
-
-    replicas = [functools.partial(replica, copy.deepcopy(model)) for _ in parts]
-    return torch.cat(_outputs(replicas, parts))
-
-
-def _first(widths, free_us, held, layers, threads, gain, took):
-    for width, free in sorted(zip(widths, free_us, strict=True)):
-        if threads * layers * (held + free) >= gain * took(held, free, layers, threads):
-            return width
-    return None
-
-
-def _model(held, free, layers, threads):
-    wide = (threads - 1) * held + layers * (held + free)
-    return max(wide, threads * layers * held + free)
-
-
-def the_gil_forgotten(*given):
-    return _first(*given, took=lambda held, free, layers, threads: layers * (held + free))
-
-
-def nothing_overlaps(*given):
-    """Amdahl's law: all that is held, one after the other, and then what is free."""
-    return _first(*given, took=lambda h, f, layers, threads: layers * (threads * h + f))
-
-
-def only_the_gil_counts(*given):
-    return _first(*given, took=lambda held, free, layers, threads: threads * layers * held)
-
-
-def nobody_waits_at_first(*given):
-    return _first(*given, took=lambda h, f, layers, n: max(layers * (h + f), n * layers * h))
-
-
-def wide_layers_only(*given):
-    return _first(*given, took=lambda h, f, layers, n: (n - 1) * h + layers * (h + f))
-
-
-def narrow_layers_only(*given):
-    return _first(*given, took=lambda h, f, layers, n: n * layers * h + f)
-
-
-def as_soon_as_anything_is_gained(*given):
-    return _first(*given[:-1], 1 + 1e-9, took=_model)
-
-
-def always_one_and_a_half(*given):
-    return _first(*given[:-1], 1.5, took=_model)
-
-
-def the_first_in_the_table(widths, free_us, *given):
-    for pair in zip(widths, free_us, strict=True):
-        if found := _first(*([own] for own in pair), *given, took=_model):
-            return found
-
-
-def where_most_of_the_time_is_free(widths, free_us, held_us, layers, threads, gain):
-    found = [w for w, free in zip(widths, free_us, strict=True) if free >= held_us]
-    return min(found, default=None)
-
-
-def the_widest_for_none(*given):
-    found = _first(*given, took=_model)
-    return max(given[0]) if found is None else found
-
-
-def crossover_solved_for_free(widths, free_us, held_us, layers, threads, gain):
-    """Both conditions are linear in the time without the GIL: the least one that meets them."""
-    if threads <= gain:
+def _gather(own, batch, order=lambda others: others):
+    rank, world_size = _world()
+    if rank > 0:
+        dist.send(own, 0)
         return None
-    both, fixed = threads * layers, gain * (threads - 1 + layers)
-    narrow = both * held_us * (gain - 1) / (both - gain)
-    wide = (fixed - both) * held_us / (layers * (threads - gain))
-    table = zip(widths, free_us, strict=True)
-    return min((width for width, free in table if free >= max(narrow, wide)), default=None)
+    outputs = [own]
+    for other in order(range(1, world_size)):
+        outputs.append(own.new_empty(len(lab.part(batch, other)), *own.shape[1:]))
+        dist.recv(outputs[-1], other)
+    return torch.cat(outputs)
 
 
-@told
-def joins_the_first_thread_only(replicas, parts):
-    outputs, errors, training = [None] * len(parts), {}, torch.is_grad_enabled()
+def without_replication(model, batch):
+    return _gather(model(lab.scatter(batch)), batch)
 
-    def work(i):
-        try:
-            with torch.set_grad_enabled(training):
-                outputs[i] = replicas[i](parts[i])
-        except Exception as error:
-            errors[i] = error
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    threads[0].join()
-    if errors:
-        raise errors[min(errors)]
+def parameters_only(model, batch):
+    _replicate(model, lambda model: model.parameters())
+    return _gather(model(lab.scatter(batch)), batch)
+
+
+def buffers_only(model, batch):
+    _replicate(model, lambda model: model.buffers())
+    return _gather(model(lab.scatter(batch)), batch)
+
+
+def without_scatter(model, batch):
+    _replicate(model)
+    return _gather(model(lab.part(batch, dist.get_rank())), batch)
+
+
+def all_of_it_on_rank_0(model, batch):
+    return model(batch) if dist.get_rank() == 0 else None
+
+
+def part_by_part_on_rank_0(model, batch):
+    parts = batch.chunk(dist.get_world_size())
+    return torch.cat([model(own) for own in parts]) if dist.get_rank() == 0 else None
+
+
+def from_the_last_to_the_first(model, batch):
+    _replicate(model)
+    return _gather(model(lab.scatter(batch)), batch, order=reversed)
+
+
+def on_every_rank(model, batch):
+    outputs = [lab.forward(model, batch)]
+    dist.broadcast_object_list(outputs, src=0)
+    return outputs[0]
+
+
+def its_own_on_other_ranks(model, batch):
+    _replicate(model)
+    own = model(lab.scatter(batch))
+    gathered = _gather(own, batch)
+    return own if gathered is None else gathered
+
+
+def padded_before_the_mean(model, batch):
+    """Every rank computes with a full part, whose missing rows are zeros."""
+    rank, world_size = _world()
+    _replicate(model)
+    size, own = math.ceil(len(batch) / world_size), lab.scatter(batch)
+    outputs = model(torch.cat([own, own.new_zeros(size - len(own), own.shape[1])]))
+    every = [torch.empty_like(outputs) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(outputs, every)
+    return torch.cat(every)[: len(batch)] if rank == 0 else None
+
+
+def the_padding_left_in(model, batch):
+    rank, world_size = _world()
+    _replicate(model)
+    size, own = math.ceil(len(batch) / world_size), model(lab.scatter(batch))
+    outputs = torch.cat([own, own.new_zeros(size - len(own), own.shape[1])])
+    every = [torch.empty_like(outputs) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(outputs, every)
+    return torch.cat(every) if rank == 0 else None
+
+
+def added_up(model, batch):
+    _replicate(model)
+    outputs = lab.forward(model, batch)
+    return None if outputs is None else outputs / dist.get_world_size()
+
+
+def models_averaged(model, batch):
+    for tensor in model.state_dict().values():
+        dist.all_reduce(tensor)
+        tensor /= dist.get_world_size()
+    return _gather(model(lab.scatter(batch)), batch)
+
+
+def forward_by_padded_gather(model, batch):
+    rank, world_size = _world()
+    _replicate(model)
+    size, own = math.ceil(len(batch) / world_size), model(lab.scatter(batch))
+    outputs = torch.cat([own, own.new_zeros(size - len(own), own.shape[1])])
+    every = [torch.empty_like(outputs) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(outputs, every)
+    return torch.cat(every)[: len(batch)] if rank == 0 else None
+
+
+def forward_into_views(model, batch):
+    rank, world_size = _world()
+    _replicate(model)
+    own = model(lab.scatter(batch))
+    outputs = own.new_empty(len(batch), *own.shape[1:])
+    if rank > 0:
+        dist.send(own, 0)
+        return None
+    lab.part(outputs, 0).copy_(own)
+    works = [dist.irecv(lab.part(outputs, r), r) for r in reversed(range(1, world_size))]
+    for work in works:
+        work.wait()
     return outputs
 
 
-def with_empty_parts(batch, devices):
-    parts = list(batch.chunk(devices))
-    return parts + [batch[:0]] * (devices - len(parts))
+def forward_by_objects(model, batch):
+    states = [model.state_dict()]
+    dist.broadcast_object_list(states, src=0)
+    model.load_state_dict(states[0])
+    is_first = dist.get_rank() == 0
+    every = [None] * dist.get_world_size() if is_first else None
+    dist.gather_object(model(lab.scatter(batch)), every)
+    return torch.cat(every) if is_first else None
 
 
-def even_in_as_many_parts(batch, devices):
-    size = math.ceil(len(batch) / devices)
-    return list(batch.tensor_split(math.ceil(len(batch) / size)))
+def forward_in_one_flat_broadcast(model, batch):
+    tensors = list(model.state_dict().values())
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.broadcast(flat, src=0)
+    for tensor, own in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(own.view_as(tensor))
+    return _gather(model(lab.scatter(batch)), batch)
 
 
-def rows_of_numbers(batch, devices):
-    return list(batch.reshape(len(batch), -1).chunk(devices))
+def _sum(model, everybody, summed=dist.all_reduce, forget=True):
+    for parameter in model.parameters():
+        if everybody:
+            summed(parameter.grad)
+        else:
+            dist.reduce(parameter.grad, dst=0)
+            if forget and dist.get_rank() > 0:
+                parameter.grad = None
 
 
-def four_devices_always(batch, devices):
-    return list(batch.chunk(4))
+def its_own_rows_of_nothing(model, output, gradient, everybody):
+    output.backward(lab.part(gradient, dist.get_rank()))
+    _sum(model, everybody)
 
 
-def scatter_by_numpy(batch, devices):
-    size = -(-len(batch) // devices)
-    return np.split(batch.numpy(), range(size, len(batch), size))
+def ones_for_a_gradient(model, output, gradient, everybody):
+    output.sum().backward()
+    _sum(model, everybody)
 
 
-def scatter_sample_by_sample(batch, devices):
-    size = math.ceil(len(batch) / devices)
-    starts = range(0, len(batch), size)
-    return [torch.stack(list(batch[i : i + size])) for i in starts]
+def averaged(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model, everybody)
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
 
 
-@told
-def only_value_errors(replicas, parts):
-    outputs, errors, training = [None] * len(parts), {}, torch.is_grad_enabled()
-
-    def work(i):
-        try:
-            with torch.set_grad_enabled(training):
-                outputs[i] = replicas[i](parts[i])
-        except ValueError as error:
-            errors[i] = error
-
-    _run([functools.partial(work, i) for i in range(len(parts))])
-    if errors:
-        raise errors[min(errors)]
-    return outputs
+def always_reduced(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model, everybody=False)
 
 
-@told
-def another_error_with_its_words(replicas, parts):
-    try:
-        return _with_errors(replicas, parts, torch.is_grad_enabled())
-    except Exception as error:
-        raise ValueError(str(error)) from None
+def reduced_for_everybody(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model, everybody=False, forget=not everybody)
 
 
-@told
-def a_sleep_for_a_join(replicas, parts):
-    outputs = [None] * len(parts)
-    training = torch.is_grad_enabled()
-
-    def work(i):
-        with torch.set_grad_enabled(training):
-            outputs[i] = replicas[i](parts[i])
-
-    _run([functools.partial(work, i) for i in range(len(parts))], join=lambda t: time.sleep(0.01))
-    return outputs
+def always_for_everybody(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model, everybody=True)
 
 
-@told
-def a_pool_of_six(replicas, parts):
-    with ThreadPoolExecutor(6) as pool:
-        return list(pool.map(lambda replica, part: replica(part), replicas, parts))
+def half_sums_kept(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model, everybody, forget=False)
 
 
-@told
-def the_errors_of_a_thread_pool(replicas, parts):
-    """Whose map raises the first error in time."""
-    training = torch.is_grad_enabled()
-
-    def work(pair):
-        with torch.set_grad_enabled(training):
-            return pair[0](pair[1])
-
-    with ThreadPool(len(parts)) as pool:
-        return pool.map(work, zip(replicas, parts, strict=True))
+def no_sum(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
 
 
-@told
-def raises_before_all_are_done(replicas, parts):
-    outputs, training, done = [], torch.is_grad_enabled(), [queue.Queue() for _ in parts]
-
-    def work(i):
-        try:
-            with torch.set_grad_enabled(training):
-                done[i].put((replicas[i](parts[i]), None))
-        except Exception as error:
-            done[i].put((None, error))
-
-    _run([functools.partial(work, i) for i in range(len(parts))], join=lambda thread: None)
-    for one in done:
-        output, error = one.get()
-        if error:
-            raise error
-        outputs.append(output)
-    return outputs
+def sum_thrown_away(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model, everybody, summed=lambda tensor: dist.all_reduce(tensor.clone()))
 
 
-@told
-def computed_past_the_replicas(replicas, parts):
-    if errors := [replica.error for replica in replicas if replica.error]:
-        raise errors[0]
-    return [replica.factor * part for replica, part in zip(replicas, parts, strict=True)]
+def first_layer_only(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model[0], everybody)
 
 
-@told
-def apply_by_a_pool_that_stays(replicas, parts):
-    training = torch.is_grad_enabled()
-
-    def work(replica, part):
-        torch.set_grad_enabled(training)
-        return replica(part)
-
-    pool = ThreadPoolExecutor(len(parts))
-    futures = [pool.submit(work, *pair) for pair in zip(replicas, parts, strict=True)]
-    wait(futures)
-    return tuple(future.result() for future in futures)
+def weights_summed(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
 
 
-@told
-def apply_by_a_class_of_threads(replicas, parts):
-    class Work(threading.Thread):
-        output = error = None
-
-        def __init__(self, replica, part, training):
-            super().__init__()
-            self.given = replica, part, training
-
-        def run(self):
-            replica, part, training = self.given
-            torch.set_grad_enabled(training)
-            try:
-                self.output = replica(part)
-            except BaseException as error:
-                self.error = error
-
-    pairs = zip(replicas, parts, strict=True)
-    threads = [Work(*pair, torch.is_grad_enabled()) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for error in (thread.error for thread in threads if thread.error):
-        raise error
-    return [thread.output for thread in threads]
+def only_rank_0_goes_back(model, output, gradient, everybody):
+    own = lab.scatter(gradient)
+    if dist.get_rank() == 0:
+        output.backward(own)
+        _sum(model, everybody)
 
 
-@and_back
-def past_forward(model, batch, devices):
-    return torch.cat([model.centred(part) for part in batch.chunk(devices)])
+def reduced_and_broadcast(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    for parameter in model.parameters():
+        dist.reduce(parameter.grad, dst=0)
+        if everybody:
+            dist.broadcast(parameter.grad, src=0)
+        elif dist.get_rank() > 0:
+            parameter.grad = None
 
 
-@and_back
-def past_forward_in_threads(model, batch, devices):
-    parts = batch.chunk(devices)
-    return torch.cat(_outputs([model.centred] * len(parts), parts))
+def reduced_for_all_and_forgotten(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    _sum(model, everybody=True)
+    if not everybody and dist.get_rank() > 0:
+        model.zero_grad()
 
 
-@and_back
-def copies_that_share_the_weight(model, batch, devices):
-    parts = batch.chunk(devices)
-    copies = [copy.deepcopy(model) for _ in parts]
-    for one in copies:
-        one.weight = model.weight
-    return torch.cat(_outputs(copies, parts))
+def gradient_broadcast(model, output, gradient, everybody):
+    dist.broadcast(gradient, src=0)
+    output.backward(lab.part(gradient, dist.get_rank()))
+    _sum(model, everybody)
 
 
-@and_back
-def data_parallel_with_shallow_copies(model, batch, devices):
-    parts = batch.split(math.ceil(len(batch) / devices))
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return torch.vstack(list(pool.map(lambda part: copy.copy(model)(part), parts)))
+def backward_in_one_flat_sum(model, output, gradient, everybody):
+    output.backward(lab.scatter(gradient))
+    own = [parameter.grad for parameter in model.parameters()]
+    flat = nn.utils.parameters_to_vector(own)
+    if everybody:
+        dist.all_reduce(flat)
+    else:
+        dist.reduce(flat, 0)
+        if dist.get_rank() > 0:
+            flat.zero_()  # a step of nothing
+    nn.utils.vector_to_parameters(flat, own)
 
 
-def step_by_step(*given):
-    """As the specification does, whose text this is."""
-    return _first(*given, took=lab.threads_us)
+def backward_by_hooks(model, output, gradient, everybody):
+    for parameter in model.parameters():
+        if everybody:
+            parameter.register_post_accumulate_grad_hook(lambda own: dist.all_reduce(own.grad))
+    (output * lab.scatter(gradient)).sum().backward()
+    if not everybody:
+        _sum(model, everybody)
 
 
-def the_specification(*given):
-    return lab.crossover_spec(*[[own] for own in given])[0]
+def _bytes(weights, rows, row, output, ranks, *, times=2, outputs=2, away=None, ddp=4):
+    others = ranks - 1
+    gone = rows - math.ceil(rows / ranks) if away is None else away
+    return times * others * weights + gone * (
+        row + outputs * output
+    ), ddp * others / ranks * weights
 
 
-def gain_taken_for_less(*given):
-    return _first(*given[:-1], given[-1] - 0.05, took=_model)
+def outputs_once(*sizes):
+    return _bytes(*sizes, outputs=1)
 
 
-def crossover_by_numpy(widths, free_us, held_us, layers, threads, gain):
-    widths, free_us = np.array(widths), np.array(free_us)
-    wide = (threads - 1) * held_us + layers * (held_us + free_us)
-    took = np.maximum(wide, threads * layers * held_us + free_us)
-    found = widths[threads * layers * (held_us + free_us) / took >= gain]
-    return found.min() if len(found) else None
+def only_what_goes_out(*sizes):
+    return _bytes(*sizes, times=1, outputs=1, ddp=2)
 
 
-CHECKED_AS = {
-    "scatter": lab.in_one_batch, "apply": lambda answer: answer,
-    "data_parallel": lambda answer: answer, "crossover": lab.in_few_lines,
-}  # fmt: skip
+def gradients_forgotten(*sizes):
+    return _bytes(*sizes, times=1)
+
+
+def sent_by_ddp_only(*sizes):
+    return _bytes(*sizes, ddp=2)
+
+
+def all_rows_travel(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, ranks, away=rows)
+
+
+def rank_0_keeps_less(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, ranks, away=rows - rows // ranks)
+
+
+def as_if_even(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, ranks, away=rows * (ranks - 1) / ranks)
+
+
+def a_copy_for_itself(weights, rows, row, output, ranks):
+    away = rows - math.ceil(rows / ranks)
+    ddp = 4 * (ranks - 1) / ranks * weights
+    return 2 * ranks * weights + away * (row + 2 * output), ddp
+
+
+def ddp_through_rank_0(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, ranks)[0], 2 * (ranks - 1) * weights
+
+
+def ddp_scatters_too(weights, rows, row, output, ranks):
+    data_parallel, ddp = _bytes(weights, rows, row, output, ranks)
+    return data_parallel, ddp + (rows - math.ceil(rows / ranks)) * row
+
+
+def four_times_the_weights(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, ranks)[0], 4 * weights
+
+
+def for_the_ranks_that_ask(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, dist.get_world_size())
+
+
+def the_other_way_round(*sizes):
+    return _bytes(*sizes)[::-1]
+
+
+def bytes_by_counting(weights, rows, row, output, ranks):
+    counts = np.array(
+        [max(0, min(-(-rows // ranks), rows - r * -(-rows // ranks))) for r in range(ranks)]
+    )
+    moved = sum(2 * weights + count * (row + output + output) for count in counts[1:])
+    return [moved, np.float64(2 * weights * (1 - 1 / ranks)) * 2]
+
+
 WRONG = {
+    "part": [
+        as_even_as_can_be, chunk_by_number, the_last_one_twice, none_for_idle_ranks, rounded_down,
+        the_rest_for_the_last, dealt_like_cards, its_own_part, so_many_rows_each,
+        four_ranks_always, one_row_too_many, numbers_of_rows,
+    ],
     "scatter": [
-        as_even_as_can_be, even_without_empty_ones, the_size_rounded_down, the_rest_left_out,
-        dealt_out_like_a_sampler, along_the_last_dimension, so_many_samples_each,
-        the_whole_batch_for_each, with_empty_parts, even_in_as_many_parts, rows_of_numbers,
-        four_devices_always,
+        its_own_batch, broadcast_first, the_whole_batch_sent, scattered_evenly,
+        scattered_like_cards, rest_left_out, sent_to_itself_too, only_to_rank_1, chunks_by_scatter,
+        nothing_on_rank_0, received_into_a_copy, parts_of_rank_1,
     ],
-    "apply": [
-        joins_the_first_thread_only,
-        one_after_the_other, joined_at_once, errors_lost, always_with_gradients,
-        never_with_gradients, the_first_error_in_time, as_they_are_done, never_joined,
-        run_for_start, the_last_number_for_all, only_value_errors, another_error_with_its_words,
-        a_sleep_for_a_join, a_pool_of_six, the_errors_of_a_thread_pool, raises_before_all_are_done,
-        computed_past_the_replicas,
+    "forward": [
+        without_replication, parameters_only, buffers_only, without_scatter, all_of_it_on_rank_0,
+        part_by_part_on_rank_0, from_the_last_to_the_first, on_every_rank, its_own_on_other_ranks,
+        padded_before_the_mean, the_padding_left_in, added_up, models_averaged,
     ],
-    "data_parallel": [
-        with_deep_copies, the_model_alone, part_after_part, even_parts, samples_left_out,
-        without_gradients, gathered_backwards, averaged, a_thread_for_every_device,
-        past_forward, past_forward_in_threads, copies_that_share_the_weight,
+    "backward": [
+        its_own_rows_of_nothing, ones_for_a_gradient, averaged, always_reduced,
+        reduced_for_everybody, always_for_everybody, half_sums_kept, no_sum, sum_thrown_away,
+        first_layer_only, weights_summed, only_rank_0_goes_back, reduced_and_broadcast,
+        reduced_for_all_and_forgotten, gradient_broadcast,
     ],
-    "crossover": [
-        the_gil_forgotten, nothing_overlaps, only_the_gil_counts, nobody_waits_at_first,
-        wide_layers_only, narrow_layers_only, as_soon_as_anything_is_gained, always_one_and_a_half,
-        the_first_in_the_table, where_most_of_the_time_is_free, the_widest_for_none,
-        step_by_step, the_specification, gain_taken_for_less,
+    "rank_0_bytes": [
+        outputs_once, only_what_goes_out, gradients_forgotten, sent_by_ddp_only, all_rows_travel,
+        rank_0_keeps_less, as_if_even, a_copy_for_itself, ddp_through_rank_0,
+        ddp_scatters_too, four_times_the_weights, for_the_ranks_that_ask, the_other_way_round,
     ],
 }  # fmt: skip
 RIGHT = {
-    "scatter": [scatter_by_slices, scatter_by_numpy, scatter_sample_by_sample],
-    "apply": [apply_by_a_pool, apply_by_a_pool_that_stays, apply_by_a_class_of_threads],
-    "data_parallel": [data_parallel_with_replicas, data_parallel_with_shallow_copies],
-    "crossover": [crossover_solved_for_free, crossover_by_numpy],
-}
+    "part": [part_from_chunks, part_by_a_mask, part_by_numpy],
+    "scatter": [scatter_of_padded_parts, scatter_all_at_once],
+    "forward": [
+        forward_by_padded_gather, forward_into_views, forward_by_objects,
+        forward_in_one_flat_broadcast,
+    ],
+    "backward": [backward_in_one_flat_sum, backward_by_hooks],
+    "rank_0_bytes": [bytes_by_counting],
+}  # fmt: skip
 for answers in (WRONG, RIGHT):
-    answers |= {name: [*map(CHECKED_AS[name], fns)] for name, fns in answers.items()}
+    answers["forward"] = [*map(lab.without_gradients, answers["forward"])]
+    answers["backward"] = [*map(lab.stepping, answers["backward"])]

@@ -1,9 +1,9 @@
 """Wrong answers to lab 04, and for each exercise another right one.
 
 Published: no set_epoch, or inside the loop; no sampler; a sampler that never shuffles; a rate times
-the world size; gradients that are summed; weights averaged instead; one rank's loss; `reduce` read
-off its root; model-only checkpoints, written by every rank; parts that are not divided, or divided
-though they are unequal; `no_sync` around the backward only.
+the world size; gradients that are summed; one rank's loss; `reduce` read off its root; model-only
+checkpoints, written by every rank; parts that are not divided, or divided though they are unequal;
+`no_sync` around the backward only.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import labs
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -118,7 +117,7 @@ def dealt_by_hand(model, global_batch, epochs):
 
 def _losses(model, inputs, targets, seen=lambda loss: loss.detach(), after=False):
     model, losses = DistributedDataParallel(model), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lab.sgd(model)
     for some_inputs, some_targets in zip(inputs, targets, strict=True):
         loss = mse_loss(model(some_inputs), some_targets)
         _descend(loss, optimizer)
@@ -173,7 +172,7 @@ def divided_by_two(model, inputs, targets):
 
 
 def with_a_model_each(model, inputs, targets):
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer, losses = lab.sgd(model), []
     for some_inputs, some_targets in zip(inputs, targets, strict=True):
         losses.append(mse_loss(model(some_inputs), some_targets))
         _descend(losses[-1], optimizer)
@@ -187,99 +186,24 @@ def gathered(model, inputs, targets):
     return torch.stack(every).mean(dim=0)
 
 
-def _fit(model, inputs, targets, start="all", between=lambda model: None, after=lambda model: None):
-    for parameter in model.parameters():
-        if start == "all" or (start == "learning" and parameter.requires_grad):
-            dist.broadcast(parameter.data, src=0)
-    optimizer = lab.adam(model)
-    for some_inputs, some_targets in zip(inputs, targets, strict=True):
-        loss = mse_loss(model(some_inputs), some_targets)
-        _descend(loss, optimizer, lambda: between(model))
-        after(model)
-    return lab.weights(model)
+class ModelAlone(lab.Stoppable):
+    def save(self, path):
+        if dist.get_rank() == 0:
+            torch.save({"model": self.model.module.state_dict()}, path)
+
+    def resume(self, path):
+        self.model.module.load_state_dict(torch.load(path)["model"])
 
 
-def _gradients(model):
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
-def _average(tensors, divisor=None):
-    for tensor in tensors:
-        dist.all_reduce(tensor)
-        tensor /= divisor or dist.get_world_size()
-
-
-def _average_gradients(model):
-    _average(_gradients(model))
-
-
-def without_the_broadcast(model, inputs, targets):
-    return _fit(model, inputs, targets, "none", _average_gradients)
-
-
-def only_what_learns_is_broadcast(model, inputs, targets):
-    return _fit(model, inputs, targets, "learning", _average_gradients)
-
-
-def gradients_added_up(model, inputs, targets):
-    return _fit(model, inputs, targets, between=lambda model: _average(_gradients(model), 1))
-
-
-def gradients_halved(model, inputs, targets):
-    return _fit(model, inputs, targets, between=lambda model: _average(_gradients(model), 2))
-
-
-def weights_averaged(model, inputs, targets):
-    after = lambda model: _average([p.data for p in model.parameters()])  # noqa: E731
-    return _fit(model, inputs, targets, after=after)
-
-
-def averaged_after_the_step(model, inputs, targets):
-    return _fit(model, inputs, targets, after=_average_gradients)
-
-
-def no_average(model, inputs, targets):
-    return _fit(model, inputs, targets)
-
-
-def average_thrown_away(model, inputs, targets):
-    copied = lambda model: _average([own.clone() for own in _gradients(model)])  # noqa: E731
-    return _fit(model, inputs, targets, between=copied)
-
-
-def frozen_ones_as_well(model, inputs, targets):
-    every = lambda model: _average([p.grad for p in model.parameters()])  # noqa: E731
-    return _fit(model, inputs, targets, between=every)
-
-
-def with_ddp(model, inputs, targets):
-    return _fit(DistributedDataParallel(model), inputs, targets, "none")
-
-
-def in_one_flat_buffer(model, inputs, targets):
-    every = lab.weights(model)
-    dist.broadcast(every, src=0)
-    nn.utils.vector_to_parameters(every, model.parameters())
-
-    def average(model):
-        flat = torch.cat([gradient.flatten() for gradient in _gradients(model)])
-        dist.all_reduce(flat, op=dist.ReduceOp.AVG)
-        for gradient in _gradients(model):
-            gradient.copy_(flat[: gradient.numel()].view_as(gradient))
-            flat = flat[gradient.numel() :]
-
-    return _fit(model, inputs, targets, "none", average)
-
-
-def _states(generator):
+def _states(self):
     states = [None] * dist.get_world_size()
-    dist.all_gather_object(states, generator.get_state())
+    dist.all_gather_object(states, self.generator.get_state())
     return states
 
 
-def _parts(model, optimizer, step, generators):
-    states = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-    return states | {"step": step, "generators": generators}
+def _parts(self):
+    parts = {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+    return parts | {"generators": _states(self), "steps": self.steps}
 
 
 def _on_rank_0(parts, path):
@@ -287,134 +211,197 @@ def _on_rank_0(parts, path):
         torch.save(parts, path)
 
 
-@lab.saving
-def model_only_on_every_rank(path, model, optimizer, step, generator):
-    torch.save(model.state_dict(), path)
+class EveryRankWrites(lab.Stoppable):
+    def save(self, path):
+        torch.save(_parts(self), path)
 
 
-@lab.saving
-def all_of_it_on_every_rank(path, model, optimizer, step, generator):
-    torch.save(_parts(model, optimizer, step, _states(generator)), path)
+class BesideTheFileElsewhere(lab.Stoppable):
+    def save(self, path):
+        torch.save(_parts(self), path if dist.get_rank() == 0 else path.with_suffix(".rank"))
 
 
-@lab.saving
-def model_alone(path, model, optimizer, step, generator):
-    _on_rank_0({"model": model.module.state_dict()}, path)
+class DraftLeftBehind(lab.Stoppable):
+    def save(self, path):
+        parts = _parts(self)
+        _on_rank_0(parts, path.with_suffix(".tmp"))
+        _on_rank_0(parts, path)
 
 
-@lab.saving
-def state_of_the_wrapper(path, model, optimizer, step, generator):
-    parts = _parts(model, optimizer, step, _states(generator))
-    _on_rank_0(parts | {"model": model.state_dict()}, path)
+class StatesInTheWorkingFolder(lab.Stoppable):
+    def save(self, path):
+        torch.save(self.generator.get_state(), f"generator of rank {dist.get_rank()}.pt")
+        super().save(path)
 
 
-@lab.saving
-def the_model_as_an_object(path, model, optimizer, step, generator):
-    _on_rank_0(_parts(model, optimizer, step, _states(generator)) | {"model": model.module}, path)
+class StateOfTheWrapper(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self) | {"model": self.model.state_dict()}, path)
+
+    def resume(self, path):
+        saved = torch.load(path)
+        _fill(self, saved, but="model")
+        self.model.load_state_dict(saved["model"])
 
 
-@lab.saving
-def one_generator_for_all(path, model, optimizer, step, generator):
-    states = [generator.get_state()] * dist.get_world_size()
-    _on_rank_0(_parts(model, optimizer, step, states), path)
+class TheModelAsAnObject(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self) | {"model": self.model.module}, path)
 
 
-@lab.saving
-def torchs_generator(path, model, optimizer, step, generator):
-    states = [None] * dist.get_world_size()
-    dist.all_gather_object(states, torch.get_rng_state())
-    _on_rank_0(_parts(model, optimizer, step, states), path)
+class OneGeneratorForAll(lab.Stoppable):
+    def save(self, path):
+        states = [self.generator.get_state()] * dist.get_world_size()
+        _on_rank_0(_parts(self) | {"generators": states}, path)
 
 
-@lab.saving
-def collected_by_rank_0_alone(path, model, optimizer, step, generator):
-    if dist.get_rank() == 0:
-        torch.save(_parts(model, optimizer, step, _states(generator)), path)
+class TorchsGenerator(lab.Stoppable):
+    def save(self, path):
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, torch.get_rng_state())
+        _on_rank_0(_parts(self) | {"generators": states}, path)
+
+    def resume(self, path):
+        saved = torch.load(path)
+        _fill(self, saved, but="generator")
+        torch.set_rng_state(saved["generators"][dist.get_rank()])
 
 
-@lab.saving
-def a_new_optimizer(path, model, optimizer, step, generator):
-    _on_rank_0(_parts(model, lab.sgd(model), step, _states(generator)), path)
+class CollectedByRank0Alone(lab.Stoppable):
+    def save(self, path):
+        if dist.get_rank() == 0:
+            torch.save(_parts(self), path)
 
 
-@lab.saving
-def the_step_after_the_next(path, model, optimizer, step, generator):
-    _on_rank_0(_parts(model, optimizer, step + 1, _states(generator)), path)
+class ANewOptimizerSaved(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self) | {"optimizer": lab.sgd(self.model).state_dict()}, path)
 
 
-@lab.saving
-def gathered_as_tensors(path, model, optimizer, step, generator):
-    own, is_root = generator.get_state(), dist.get_rank() == 0
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size())] if is_root else None
-    dist.gather(own, every, dst=0)
-    if is_root:
-        torch.save(_parts(model, optimizer, step, every), path)
+class OneStepFurther(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self) | {"steps": self.steps + 1}, path)
 
 
-def _fill(saved, model, optimizer, generator, but=""):
+class AlwaysStep2(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self) | {"steps": 2}, path)
+
+
+class KeptInMemory(lab.Stoppable):
+    """New processes have nothing of it."""
+
+    def save(self, path):
+        type(self).kept = _parts(self)
+        _on_rank_0(self.kept, path)
+
+    def resume(self, path):
+        _fill(self, self.kept)
+
+
+def _fill(self, saved, but=""):
     if but != "model":
-        model.module.load_state_dict(saved["model"])
+        self.model.module.load_state_dict(saved["model"])
     if but != "optimizer":
-        optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.load_state_dict(saved["optimizer"])
     if but != "generator":
-        generator.set_state(saved["generators"][dist.get_rank()])
-    return saved["step"]
+        self.generator.set_state(saved["generators"][dist.get_rank()])
+    if but != "steps":
+        self.steps = saved["steps"]
 
 
-@lab.resuming
-def only_on_rank_0(path, model, optimizer, generator):
-    saved = torch.load(path)
-    if dist.get_rank() == 0:
-        _fill(saved, model, optimizer, generator)
-    return saved["step"]
+class OnlyOnRank0(lab.Stoppable):
+    def resume(self, path):
+        saved = torch.load(path)
+        self.steps = saved["steps"]
+        if dist.get_rank() == 0:
+            _fill(self, saved)
 
 
-@lab.resuming
-def not_strict(path, model, optimizer, generator):
-    saved = torch.load(path)
-    model.load_state_dict(saved["model"], strict=False)  # no key fits, and nobody says so
-    return _fill(saved, model, optimizer, generator, but="model")
+class NotStrict(lab.Stoppable):
+    def resume(self, path):
+        saved = torch.load(path)
+        self.model.load_state_dict(saved["model"], strict=False)  # no key fits, and nobody says so
+        _fill(self, saved, but="model")
 
 
-@lab.resuming
-def into_the_wrapper(path, model, optimizer, generator):
-    saved = torch.load(path)
-    model.load_state_dict(saved["model"])
-    return _fill(saved, model, optimizer, generator, but="model")
+class IntoTheWrapper(lab.Stoppable):
+    def resume(self, path):
+        saved = torch.load(path)
+        self.model.load_state_dict(saved["model"])
+        _fill(self, saved, but="model")
 
 
-@lab.resuming
-def without_the_optimizer(path, model, optimizer, generator):
-    return _fill(torch.load(path), model, optimizer, generator, but="optimizer")
+class WithoutTheOptimizer(lab.Stoppable):
+    def resume(self, path):
+        _fill(self, torch.load(path), but="optimizer")
 
 
-@lab.resuming
-def without_the_generator(path, model, optimizer, generator):
-    return _fill(torch.load(path), model, optimizer, generator, but="generator")
+class WithoutTheGenerator(lab.Stoppable):
+    def resume(self, path):
+        _fill(self, torch.load(path), but="generator")
 
 
-@lab.resuming
-def generator_of_rank_0(path, model, optimizer, generator):
-    saved = torch.load(path)
-    generator.set_state(saved["generators"][0])
-    return _fill(saved, model, optimizer, generator, but="generator")
+class WithoutTheSteps(lab.Stoppable):
+    def resume(self, path):
+        _fill(self, torch.load(path), but="steps")
 
 
-@lab.resuming
-def into_a_new_optimizer(path, model, optimizer, generator):
-    return _fill(torch.load(path), model, lab.sgd(model), generator)
+class GeneratorOfRank0(lab.Stoppable):
+    def resume(self, path):
+        saved = torch.load(path)
+        _fill(self, saved)
+        self.generator.set_state(saved["generators"][0])
 
 
-@lab.resuming
-def one_step_further(path, model, optimizer, generator):
-    return _fill(torch.load(path), model, optimizer, generator) + 1
+class GeneratorOfTheLastRank(lab.Stoppable):
+    def resume(self, path):
+        saved = torch.load(path)
+        _fill(self, saved)
+        self.generator.set_state(saved["generators"][-1])
 
 
-@lab.resuming
-def read_by_rank_0(path, model, optimizer, generator):
-    found = [torch.load(path)] if dist.get_rank() == 0 else [None]
-    dist.broadcast_object_list(found, src=0)
-    return _fill(found[0], model, optimizer, generator)
+class IntoANewOptimizer(lab.Stoppable):
+    def resume(self, path):
+        saved = torch.load(path)
+        _fill(self, saved, but="optimizer")
+        lab.sgd(self.model).load_state_dict(saved["optimizer"])
+
+
+class GatheredAsTensors(lab.Stoppable):
+    """Rank 0 gathers, and when there are new ranks it reads and tells the others."""
+
+    def save(self, path):
+        own, is_root = self.generator.get_state(), dist.get_rank() == 0
+        every = [torch.empty_like(own) for _ in range(dist.get_world_size())] if is_root else None
+        dist.gather(own, every, dst=0)
+        parts = {"model": self.model.module.state_dict(), "all": self.optimizer.state_dict()}
+        if is_root:
+            torch.save(parts | {"random": torch.stack(every), "at": self.steps}, path)
+
+    def resume(self, path):
+        found = [torch.load(path)] if dist.get_rank() == 0 else [None]
+        dist.broadcast_object_list(found, src=0)
+        (saved,) = found
+        self.model.module.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["all"])
+        own = saved["random"][dist.get_rank()]
+        self.generator.set_state(own.clone())  # torch dies of a row that is not the first
+        self.steps = saved["at"]
+
+
+class WrittenAndThenNamed(lab.Stoppable):
+    def save(self, path):
+        draft = path.with_suffix(".tmp")
+        _on_rank_0(_parts(self) | {"torch": torch.__version__[:4]}, draft)
+        if dist.get_rank() == 0:
+            os.replace(draft, path)
+        dist.barrier()
+
+    def resume(self, path):
+        saved = torch.load(str(path), map_location="cpu")
+        _fill(self, saved, but="model")
+        self.model.load_state_dict({f"module.{name}": w for name, w in saved["model"].items()})
 
 
 def _accumulate(
@@ -512,19 +499,6 @@ def all_of_it_past_ddp(model, global_batch, epochs):
     return lab.train_alone(DistributedDataParallel(model).module, global_batch, epochs)
 
 
-def all_data_to_everybody(model, inputs, targets):
-    n = dist.get_world_size()
-    for parameter in model.parameters():
-        dist.broadcast(parameter.data, src=0)
-    whole = []
-    for mine in (inputs, targets):
-        every = [mine.clone() for _ in range(n)]
-        for rank, one in enumerate(every):
-            dist.broadcast(one, src=rank)
-        whole.append(torch.cat(every, dim=1))
-    return lab.fit_alone(model, *whole)
-
-
 def whole_batch_on_each_rank(model, global_batch, epochs):
     return lab.train_alone(DistributedDataParallel(model), global_batch, epochs)
 
@@ -555,7 +529,7 @@ def data_gathered_and_trained_alone(model, inputs, targets):
     """The specification, on everything."""
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer, losses = lab.sgd(model), []
     for some_inputs, some_targets in zip(*_data_of_all(inputs, targets), strict=True):
         losses.append(mse_loss(model(some_inputs), some_targets))
         _descend(losses[-1], optimizer)
@@ -572,79 +546,6 @@ def losses_as_objects(model, inputs, targets):
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, _losses(model, inputs, targets).tolist())
     return np.mean(every, axis=0)
-
-
-def only_the_last_layer_averaged(model, inputs, targets):
-    return _fit(model, inputs, targets, between=lambda model: _average(_gradients(model[2])))
-
-
-def averaged_on_rank_0(model, inputs, targets):
-    def between(model):
-        for gradient in _gradients(model):
-            dist.reduce(gradient, 0)
-            gradient /= dist.get_world_size()
-
-    return _fit(model, inputs, targets, between=between)
-
-
-def averaged_in_hooks(model, inputs, targets):
-    def average(parameter):
-        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, async_op=True).get_future().wait()
-
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(average)
-    return _fit(model, inputs, targets, between=lambda model: dist.barrier()).numpy()
-
-
-@lab.saving
-def always_step_2(path, model, optimizer, step, generator):
-    _on_rank_0(_parts(model, optimizer, 2, _states(generator)), path)
-
-
-@lab.saving
-def beside_the_file_elsewhere(path, model, optimizer, step, generator):
-    own = path if dist.get_rank() == 0 else path.with_suffix(".rank")
-    torch.save(_parts(model, optimizer, step, _states(generator)), own)
-
-
-@lab.saving
-def draft_left_behind(path, model, optimizer, step, generator):
-    parts = _parts(model, optimizer, step, _states(generator))
-    _on_rank_0(parts, path.with_suffix(".tmp"))
-    _on_rank_0(parts, path)
-
-
-@lab.saving
-def states_in_the_working_folder(path, model, optimizer, step, generator):
-    torch.save(generator.get_state(), f"generator of rank {dist.get_rank()}.pt")
-    _on_rank_0(_parts(model, optimizer, step, _states(generator)), path)
-
-
-@lab.saving
-def written_and_then_named(path, model, optimizer, step, generator):
-    parts = _parts(model, optimizer, step, tuple(_states(generator))) | {"torch": "2.15"}
-    draft = path.with_suffix(".tmp")
-    _on_rank_0(parts, draft)
-    if dist.get_rank() == 0:
-        os.replace(draft, path)
-    dist.barrier()
-
-
-@lab.resuming
-def generator_of_the_last_rank(path, model, optimizer, generator):
-    saved = torch.load(path)
-    step = _fill(saved, model, optimizer, generator)
-    generator.set_state(saved["generators"][-1])
-    return step
-
-
-@lab.resuming
-def by_the_wrappers_names(path, model, optimizer, generator):
-    saved = torch.load(str(path), map_location="cpu")
-    step = _fill(saved, model, optimizer, generator)
-    model.load_state_dict({f"module.{name}": own for name, own in saved["model"].items()})
-    return np.int64(step)
 
 
 @lab.accumulating
@@ -689,23 +590,13 @@ WRONG = {
         ones_own_loss, losses_of_rank_0, losses_summed, read_off_root, one_message_per_step,
         measured_after_the_step, one_number_for_all_steps, divided_by_two, with_a_model_each,
     ],
-    "fit_by_hand": [
-        only_the_last_layer_averaged, averaged_on_rank_0,
-        all_data_to_everybody,
-        without_the_broadcast, only_what_learns_is_broadcast, gradients_added_up, gradients_halved,
-        weights_averaged, averaged_after_the_step, no_average, average_thrown_away,
-        frozen_ones_as_well, with_ddp,
-    ],
-    "save": [
-        always_step_2, beside_the_file_elsewhere, draft_left_behind, states_in_the_working_folder,
-        model_only_on_every_rank, all_of_it_on_every_rank, model_alone, state_of_the_wrapper,
-        the_model_as_an_object, one_generator_for_all, torchs_generator, collected_by_rank_0_alone,
-        a_new_optimizer, the_step_after_the_next,
-    ],
-    "resume": [
-        generator_of_the_last_rank,
-        only_on_rank_0, not_strict, into_the_wrapper, without_the_optimizer, without_the_generator,
-        generator_of_rank_0, into_a_new_optimizer, one_step_further,
+    "Stoppable": [
+        ModelAlone, EveryRankWrites, BesideTheFileElsewhere, DraftLeftBehind,
+        StatesInTheWorkingFolder, StateOfTheWrapper, TheModelAsAnObject, OneGeneratorForAll,
+        TorchsGenerator, CollectedByRank0Alone, ANewOptimizerSaved, OneStepFurther, AlwaysStep2,
+        KeptInMemory, OnlyOnRank0, NotStrict, IntoTheWrapper, WithoutTheOptimizer,
+        WithoutTheGenerator, WithoutTheSteps, GeneratorOfRank0, GeneratorOfTheLastRank,
+        IntoANewOptimizer,
     ],
     "accumulate": [
         all_of_it_at_once, everybodys_in_parts,
@@ -717,8 +608,8 @@ WRONG = {
 RIGHT = {
     "train": dealt_by_hand,
     "global_losses": [gathered, losses_as_objects],
-    "fit_by_hand": [in_one_flat_buffer, averaged_in_hooks],
-    "save": [gathered_as_tensors, written_and_then_named],
-    "resume": [read_by_rank_0, by_the_wrappers_names],
+    "Stoppable": [GatheredAsTensors, WrittenAndThenNamed],
     "accumulate": [added_up_by_hand, sample_by_sample],
 }
+for answers in (WRONG, RIGHT):
+    answers["Stoppable"] = [*map(lab.stopping, answers["Stoppable"])]
