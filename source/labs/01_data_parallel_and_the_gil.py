@@ -4,7 +4,7 @@
 # Five exercises on [chapter 01](../notebooks/01_data_parallel_and_the_gil.ipynb) and a bonus, 40 minutes without the bonus, on any computer. You take `DataParallel` apart and
 # build it again, with processes instead of threads: each rank stands for a device. So no rank waits for another one's GIL, and everything that moves has to be sent.
 #
-# You need chapter 01 and nothing else. Chapters 02 and 03 explain the calls that move data; these are all you need here:
+# You need chapter 01, and these calls, which chapters 02 and 03 explain:
 #
 # | `import torch.distributed as dist` | |
 # | --- | --- |
@@ -15,8 +15,8 @@
 # | `dist.reduce(tensor, dst=0)` | all call it, and rank 0 has the sum; what the others have then is of no use |
 # | `dist.all_reduce(tensor)` | all call it, and all have the sum |
 #
-# You write the body of a function. `check` runs it in real workers, on several numbers of ranks, and compares what each rank returns with what is wanted. It never stops the
-# notebook. A failing check shows the smallest case that fails. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+# You write the body of a function. `check` runs it in real workers, on several numbers of ranks, and compares what each returns with what is wanted. It shows the smallest case that fails. Each exercise says how
+# difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -32,8 +32,8 @@ from course_utils import Network, WorkerError, check, launch, progress
 # %% [markdown]
 # ## 1 · Which rows are whose?
 #
-# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch has to say what happens to the rest. `DataParallel` cuts the rows as `batch.chunk(devices)` does. All parts have
-# ⌈rows / devices⌉ rows, until the rows run out. **Goal:** return the part of `batch` that belongs to the given `rank`, which may be another one than the rank that asks.
+# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch must decide what happens to an uneven rest. `DataParallel` cuts as `batch.chunk(devices)` does: parts of ⌈rows / devices⌉ rows, until the rows run
+# out. **Goal:** return the part of `batch` that belongs to the given `rank`, which may be another one than the rank that asks.
 #
 # | rows | ranks | rank 0 | rank 1 | rank 2 | rank 3 |
 # | --- | --- | --- | --- | --- | --- |
@@ -88,8 +88,8 @@ check(part, **part_check)
 # %% [markdown]
 # ## 2 · Scatter
 #
-# *Difficulty ●●○ · importance ●●○ · 6 minutes.* In `DataParallel` only the first device has the batch. So only rank 0's `batch` counts here. On the other ranks `batch` has the same shape, and
-# numbers that mean nothing. **Goal:** return on every rank its own part of rank 0's batch. No row shall travel to a rank that does not need it.
+# *Difficulty ●●○ · importance ●●○ · 6 minutes.* In `DataParallel` only the first device has the batch, so here only rank 0's `batch` counts. On the other ranks `batch` has the same shape, and numbers
+# that mean nothing. **Goal:** return on every rank its own part of rank 0's batch. No row shall travel to a rank that does not need it.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -153,8 +153,8 @@ check(scatter, **scatter_check)
 # *Difficulty ●●○ · importance ●●○ · 8 minutes.* Three steps are left: replicate, apply, gather. Only rank 0's `model` and `batch` count. **Goal:** every rank computes the outputs of its part
 # with rank 0's model. Return all outputs in order on rank 0, and None on every other rank. You may call your `part` and `scatter`; gradients are off.
 #
-# The model of the check, below, subtracts the mean of the rows that it is given. In `DataParallel` each replica sees the mean of its own part, as in batch normalisation. And as there, not all of its tensors are
-# parameters: `model.state_dict().values()` are all of them.
+# The model of the check, below, subtracts the mean of the rows that it is given. In `DataParallel` each replica sees the mean of its own part, as in batch normalisation. And as there, not every tensor of the model
+# is a parameter.
 #
 # With three ranks and ten rows, rank 0 computes four rows of outputs and receives four rows and two.
 
@@ -196,7 +196,7 @@ def forward(model, batch):
 # Which of the other three steps is left when each rank has its outputs? And how many rows will rank 2 send?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Broadcast each tensor of the model from rank 0. Apply the model to what your <code>scatter</code> returns. Every other rank sends its outputs to rank 0. Rank 0 goes through the other ranks in order,
+# Broadcast each tensor of the model from rank 0; <code>model.state_dict()</code> has parameters and buffers. Apply the model to what your <code>scatter</code> returns. Every other rank sends its outputs to rank 0. Rank 0 goes through the other ranks in order,
 # makes an empty tensor with as many rows as that rank's part, receives into it, and in the end puts all together.
 # </details>
 # <details><summary>Hint 3: the code</summary>
@@ -243,14 +243,13 @@ check(without_gradients(forward), **forward_check)
 # %% [markdown]
 # ## 4 · Backward, and who may step
 #
-# *Difficulty ●●● · importance ●●● · 12 minutes.* Now the way back. Rank 0 computes the loss from all outputs. Then each step of forward is reversed: a gather becomes a scatter, and a broadcast becomes a sum
-# ([torch/nn/parallel/_functions.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/_functions.py) has a class for each of the four).
+# *Difficulty ●●● · importance ●●● · 12 minutes.* Now the way back, and with it the difference between `DataParallel` and DDP. Rank 0 computes the loss from all outputs. Then each step of forward is reversed: a gather
+# becomes a scatter, and a broadcast becomes a sum ([torch/nn/parallel/_functions.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/_functions.py) has a class for each of the four).
 #
-# Every rank still has `output`, what its replica made of its own rows. Rank 0 also has `gradient`, the gradient of the loss with respect to all outputs, row by row. On the other ranks `gradient` has the same
-# shape, and numbers that mean nothing. **Goal:** leave in each parameter's `.grad` the gradient of the loss: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Return nothing. Send no more
-# than `gradient`'s rows and one sum over the ranks take.
+# Each rank still has `output`, which its replica made of its own rows. `gradient` is the gradient of the loss with respect to all outputs, but only rank 0's counts. **Goal:** leave the gradient of the loss in each
+# parameter's `.grad`: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Send no more than the rows of `gradient` and one sum over the ranks take.
 #
-# Afterwards every rank takes a step of its optimiser, with whatever gradient its model has. The check compares the weights. Where it fails, *given* shows the model, this rank's rows, `gradient` and `everybody`.
+# Then every rank takes a step with the gradient that its model has, and the check compares the weights. (*Given* shows the model, this rank's rows, `gradient` and `everybody`.)
 #
 # | after the step | rank 0 | the other ranks |
 # | --- | --- | --- |
@@ -359,14 +358,12 @@ check(stepping(backward), **backward_check)
 # %% [markdown]
 # ## 5 · What passes through rank 0?
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Before you buy a network, count what it has to carry. In one step of `DataParallel`, the weights, the batch and the gradient of the outputs leave the first device. The
-# outputs and the gradients of the weights come to it. Let everything travel straight between rank 0 and the rank that needs it.
-#
-# In DDP each rank reads its own batch, and the gradients are added up around a ring. With *n* ranks, each rank sends 2(*n* − 1)/*n* times the bytes of the weights and receives as many
-# ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002); you write that ring in chapter 03).
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Before you buy a network, count what it has to carry. In one step of `DataParallel`, weights, batch and the gradient of the outputs leave the first device, and outputs and
+# the gradients of the weights come to it. Let everything travel straight between rank 0 and the rank that needs it. In DDP each rank reads its own batch. The gradients are added up around a ring, in which each of *n*
+# ranks sends 2(*n* − 1)/*n* times the bytes of the weights and receives as many ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002); chapter 03 builds that ring).
 #
 # **Goal:** return two numbers, for `DataParallel` and for DDP: the bytes that rank 0 sends and receives in one step, added up. What stays on rank 0 does not count. `row` and `output` are the bytes of one row of the
-# batch and of its outputs. A gradient is as large as what it belongs to.
+# batch and of its outputs; a gradient is as large as what it belongs to.
 #
 # | weights | rows | row | output | ranks | returns |
 # | --- | --- | --- | --- | --- | --- |
@@ -467,8 +464,9 @@ except (NotImplementedError, WorkerError):
     print("Not all five exercises are done yet.")
 
 # %% [markdown]
-# Straight copies load rank 0 with three times as much as any other of the four, and each further rank adds to it. Rings spread the weights and their gradients over all ranks, and on GPUs NCCL can do so for
-# `DataParallel` too ([torch/nn/parallel/comm.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/comm.py)). What no ring spreads is the batch and the outputs, because they begin and end on rank 0.
+# Straight copies load rank 0 with three times as much as any other of the four, and each further rank adds to it. Rings pass the weights and their gradients on from rank to rank, so that those in the middle carry most; on
+# GPUs, NCCL can do so for `DataParallel` too ([torch/nn/parallel/comm.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/comm.py)). What no ring spreads is the batch and the outputs, because they begin and
+# end on rank 0.
 #
 # In DDP no rank is special. The same bytes pass through each, and they stay below four times the weights, however many ranks there are.
 
@@ -476,9 +474,9 @@ except (NotImplementedError, WorkerError):
 # ## Bonus · The best DataParallel
 #
 # *As long as you like; there is no check and no single answer.* Eight ranks take one step. Each message takes 10 µs to begin, and a link carries 10 Gbit/s. In the beginning only rank 0's model, batch
-# and labels count. In the end rank 0 has the gradient of the mean loss. Everything between is up to you; the function `plain` does it step by step.
+# and labels count, and in the end rank 0 has the gradient of the mean loss. `plain` does it step by step; everything between is up to you.
 #
-# `finish_us` runs your function in real ranks, records what they send, and replays the recording on this network, so the same calls always take the same time. `plain` takes 1371 µs, and our best takes 747 µs.
+# `finish_us` runs your function in real ranks and replays what they sent on this network, so the same calls always take the same time. `plain` takes 1371 µs, and our best takes 747 µs.
 # DDP, which needs no broadcast and no scatter, takes 706 µs. What is yours?
 
 

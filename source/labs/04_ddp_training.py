@@ -300,6 +300,7 @@ def stopping(kind):
     return stopped
 
 
+# %% jupyter={"source_hidden": true}
 def another_is_saved(kind, network, inputs, targets):
     """What only memory holds is of this one afterwards; new processes would have nothing."""
     other = kind(network, 5)
@@ -307,7 +308,6 @@ def another_is_saved(kind, network, inputs, targets):
     other.save(own_disk())
 
 
-# %% jupyter={"source_hidden": true}
 def loaded(path):
     """What a plain network gets from the file."""
     network = make_model()
