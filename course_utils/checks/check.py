@@ -75,7 +75,8 @@ def check(
         work: The most that one rank may compute, in equal shares of the floating-point operations
             of `spec`: with 1.2, 60 % of them on two ranks; or a function like that of a budget.
         allow: What is otherwise refused: the side channels "store", "backend", "files", "sockets",
-            "processes" and "memory".
+            "processes" and "memory"; and to leave another "folder", "environment", "grad mode" or
+            "dtype" behind.
         keep: What is to be left as it was as well: "random numbers".
         rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
         atol: Absolute tolerance, likewise.

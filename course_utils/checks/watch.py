@@ -70,7 +70,7 @@ _KEPT: dict[str, tuple[Callable[[], Any], str]] = {  # to be left as it was, and
     "dtype": (torch.get_default_dtype, "torch's default dtype has changed"),
     _OPTIONAL: (_random_numbers, "the global random numbers are not where they were"),
 }
-WORDS = {"allow": set(_DOES), "keep": {_OPTIONAL}}  # of these options of check
+WORDS = {"allow": {*_DOES, *_KEPT} - {_OPTIONAL}, "keep": {_OPTIONAL}}  # of options of check
 
 
 @contextlib.contextmanager
@@ -93,7 +93,8 @@ class Watch:
     def __init__(self, fn: Callable, spec: Callable, makes_group: bool, rules: Any) -> None:
         self.fn, self.spec, self.makes_group, self.allow = fn, spec, makes_group, set(rules.allow)
         free = {"environment"} if makes_group else set()  # where to meet may be said there
-        self.kept, self.counts = _KEPT.keys() - free - ({_OPTIONAL} - set(rules.keep)), rules.work
+        free |= self.allow | {_OPTIONAL} - set(rules.keep)
+        self.kept, self.counts = _KEPT.keys() - free, rules.work
 
     def listen(self) -> None:
         """In the rank, before the answer runs: notice side channels, and be able to come late."""
