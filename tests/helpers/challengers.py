@@ -161,9 +161,8 @@ WRONG = {
         "wrong: all_reduce (4 ranks, flat, 1 KiB)",
     ),
     "never waits": (
-        "def all_reduce(x, league):\n"
-        f"    for other in {OTHERS}:\n        dist.isend(x[:1], other)\n"
-        f"    for other in {OTHERS}:\n        dist.recv(x[:1], other)\n    return x\n",
+        "kept = []\ndef all_reduce(x, league):"
+        + RING.replace("sending.wait()", "kept.append(sending)"),
         "was never waited for",
     ),
     "for the sizes that give points": (
@@ -190,7 +189,7 @@ WRONG = {
         "def all_reduce(x, league):\n"
         "    n, rank = dist.get_world_size(), dist.get_rank()\n"
         "    dist.recv(x, (rank + 1) % n)\n    dist.send(x, (rank - 1) % n)\n    return x\n",
-        "waits for",
+        "would never be done",
     ),
     "leaves the work to rank 0": (
         "def all_reduce(x, league):\n"
