@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks progress handout check bench gpu mutants look soak clean help
+.PHONY: lab fresh test quick notebooks progress challenge handout check bench gpu mutants look soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -40,6 +40,10 @@ notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make noteb
 
 progress: .venv/.ready ## which exercises pass? runs the labs in my/ as you saved them: make progress only=02
 	@$(RUN) tools/progress.py $(only)
+
+challenge: .venv/.ready ## your all-reduce on four networks: make challenge name=Ada, or merge=FOLDER
+	@$(RUN) tools/challenge.py $(if $(name),--name "$(name)") \
+		$(if $(merge),--merge "$(merge)") $(if $(again),--again)
 
 handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
 	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only)

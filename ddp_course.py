@@ -4,18 +4,32 @@
                               options that it does not know, such as --no-browser, go to JupyterLab
     ddp-course fresh 03       a new copy beside the old one, with your answers
     ddp-course progress 03    which of your exercises pass
+    ddp-course challenge Ada  what your all-reduce is worth, and the board
 
 Nothing is written into the course's own folder, and nobody else can read yours. The course has to
 be installed from a checkout that stays, as `make lab` does: `pip install -e .`.
 """
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 TOOLS = Path(__file__).resolve().parent / "tools"
+
+
+def __getattr__(name: str) -> Any:
+    """`from ddp_course import challenge`, from a notebook in any folder."""
+    if name != "challenge":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    sys.path.insert(0, str(TOOLS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(TOOLS))  # a learner's own modules may have the names of these
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -24,7 +38,9 @@ def main(args: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("ddp-course", description=__doc__, formatter_class=form)
     parser.add_argument("--my", metavar="FOLDER", default=default, help="where your copies are")
-    parser.add_argument("what", nargs="?", choices=("lab", "fresh", "progress"), default="lab")
+    parser.add_argument(
+        "what", nargs="?", choices=("lab", "fresh", "progress", "challenge"), default="lab"
+    )
     parser.add_argument("names", nargs="*", metavar="NN", help="such as 03; default: all")
     asked, more = parser.parse_known_args(args)
     if not TOOLS.is_dir():
@@ -37,6 +53,8 @@ def main(args: Sequence[str] | None = None) -> int:
     import my
     import progress
 
+    if asked.what == "challenge":
+        return __getattr__("challenge").main([f"--name={name}" for name in asked.names[:1]])
     if asked.what == "progress":
         return progress.main(asked.names)
     elsewhere = f"--my {asked.my} " * (asked.my != default)

@@ -7,7 +7,8 @@
 
 A source is percent-format text. `source/lessons/NN_slug.py` becomes `notebooks/NN_slug.ipynb`;
 `source/labs/NN_slug.py` becomes `exercises/NN_slug.ipynb`, where solutions are cut out, and
-`solutions/NN_slug.ipynb`, where they stay between their markers. All three are executed.
+`solutions/NN_slug.ipynb`, where they stay between their markers. All three are executed, and so is
+`exercises/challenge.ipynb`, of `source/challenge.py`, which nobody has solved.
 
 In a lab's code cell a solution stands between nbgrader's own markers, each on a line of its own.
 What follows the first marker tells what a learner sees instead:
@@ -63,6 +64,8 @@ def targets(root: Path, names: Iterable[str] = ()) -> list[Target]:
         for source in sorted((root / "source" / kind).glob("[0-9]*_*.py"))
         for folder in folders
     ]
+    challenge = Target(root / "source/challenge.py", root / "exercises/challenge.ipynb", False)
+    found += [challenge] * challenge.source.exists()
     named = {n: [t for t in found if f"{t.built.stem}_".startswith(f"{n}_")] for n in names}
     for name, matches in named.items():
         if not matches:

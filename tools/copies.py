@@ -29,12 +29,14 @@ def home(root: Path) -> Path:
 
 
 def originals(root: Path) -> dict[str, Path]:
-    """The original of every copy, by the copy's name: `lesson_03_...` and `lab_03_...`."""
-    return {
+    """The original of every copy, by its name: `lesson_03_...`, `lab_03_...`, `challenge`."""
+    found = {
         f"{kind}_{path.stem}": path
         for kind, folder in FOLDERS.items()
         for path in sorted((root / folder).glob("[0-9]*_*.ipynb"))
     }
+    challenge = root / FOLDERS["lab"] / "challenge.ipynb"
+    return found | ({challenge.stem: challenge} if challenge.exists() else {})
 
 
 def newest(folder: Path, name: str) -> Path | None:

@@ -145,7 +145,8 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
         return found
     if last.error:
         return last.wrong(last.reached, _told(last))
-    return Outcome(last.name, PASSED, many(sorted({one.world_size for one in attempts})))
+    told = [(a.world_size, r.case, t) for a in attempts for r, t in zip(a.runs, a.traces)]  # noqa: B905
+    return Outcome(last.name, PASSED, many(sorted({n for n, *_ in told})), traces=told)
 
 
 def _headline(error: WorkerError) -> str:

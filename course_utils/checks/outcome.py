@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course_utils.launcher.words import ranks_named
 
@@ -40,6 +40,7 @@ class Outcome:
     message: str = ""  # what is wrong, and what to look at next
     rows: Sequence[Row] = ()  # of the smallest failing case, one per rank
     printed: Sequence[str] = ()  # what each rank printed in it
+    traces: Sequence[tuple[int, Any, Any]] = ()  # where it passed: world size, case, recording
 
     def __bool__(self) -> bool:
         return self.state == PASSED

@@ -1,0 +1,152 @@
+"""The challenge: what entries are worth, which are refused, and boards put together."""
+
+import json
+
+import challengers
+import pytest
+import torch
+
+import challenge
+import given
+from baselines import BASELINES, ring
+from fence import Entry, Refused
+from leagues import LEAGUES, SIZES, WORLD_SIZES
+
+
+@pytest.fixture(scope="module")
+def scores():
+    return given.scores()
+
+
+@pytest.mark.parametrize("cheat", challengers.OUTSIDE)
+def test_an_entry_that_leads_out_of_messages_is_refused_with_its_line(cheat):
+    text, said = challengers.OUTSIDE[cheat]
+    score = challenge.judged(text, cheat)
+    assert score.why.startswith(said)
+    assert challenge.rows_of(score, cheat) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cheat", challengers.WRONG)
+def test_messages_that_are_no_all_reduce_score_nothing_and_hear_why(cheat):
+    text, said = challengers.WRONG[cheat]
+    few = [one for one in challenge.cases() if one.league == "flat" and one.numbers < 5000]
+    entry = Entry("all_reduce", text, f"<{cheat}>")
+    score = challenge.judge(entry, world_sizes=(4,), cases=few)
+    assert said in score.why
+    assert [score[league] for league in LEAGUES] == [0.0] * 4
+    assert repr(score).startswith("all_reduce scores 0.")
+
+
+@pytest.mark.slow
+def test_what_is_given_scores_what_its_file_says(scores):
+    """In virtual time, so on every computer; the file is written by tools/given.py."""
+    assert [json.loads(line) for line in challenge.GIVEN.read_text().splitlines()] == given.rows(
+        scores
+    )
+
+
+@pytest.mark.slow
+def test_no_bound_is_beaten_and_the_house_record_leads_in_every_league(scores):
+    for score in scores.values():
+        assert len(score.percents) == len(LEAGUES) * len(SIZES) * len(WORLD_SIZES)
+        assert max(score.percents.values()) <= 100 + 1e-6
+    for league in LEAGUES:
+        best = max(scores.values(), key=lambda score: score[league])
+        assert best.name == "house record", league
+
+
+@pytest.mark.parametrize("league", LEAGUES)
+def test_a_bound_grows_with_the_tensor_and_allows_at_least_one_message(league):
+    for n in WORLD_SIZES:
+        bounds = [LEAGUES[league].bound_us(n, size) for size in range(0, 2**21, 2**12)]
+        assert bounds == sorted(bounds)
+        assert bounds[0] >= 2.0
+
+
+def test_whatever_is_faster_than_the_bound_does_not_count(monkeypatch):
+    league = LEAGUES["flat"]
+    impossible = league._replace(bound_us=lambda n, size: 1e9)
+    outcome = challenge.tried(Entry.of(ring), world_sizes=(4,), cases=challenge.cases()[:1])
+    monkeypatch.setitem(LEAGUES, "flat", impossible)
+    with pytest.raises(Refused, match="the proof has"):
+        challenge.percents(outcome, ("ring",))
+
+
+def test_a_message_that_is_longer_at_one_end_is_refused():
+    outcome = challenge.tried(Entry.of(ring), world_sizes=(4,), cases=challenge.cases()[:1])
+    ((_, _, trace), *_) = outcome.traces
+    taken = next(event for event in trace if event.kind == "recv")
+    object.__setattr__(taken, "bytes", 4)
+    with pytest.raises(Refused, match="is ready for 4 bytes there"):
+        challenge.percents(outcome, ("ring",))
+
+
+def test_inputs_need_all_their_bits():
+    x, league = challenge.inputs(0, 4, challenge.Case("flat", 2**16))
+    assert (x.dtype, league) == (torch.int32, "flat")
+    assert len(x.unique()) > 65_000
+    assert abs(x.double().mean()) < 2**25
+
+
+def test_a_text_that_is_no_python_is_told_so():
+    assert challenge.judged("def all_reduce(x, league:\n    pass", "x").why.startswith("Line 1: ")
+    assert "There is no function called all_reduce" in challenge.judged("a = 1", "x").why
+    assert "A function is wanted" in challenge.judge(3).why
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_what_a_learner_may_write_is_not_refused(baseline):
+    assert Entry.of(BASELINES[baseline]).text
+
+
+def row(name, score, league="flat"):
+    return {"name": name, "league": league, "score": score}
+
+
+def test_the_best_of_each_name_in_each_league_is_kept():
+    rows = [row("Ada", 50.0), row("Ada", 70.0), row("Bob", 60.0), row("Ada", 40.0, "slow link")]
+    assert challenge.merged(rows) == [rows[1], rows[2], rows[3]]
+
+
+def test_a_board_has_the_best_mean_first():
+    said = challenge.board([row("Ada", 50.0), row("Bob", 60.0), row("Ada", 20.0, "late rank")])
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["Ada", "Bob"]
+
+
+def test_a_class_merges_a_folder_of_files_and_a_line_that_is_none_is_left_out(tmp_path, capsys):
+    challenge.write(tmp_path / "ada.jsonl", [row("Ada", 99.9)])
+    lines = [json.dumps(row("Bob", 101.0)), "{", json.dumps(row("Bob", 12.3)), "[]"]
+    (tmp_path / "bob.jsonl").write_text("\n".join(lines))
+    assert challenge.main(["--merge", str(tmp_path)]) == 0
+    said, errors = capsys.readouterr()
+    assert "Ada                   99.9" in said
+    assert "Bob                   12.3" in said
+    assert "house record" in said
+    assert errors.count("no line of a leaderboard") == 3
+
+
+def test_merged_entries_can_be_judged_again(tmp_path, capsys):
+    wrong = {"entry": "def all_reduce(x, league):\n    return dist.all_reduce(x)\n"}
+    challenge.write(tmp_path / "eve.jsonl", [row("Eve", 100.0) | wrong, row("Eve", 99.0)])
+    assert challenge.main(["--merge", str(tmp_path), "--again"]) == 0
+    said = capsys.readouterr().out
+    assert "Eve                    0.0" in said
+    assert "100.0" not in said
+
+
+@pytest.mark.slow
+def test_a_saved_notebook_is_judged_and_its_best_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_MY", str(tmp_path))
+    assert challenge.main([]) == 1
+    assert "no all_reduce in a challenge.ipynb of yours" in capsys.readouterr().err
+    original = challenge.copies.HERE / "exercises/challenge.ipynb"
+    (tmp_path / "challenge.ipynb").write_text(original.read_text())
+    challenge.write(tmp_path / challenge.FILE, [row("Ada", 99.0)])
+    assert challenge.main(["--name", "Ada"]) == 0
+    said = capsys.readouterr().out
+    assert "Ada scores" in said
+    kept = challenge.read([tmp_path / challenge.FILE])
+    assert [one["score"] for one in kept if one["league"] == "flat"] == [99.0]
+    assert {one["league"] for one in kept} == set(LEAGUES)
+    assert "def all_reduce" in kept[1]["entry"]

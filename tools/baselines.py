@@ -1,0 +1,123 @@
+"""All-reduces that everybody knows, as entries to the challenge."""
+
+import torch
+import torch.distributed as dist
+
+
+def direct(x, league):
+    """Everything to rank 0, and back."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return x
+    others = range(1, world_size)
+    arrived = [torch.empty_like(x) for _ in others]
+    for waiting in [dist.irecv(*pair) for pair in zip(arrived, others, strict=True)]:
+        waiting.wait()
+    x = sum(arrived, x)
+    for waiting in [dist.isend(x, other) for other in others]:
+        waiting.wait()
+    return x
+
+
+def tree(x, league):
+    """Up a binomial tree, and down again."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    step, children, arrived = 1, [], torch.empty_like(x)
+    while step < world_size and rank % (2 * step) == 0:
+        if rank + step < world_size:
+            dist.recv(arrived, rank + step)
+            x += arrived
+            children.append(rank + step)
+        step *= 2
+    if rank != 0:
+        dist.send(x, rank - step)
+        dist.recv(x, rank - step)
+    for waiting in [dist.isend(x, child) for child in reversed(children)]:
+        waiting.wait()
+    return x
+
+
+def ring(x, league):
+    """Around the ring in chunks (Patarasuk and Yuan 2009)."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    chunks = x.tensor_split(world_size)
+    for turn in range(2 * (world_size - 1)):
+        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
+        arrived = torch.empty_like(next_one)
+        sending = dist.isend(mine, right)
+        dist.recv(arrived, left)
+        sending.wait()
+        if turn < world_size - 1:
+            next_one += arrived
+        else:
+            next_one.copy_(arrived)
+    return x
+
+
+def halving_and_doubling(x, league):
+    """Recursive halving, then doubling (Rabenseifner); ranks beyond a power of two are guests."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    inner = 2 ** (world_size.bit_length() - 1)
+    if rank >= inner:
+        dist.send(x, rank - inner)
+        dist.recv(x, rank - inner)
+        return x
+    if rank + inner < world_size:
+        guest = torch.empty_like(x)
+        dist.recv(guest, rank + inner)
+        x += guest
+    held, split = x, []
+    for bit in range(inner.bit_length() - 2, -1, -1):
+        halves, partner = held.tensor_split(2), rank ^ 2**bit
+        mine = rank >> bit & 1
+        arrived = torch.empty_like(halves[mine])
+        sending = dist.isend(halves[1 - mine], partner)
+        dist.recv(arrived, partner)
+        sending.wait()
+        held = halves[mine]
+        held += arrived
+        split.append((held, halves[1 - mine], partner))
+    for held, other, partner in reversed(split):
+        sending = dist.isend(held, partner)
+        dist.recv(other, partner)
+        sending.wait()
+        held = other
+    if rank + inner < world_size:
+        dist.send(x, rank + inner)
+    return x
+
+
+def hierarchical(x, league):
+    """Pieces summed inside the node, then with the partner in the other one, then shared."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    in_node = world_size // 2
+    first, place, partner = rank - rank % in_node, rank % in_node, (rank + in_node) % world_size
+    neighbours = [other for other in range(first, first + in_node) if other != rank]
+    pieces = list(x.tensor_split(in_node))
+    sent = [dist.isend(pieces[other - first], other) for other in neighbours]
+    for other in neighbours:
+        arrived = torch.empty_like(pieces[place])
+        dist.recv(arrived, other)
+        pieces[place] += arrived
+    sent.append(dist.isend(pieces[place], partner))
+    arrived = torch.empty_like(pieces[place])
+    dist.recv(arrived, partner)
+    pieces[place] += arrived
+    sent += [dist.isend(pieces[place], other) for other in neighbours]
+    for other in neighbours:
+        dist.recv(pieces[other - first], other)
+    for waiting in sent:
+        waiting.wait()
+    return x
+
+
+BASELINES = {
+    "direct": direct,
+    "tree": tree,
+    "ring": ring,
+    "halving and doubling": halving_and_doubling,
+    "hierarchical": hierarchical,
+}
