@@ -22,7 +22,7 @@ from ddp_course import challenge
 # An entry is one cell with a function `all_reduce(x, league)`. Every rank calls it with a one-dimensional tensor `x`, and it returns the sum of all ranks' `x`.
 # It may overwrite `x`. `league` is the name of the network, so one entry can do something else on each.
 #
-# Here is the plain ring of lab 06, to begin with. Change it.
+# Here is the plain ring of chapter 03, to begin with. Change it.
 
 
 # %%
