@@ -339,7 +339,7 @@ check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 #
 # *As long as you like; there is no check and no single answer.* Time `dist.all_reduce` on a machine of your own: ten sizes from 1 KiB to 100 MB, the fastest of
 # twenty calls each, the slowest rank counted. On GPUs take NCCL, and synchronise before you read the clock. Fit one line, print the deviation per size, and look for neighbours that miss to the same side. From which
-# size on do you need a second line? Or find a table of nccl-tests for a machine that you know, and do the same.
+# size on do you need a second line? `make gpu` writes such a table where there are GPUs. Or find one of nccl-tests for a machine that you know.
 #
 # Whoever wants to write the fastest all-reduce for a given network finds that in the course's challenge.
 #

@@ -6,12 +6,15 @@ import labs
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from course_utils import check
+from course_utils import Network, check, launch
+from course_utils.recordings import recording
 
 LESSON = labs.ROOT / "source/lessons/06_what_communication_costs.py"
 WANTED = ("import numpy", "def fit(", "def fit_spec", "def finished_fit", "def longer_ms")
 WANTED = (*WANTED, "def percent_longer", "def step_ms")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +146,47 @@ def test_buckets_of_the_recorded_total_are_one_all_reduce_after_the_backward_pas
     total = sum(lesson["resnet_mb"])
     whole = lesson["longer_ms"]([1.0], [total], 64, 16, 10)
     assert lesson["step_ms"](200, 10) == pytest.approx(97 + whole)
+
+
+@pytest.mark.parametrize("backward_ms", [0.0, 10.0, 60.0])
+def test_the_model_of_a_step_is_the_replay_of_real_ranks(lesson, backward_ms):
+    megabytes = [8.0, 32.0, 24.0, 28.0, 12.0]  # of which each rank sums a thousandth
+    ready = lesson["resnet_ready"]
+
+    def worker():
+        boxes = [torch.ones(round(250 * mb)) for mb in megabytes]
+        for work in [dist.all_reduce(box, async_op=True) for box in boxes]:
+            work.wait()
+
+    def computing_us(event):
+        gap = ready[event.index] - (ready[event.index - 1] if event.index else 0)
+        return 1000 * backward_ms * gap
+
+    trace = launch(worker, world_size=4, backend="gloo", trace=True).trace
+    calls = Network(latency_us=3, gbit_s=0.1)  # a thousandth of the bandwidth for such bytes
+    replay = trace.replay(calls, lambda e: computing_us(e) if e.kind == "all_reduce" else 0.0)
+    longer = lesson["longer_ms"](ready, megabytes, backward_ms, 4)
+    assert max(replay.finish_us) / 1000 - backward_ms == pytest.approx(longer, rel=1e-6)
+
+
+def test_resnets_buckets_and_shares_are_those_of_the_recording(lesson):
+    rows = recording("resnet50_2xA100")
+    launches = {row.launch: row for row in rows if row.kind == "launch"}
+    for step in (row for row in rows if row.kind == "step"):
+        inside = [row for row in rows if step.start_us <= row.start_us < step.end_us]
+        backward = [row for row in inside if row.kind == "host" and "Backward0" in row.name]
+        begin_us, end_us = backward[0].start_us, max(row.end_us for row in backward)
+        work = [row for row in inside if row.kind == "compute" and row.launch in launches]
+        own = [row for row in work if begin_us <= launches[row.launch].start_us <= end_us]
+        assert sum(row.us for row in own) == pytest.approx(
+            2 / 3 * sum(r.us for r in work), rel=0.03
+        )
+        for share, mb, row in zip(
+            lesson["resnet_ready"],
+            lesson["resnet_mb"],
+            [row for row in inside if "AllReduce" in row.name and row.kind == "collective"],
+            strict=True,
+        ):
+            done = sum(other.us for other in own if other.end_us <= row.start_us)
+            assert done / sum(other.us for other in own) == pytest.approx(share, abs=0.011)
+            assert mb == pytest.approx(row.bytes / 1e6, abs=0.06)
