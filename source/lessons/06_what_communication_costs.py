@@ -643,8 +643,8 @@ for size, us in three_nodes:
     print(f"{size:11,}{us:11,.1f}{predicted_us:12,.1f}{predicted_us / us - 1:+8.1%}")
 
 # %% [markdown]
-# From 86 MB on, the prediction is right within 3 %. Below, it is 9 to 11 % too low. And look where this changes: **86.0 MB take 146 µs less than 84.9 MB.** No alpha and no positive beta can say that. NCCL
-# has switched there to another algorithm or protocol. The thread does not say to which.
+# From 86 MB on, the prediction is right within 3 %. Below, it is 9 to 11 % too low. And look where this changes: **86.0 MB take 146 µs less than 84.9 MB.** No alpha and no positive beta can say that. Most likely NCCL
+# switches there to another algorithm or protocol. The thread does not say to which.
 #
 # For **eight A100 in one node** we found no table that we could read. [nccl-tests issue 149](https://github.com/NVIDIA/nccl-tests/issues/149) reports about 200 GB/s of bus bandwidth, and
 # [nccl issue 1048](https://github.com/NVIDIA/nccl/issues/1048) 232.5. Between the three nodes above, 96 GB/s are all that eight GPUs have. That is what two levels are about.
@@ -744,11 +744,11 @@ def hidden_from(model, n, gbit_s=100):
 
 
 # %%
-print("hidden from batch    2    16   128  1,024  16,384 ranks")
+print("hidden from batch        2      16     128   1,024  16,384 ranks")
 for model in models:
     for gbit_s in (100, 10):
         found = [hidden_from(model, n, gbit_s) for n in (2, 16, 128, 1024, 16_384)]
-        print(f"{model:12}{gbit_s:4} Gbit/s" + "".join(f"{b:>6}" for b in found))
+        print(f"{model:12}{gbit_s:4} Gbit/s" + "".join(f"{b:8,}" for b in found))
 hiding_batch.measured([hidden_from("ResNet-50", n) for n in (16, 1024)])
 
 # %% jupyter={"source_hidden": true}
@@ -775,7 +775,7 @@ show(figure, text)
 #
 # ### Which bucket size?
 #
-# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) tried many, but shows them as plots, off which we could read no figures. The benchmark above gives two as text: two nodes of eight V100, four
+# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many, and shows them as plots. We have no figures of it to quote. The benchmark above gives two as text: two nodes of eight V100, four
 # cards of 100 Gbit/s in each. At 12 GB/s for such a card (issue 119 again) that makes 48 GB/s for a node. `step_ms` cuts the gradients into buckets of another size and takes the shares between the recorded ones.
 
 
@@ -797,8 +797,8 @@ for cap_mb in (1, 5, 25, 103):
 
 # %% [markdown]
 # On the slow network the model has an opinion: 5 to 25 MB are best. With smaller ones latency is paid too often, and one large bucket begins when the backward pass is over. On the fast network it sees hardly a difference
-# up to 25 MB, and **there it fails**: really, 1 MB costs 4 % more. Even the 104 are more than its 97.2. In the benchmark, DDP on a single GPU takes 100 already. Starting calls, copying into buckets and NCCL's kernels, which
-# take computing units from the backward pass, are not in our five assumptions.
+# up to 25 MB, and **there it fails**: really, 1 MB costs 4 % more. Even the 104 are more than its 97.2. In the benchmark, DDP on a single GPU takes 100 already. Likely reasons: calls
+# have to be started, buckets copied, and NCCL's kernels take computing units from the backward pass. Our third assumption sets all of this to zero.
 #
 # **Check yourself.** On 64 GPUs with 10 Gbit/s each your ResNet-50 trains with a local batch of 16. What helps, other than a faster network?
 #
