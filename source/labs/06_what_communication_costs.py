@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Lab 06 · What communication costs
 #
-# Four exercises on [chapter 06](../notebooks/06_what_communication_costs.ipynb), 60 minutes, on any computer. `check` runs your function in
+# Four exercises on [chapter 06](../notebooks/06_what_communication_costs.ipynb) and a bonus, 55 minutes without the bonus, on any computer. `check` runs your function in
 # real workers, compares what they return with a **specification**, and replays their recording on a modelled network: a right
-# sum that takes too many bytes or too long does not pass. It measures virtual time, so a slow computer changes nothing.
+# sum that takes too many bytes or too long does not pass. It measures virtual time, so a slow computer changes nothing. Each exercise says how difficult
+# it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import Network, check, progress
-from course_utils.checks.cases import CASES, Case
+from course_utils.checks.cases import CASES
 
 network = Network(latency_us=10, gbit_s=80)
 alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte
@@ -22,7 +23,7 @@ alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte
 # %% [markdown]
 # ## 1 · Up the tree and down again
 #
-# *●●○, 12 minutes.* **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n*
+# *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter keeps its tree folded up. Write your own before you look: small tensors, such as a loss, travel by trees. **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n*
 # messages, rounded up, and all must be done within the chapter's 2 log₂ *n* · (alpha + *S* · beta), its logarithm rounded up too. Any number of ranks may come.
 
 
@@ -83,80 +84,84 @@ options |= {"budget": tree_all_reduce_budget, "network": network}
 check(tree_all_reduce, spec=tree_all_reduce_spec, inputs=tree_all_reduce_inputs, **options)
 
 # %% [markdown]
-# ## 2 · Around the ring in chunks
+# ## 2 · How much of the all-reduce is left over?
 #
-# *●●●, 20 minutes.* **Goal:** return the sum of all ranks' `x`, one-dimensional, on every rank, by messages alone, in 2(*n* − 1) turns in which each rank sends one
-# chunk and receives another. A chunk has at most ⌈length / *n*⌉ numbers, and the last may have fewer, or none. The bytes and the
-# time of these turns are the budget.
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* Part 10 of the chapter lets all ranks be equally fast. Real ones are not. A bucket can be reduced when it is ready on **every** rank and the bucket before is
+# through. Each rank knows when its own buckets were ready, in µs since the backward pass began; the last entry is the end of its backward pass. **Goal:** return, as the same float on every rank, by how many µs all wait longer than for the slowest
+# rank's backward pass. Price each bucket by the chapter's ring with the alpha and beta above. One `all_reduce`, of one number per bucket, is enough.
+#
+# | 2 ranks | bucket of 100,000 bytes | bucket of 20,000 bytes |
+# | --- | --- | --- |
+# | ready on rank 0, on rank 1 | 100, 120 | 200, 180 |
+# | all-reduce takes | 2 · (10 + 5) = 30 | 2 · (10 + 1) = 22 |
+# | from, to | 120 to 150 | 200 to 222: **22 µs** longer than 200 |
+
+
+# %% jupyter={"source_hidden": true}
+def left_over_spec(all_ready_us, all_bucket_bytes):
+    n, free_us = len(all_ready_us), 0.0
+    latest_us = torch.stack(list(all_ready_us)).amax(dim=0).tolist()
+    for ready_us, size in zip(latest_us, all_bucket_bytes[0]):
+        free_us = max(free_us, ready_us) + 2 * (n - 1) * (alpha + size / n * beta)
+    return [free_us - latest_us[-1] for _ in all_ready_us]
 
 
 # %%
-def ring_all_reduce_spec(tensors):
-    return [sum(tensors) for _ in tensors]
-
-
-# %%
-def ring_all_reduce(x):
-    ### BEGIN SOLUTION # rank, world size, neighbours and chunks, then the turns
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    right, left = (rank + 1) % world_size, (rank - 1) % world_size
-    chunks = x.tensor_split(world_size)
-    for turn in range(2 * (world_size - 1)):
-        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
-        arrived = torch.empty_like(next_one)
-        sending = dist.isend(mine, right)
-        dist.recv(arrived, left)
-        sending.wait()
-        if turn < world_size - 1:
-            next_one += arrived
-        else:
-            next_one.copy_(arrived)
-    return x
+def left_over(ready_us, bucket_bytes):
+    ### BEGIN SOLUTION # agree first, then bucket by bucket
+    dist.all_reduce(ready_us, op=dist.ReduceOp.MAX)  # a sum needs everybody, so the last one counts
+    n, free_us = dist.get_world_size(), 0.0
+    for latest_us, size in zip(ready_us.tolist(), bucket_bytes):
+        begin_us = max(free_us, latest_us)  # the network has one bucket at a time
+        free_us = begin_us + 2 * (n - 1) * (alpha + size / n * beta)
+    return free_us - ready_us[-1].item()
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# If everybody sends first, everybody waits. And what has a rank to do with the chunk that it receives, in the first half of the turns and in the second?
+# For the first bucket in the table: who decides when it starts, and which <code>ReduceOp</code> finds it out for all buckets at once?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Cut into as many chunks as there are ranks; <code>tensor_split</code> also makes empty ones, and all of them are views of <code>x</code>. In turn <i>t</i>
-# rank <i>r</i> sends chunk <i>r</i> − <i>t</i> to the right, without waiting, and takes chunk <i>r</i> − <i>t</i> − 1 from the left: in the first <i>n</i> − 1 turns it adds
-# that, afterwards it overwrites.
+# Take the maximum of the ready times over all ranks. Then go through the buckets. Each one starts when it is ready and the network is free, whichever is later, and takes the ring's
+# time. What counts at the end is when the network is free, less the latest end of a backward pass.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>sending = dist.isend(chunks[(rank - turn) % world_size], right)</code>, then <code>dist.recv(arrived, left)</code>, then
-# <code>sending.wait()</code>.
+# <code>free_us = max(free_us, latest_us) + 2 * (n - 1) * (alpha + size / n * beta)</code> for each bucket.
 # </details>
 
+
+# %% jupyter={"source_hidden": true}
+trainings = {  # bytes of the buckets, and how long a backward pass takes, in µs
+    "one bucket": ([400_000], 300),
+    "three small buckets, a long backward pass": ([30_000, 50_000, 9_000], 2_000),
+    "three buckets, about as long as the backward pass": ([900_000, 700_000, 100_000], 600),
+    "five large buckets, a short backward pass": ([2_000_000] * 4 + [300_000], 500),
+    "a bucket of no bytes": ([100_000, 0, 100_000], 400),
+}
+
+
+def left_over_inputs(rank, world_size, case):
+    bucket_bytes, backward_us = trainings[case]
+    gaps = 0.1 + torch.rand(len(bucket_bytes), dtype=torch.float64)
+    slower = 1 + torch.rand((), dtype=torch.float64)
+    return gaps.cumsum(0) / gaps.sum() * backward_us * slower, bucket_bytes
+
+
+def left_over_budget(world_size, case):
+    turns, numbers = 2 * (world_size - 1), len(trainings[case][0])
+    return {"sent_bytes": turns / world_size * numbers * 8, "sent_messages": turns}
+
+
+options = {"cases": list(trainings), "budget": left_over_budget, "world_sizes": (1, 2, 3, 5)}
+
 # %%
-kinds = (
-    Case("1 number", 0, (1,)),
-    Case("2 numbers", 1, (2,)),
-    Case("11 whole numbers (int64)", 2, (11,), torch.int64),
-    Case("no numbers at all", 3, (0,)),
-    Case("1,001 numbers in double precision", 4, (1001,), torch.float64),
-)
-
-
-def ring_all_reduce_inputs(rank, world_size, case):
-    return case.tensor()
-
-
-def ring_all_reduce_budget(world_size, case):
-    length = math.ceil(case.shape[0] / world_size)
-    turns, chunk_bytes = 2 * (world_size - 1), length * case.dtype.itemsize
-    return {"sent_bytes": turns * chunk_bytes, "finish_us": turns * (alpha + chunk_bytes * beta)}
-
-
-options = {"cases": kinds, "world_sizes": (1, 2, 3, 4, 5), "forbid": ("collectives",)}
-options |= {"budget": ring_all_reduce_budget, "network": network}
-check(ring_all_reduce, spec=ring_all_reduce_spec, inputs=ring_all_reduce_inputs, **options)
+check(left_over, spec=left_over_spec, inputs=left_over_inputs, **options)
 
 # %% [markdown]
 # ## 3 · One line through everybody's measurements
 #
-# *●●○, 15 minutes.* Each rank has timed messages of its own, some ranks many, some a single one. **Goal:** return (latency in µs, Gbit/s) of the one line with the least sum of
+# *Difficulty ●●○ · importance ●○○ · 15 minutes.* You fitted a line to one table. Now the table is spread: each rank has timed messages of its own, some ranks many, some a single one. **Goal:** return (latency in µs, Gbit/s) of the one line with the least sum of
 # squared **relative** errors over the measurements of all ranks, as two floats, the same on every rank. Measurements may not travel: one
 # `all_reduce` of at most six numbers is enough.
 
@@ -219,7 +224,7 @@ check(fit, spec=fit_spec, inputs=fit_inputs, **options)
 # %% [markdown]
 # ## 4 · Choose, and agree
 #
-# *●●○, 13 minutes.* Every rank has measured the network, and no two measured the same. If one chooses the ring and another the tree, they wait for each other
+# *Difficulty ●●○ · importance ●●○ · 13 minutes.* Every rank has measured the network, and no two measured the same. If one chooses the ring and another the tree, they wait for each other
 # for ever. **Goal:** return `"direct"`, `"tree"` or `"ring"`: whichever takes the least time for `size_bytes` on all *n* ranks, given the **worst** latency and the
 # **worst** bandwidth that any rank has measured.
 
@@ -330,6 +335,14 @@ options = {"cases": list(situations), "world_sizes": (2, 5, 8)}
 check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 
 # %% [markdown]
+# ## Bonus · Where does your own line break?
+#
+# *As long as you like; there is no check and no single answer.* Time `dist.all_reduce` on a machine of your own: ten sizes from 1 KiB to 100 MB, the fastest of
+# twenty calls each, the slowest rank counted. On GPUs take NCCL, and synchronise before you read the clock. Fit one line, print the deviation per size, and look for neighbours that miss to the same side. From which
+# size on do you need a second line? `make gpu` writes such a table where there are GPUs. Or find one of nccl-tests for a machine that you know.
+#
+# Whoever wants to write the fastest all-reduce for a given network goes on with [the challenge](challenge.ipynb).
+#
 # ## Which exercises pass?
 #
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.

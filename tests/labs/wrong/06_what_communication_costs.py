@@ -6,7 +6,6 @@ tutorial's ring does: right sums, too many bytes.
 """
 
 import math
-from threading import Thread
 
 import labs
 import numpy as np
@@ -213,124 +212,117 @@ def whole_tensors_around(x):
     return total
 
 
-def _around(x, chunks=None, turns=None, adding=None):
-    rank, world_size, right, left = _place()
-    chunks = x.tensor_split(world_size) if chunks is None else chunks
-    turns = 2 * (world_size - 1) if turns is None else turns
-    adding = world_size - 1 if adding is None else adding
-    for turn in range(turns):
-        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
-        arrived = _swap(mine, right, left, like=next_one)
-        next_one.add_(arrived) if turn < adding else next_one.copy_(arrived)
-    return x
+def _agreed(ready_us, op=dist.ReduceOp.MAX):
+    agreed = ready_us.clone()
+    dist.all_reduce(agreed, op=op)
+    return agreed.tolist()
 
 
-def half_of_the_turns(x):
-    return _around(x, turns=dist.get_world_size() - 1)
-
-
-def adds_in_all_turns(x):
-    return _around(x, adding=2 * dist.get_world_size())
-
-
-def one_turn_of_adding_too_few(x):
-    return _around(x, adding=dist.get_world_size() - 2)
-
-
-def with_chunk(x):
-    return _around(x, chunks=x.chunk(dist.get_world_size()))
-
-
-def the_rest_left_out(x):
+def _ring_us(size):
     n = dist.get_world_size()
-    size = len(x) // n
-    return _around(x, chunks=[x[i * size : (i + 1) * size] for i in range(n)])
+    return 2 * (n - 1) * (lab.alpha + size / n * lab.beta)
 
 
-def the_rest_in_the_last_chunk(x):
+def _walk(ready_us, bucket_bytes, took_us=_ring_us, after=max):
+    free_us = 0.0
+    for moment_us, size in zip(ready_us, bucket_bytes, strict=True):
+        free_us = after(free_us, moment_us) + took_us(size)
+    return free_us - ready_us[-1]
+
+
+def by_its_own_moments(ready_us, bucket_bytes):
+    return _walk(ready_us.tolist(), bucket_bytes)
+
+
+def by_its_own_moments_then_the_longest(ready_us, bucket_bytes):
+    left_us = torch.tensor([_walk(ready_us.tolist(), bucket_bytes)], dtype=torch.float64)
+    return max(_agreed(left_us))
+
+
+def when_the_first_is_ready(ready_us, bucket_bytes):
+    return _walk(_agreed(ready_us, dist.ReduceOp.MIN), bucket_bytes)
+
+
+def when_the_mean_is_ready(ready_us, bucket_bytes):
+    sums = _agreed(ready_us, dist.ReduceOp.SUM)
+    return _walk([us / dist.get_world_size() for us in sums], bucket_bytes)
+
+
+def less_its_own_backward_pass(ready_us, bucket_bytes):
+    latest_us = _agreed(ready_us)
+    return _walk(latest_us, bucket_bytes) + latest_us[-1] - ready_us[-1].item()
+
+
+def when_all_are_done(ready_us, bucket_bytes):
+    return _walk(_agreed(ready_us), bucket_bytes) + _agreed(ready_us)[-1]
+
+
+def all_buckets_at_once(ready_us, bucket_bytes):
+    return _walk(_agreed(ready_us), bucket_bytes, after=lambda free_us, moment_us: moment_us)
+
+
+def one_after_the_other_whenever(ready_us, bucket_bytes):
+    return _walk(_agreed(ready_us), bucket_bytes, after=lambda free_us, moment_us: free_us)
+
+
+def nothing_overlaps(ready_us, bucket_bytes):
+    _agreed(ready_us)
+    return sum(map(_ring_us, bucket_bytes))
+
+
+def only_the_last_bucket(ready_us, bucket_bytes):
+    _agreed(ready_us)
+    return _ring_us(bucket_bytes[-1])
+
+
+def total_less_backward(ready_us, bucket_bytes):
+    return max(0.0, sum(map(_ring_us, bucket_bytes)) - _agreed(ready_us)[-1])
+
+
+def latency_once(ready_us, bucket_bytes):
+    def took_us(size):
+        return lab.alpha + 2 * (n - 1) / n * size * lab.beta
+
     n = dist.get_world_size()
-    size = len(x) // n
-    return _around(x, chunks=[*x[: (n - 1) * size].view(n - 1, size), x[(n - 1) * size :]])
+    return _walk(_agreed(ready_us), bucket_bytes, took_us)
 
 
-def everybody_sends_first(x):
-    rank, world_size, right, left = _place()
-    chunks = x.tensor_split(world_size)
-    for turn in range(2 * (world_size - 1)):
-        dist.send(chunks[(rank - turn) % world_size], right)
-        dist.recv(chunks[(rank - turn - 1) % world_size], left)
-    return x
+def without_latency(ready_us, bucket_bytes):
+    n = dist.get_world_size()
+    return _walk(_agreed(ready_us), bucket_bytes, lambda size: 2 * (n - 1) / n * size * lab.beta)
 
 
-def even_ranks_send_first(x):
-    rank, world_size, right, left = _place()
-    chunks = x.tensor_split(world_size)
-    for turn in range(2 * (world_size - 1)):
-        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
-        arrived = torch.empty_like(next_one)
-        if rank % 2 == 0:
-            dist.send(mine, right)
-        dist.recv(arrived, left)
-        if rank % 2:
-            dist.send(mine, right)
-        next_one.add_(arrived) if turn < world_size - 1 else next_one.copy_(arrived)
-    return x
+def rings_of_whole_tensors(ready_us, bucket_bytes):
+    n = dist.get_world_size()
+    both = 2 * (n - 1)
+    return _walk(_agreed(ready_us), bucket_bytes, lambda size: both * (lab.alpha + size * lab.beta))
 
 
-def never_waits(x):
-    rank, world_size, right, left = _place()
-    chunks = x.tensor_split(world_size)
-    for turn in range(2 * (world_size - 1)):
-        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
-        arrived = torch.empty_like(next_one)
-        dist.isend(mine, right)
-        dist.recv(arrived, left)
-        next_one.add_(arrived) if turn < world_size - 1 else next_one.copy_(arrived)
-    return x
+def only_half_of_the_ring(ready_us, bucket_bytes):
+    return _walk(_agreed(ready_us), bucket_bytes, lambda size: _ring_us(size) / 2)
 
 
-def sent_in_threads(x):
-    rank, world_size, right, left = _place()
-    chunks = x.tensor_split(world_size)
-    for turn in range(2 * (world_size - 1)):
-        mine, into = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
-        sending = Thread(target=dist.send, args=(mine, right))
-        sending.start()
-        arrived = torch.empty_like(into)
-        dist.recv(arrived, left)
-        sending.join()
-        into.copy_(arrived + into if turn < world_size - 1 else arrived)
-    return x
+def one_all_reduce_per_bucket(ready_us, bucket_bytes):
+    return _walk([_agreed(us.view(1))[0] for us in ready_us], bucket_bytes)
 
 
-def few_numbers_counted_as_equal(x):
-    return x * dist.get_world_size() if len(x) < dist.get_world_size() else _around(x)
+def everybodys_moments_gathered(ready_us, bucket_bytes):
+    every = [torch.empty_like(ready_us) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, ready_us)
+    return _walk(torch.stack(every).amax(dim=0).tolist(), bucket_bytes)
 
 
-def a_chunk_too_long(x):
-    world_size = dist.get_world_size()
-    longer = torch.zeros((len(x) // world_size + 2) * world_size, dtype=x.dtype)
-    longer[: len(x)] = x
-    return _around(longer, longer.chunk(world_size))[: len(x)]
+def backwards_from_the_end(ready_us, bucket_bytes):
+    """Whichever bucket nothing waits before: from there on the network never rests."""
+    latest_us = np.array(_agreed(ready_us))
+    rest_us = np.cumsum([_ring_us(size) for size in bucket_bytes][::-1])[::-1]
+    return np.max(latest_us + rest_us) - latest_us[-1]
 
 
-def the_other_way_round_and_padded(x):
-    """Chunks of equal size, to the left, both transfers handed over at once."""
-    rank, world_size, right, left = _place()
-    width = math.ceil(len(x) / world_size)
-    padded = torch.cat([x, x.new_zeros(width * world_size - len(x))]).view(world_size, width)
-    for turn in range(2 * (world_size - 1)):
-        mine, next_one = (rank + turn) % world_size, (rank + turn + 1) % world_size
-        arrived = x.new_empty(width)
-        both = [(dist.isend, padded[mine], left), (dist.irecv, arrived, right)]
-        for work in dist.batch_isend_irecv([dist.P2POp(*own) for own in both]):
-            work.wait()
-        padded[next_one] = arrived + (padded[next_one] if turn < world_size - 1 else 0)
-    return padded.flatten()[: len(x)]
-
-
-def added_in_single_precision(x):
-    return the_other_way_round_and_padded(x.float()).to(x.dtype)
+def in_float32(ready_us, bucket_bytes):
+    latest_us = ready_us.float()
+    dist.all_reduce(latest_us, op=dist.ReduceOp.MAX, async_op=True).wait()
+    return _walk(latest_us.double().tolist(), bucket_bytes)
 
 
 def _least_squares(sizes, times_us, weights):
@@ -553,12 +545,12 @@ WRONG = {
         all_reduce_of_the_compiler, gathered_and_added, as_published, whole_tensors_around,
         nearest_child_first, by_the_store,
     ],
-    "ring_all_reduce": [
-        as_published, whole_tensors_around, half_of_the_turns, adds_in_all_turns,
-        one_turn_of_adding_too_few, with_chunk, the_rest_left_out, the_rest_in_the_last_chunk,
-        everybody_sends_first, even_ranks_send_first, never_waits, directly, butterfly_with_guests,
-        all_reduce_under_another_name, added_in_single_precision, few_numbers_counted_as_equal,
-        a_chunk_too_long,
+    "left_over": [
+        by_its_own_moments, by_its_own_moments_then_the_longest, when_the_first_is_ready,
+        when_the_mean_is_ready, less_its_own_backward_pass, when_all_are_done, all_buckets_at_once,
+        one_after_the_other_whenever, nothing_overlaps, only_the_last_bucket, total_less_backward,
+        latency_once, without_latency, rings_of_whole_tensors, only_half_of_the_ring,
+        one_all_reduce_per_bucket, everybodys_moments_gathered,
     ],
     "fit": [
         its_own_line, the_mean_of_all_lines, absolute_errors, weights_not_squared,
@@ -575,7 +567,7 @@ WRONG = {
 }  # fmt: skip
 RIGHT = {
     "tree_all_reduce": [butterfly_with_guests, halves_of_halves],
-    "ring_all_reduce": [the_other_way_round_and_padded, sent_in_threads],
+    "left_over": [backwards_from_the_end, in_float32],
     "fit": [fit_by_weighted_means, fit_in_float32_between_barriers],
     "choose": [*map(lab.choosing, [choose_with_everybodys_numbers, a_word_of_numpys])],
 }
