@@ -14,7 +14,7 @@
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
 # **Lab:** [05 · DDP from scratch](../exercises/05_ddp_from_scratch.ipynb).
 #
-# Seven cells ask you to **write** a step. A check judges it in real workers, and a finished form follows, folded up, on which the next step builds. Six cells ask you to
+# Seven cells ask you to **write** a step. A check judges it in real workers, and a finished form follows, folded up, on which the next step builds (put your own class there if you like). Six cells ask you to
 # **predict**: put your answer in place of the three dots. If you see saved outputs, they give answers away: *Edit*, *Clear Outputs of All Cells*.
 
 # %% jupyter={"source_hidden": true}
@@ -308,14 +308,20 @@ def same_network():
         return TwoExperts()
 
 
+def gradients(network):
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in learning(network)]
+    return torch.cat([part.flatten() for part in parts])
+
+
 def train_alone(network, batches):
-    optimizer = adam(network)
+    optimizer, found = adam(network), []
     for step in zip(*batches):  # the batches of all ranks
         losses = [mse_loss(network(inputs, path), targets) for inputs, targets, path in step]
         optimizer.zero_grad()
         (sum(losses) / len(losses)).backward()
+        found.append(gradients(network))
         optimizer.step()
-    return weights(network)
+    return {"first gradients": found[0], "weights": weights(network)}
 
 
 @contextmanager
@@ -360,11 +366,11 @@ def comes_late(network):
 
 
 def trained(kind):
-    """Train a few steps; return the weights and, where there are buckets, what happened when."""
+    """Train; return first gradients, weights and, where there are buckets, what happened when."""
 
     @functools.wraps(kind, updated=())
     def run(network, limit_bytes, batches, late):
-        notes, steps = [], []
+        notes, steps, found = [], [], []
         for parameter in learning(network):
             parameter.register_post_accumulate_grad_hook(lambda _: notes.append("g"))
         model = kind(network, limit_bytes) if limit_bytes else kind(network)
@@ -377,9 +383,11 @@ def trained(kind):
                 mse_loss(model(inputs, path), targets).backward()
                 let_others()
                 model.finish()
+                found.append(gradients(network))
                 optimizer.step()
                 steps.append("".join(notes).strip("w"))
-        return {"weights": weights(network)} | ({"steps": steps} if limit_bytes else {})
+        results = {"first gradients": found[0], "weights": weights(network)}
+        return results | ({"steps": steps} if limit_bytes else {})
 
     return run
 
@@ -408,7 +416,7 @@ def judged(cases, at_once=False, **more):
             for network, own in zip(networks, batches if limits[0] else [[]] * len(batches))
         ]
         after = train_alone(networks[0], batches)
-        return [{"weights": after} | ({"steps": own} if own else {}) for own in steps]
+        return [after | ({"steps": own} if own else {}) for own in steps]
 
     def inputs(rank, world_size, case):
         limit, way = cases[case][:2]
@@ -677,7 +685,7 @@ took_ms = clock(Flat)
 draw(["PerParameter", "Flat"], "Flat sends without gaps, but its port waits for both copies.")
 
 # %% [markdown]
-# One latency instead of 18. But two copies appeared, of 1.8 ms each, during which nothing is sent.
+# The latency of one ring instead of 18. But two copies appeared, of 1.8 ms each, during which nothing is sent.
 #
 # **Check yourself.** For which networks is `Flat` slower than `PerParameter`?
 #
@@ -926,8 +934,8 @@ for as_view in (False, True):
     print(f"gradient_as_bucket_view={as_view}: {results[0]} pieces")
 
 # %% [markdown]
-# Every gradient *is* a part of its bucket: autograd writes where the message is read, nothing is copied back, and a whole copy of all gradients is saved in memory. The price: `.grad` must stay where it is, so you
-# cannot `detach_()` it or put another tensor there.
+# Every gradient *is* a part of its bucket: autograd writes where the message is read, nothing is copied back, and a whole copy of all gradients is saved in memory. The documentation names the price: such a
+# `.grad` cannot be detached in place.
 #
 # **Check yourself.** The last layer of a language model holds half of all weights. What does that mean for overlap?
 #
