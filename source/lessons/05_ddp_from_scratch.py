@@ -959,7 +959,7 @@ another_order = predict("Overlapped, in another order on rank 1", ..., choices=f
 
 # %% jupyter={"source_hidden": true}
 def passes(wrap, paths, steps):
-    """Gradients after the last of some backward passes; a rank's path may change from one to the next."""
+    """Gradients after the last of some backward passes; a rank's path may be one for each."""
     network, own = same_network(), paths[dist.get_rank()]
     model = wrap(network)
     torch.manual_seed(dist.get_rank())
@@ -1018,7 +1018,8 @@ launch(passes, Overlapped, [(0, 1), (0,)], 1, backend="gloo", timeout=3)
 # %%
 print("one backward:", fate(pytorch, [(0, 1), (0,)], steps=1))
 said = fate(pytorch, [(0, 1), (0,)], steps=3)
-print("three:", *said.replace("\n", " ").split(". "), sep="\n    ")
+sentences = " ".join(said.split()).replace("e.g. ", "").split(". ")
+print("three backwards:", *sentences, sep="\n    ")
 
 # %% [markdown]
 # **Expected to have finished reduction in the prior iteration** is perhaps the most searched of all DDP errors. Read it from the end. *Rank 1* says it, at its *second* forward: in the first backward the parameters
@@ -1291,7 +1292,7 @@ check(accumulating(MySilence), **silence_judged)
 # %% [markdown]
 # ## 8 · The whole of it
 #
-# All seven steps in one class, folded. It passes the checks of the last two, which contain those of the others.
+# All seven steps in one class, folded: the finished form of `MySilence` as well. It passes the last two checks, which ask for all that the others do.
 
 
 # %% jupyter={"source_hidden": true}
