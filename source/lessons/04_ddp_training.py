@@ -69,7 +69,8 @@ from course_utils.pictures.style import KINDS, plain_style
 source = "embedded"
 training, testing = digits(True, source), digits(False, source)
 print(f"{len(training)} digits to train with, {len(testing)} to test with")
-mean, std = training.data.mean().abs(), training.data.std()
+pixels = torch.stack([image for image, _ in islice(training, 2000)])
+mean, std = pixels.mean().abs(), pixels.std()
 print(f"their pixels: mean {mean:.2f}, standard deviation {std:.2f}")
 
 # %% [markdown]
