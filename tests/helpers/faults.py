@@ -168,8 +168,13 @@ ENDS = [
     ),
     Fault(
         "leaves the group, then its peer waits for it",
-        on_rank_1("return dist.destroy_process_group()"),
-        says=("rank 0 failed: RuntimeError: Connection closed by peer\n", "{cell}, line 4"),
+        # It hears from rank 0 first, which else may still be joining: no line of the cell does.
+        on_rank_1(
+            "dist.recv(torch.zeros(1))",
+            "return dist.destroy_process_group()",
+            then="dist.send(torch.zeros(1), 1)\n    dist.barrier()",
+        ),
+        says=("rank 0 failed: RuntimeError: Connection closed by peer\n", "{cell}, line 6"),
     ),
     Fault(
         "all leave the group themselves, as a script does",
