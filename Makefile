@@ -14,7 +14,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 # Where a learner's own copies are: make lab my=FOLDER
 export COURSE_MY := $(or $(my),$(COURSE_MY))
 # Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
-BESIDE := -n $(or $(workers),3) --dist loadscope
+BESIDE := -n $(or $(workers),4) --dist loadscope
 
 lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER
 	@$(RUN) tools/my.py --lab
@@ -22,7 +22,7 @@ lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make
 fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the old: make fresh only=03
 	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
 
-test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (15 minutes)
+test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (14 minutes)
 	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
 
 quick: .venv/.ready ## lint and the tests that take a moment
