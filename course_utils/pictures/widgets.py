@@ -2,6 +2,7 @@
 
 import html
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from course_utils.pictures.style import ROUND, picture, rounded, us
 from course_utils.pictures.timeline import draw
 
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
+_PAUSE_S = 1.0  # a slider that rests for so long has been let go
 _SAID = 'style="line-height:1.4;margin:6px"'
 
 
@@ -22,7 +24,7 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute | None = 
     """Show a recording's timeline on a network whose latency, bandwidth and slow rank one drags.
 
     The axis stays, so that bars grow, until the button *fit* is pressed; an outline shows when each
-    rank was done at first.
+    rank was done before.
 
     Args:
         trace: `results.trace`.
@@ -38,13 +40,15 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute | None = 
     now = start = activity(trace.replay(network, compute))
     sliders = _sliders(start, network, late=compute is None)
     fit = w.Button(description="fit", layout=w.Layout(width="50px"))
-    axis_us, shown = 0.0, w.HTML()
+    before, axis_us, held, shown = None, 0.0, (None, 0.0), w.HTML()
 
     def redraw(change: Any) -> None:
-        nonlocal now, axis_us
+        nonlocal now, before, axis_us, held
         if change is fit:
             axis_us = rounded(max(now.end, 1e-9))
         else:
+            if change.owner is not held[0] or time.monotonic() > held[1]:
+                before = now  # else this is the same drag
             latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
             moved, computed = replace(network, latency_us=latency_us, gbit_s=gbit_s), compute
             if slow is not None and compute is None:
@@ -53,7 +57,8 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute | None = 
                 factor = how * network.slow_ranks.get(slow, 1.0)
                 moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
             now = activity(trace.replay(moved, computed))
-        shown.value = _explored(now, start, axis_us)
+            held = change.owner, time.monotonic() + _PAUSE_S
+        shown.value = _explored(now, before, axis_us)
 
     redraw(fit)
     fit.on_click(redraw)
@@ -89,12 +94,12 @@ def _around(value: float) -> dict[str, Any]:
     return {"options": [(f"{other:g}", other) for other in options], "value": value}
 
 
-def _explored(now: Activity, start: Activity, axis_us: float) -> str:
+def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
     """When all are done, the picture, and the sentence below it."""
     told = f"<b>All are done at {us(now.end)}</b>"
-    told += f"; at first, at {us(start.end)} (outlined)" if now is not start else ""
+    told += f"; before, at {us(before.end)} (outlined)" if before else ""
     told += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>" if now.end > axis_us else ""
-    drawn = as_svg(draw(now, axis_us, start.ends if now is not start else ()))
+    drawn = as_svg(draw(now, axis_us, before.ends if before else ()))
     return f"<p {_SAID}>{told}.</p>{drawn}<p {_SAID}>{html.escape(virtual_text(now))}</p>"
 
 

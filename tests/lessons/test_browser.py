@@ -393,7 +393,7 @@ def _sliders_and_picture_fit_and_move(page) -> None:
     ticks = explored.locator("text[text-anchor=middle]")
     axis = ticks.all_inner_texts()[:-1]  # the last says what the axis is
     explored.locator(".noUi-handle").first.press("ArrowRight")
-    explored.get_by_text("at first, at").wait_for()
+    explored.get_by_text("before, at").wait_for()
     assert ticks.all_inner_texts()[:-1] == axis
 
 

@@ -23,6 +23,14 @@ def ticks(picture):
     return re.findall(r'text-anchor="middle" fill="#222222">([\d,.]+)<', picture.value)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that widgets go by: `clock[0]`, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr("course_utils.pictures.widgets.time.monotonic", lambda: now[0])
+    return now
+
+
 @pytest.mark.parametrize("wrong", [None, 3, ring(2).replay(NETWORK)])
 def test_only_a_recording_can_be_explored(wrong):
     with pytest.raises(TypeError, match="explore needs a recording"):
@@ -58,15 +66,19 @@ def test_the_axis_stays_and_what_it_cannot_show_is_cut_and_marked_until_one_pres
     assert ticks(picture)[-1] == "120"
 
 
-def test_an_outline_and_a_sentence_keep_what_was_at_first():
+def test_an_outline_and_a_sentence_keep_the_state_before_this_drag(clock):
     latency, speed, _, _, picture = widgets(explore(one_message()))
     assert "<b>All are done at 11.0 µs</b>.<" in picture.value
     assert "#D55E00" not in picture.value
-    latency.value = 20.0
-    assert "<b>All are done at 21.0 µs</b>; at first, at 11.0 µs (outlined)" in picture.value
+    for value in (12.0, 15.0, 20.0):
+        latency.value = value
+    assert "<b>All are done at 21.0 µs</b>; before, at 11.0 µs (outlined)" in picture.value
     assert picture.value.count("#D55E00") == 2  # a rank each
-    speed.value = 8.0
-    assert "<b>All are done at 30.0 µs</b>; at first, at 11.0 µs (outlined)" in picture.value
+    clock[0] += 10
+    latency.value = 25.0  # later, so a drag of its own
+    assert "<b>All are done at 26.0 µs</b>; before, at 21.0 µs (outlined)" in picture.value
+    speed.value = 8.0  # another slider
+    assert "<b>All are done at 35.0 µs</b>; before, at 26.0 µs (outlined)" in picture.value
 
 
 def test_eight_ranks_leave_room_for_sliders_on_a_small_screen():
