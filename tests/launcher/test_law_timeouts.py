@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
 
 
-def hanging(fn, n: int = 2, backend: str | None = "gloo") -> str:
+def hanging(fn, n: int = 2, backend: str | None = "gloo", timeout: float = 0.8) -> str:
     """What the error says, which comes soon after the deadline."""
     with within(20), pytest.raises(WorkerTimeout) as caught:
-        launch(fn, world_size=n, timeout=0.8, backend=backend)
+        launch(fn, world_size=n, timeout=timeout, backend=backend)
     assert str(caught.value).startswith("rank")
-    assert "done after 0.8 s." in str(caught.value)
+    assert f"done after {timeout:g} s." in str(caught.value)
     return str(caught.value)
 
 
@@ -188,7 +188,8 @@ def test_law_6_the_words_are_the_same_in_every_run():
         print("about to wait")
         dist.recv(torch.ones(1), 1 - dist.get_rank())
 
-    assert len({hanging(work) for _ in range(2)}) == 1
+    # Long enough that both have joined, on a busy machine as well.
+    assert len({hanging(work, timeout=4.0) for _ in range(2)}) == 1
 
 
 def test_law_6_a_run_that_is_just_in_time_is_no_timeout():
