@@ -1,6 +1,7 @@
 """The challenge: who writes the fastest all-reduce for a given network?
 
-    python tools/challenge.py --name Ada        judges the entry in my/challenge.ipynb, as saved
+    python tools/challenge.py --name Ada        judges the entry in my/challenge.ipynb, as saved,
+                                                and keeps the best; without a name it keeps nothing
     python tools/challenge.py --merge FOLDER    prints one board of all *.jsonl files in a folder
     python tools/challenge.py --merge FOLDER --again    the same; judges their entries again
 
@@ -10,7 +11,6 @@ no all-reduce can beat as a percentage of the time that the entry takes.
 """
 
 import argparse
-import getpass
 import json
 import secrets
 import sys
@@ -259,11 +259,14 @@ def main(args: Sequence[str] | None = None, root: Path = copies.HERE) -> int:
     if not text:
         print(f"no {NAME} in a challenge.ipynb of yours: `make lab` copies it", file=sys.stderr)
         return 1
-    score = judged(text, asked.name or getpass.getuser())
+    score = judged(text, asked.name or "your entry")
     print(score, end="\n\n")
     rows = merged([*(read([own]) if own.exists() else []), *rows_of(score, score.name)])
-    write(own, rows)
-    print(f"{board([*given, *rows])}\n\nYour best is kept in {own.name}: give that file to merge.")
+    told = "Nothing is kept without a name: make challenge name=Ada"
+    if asked.name:
+        write(own, rows)
+        told = f"Your best is kept in {own.name}: give that file to merge."
+    print(f"{board([*given, *rows])}\n\n{told}")
     return int(bool(score.why))
 
 

@@ -135,6 +135,20 @@ def test_merged_entries_can_be_judged_again(tmp_path, capsys):
     assert "100.0" not in said
 
 
+def test_without_a_name_nothing_is_kept_nor_who_is_logged_in_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_MY", str(tmp_path))
+    monkeypatch.setenv("LOGNAME", "ada-lovelace")
+    monkeypatch.setattr(challenge, "saved_entry", lambda path: "an entry")
+    monkeypatch.setattr(challenge, "judged", lambda text, name: challenge.Score(name, "not run"))
+    (tmp_path / "challenge.ipynb").write_text("{}")
+    assert challenge.main([]) == 1
+    said = capsys.readouterr().out
+    assert "your entry scores 0" in said
+    assert "name=Ada" in said
+    assert "lovelace" not in said
+    assert not (tmp_path / challenge.FILE).exists()
+
+
 @pytest.mark.slow
 def test_a_saved_notebook_is_judged_and_its_best_is_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COURSE_MY", str(tmp_path))

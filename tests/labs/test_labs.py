@@ -9,6 +9,12 @@ pytestmark = pytest.mark.slow
 EXERCISES = [(slug, name) for slug in labs.SLUGS for name in labs.names(slug)]
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """What an answer writes into the working folder is not left in the course's."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def exercise():
     known = {}  # a lab's cells run once for all of its answers
