@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from course_utils.checks.transit import Transit
 from course_utils.launcher.stacks import Frame
 from course_utils.record.frames import is_learners
 
@@ -101,7 +102,7 @@ class Watch:
         self.exercise, self.pid, self.sleep = set(), os.getpid(), time.sleep
         own = inspect.unwrap(self.fn, stop=lambda outer: self.exercise.add(_file(outer)))
         self.exercise.discard(_file(own))
-        with contextlib.suppress(AttributeError, ValueError):  # no function of Python's; a closure
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # a class; a closure
             inspect.unwrap(self.spec).__code__ = _no_answer.__code__
         self.shared = _shared(own, named := getattr(own, "__globals__", {}))
         named.update({name: self._nap for name, value in named.items() if value is time.sleep})
@@ -111,6 +112,7 @@ class Watch:
                 setattr(owner, name, self._noticed(kind, getattr(owner, name)))
         torch._C.PyTorchFileWriter = self._noticed("files", torch._C.PyTorchFileWriter)
         sys.addaudithook(self._audit)
+        Transit().listen()
         if c10d.is_initialized():
             c10d.group.WORLD.register_pre_hook(_HOOK, self._delay)
 

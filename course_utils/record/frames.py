@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
@@ -16,6 +16,7 @@ C10D = c10d.__file__
 _DDP = (ddp.__file__, join.__file__)  # whose notices nobody waits for
 _NOT_THEIRS = (type(threading.main_thread()), threading._DummyThread)  # autograd's are dummies
 _RUNS_BACKWARD = "_engine_run_backward"
+UNSEEN: set[CodeType] = set()  # what stands between torch's functions and hands on what it is given
 
 
 @functools.cache
@@ -28,7 +29,8 @@ def split(frame: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
     """The frames of libraries from a call outwards, and the learner's, which is below them."""
     inner = []
     while frame and not is_learners(frame.f_code.co_filename):
-        inner.append(frame)
+        if frame.f_code not in UNSEEN:
+            inner.append(frame)
         frame = frame.f_back
     return inner, frame
 
