@@ -189,10 +189,10 @@ with two_hosts(disk.name) as hosts:
 
 # %% [markdown]
 # With two hosts it fails, as many first runs on a cluster do. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
-# store at `tcp://…`; there each left the address that it takes its **host name** to have, and that was 127.0.0.1: "here". Each then knocked at its own door.
+# store at `tcp://…`; there each left the address that its **host name** resolves to, and that was 127.0.0.1: "here". Each then knocked at its own door.
 #
 # The place of meeting and the way the tensors travel are two things. `GLOO_SOCKET_IFNAME`, and for GPUs `NCCL_SOCKET_IFNAME`, name the interface for the
-# second.
+# second. (On InfiniBand, NCCL only makes acquaintance over that interface; the tensors take the cards that `NCCL_IB_HCA` names.)
 #
 # **Check yourself.** Why did this never happen in chapters 00 to 08?
 #
@@ -468,7 +468,7 @@ print("host 1:", re.search(r"failed \(exitcode: -9\) local_rank: 0", agents[1].e
 # Read it aloud. *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line stands on **host 1's** screen. Host 0's
 # shows, if anything, rank 0's traceback, of a connection reset by its peer: an echo. On a cluster look for the agent that reports a signal.
 #
-# 52 steps and no word of ours. Rank 0 had lost its partner; the agents stopped what was left, met again, and started two new ranks, which found the checkpoint of step
+# 52 steps, and we did nothing to restart it. Rank 0 had lost its partner; the agents stopped what was left, met again, and started two new ranks, which found the checkpoint of step
 # 24. The steps 24 to 27 were done twice.
 
 # %% tags=["row-E5"]
@@ -600,7 +600,8 @@ show(figure, "Lines: predicted from a recording; marks, if there is a cable: mea
 
 # %% [markdown]
 # On a quiet machine the cable takes 5 to 15 % longer than predicted, at both speeds and all sizes, and the prediction came from a recording made without any cable. The
-# rest is what travels beside the numbers: headers of packets, acknowledgements. That is why this course argues with replays: at the speeds that matter between machines, bytes and latency decide, and they can be counted.
+# rest is what travels beside the numbers: headers of packets, acknowledgements. At these speeds bytes decide, and they can be
+# counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 40 ms and more.
 #
 # ## 7 · One function, three launchers
 #
@@ -628,7 +629,7 @@ def train():
 by_launch = launch(train, backend="gloo")[0]
 
 # %% [markdown]
-# Its result under `launch` is what the others have to meet; a list, because Ray refuses tensors as results. They start scripts, so the function goes into one as it stands.
+# `launch`'s result is the reference; a list, because Ray refuses tensors as results. They start scripts, so the function goes into one as it stands.
 # Both run on host 0 of `two_hosts`: at the end of the `with` block the host is gone, and with it all that they started, whatever happens.
 
 # %% tags=["part-slurm", "part-ray"]
@@ -666,11 +667,13 @@ JOB = """#!/bin/bash
 
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 srun --label python train.py
 """
 
 # %% [markdown]
-# Rank 0 runs on the first machine of the job's list, and the port follows from the job's number: two jobs that share a machine get two. With GPUs, `--ntasks-per-node` and `--gpus-per-node`
+# Rank 0 runs on the first machine of the job's list, and the port follows from the job's number: two jobs that share a machine get two. Since version 22.05 `srun` no
+# longer takes over [`--cpus-per-task`](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task) from `sbatch`, so the script hands it on. With GPUs, `--ntasks-per-node` and `--gpus-per-node`
 # are the same number. A task learns who it is from **Slurm's own names**, which `torch` does not know:
 
 # %% tags=["part-slurm", "row-E5"]
