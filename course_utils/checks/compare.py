@@ -160,10 +160,13 @@ def _plain(what: Any) -> str:
     return str(what).removeprefix("torch.")
 
 
-def brief(value: Any) -> str:
-    """A value in one short line, the same in every run."""
+def brief(value: Any, said: str = "") -> str:
+    """A value in one short line, the same in every run; of a long dict the item that is `said`."""
     try:
         text = _UNSTABLE.sub("...", _text(value)).replace("\n", " ")
+        items = value.items() if isinstance(value, dict) and len(text) > _WIDEST else ()
+        if told := {key: own for key, own in items if said.startswith(f"item {key!r}:")}:
+            return brief(told)
     except Exception as error:  # of a __repr__, or of a list that holds itself
         text = f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= _WIDEST else text[: _WIDEST - 4] + " ..."

@@ -31,8 +31,7 @@ _ON_FRESH = (
 
 def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules) -> Outcome | None:
     """Find the first run that is wrong; raises Misuse if `inputs` or `spec` are."""
-    runs = ((attempt, number) for attempt in attempts for number in range(len(attempt.told)))
-    found = (_judge_run(*run, inputs, spec, rules) for run in runs)
+    found = (_judge_run(a, n, inputs, spec, rules) for a in attempts for n in range(len(a.told)))
     return next((outcome for outcome in found if outcome is not None), None)
 
 
@@ -89,10 +88,10 @@ def _judge_run(
         return attempt.wrong(number, reason) if reason else None
     if run.fresh:
         return attempt.wrong(number, _ON_FRESH.format(ranks(wrong)))
-    columns = (given, map(brief, wanted), map(brief, got), map(bool, found))
+    first, said = wrong[0], found[wrong[0]]
+    columns = (given, *([brief(x, said) for x in own] for own in (wanted, got)), map(bool, found))
     who = f"{ranks(wrong).capitalize()} are wrong. " if len(wrong) > 1 else ""
-    reason = f"{who}Rank {wrong[0]}: {found[wrong[0]]}. {_hint(wanted, got, wrong)}"
-    reason += _calls(trace, wrong[0])
+    reason = f"{who}Rank {first}: {said}. {_hint(wanted, got, wrong)}{_calls(trace, first)}"
     return attempt.wrong(number, reason.rstrip(), [Row(*row) for row in zip(*columns, strict=True)])
 
 
@@ -110,11 +109,9 @@ def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
 
 def _calls(trace: Trace, rank: int) -> str:
     """What a rank has called, for a learner to compare with what it should have."""
-    if trace.world_size == 1:
-        return ""
     calls = [event.what for event in trace.of_rank(rank) if event.kind != "wait"]
-    more = f", and {len(calls) - _CALLS} more" if len(calls) > _CALLS else ""
-    return f"It called {', '.join(calls[:_CALLS]) or 'nothing'}{more}."
+    calls[_CALLS:] = [f"and {len(calls) - _CALLS} more"] * (len(calls) > _CALLS)
+    return f"It called {', '.join(calls) or 'nothing'}." if trace.world_size > 1 else ""
 
 
 def _empty(wanted: Any) -> bool:

@@ -33,6 +33,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import Network, WorkerError, WorkerTimeout, check, digits, launch, predict, show
+from course_utils.language import SmallGPT, novel
 
 # %% [markdown]
 # ## 1 · Start equal
@@ -273,10 +274,10 @@ class MyAverage(Equal):
 # %% jupyter={"source_hidden": true}
 STEPS, PARTS = 3, 3  # of a training; of a step, where gradients accumulate
 same, other, fewer = "all ranks alike", "odd ranks in another order", "odd ranks rest an expert"
-turns = "experts take turns"
-late = "the other ranks begin when rank 0's backward is over"
+turns, swapped = "experts take turns", "all ranks in another order"
+zeros, late = "zeros before backward", "the other ranks begin when rank 0's backward is over"
 ways = {same: [(0, 1), (0, 1)], other: [(0, 1), (1, 0)], fewer: [(0, 1), (1,), (0, 1), (0,)]}
-ways |= {turns: [(0,), (1,), (1,), (0,)]}
+ways |= {turns: [(0,), (1,), (1,), (0,)], swapped: [(1, 0), (1, 0)]}
 
 
 def learning(network):
@@ -326,11 +327,11 @@ def train_alone(network, batches):
 
 @contextmanager
 def noting(note, names=("ALLREDUCE", "BROADCAST")):
-    """Call `note` with the bytes of every such collective, when it begins."""
+    """Call `note` with bytes and name of every such collective, when it begins."""
 
     def before(call):
         if call.name.name in names:
-            note(sum(tensor.nbytes for tensor in call.input_tensors))
+            note(sum(tensor.nbytes for tensor in call.input_tensors), call.name.name)
 
     dist.group.WORLD.register_pre_hook(5, before)
     try:
@@ -341,11 +342,12 @@ def noting(note, names=("ALLREDUCE", "BROADCAST")):
 
 @contextmanager
 def noting_waits(note):
-    """Call `note` whenever somebody waits for what was begun."""
-    wait = dist.Work.wait
+    """Call `note` whenever somebody waits for what was begun; "W" is for the same once more."""
+    wait, known = dist.Work.wait, {}
 
     def noted(work):
-        note("w")
+        note("W" if id(work) in known else "w")
+        known[id(work)] = work  # so that no other work gets its id
         return functools.partial(wait, work)
 
     with mock.patch.object(dist.Work, "wait", property(noted)):
@@ -369,17 +371,18 @@ def trained(kind):
     """Train; return first gradients, weights and, where there are buckets, what happened when."""
 
     @functools.wraps(kind, updated=())
-    def run(network, limit_bytes, batches, late):
+    def run(network, limit_bytes, batches, case):
         notes, steps, found = [], [], []
         for parameter in learning(network):
             parameter.register_post_accumulate_grad_hook(lambda _: notes.append("g"))
         model = kind(network, limit_bytes) if limit_bytes else kind(network)
-        optimizer, let_others = adam(network), comes_late(network) if late else list
-        calls = noting(lambda size: notes.append("A"), names=("ALLREDUCE",))
+        let_others = comes_late(network) if case == late else list
+        optimizer = adam(network)
+        calls = noting(lambda *_: notes.append("A"), names=("ALLREDUCE",))
         with calls, noting_waits(notes.append):
             for inputs, targets, path in batches:
                 notes.clear()
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=zeros not in case)
                 mse_loss(model(inputs, path), targets).backward()
                 let_others()
                 model.finish()
@@ -410,7 +413,7 @@ def in_letters(network, limit_bytes, at_once, batch):
 def judged(cases, at_once=False, **more):
     """Options of a check: cases give a bucket's limit, the ranks' way, and how many calls."""
 
-    def spec(networks, limits, batches, lates):
+    def spec(networks, limits, batches, names):
         steps = [
             [in_letters(network, limits[0], at_once, batch) for batch in own]
             for network, own in zip(networks, batches if limits[0] else [[]] * len(batches))
@@ -420,14 +423,14 @@ def judged(cases, at_once=False, **more):
 
     def inputs(rank, world_size, case):
         limit, way = cases[case][:2]
-        return same_network(), limit, shards(rank, way), case.startswith(late)
+        return same_network(), limit, shards(rank, way), case
 
     def budget(world_size, case):
         """The start; a ring for each call of a step; the signs by which others begin late."""
         limit, _, *known = cases[case]
         calls = len(fill(learning(TwoExperts()), limit)) if limit else known[0]
         turns = 2 * (world_size - 1) * STEPS
-        signs = STEPS * (world_size - 1) * case.startswith(late)
+        signs = STEPS * (world_size - 1) * (case == late)
         begun = start_budget(world_size, case)
         return {
             "sent_messages": begun["sent_messages"] + turns * calls + signs,
@@ -475,46 +478,7 @@ print(f"without averaging, as a control: about {drifted:.2f}")
 from_pytorch.measured(apart(launch(train, PerParameter, plain, backend="gloo"), theirs))
 
 # %% [markdown]
-# **Bit for bit** the same: two lines do all that DDP does for the numbers. What follows changes only *when* and *in what portions* gradients travel.
-#
-# ### Why not average the weights?
-#
-# Some scripts let each rank step on its own and average the weights afterwards. When is that the same training?
-
-
-# %%
-def trained_by(averaging, optimizer, steps=20):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).double()
-    descent = optimizer(model.parameters())
-    for step in range(steps):
-        images, labels = batch(step)
-        descent.zero_grad()
-        cross_entropy(model(images.double()), labels).backward()
-        if averaging == "weights":
-            descent.step()
-        for p in model.parameters():
-            dist.all_reduce(p.data if averaging == "weights" else p.grad, dist.ReduceOp.AVG)
-        if averaging == "gradients":
-            descent.step()
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-# %%
-optimizers = {
-    "plain SGD": lambda p: torch.optim.SGD(p, lr=0.1),
-    "SGD, momentum, weight decay": lambda p: torch.optim.SGD(
-        p, lr=0.1, momentum=0.9, weight_decay=0.1
-    ),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
-}
-for name, optimizer in optimizers.items():
-    ways_to = [launch(trained_by, what, optimizer) for what in ("weights", "gradients")]
-    print(f"{name:28} the two ways are about {apart(*ways_to):.0e} apart")
-
-# %% [markdown]
-# Rounding for SGD, with momentum and weight decay too: its step is *linear* in the gradients, so the mean of the ranks' steps is the step of their mean. Adam divides by a running mean of
-# squares, which is not linear, and the result is another model. Averaged gradients suit every optimiser.
+# **Bit for bit** the same: two lines do all that DDP does for the numbers. (Averaged *weights* would be another training with Adam, as chapter 04 has shown.) What follows changes only *when* and *in what portions* gradients travel.
 #
 # **Check yourself.** Why is a `broadcast` of the weights after every step not needed, "to be safe"?
 #
@@ -544,7 +508,7 @@ def one_step(kind):
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(lambda own: there.append(own.nbytes))
     model = kind(module)
-    with noting(lambda size: at_call.append(sum(there))):
+    with noting(lambda *_: at_call.append(sum(there))):
         images, labels = batch(0)
         cross_entropy(model(images), labels).backward()
         model.finish()
@@ -713,7 +677,7 @@ def fill(parameters, limit_bytes):
 # ### Write it
 #
 # *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them: it waits, and copies back. The check notes `g` when a gradient is there, `A` when an
-# `all_reduce` begins, and `w` when you wait. Three buckets give `gggggggAAA`, where waiting too early gives `gggggggAwAwA`.
+# `all_reduce` begins, and `w` when you wait, except at the end. Three buckets give `gggggggAAA`, where waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
 
 
 # %%
@@ -816,7 +780,7 @@ draw(["Flat", "Buckets"], "With buckets, most copies go on while the port sends.
 # ### Write it
 #
 # *About 12 minutes.* When the last gradient of a bucket has come, the bucket leaves, from within backward. Never wait there: `finish`, after backward, collects. Buckets
-# of 2, 2 and 3 now give `ggAggAgggA`.
+# of 2, 2 and 3 now give `ggAggAgggA`. Do not rely on `None` before backward: whoever calls `zero_grad(set_to_none=False)` has zeros there.
 
 
 # %%
@@ -850,8 +814,8 @@ class MyOverlap(Buckets):
 # %% jupyter={"source_hidden": true}
 overlap_judged = judged(
     {
-        "buckets of 2, 2 and 3 parameters": (100, same),
-        "buckets of 3, 2 and 2 parameters": (150, same),
+        f"buckets of 2, 2 and 3, {zeros}": (100, same),
+        f"buckets of 3, 2 and 2, {swapped}": (150, swapped),
         late: (100, same),
     },
     at_once=True,
@@ -1082,7 +1046,7 @@ class MyOrder(Overlapped):
 # %% jupyter={"source_hidden": true}
 order_judged = judged(
     {
-        f"{same}, buckets of 2, 2, 3": (100, same),
+        f"{same}, {zeros}, buckets of 2, 2, 3": (100, same),
         f"{other}, buckets of 2, 2, 3": (100, other),
         f"{fewer}, buckets of 2, 2, 3": (100, fewer),
         f"{turns}, buckets of 3, 2, 2": (150, turns),
@@ -1131,41 +1095,32 @@ took_ms = clock(InOrder)
 #
 # Language models often **tie** the embedding, their first layer, and the head, their last one. The head's gradient is computed first of all.
 #
-# **Predict.** A model has three weights: embedding, body, head. Without a tie, the head's gradient is complete as number 1. As which number is it complete when the head *is* the embedding, so that two weights are left?
+# **Predict.** The course's `SmallGPT` does so. With one block it has 17 parameters. Without the tie, none of the other 16 gradients is complete before the head's. With it, when the head *is*
+# the embedding, there are 16 parameters. How many of the other 15 gradients are complete before this one's?
 
 # %%
-tied_comes = predict("the tied weight's gradient is complete as number", ...)
-
+come_before = predict("gradients of 15 that come before the tied weight's", ...)
 
 # %%
-class Language(nn.Module):
-    def __init__(self, tied):
-        super().__init__()
-        self.embedding, self.body = nn.Embedding(32, 8), nn.Linear(8, 8, bias=False)
-        self.head = nn.Linear(8, 32, bias=False)
-        if tied:
-            self.head.weight = self.embedding.weight
-
-    def forward(self, tokens):
-        return self.head(self.body(self.embedding(tokens)))
+tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
 
 
 def arrivals(tied):
-    model, came = Language(tied), []
+    model, came = SmallGPT(len(alphabet), depth=1, tied=tied), []
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda own, name=name: came.append(name))
-    model(torch.arange(4)).sum().backward()
+    model(tokens[None, :64]).sum().backward()
     return came
 
 
 # %%
-print("not tied:", *launch(arrivals, False, world_size=1, backend="gloo")[0])
-came = launch(arrivals, True, world_size=1, backend="gloo")[0]
-print("tied:    ", *came)
-tied_comes.measured(came.index("embedding.weight") + 1)
+for tied in (False, True):
+    came = launch(arrivals, tied, world_size=1, backend="gloo")[0]
+    print("tied:    " if tied else "not tied:", came[0], "...", *came[-2:])
+come_before.measured(came.index("embedding.weight"))
 
 # %% [markdown]
-# Last. The hook is called once, when both uses have been added up, and the embedding's use is the last that backward reaches. So nothing has to be repaired, but the largest weight of many
+# All of them: it comes last. The hook is called once, when both uses have been added up, and the embedding's use is the last that backward reaches. So nothing has to be repaired, but the largest weight of many
 # models leaves when backward is over and has nothing to hide behind.
 #
 # ## 7 · Not a word
@@ -1228,7 +1183,7 @@ def silence_spec(networks, batches, stopped):
             for replica, (inputs, targets, path) in zip(replicas, part):
                 (mse_loss(replica(inputs, path), targets) / (n * PARTS)).backward()
         optimizer.step()
-    said = " ".join(["silent"] * (PARTS - 1) + ["talks"])
+    said = ", ".join(["silent"] * (PARTS - 1) + ["buffers and gradients"])
     return [{"steps": [said] * STEPS, "weights": weights(network)}] * n
 
 
@@ -1247,12 +1202,14 @@ def accumulating(kind):
                         with model.no_sync():
                             raise stopped
                         said.append("swallows")
-                sizes = []
-                with noting(sizes.append), nullcontext() if number == PARTS else model.no_sync():
+                sent = set()
+                calls = noting(lambda size, name: sent.add(name))
+                with calls, nullcontext() if number == PARTS else model.no_sync():
                     (mse_loss(model(inputs, path), targets) / PARTS).backward()
                     model.finish()
-                said.append("talks" if sizes else "silent")
-            steps.append(" ".join(said))
+                words = {"BROADCAST": "buffers", "ALLREDUCE": "gradients"}
+                said.append(" and ".join(words[name] for name in words if name in sent) or "silent")
+            steps.append(", ".join(said))
             optimizer.step()
         return {"steps": steps, "weights": weights(network)}
 
@@ -1376,6 +1333,38 @@ for form in (plain, awkward):
 # On two ranks the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the
 # buckets are cut: PyTorch's first step has one bucket, until it has seen in which order gradients come.
 #
+# And a training as language models have it: the small GPT with its tied weight, AdamW, gradients of two small batches that add up, and at last a limit to their norm.
+
+
+# %%
+def train_gpt(wrap, steps=20):
+    torch.manual_seed(dist.get_rank())
+    model = wrap(SmallGPT(len(alphabet)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for talking in (model.no_sync, nullcontext):
+            drawn = tokens[torch.randint(len(tokens) - 64, (8, 1)) + torch.arange(65)]
+            with talking():
+                (cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:]) / 2).backward()
+        if isinstance(model, Wrapper):
+            model.finish()
+        nn.utils.clip_grad_norm_(model.parameters(), 1)
+        optimizer.step()
+    return weights(model)
+
+
+# %%
+ours = functools.partial(OurDDP, limit_bytes=100_000)  # four buckets
+theirs = launch(train_gpt, PyTorchs, backend="gloo")
+one_less = apart(launch(train_gpt, ours, 19, backend="gloo"), theirs)
+away = apart(launch(train_gpt, ours, backend="gloo"), theirs)
+print("20 steps of the GPT:", "exactly 0" if away == 0 else f"about {away:.0e}")
+print(f"ours after 19, as a control: about {one_less:.0e}")
+
+# %% [markdown]
+# Bit for bit again. Clipping needs nothing from us: it comes after `finish`, when the gradients are averages already, so both ranks find the same norm.
+#
 # **Check yourself.** You freeze a layer *after* wrapping it in `OurDDP`. What happens?
 #
 # <details><summary>Answer</summary>
@@ -1395,5 +1384,5 @@ predict()
 # %% [markdown]
 # Two of the six surprise most readers. Many expect that two calls in another order crash or hang; the sums were silently wrong. And many expect that buckets are faster by themselves: with free copies they lose.
 #
-# **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself. Beside the way, half an hour long:
+# **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself. Beside the way,
 # [12 · On a GPU: who waits?](12_on_a_gpu_who_waits.ipynb) looks at DDP on real GPUs.

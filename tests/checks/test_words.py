@@ -5,6 +5,7 @@ import threading
 
 import answers
 import pytest
+import torch
 import torch.distributed as dist
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
@@ -89,6 +90,19 @@ def test_who_prints_too_much_is_told_so():
 def test_numbers_that_look_alike_are_shown_with_all_their_digits():
     slightly = {"spec": lambda tensors: [3.13767] * 2}
     assert "wanted 3.13767, got 3.1376749" in told(lambda tensor: 3.1376749, **slightly)
+
+
+def test_of_long_dicts_that_begin_alike_the_table_shows_the_item_that_differs():
+    def spec(tensors):
+        return [{"long": torch.arange(9.0) / 7, "said": "gAgA"}] * 2
+
+    def answer(tensor):
+        return {"long": torch.arange(9.0) / 7, "said": "ggAA"[dist.get_rank() :] + "gA"}
+
+    text = told(answer, spec=spec)
+    assert "{'said': 'gAgA'}  {'said': 'ggAAgA'}" in text
+    assert "{'said': 'gAgA'}  {'said': 'gAAgA'}" in text
+    assert "{'long'" in told(lambda tensor: {"long": torch.ones(9), "said": ""}, spec=spec)
 
 
 def test_a_race_is_named_as_possible():

@@ -1,14 +1,17 @@
 """What must hold of the numbers that lessons print behind "about"."""
 
 import ast
+import runpy
 from functools import partial
 
 import nbformat
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import build
 from course_utils import digits, launch
+from course_utils.language import novel
 
 
 def definitions(slug: str) -> dict:
@@ -39,3 +42,23 @@ def test_averaged_weights_do_for_sgd_with_momentum_and_decay_and_not_for_adam(
     optimizer = sgd if weights_do else torch.optim.Adam
     ddp, mine = (launch(own["by_hand"], optimizer, what)[0] for what in ("DDP", "weights"))
     assert bool((mine - ddp).abs().max() < 1e-6) is weights_do
+
+
+@pytest.mark.parametrize("own_seed", [False, True])
+def test_readers_with_one_seed_are_one_reader_and_their_loss_falls(monkeypatch, own_seed):
+    monkeypatch.syspath_prepend(str(build.HERE / "notebooks"))
+    own = definitions("04_ddp_training")
+    own["tokens"], own["alphabet"] = novel()
+    (alone, _), (mine, loss) = (launch(own["read"], own_seed, world_size=n)[0] for n in (1, 4))
+    assert torch.equal(alone, mine) is not own_seed
+    assert loss < 3.3  # a blind guess has 4.3
+
+
+def test_a_gpt_in_our_ddp_and_in_pytorchs_differ_by_less_than_a_step():
+    (path,) = (build.HERE / "tests/lessons/wrong").glob("05_*.py")
+    lesson = runpy.run_path(str(path))["lesson"]
+    theirs, less = (
+        launch(lesson.train_gpt, wrap, steps, backend="gloo")
+        for wrap, steps in ((DistributedDataParallel, 20), (lesson.OurDDP, 19))
+    )
+    assert lesson.apart(less, theirs) > 1e-4

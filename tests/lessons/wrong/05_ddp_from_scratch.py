@@ -472,7 +472,31 @@ class CollectsBackwards(lesson.Buckets):
             nn.utils.vector_to_parameters(flat, [p.grad for p in bucket])
 
 
+class SentIsKept(lesson.Buckets):
+    """Each step waits for all that ever left, and copies it back; the newest comes last."""
+
+    def collect(self):
+        sent = self.sent
+        super().collect()
+        self.sent = sent
+
+
 # 5 · overlap
+
+
+class WhatIsNotNoneIsHere(lesson.Overlapped):
+    def gradient_is_here(self, parameter):
+        for bucket in self.buckets:
+            own = any(parameter is each for each in bucket)
+            if own and all(each.grad is not None for each in bucket):
+                self.send(bucket)
+
+
+class WhenTheOneAddedLastComes(lesson.Overlapped):
+    def gradient_is_here(self, parameter):
+        for bucket in self.buckets:
+            if parameter is bucket[-1]:
+                self.send(bucket)
 
 
 class AllAtTheEnd(lesson.InOrder):
@@ -880,13 +904,14 @@ WRONG = {
     ],
     "buckets": [
         WaitsForEach, NotCopiedBack, CopiesBeforeItWaits, TheLastForgotten, BackwardsOnOddRanks,
-        OneFlatBuffer, EachAlone, _mixin("WaitsAtOnce", lesson.Buckets, send=_at_once),
+        OneFlatBuffer, EachAlone, SentIsKept, _mixin("WaitsAtOnce", lesson.Buckets, send=_at_once),
         *_buckets(lesson.Buckets, "Buckets", **_SENDS),
     ],
     "overlap": [
         AllAtTheEnd, AllWithTheLastGradient, WaitsForTheOneBefore, AsksUntilItIsThere,
         WaitsForItsFuture, EachGradientAlone, OneBucket, TheFirstStepForEver,
         BeforeItIsAccumulated, OneGradientLate, AFakeOneEarly, lesson.Buckets,
+        WhatIsNotNoneIsHere, WhenTheOneAddedLastComes,
         _mixin("WaitsInTheHook", lesson.Overlapped, send=_at_once),
         *_buckets(lesson.Overlapped, "Overlapped", **_SENDS),
     ],
