@@ -5,6 +5,7 @@ an answer ever holds what is wanted. It also spares the kernel a specification t
 backward(), after which a kernel on a machine with a GPU could not fork any more.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -109,8 +110,11 @@ def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
 
 def _calls(trace: Trace, rank: int) -> str:
     """What a rank has called, for a learner to compare with what it should have."""
-    calls = [event.what for event in trace.of_rank(rank) if event.kind != "wait"]
-    calls[_CALLS:] = [f"and {len(calls) - _CALLS} more"] * (len(calls) > _CALLS)
+    called = [event for event in trace.of_rank(rank) if event.kind != "wait"]
+    calls = [event.what for event in called]
+    if len(calls) > _CALLS:
+        counts = Counter(event.kind for event in called)
+        calls = [f"{kind} {f'{n} times' if n > 1 else 'once'}" for kind, n in counts.items()]
     return f"It called {', '.join(calls) or 'nothing'}." if trace.world_size > 1 else ""
 
 

@@ -72,7 +72,12 @@ def agreed_buckets_spec(orders, sizes_bytes, limits_bytes):
 
 
 limits = {"at most 1 byte": 1, "at most 100 bytes": 100, "at most 143 bytes": 143}
-limits |= {"at most 144 bytes": 144, "at most 168 bytes": 168, "at most 300 bytes": 300, "room for all": 568}
+limits |= {
+    "at most 144 bytes": 144,
+    "at most 168 bytes": 168,
+    "at most 300 bytes": 300,
+    "room for all": 568,
+}
 
 
 def agreed_buckets_inputs(rank, world_size, case):

@@ -199,3 +199,12 @@ def comes_late(tensor):
 
 def test_who_only_comes_late_is_waited_for():
     assert check(comes_late, spec=answers.spec, inputs=answers.inputs, **CASE)
+
+
+def test_many_calls_are_counted_by_kind():
+    def many(tensor):
+        for _ in range(7):
+            dist.all_reduce(tensor.clone())
+        dist.barrier()
+
+    assert "It called all_reduce 7 times, barrier once." in told(many)
