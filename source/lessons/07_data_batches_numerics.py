@@ -87,7 +87,7 @@ dealt = {when: launch(deal, when, backend="gloo") for when in ways}
 orders.measured([len(set(map(str, zip(*ranks)))) for ranks in dealt.values()])
 
 # %% [markdown]
-# The same as a picture, with a square per sample, coloured by its number. The cell that draws it is folded.
+# The same as a picture, with a square per sample, coloured by its number.
 
 
 # %% jupyter={"source_hidden": true}
@@ -117,8 +117,8 @@ text = "First row: the same order three times. Second row: three orders."
 show(figure, f"{text} Third row: epoch 1 repeats epoch 0.")
 
 # %% [markdown]
-# Without `set_epoch` there is one order, three times. The sampler shuffles with a generator of its own, seeded by `seed + epoch`, so all ranks shuffle alike without a message. Then each takes every second card.
-# Nobody told it the epoch, so it shuffles as before. Inside the loop the call comes too late, because the order is fixed when the loop begins: epoch 1 repeats epoch 0.
+# The sampler shuffles with a generator of its own, seeded by `seed + epoch`, so all ranks shuffle alike without a message. Then each takes every second card.
+# If nobody tells it the epoch, it shuffles as before. Inside the loop the call comes too late: the order is fixed when the loop begins, and epoch 1 repeats epoch 0.
 #
 # The [Keras guide to PyTorch on several GPUs](https://keras.io/guides/distributed_training_with_torch/) gives the sampler `shuffle=False`. Does `set_epoch` help there?
 
@@ -127,13 +127,12 @@ never = launch(deal, "before the loop", False, backend="gloo")
 print("orders in three epochs:", len(set(map(str, zip(*never)))))
 
 # %% [markdown]
-# No, the order is the same for ever. The place for shuffling is the sampler, where `True` is the default. (A loader with `shuffle=True` *and* a sampler raises an error.)
+# No, the order is the same for ever. Shuffling belongs into the sampler, where `True` is the default. (A loader with `shuffle=True` *and* a sampler raises an error.)
 #
 # **Check yourself.** Somebody leaves out the sampler and sets `shuffle=True` in the loader. What do the ranks see?
 #
 # <details><summary>Answer</summary>
-# Every rank goes through all samples: with two ranks an epoch takes each of them as many steps as one alone. And since forked ranks start with the same random numbers (part 5), they even see the same
-# batches at the same time.
+# Every rank goes through all samples. And since forked ranks start with the same random numbers (part 5), they even see the same batches at the same time.
 # </details>
 #
 # ## 2 · Ten samples for four ranks
@@ -183,7 +182,7 @@ def train_alone(steps=40):
 trained = launch(train_alone, world_size=1, backend="gloo")[0]
 
 # %% [markdown]
-# A common script prints, as the loss of an epoch, the sum of batch loss × batch size, divided by the sampler's number of samples. `evaluate` returns that as `local`, and two ways to put the ranks' figures together.
+# A common script prints, as the loss of an epoch, the mean over the sampler's samples. `evaluate` returns that as `local`, and two ways to put the ranks' figures together.
 # It takes the digits from the sampler, or from `shards`, which need not be even.
 
 
@@ -201,7 +200,7 @@ def evaluate(shards=None):
     means = local.clone()
     dist.all_reduce(means, op=dist.ReduceOp.AVG)
     dist.all_reduce(sums)
-    return {"local": local, "mean of means": means, "sums": sums[:2] / sums[2], "all": sums}
+    return {"local": local, "mean of means": means, "sums": sums[:2] / sums[2]}
 
 
 # %% [markdown]
@@ -235,13 +234,13 @@ right_lines.measured([n for n in range(1, 5) if same[n]])
 # **Check yourself.** Is the sampler's `drop_last=True` a cure in validation?
 #
 # <details><summary>Answer</summary>
-# No. It leaves out up to world size − 1 samples, so the figure depends on the world size again. Take <code>range(rank, len(data), world_size)</code>: shards may differ by one, since evaluation needs no
-# collective in each step, if you call <code>model.module</code> and not the DDP wrapper.
+# No: what it leaves out depends on the world size. Take <code>range(rank, len(data), world_size)</code>. Shards may differ by one, if you call <code>model.module</code>, which needs no collective, and not
+# the DDP wrapper.
 # </details>
 #
 # ## 3 · When a rank runs out of data
 #
-# In training, too, shards may be uneven: files of unequal length, streams, filters. Below, rank 0 has three batches of eight digits, rank 1 has two.
+# In training, too, shards may be uneven. Below, rank 0 has three batches of eight digits, rank 1 has two.
 
 
 # %%
@@ -322,7 +321,7 @@ divisors.measured(divided)
 
 # %% [markdown]
 # With the default, the gradient is divided by the two ranks there were at first: **each digit weighs 1/16**, whenever it comes. With `False` it is divided by the ranks still active, here one: the last 8 digits weigh 1/8
-# each, as in a script that takes the mean of its last, small batch. Each is a right answer to another question. In both, the two ranks end with equal weights.
+# each, as in a script that takes the mean of its last, small batch. In both, the two ranks end with equal weights.
 #
 # ## 4 · A stream has no sampler
 #
@@ -492,8 +491,8 @@ text = "Left, four ranks drop the same units (pale); right, each rank drops unit
 show(figure, text)
 
 # %% [markdown]
-# Python's `random` reseeds itself at a fork; torch and numpy do not. Without a fork, under `torchrun`, `torch.manual_seed(0)` at the top of the script has the same effect. The samples differ, but the noise on them is the same on
-# all ranks. The cure is a line per generator: a seed plus the rank. DDP makes the weights equal anyhow.
+# Python's `random` reseeds itself at a fork; torch and numpy do not. Without a fork, under `torchrun`, `torch.manual_seed(0)` at the top of the script has the same effect. The cure is a line per
+# generator: a seed plus the rank. DDP makes the weights equal anyhow.
 #
 # And the loader's workers? Each of two ranks has two of them, and each of the four draws one number.
 
@@ -519,16 +518,11 @@ for own_seed in (False, True):
 # %% [markdown]
 # Two as forked, four when seeded. A worker's seed is a number that its rank draws, plus the worker's own number. So the workers of *one* rank differ, and those of equal ranks are twins. Seeding the ranks cures the workers too.
 #
-# **Check yourself.** Why does seeding per rank not break the shuffling, though `DistributedSampler` is used after it?
-#
-# <details><summary>Answer</summary>
-# It shuffles with its own generator, made anew from <code>seed + epoch</code>. A loader with <code>shuffle=True</code> and no sampler would draw from the rank's generator: ranks with seeds of their own then
-# deal overlapping shards.
-# </details>
+# Shuffling stays whole: `DistributedSampler` uses a generator of its own. A loader with `shuffle=True` and no sampler would not.
 #
 # ## 6 · One rank downloads
 #
-# Many scripts begin by fetching their data, and every rank runs that line. `download` stands in for a slow server, with a line every 10 ms. Each node has its own disk, here a folder. `is_complete` counts the lines. All three are folded.
+# Many scripts begin by fetching their data, and every rank runs that line. `download` stands in for a slow server, with a line every 10 ms. Each node has its own disk, here a folder.
 
 
 # %% jupyter={"source_hidden": true}
@@ -602,9 +596,7 @@ with tempfile.TemporaryDirectory() as disks:
         print(*launch(fetch_once_per_node, disks, fetch, **options), sep="\n")
 
 # %% [markdown]
-# Four ranks on two nodes. With the server down, all four know who failed and why, and can stop together. With the server up, all four have complete data.
-#
-# On a disk that all nodes share, only the test changes: `dist.get_rank() == 0`.
+# With the server down, all four ranks know who failed and why, and can stop together. With the server up, all have complete data. On a disk that all nodes share, only the test changes: `dist.get_rank() == 0`.
 #
 # *This is the end of the first sitting.*
 #
@@ -613,8 +605,8 @@ with tempfile.TemporaryDirectory() as disks:
 #
 # ## 7 · A language model draws its own batches
 #
-# From here on a small GPT trains beside the digits. It reads the first chapters of *Pride and Prejudice* and guesses each next character. A usual trick of such training: nobody deals samples.
-# Each step draws **windows** of the text at random places.
+# From here on a small GPT trains beside the digits. It reads the first chapters of *Pride and Prejudice* and guesses each next character. Nobody deals samples here: as in many such scripts,
+# each step draws **windows** of the text at random places.
 
 # %%
 story, alphabet = novel()
@@ -671,8 +663,8 @@ for seed_by_rank in (False, True):
 windows_read.measured(counts, within=0.02)
 
 # %% [markdown]
-# Seeded alike, four ranks read 160 windows, the same ones, and their average gradient is what each had alone. After 20 steps of AdamW all weights are **bit for bit** those of one rank: three GPUs were paid for nothing. No
-# message shows it and the loss falls. The cure is a seed plus the rank, here `torch.manual_seed(1 + rank)`, after the model was made.
+# Seeded alike, four ranks read the same 160 windows, and their average gradient is what each had alone. After 20 steps of AdamW all weights are **bit for bit** those of one rank. Four ranks learn what one learns, the loss falls,
+# and no message shows it. The cure is a seed plus the rank, after the model was made.
 #
 # ## 8 · More ranks, another learning rate?
 #
@@ -729,14 +721,14 @@ for name, (world_size, *settings) in runs.items():
 same_runs.measured(same)
 
 # %% [markdown]
-# With the same global batch and a **mean** loss nothing needs changing: DDP averages, and the average of four means over 16 digits is the mean over 64. With a **sum** loss, DDP's division by four is one too many, so the
+# With the same global batch and a **mean** loss nothing needs changing: the average of four means over 16 digits is the mean over 64. With a **sum** loss, DDP's division by four is one too many, so the
 # loss is multiplied by the world size.
 #
 # ### A larger global batch
 #
 # Now the **local batch** stays 64, so four ranks take 256 digits per step, in a quarter of the steps. That is another training. [Goyal and others (2017)](https://arxiv.org/abs/1706.02677) multiply SGD's rate by the factor of the batch, and
 # begin with a **warm-up**, in which the rate grows from zero. For Adam, [Malladi and others (2022)](https://arxiv.org/abs/2205.10287) derive the square root of that factor. We try all of it. What counts is the global batch, not who computes it,
-# so one process is enough for a run, and five ranks try five seeds at a time, without a word to each other.
+# so each of five ranks trains alone, on a seed of its own.
 
 
 # %%
@@ -767,7 +759,8 @@ for (kind, rate), losses in ends.items():
 # %% jupyter={"source_hidden": true}
 small, as_before, _, larger, warmed = ends[AdamW, 0.01].values()
 assert max(small) < min(larger)
-assert max(warmed) < min(larger)  # and below, for SGD at 0.05 and at 0.2
+assert max(warmed) < min(larger)
+assert np.median(as_before) < np.median(warmed)  # and below, for SGD at 0.05 and at 0.2
 assert min(ends[SGD, 0.05]["256"]) > max(ends[SGD, 0.05]["256,\nrate × 4"])
 assert max(ends[SGD, 0.2]["256"]) < min(ends[SGD, 0.2]["256,\nrate × 2"])
 assert min(ends[SGD, 0.2]["256,\nrate × 4"] + ends[SGD, 0.2]["256, × 4,\nwarm-up"]) > 1.5
@@ -836,7 +829,7 @@ ways["AdamW, clipped"] = adamw, 0.5
 for name, (kind, *limit) in ways.items():
     way, other = (launch(train_gpt, kind, f, *limit, **alone)[0] for f in (1.0, 0.25))
     per_cent[name] = 100 * ((way - other).norm() / way.norm()).item()
-    print(f"{name:17} {per_cent[name]:.2g} %")
+    print(f"{name:17} {per_cent[name]:.2f} %")
 changes.measured([round(per_cent["SGD"]), round(per_cent["AdamW"])], within=0.2)
 
 # %% [markdown]
@@ -992,7 +985,7 @@ for name, (world_size, *settings) in trials.items():
     print(f"{name:35} {off:.1f} % off" if off > 1e-9 else f"{name:35} equal to rounding")
 
 # %% [markdown]
-# Ranks and pieces are off by the same 7.6 %: a token in a short answer weighs more than one in a long answer. In October 2024 this was found in many trainers at once, in accumulation
+# Ranks and pieces are off by the same 7.6 %: where few tokens are left, each weighs more. In October 2024 this was found in many trainers at once, in accumulation
 # ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging Face](https://huggingface.co/blog/gradient_accumulation) with [its repair](https://github.com/huggingface/transformers/pull/34191)). The cure divides the **sum** by the number of all
 # tokens, over ranks and pieces, which has to be known before the first backward.
 #
@@ -1025,12 +1018,12 @@ for dtype in (torch.int64, torch.float32, torch.float64):
         print(f"{dtype!s:14} {world_size} ranks: {same} of 4000 as in the loop")
 
 # %% [markdown]
-# Whole numbers: all equal. Two ranks: all equal, for *a + b = b + a*. Four ranks in floating point: more than a quarter of the sums differ in the last digit. Between the **ranks**, however, the cell found equal bits in all six cases: each sum is made
+# Whole numbers agree, and so do two ranks, for *a + b = b + a*. Four ranks in floating point differ in more than a quarter of the sums, by the last digit. Between the **ranks**, however, the cell found equal bits in all six cases: each sum is made
 # once, and then handed on.
 #
-# Rounding leaves a trace. Cut the tensor into four quarters, and try some orders of adding on each. The right order must give all 1,000 sums, bit for bit.
+# Rounding leaves a trace. We cut the tensor into four quarters, and try some orders of adding on each (folded). The right order must give all 1,000 sums, bit for bit.
 
-# %%
+# %% jupyter={"source_hidden": true}
 brought, totals = zip(*launch(add, torch.float32, world_size=4, backend="gloo"))
 for quarter in range(4):
     part = slice(1000 * quarter, 1000 * quarter + 1000)
@@ -1039,7 +1032,7 @@ for quarter in range(4):
             print(f"quarter {quarter}: all bits agree with the order {order}")
 
 # %% [markdown]
-# That is a **ring**, betrayed by its rounding: each quarter sets out from another rank and grows as it goes round. Another algorithm or another number of ranks adds in another order, and last bits change. Nothing is wrong then.
+# That is a **ring**, betrayed by its rounding: each quarter sets out from another rank. Another algorithm or another number of ranks adds in another order, and last bits change. Nothing is wrong then.
 #
 # ### How large may rounding get?
 #
@@ -1102,7 +1095,17 @@ show(figure, f"{text}, which stays where it was.")
 
 # %% [markdown]
 # In float32 nobody can tell them apart: after 200 steps rounding has grown as large as the bug, in the control as well. AdamW divides by the size of a gradient, so where that is nearly zero, rounding decides about a whole step. In float64 rounding is
-# smaller by eight orders of magnitude, and **the bug stays**. That is the test to keep: *compare in float64, beside a control*. And the table to keep:
+# smaller by eight orders of magnitude, and **the bug stays**. That is the test to keep: *compare in float64, beside a control*.
+#
+# Ranks of one run have to agree bit for bit, and so do two runs, here on the CPU with gloo:
+
+# %%
+once, again = (launch(train, 64, 0.05, world_size=4, backend="gloo") for _ in range(2))
+print("rank 0 and rank 3:", torch.equal(once[0], once[3]))
+print("two runs:         ", torch.equal(once[0], again[0]))
+
+# %% [markdown]
+# So this is the table to keep:
 #
 # | compared | equal | check with |
 # | --- | --- | --- |
@@ -1112,7 +1115,7 @@ show(figure, f"{text}, which stays where it was.")
 #
 # ## 12 · BatchNorm looks at the local batch
 #
-# `BatchNorm` subtracts the mean of the batch and divides by its deviation. Under DDP that is each rank's *local* batch. torch's `SyncBatchNorm` takes the global one. It needs GPUs, but the idea fits in a few lines that run anywhere: add up counts, sums and squared
+# `BatchNorm` subtracts the mean of the batch and divides by its deviation. Under DDP that is each rank's *local* batch. torch's `SyncBatchNorm` takes the global one. It refuses to run on a CPU, but the idea fits in a few lines that run anywhere: add up counts, sums and squared
 # distances over the ranks. The gradient flows back through these sums, so backward needs an `all_reduce` as well.
 
 
@@ -1142,8 +1145,7 @@ class SyncedNorm(nn.BatchNorm1d):
 
 
 # %% [markdown]
-# First the mean, then the distances from it: E[x²] − E[x]² would be one call less, but it subtracts two large numbers and loses their digits. torch sends less: each rank's mean, deviation and count in one `all_gather`, and one `all_reduce` in backward
-# ([source](https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/_functions.py)).
+# First the mean, then the distances from it: E[x²] − E[x]² would be one call less, but it subtracts two large numbers and loses their digits.
 #
 # We compare the gradients of four ranks with one process on the same digits. The control is `LayerNorm`, the GPT's norm, which looks at one sample at a time.
 
@@ -1190,7 +1192,17 @@ text = "BatchNorm's error falls with the local batch; SyncedNorm and LayerNorm l
 show(figure, text)
 
 # %% [markdown]
-# At 2 digits per rank BatchNorm's gradient is off by more than twice its own size, at 32 by 17 %. `SyncedNorm` *is* the BatchNorm of the global batch.
+# At 2 digits per rank BatchNorm's gradient is off by more than twice its own size, at 32 by 17 %. `SyncedNorm` *is* the BatchNorm of the global batch. What does that cost?
+
+# %%
+for norm in (nn.BatchNorm1d, SyncedNorm):
+    trace = launch(gradient, norm, 32, world_size=4, backend="gloo", trace=True).trace
+    calls = [event.kind for event in trace.of_rank(0)].count("all_reduce")
+    print(f"{norm.__name__:11} all_reduce calls per step: {calls}")
+
+# %% [markdown]
+# One call is DDP's own; ours adds three in forward and two in backward. torch's adds two: one `all_gather` in forward, of each rank's mean, deviation and count, and one `all_reduce` in backward
+# ([source](https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/_functions.py)).
 #
 # Is another gradient a worse one? Two ranks train five seeds, 150 steps each, with 2 and with 32 digits per rank. Rank 0's model is tested in `eval()`.
 
@@ -1222,7 +1234,7 @@ for size in (2, 32):
 
 # %% [markdown]
 # With 2 digits per rank the worst seed of `SyncedNorm` is far better than the best of BatchNorm. With 32 per rank, five seeds cannot tell them apart, 17 % or not.
-# So where the local batch is small, a few large images for instance, synchronise, or take a norm that never looks across samples. Where it is not, "always use SyncBatchNorm" buys nothing that five seeds could show here, and costs messages in each layer.
+# So where the local batch is small, a few large images for instance, synchronise, or take a norm that never looks across samples. Where it is not, synchronising gained nothing here, and it costs messages in each layer.
 #
 # ### The statistics that you save
 #
@@ -1250,8 +1262,8 @@ for copied in (True, False):
         print(f"    {who:11} is off one process by {mean:.2f} (mean), {variance:.2f} (variance)")
 
 # %% [markdown]
-# Not equal, even with copying: each rank has added its own last batch since. And copying averages nothing: rank 0 has seen a quarter of the digits. Without copying, the *average* of the running means is that of one process; that of the
-# variances lacks the spread between ranks. So if you save rank 0's model, you save rank 0's statistics. Average the buffers first, or synchronise the norm.
+# Not equal, even with copying: each rank has added its own last batch since. And copying averages nothing. Without it, the *average* of the running means is that of one process; that of the
+# variances lacks the spread between ranks. If you save rank 0's model, you save statistics of a quarter of the digits. Average the buffers first, or synchronise the norm.
 #
 # ## What you know now
 
@@ -1259,7 +1271,7 @@ for copied in (True, False):
 predict()
 
 # %% [markdown]
-# `set_epoch` comes before the loop; a stream is split by rank and worker; validation reduces sums and counts; `Join` keeps uneven ranks together. The **global batch** decides about the learning rate. Clip once, after the average, and divide by all
-# tokens. Ranks agree bit for bit, world sizes to rounding, and float64 tells rounding from a bug. Batch statistics are each rank's own unless you sum them; random numbers are common unless you seed them.
+# `set_epoch` comes before the loop; a stream is split by rank and worker; validation reduces sums and counts; random numbers are common unless you seed them. The **global batch** decides about the learning rate. Clip once, after the average, and divide by
+# all tokens. Float64 tells rounding from a bug. Batch statistics are each rank's own unless you sum them.
 #
 # **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb). [00 · Start here](00_start_here.ipynb) ended with a question about four ranks and 1,442 digits: you can now answer it with a picture.
