@@ -140,7 +140,7 @@ print("orders in three epochs:", len(set(map(str, zip(*never)))))
 # Ten is no multiple of four, but every rank must take the same number of steps. What does the sampler do, by default and with `drop_last=True`?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def deal_ten(drop_last):
     return list(DistributedSampler(range(10), shuffle=False, drop_last=drop_last))
 
@@ -148,7 +148,6 @@ def deal_ten(drop_last):
 hands = [launch(deal_ten, drop, world_size=4, backend="gloo") for drop in (False, True)]
 print("samples in an epoch:", [sum(map(len, ranks)) for ranks in hands])
 
-# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(1, 2, figsize=(7, 3.2), layout="constrained")
 padded, dropped = [[[[n] for n in hand] for hand in ranks] for ranks in hands]
 draw_deal(axes[0], padded, "default: padded", again={(2, 2), (3, 2)})
@@ -157,7 +156,7 @@ text = "Samples 0 and 1 are dealt a second time (hatched); or samples 8 and 9 ar
 show(figure, text)
 
 # %% [markdown]
-# Twelve or eight, never ten. In training this matters little: with `set_epoch`, others are doubled or left out in every epoch. In **validation** it matters: two of ten samples count twice.
+# Twelve or eight, never ten. In training this matters little, since `set_epoch` doubles others in every epoch. In **validation** it matters: two of ten samples count twice.
 #
 # ### A metric that one process would have found
 #
@@ -227,9 +226,9 @@ same = [torch.allclose(each, alone["sums"], rtol=1e-12) for each in found.values
 right_lines.measured([n for n in range(1, 5) if same[n]])
 
 # %% [markdown]
-# Only line 4. Rank 0's figure is right, but for **one rank**: it is the mean over its own 45 digits. Padding counts five digits twice, 360 where there are 355. The mean of means treats a file of 5 digits like one of 120.
+# Only line 4. Rank 0's figure is right, but for **one rank**: it is the mean over its own 45 digits. Padding counts five digits twice. The mean of means treats a file of 5 digits like one of 120.
 #
-# **Sums and counts** without padding agree with one process to twelve digits. One `all_reduce` of three numbers does it, at the end of the epoch. So in validation: no padding, reduce sums and counts, divide last.
+# **Sums and counts** without padding agree with one process to twelve digits. So in validation: no padding, one `all_reduce` of sums and counts at the end of the epoch, divide last.
 #
 # **Check yourself.** Is the sampler's `drop_last=True` a cure in validation?
 #
@@ -473,6 +472,7 @@ def draw(own_seed):
 
 
 # %%
+torch.manual_seed(0)
 masks = {}
 for name, own_seed in {"as forked": False, "seeded per rank": True}.items():
     masks[name], drawn = zip(*launch(draw, own_seed, world_size=4, backend="gloo"))
@@ -1115,7 +1115,7 @@ print("two runs:         ", torch.equal(once[0], again[0]))
 #
 # ## 12 · BatchNorm looks at the local batch
 #
-# `BatchNorm` subtracts the mean of the batch and divides by its deviation. Under DDP that is each rank's *local* batch. torch's `SyncBatchNorm` takes the global one. It refuses to run on a CPU, but the idea fits in a few lines that run anywhere: add up counts, sums and squared
+# `BatchNorm` takes mean and deviation of the batch. Under DDP that is each rank's *local* batch. torch's `SyncBatchNorm` takes the global one. It refuses to run on a CPU, but the idea fits in a few lines that run anywhere: add up counts, sums and squared
 # distances over the ranks. The gradient flows back through these sums, so backward needs an `all_reduce` as well.
 
 
@@ -1271,7 +1271,6 @@ for copied in (True, False):
 predict()
 
 # %% [markdown]
-# `set_epoch` comes before the loop; a stream is split by rank and worker; validation reduces sums and counts; random numbers are common unless you seed them. The **global batch** decides about the learning rate. Clip once, after the average, and divide by
-# all tokens. Float64 tells rounding from a bug. Batch statistics are each rank's own unless you sum them.
+# Which sample, which seed, which statistics, which divisor: each belongs to a rank or to all, and you can say which. The **global batch** decides about the learning rate, and float64 tells rounding from a bug.
 #
 # **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb). [00 · Start here](00_start_here.ipynb) ended with a question about four ranks and 1,442 digits: you can now answer it with a picture.
