@@ -1,0 +1,321 @@
+"""What a learner writes in chapter 07, what its checks reject, and the norm that it compares."""
+
+from contextlib import nullcontext
+from itertools import islice
+
+import labs
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.utils.data import IterableDataset, get_worker_info
+
+from course_utils import check, launch
+
+LESSON = labs.ROOT / "source/lessons/07_data_batches_numerics.py"
+WANTED = "import functools", "class Stream(", "class MyStream", "stream_judged =", "class Shard("
+WANTED = (*WANTED, "def clipped(", "clip_judged =", "def clipped_once")
+WANTED = (*WANTED, "class SumOverRanks", "class SyncedNorm")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """What the cells of the exercises define."""
+    names = {"__name__": "__main__"}
+    for number, source in enumerate(labs.sources(LESSON)):
+        if any(wanted in source for wanted in WANTED):
+            source = "\n".join(line for line in source.splitlines() if line[:6] != "check(")
+            labs.run(source, f"<lesson 07 {number}>", names)
+    return names
+
+
+class Read(IterableDataset):
+    """As the lesson's Stream begins; `own` yields what this reader takes."""
+
+    def __init__(self, length):
+        self.length = length
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def worker(self):
+        worker = get_worker_info()
+        return (worker.id, worker.num_workers) if worker else (0, 1)
+
+
+class EverybodyReadsAll(Read):
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+class ByRank(Read):
+    def __iter__(self):
+        return iter(range(self.rank, self.length, self.world_size))
+
+
+class ByWorker(Read):
+    def __iter__(self):
+        number, workers = self.worker()
+        return iter(range(number, self.length, workers))
+
+
+class RankByRank(Read):
+    """Samples left over go to the workers of rank 0 first."""
+
+    def __iter__(self):
+        number, workers = self.worker()
+        reader = self.rank * workers + number
+        return iter(range(reader, self.length, workers * self.world_size))
+
+
+class AddsTheTwo(Read):
+    def __iter__(self):
+        number, workers = self.worker()
+        return iter(range(self.rank + number, self.length, workers * self.world_size))
+
+
+class NeverWithoutWorkers(Read):
+    def __iter__(self):
+        worker = get_worker_info()
+        reader = worker.id * self.world_size + self.rank
+        return iter(range(reader, self.length, worker.num_workers * self.world_size))
+
+
+class BlocksWithoutTheRest(Read):
+    def __iter__(self):
+        number, workers = self.worker()
+        size = self.length // (workers * self.world_size)
+        first = size * (number * self.world_size + self.rank)
+        return iter(range(first, first + size))
+
+
+class OneEpochOnly(Read):
+    def __init__(self, length):
+        super().__init__(length)
+        self.seen = False
+
+    def __iter__(self):
+        if self.seen:
+            return
+        self.seen = get_worker_info() is None
+        number, workers = self.worker()
+        reader = number * self.world_size + self.rank
+        yield from range(reader, self.length, workers * self.world_size)
+
+
+class RankZeroReadsTheRest(Read):
+    def __iter__(self):
+        number, workers = self.worker()
+        readers = workers * self.world_size
+        even = self.length - self.length % readers
+        yield from range(number * self.world_size + self.rank, even, readers)
+        if self.rank == number == 0:
+            yield from range(even, self.length)
+
+
+class ByModulo(Read):
+    def __iter__(self):
+        number, workers = self.worker()
+        own = [n for n in range(self.length) if n % self.world_size == self.rank]
+        return (n for place, n in enumerate(own) if place % workers == number)
+
+
+class BySlices(Read):
+    def __iter__(self):
+        number, workers = self.worker()
+        mine = islice(range(self.length), dist.get_rank(), None, dist.get_world_size())
+        return islice(mine, number, None, workers)
+
+
+class BlockOfTheRank(Read):
+    """Neighbours stay together: each rank takes a block, its workers take turns."""
+
+    def __iter__(self):
+        number, workers = self.worker()
+        first = self.length * self.rank // self.world_size
+        end = self.length * (self.rank + 1) // self.world_size
+        return iter(range(first + number, end, workers))
+
+
+WRONG_STREAMS = [
+    EverybodyReadsAll, ByRank, ByWorker, RankByRank, AddsTheTwo, NeverWithoutWorkers,
+    BlocksWithoutTheRest, OneEpochOnly, RankZeroReadsTheRest,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG_STREAMS)
+def test_a_wrong_stream_is_rejected(lesson, kind):
+    outcome = check(lesson["streaming"](kind), **lesson["stream_judged"])
+    assert outcome.state == "wrong", outcome
+    assert outcome.message
+
+
+@pytest.mark.parametrize("kind", [ByModulo, BySlices, BlockOfTheRank])
+def test_another_right_stream_passes(lesson, kind):
+    assert check(lesson["streaming"](kind), **lesson["stream_judged"]).require()
+
+
+def accumulate(model, pieces, divide=True):
+    for number, (inputs, targets) in enumerate(pieces, 1):
+        with nullcontext() if number == len(pieces) else model.no_sync():
+            (mse_loss(model(inputs), targets) / (len(pieces) if divide else 1)).backward()
+
+
+def each_piece(model, pieces, limit):
+    for number, (inputs, targets) in enumerate(pieces, 1):
+        with nullcontext() if number == len(pieces) else model.no_sync():
+            (mse_loss(model(inputs), targets) / len(pieces)).backward()
+        norm = clip_grad_norm_(model.parameters(), limit)
+    return norm
+
+
+def average(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+
+
+def each_rank(model, pieces, limit):
+    with model.no_sync():
+        for inputs, targets in pieces:
+            (mse_loss(model(inputs), targets) / len(pieces)).backward()
+    norm = clip_grad_norm_(model.parameters(), limit)
+    average(model)
+    return norm
+
+
+def each_parameter(model, pieces, limit):
+    accumulate(model, pieces)
+    return max(clip_grad_norm_([parameter], limit) for parameter in model.parameters())
+
+
+def by_value(model, pieces, limit):
+    accumulate(model, pieces)
+    norm = clip_grad_norm_(model.parameters(), 1e9)
+    clip_grad_value_(model.parameters(), limit)
+    return norm
+
+
+def not_at_all(model, pieces, limit):
+    accumulate(model, pieces)
+    return clip_grad_norm_(model.parameters(), float("inf"))
+
+
+def sum_of_the_pieces(model, pieces, limit):
+    accumulate(model, pieces, divide=False)
+    return clip_grad_norm_(model.parameters(), limit)
+
+
+def norm_after_clipping(model, pieces, limit):
+    accumulate(model, pieces)
+    clip_grad_norm_(model.parameters(), limit)
+    return clip_grad_norm_(model.parameters(), limit)
+
+
+def always_to_the_limit(model, pieces, limit):
+    accumulate(model, pieces)
+    norm = clip_grad_norm_(model.parameters(), float("inf"))
+    for parameter in model.parameters():
+        parameter.grad *= limit / norm
+    return norm
+
+
+def the_last_piece_alone(model, pieces, limit):
+    for inputs, targets in pieces:
+        model.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+    return clip_grad_norm_(model.parameters(), limit)
+
+
+def a_sum_of_norms(model, pieces, limit):
+    accumulate(model, pieces)
+    norm = sum(parameter.grad.norm() for parameter in model.parameters())
+    for parameter in model.parameters():
+        parameter.grad *= min(1.0, limit / norm)
+    return norm
+
+
+def divided_by_the_ranks_again(model, pieces, limit):
+    accumulate(model, pieces)
+    for parameter in model.parameters():
+        parameter.grad /= dist.get_world_size()
+    return clip_grad_norm_(model.parameters(), limit)
+
+
+def by_hand(model, pieces, limit):
+    accumulate(model, pieces)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    norm = sum((gradient**2).sum() for gradient in gradients) ** 0.5
+    for gradient in gradients:
+        gradient *= min(1.0, limit / norm)
+    return norm.item()
+
+
+def all_pieces_at_once(model, pieces, limit):
+    inputs, targets = map(torch.cat, zip(*pieces, strict=True))
+    mse_loss(model(inputs), targets).backward()
+    return clip_grad_norm_(model.parameters(), limit)
+
+
+def averaged_by_hand(model, pieces, limit):
+    with model.no_sync():
+        sum(mse_loss(model(inputs), targets) for inputs, targets in pieces).backward()
+    for parameter in model.parameters():
+        parameter.grad /= len(pieces)
+    average(model)
+    return clip_grad_norm_(model.parameters(), limit)
+
+
+def sent_each_time(model, pieces, limit):
+    for inputs, targets in pieces:
+        (mse_loss(model(inputs), targets) / len(pieces)).backward()
+    return clip_grad_norm_(model.parameters(), limit)
+
+
+WRONG_CLIPS = [
+    each_piece, each_rank, each_parameter, by_value, not_at_all, sum_of_the_pieces,
+    norm_after_clipping, always_to_the_limit, the_last_piece_alone, a_sum_of_norms,
+    divided_by_the_ranks_again,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", WRONG_CLIPS)
+def test_a_wrong_place_to_clip_is_rejected(lesson, answer):
+    outcome = check(lesson["in_ddp"](answer), **lesson["clip_judged"])
+    assert outcome.state == "wrong", outcome
+    assert outcome.message
+
+
+@pytest.mark.parametrize("answer", [by_hand, all_pieces_at_once, averaged_by_hand, sent_each_time])
+def test_another_right_place_to_clip_passes(lesson, answer):
+    assert check(lesson["in_ddp"](answer), **lesson["clip_judged"]).require()
+
+
+def test_the_finished_forms_pass_and_stubs_are_not_attempted(lesson):
+    stream, clip = lesson["streaming"], lesson["in_ddp"]
+    assert check(stream(lesson["Shard"]), **lesson["stream_judged"]).require()
+    assert check(clip(lesson["clipped_once"]), **lesson["clip_judged"]).require()
+    stub = check(stream(lesson["MyStream"]), **lesson["stream_judged"])
+    assert stub.state == "not attempted"
+    assert check(clip(lesson["clipped"]), **lesson["clip_judged"]).state == "not attempted"
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_the_synced_norm_is_that_of_one_process_on_batches_of_unequal_size(lesson, offset):
+    samples = offset + torch.randn(11, 3, generator=torch.Generator().manual_seed(0))
+
+    def on_ranks(norm, cuts):
+        mine = samples[cuts[dist.get_rank()] : cuts[dist.get_rank() + 1]].clone()
+        layer = norm(3)
+        normed = layer(mine.requires_grad_())
+        (normed**3).sum().backward()
+        statistics = [layer.running_mean, layer.running_var]
+        return normed.detach(), mine.grad, layer.eval()(mine).detach(), *statistics
+
+    alone = launch(on_ranks, nn.BatchNorm1d, [0, 11], world_size=1, backend="gloo")[0]
+    ranks = launch(on_ranks, lesson["SyncedNorm"], [0, 1, 4, 11], world_size=3, backend="gloo")
+    close = {"rtol": 1e-3, "atol": 1e-3 if not offset else 5e-3}
+    for number, wanted in enumerate(alone):
+        got = [own[number] for own in ranks]
+        got = torch.cat(got) if number < 3 else got[1]
+        torch.testing.assert_close(got, wanted, **close)
