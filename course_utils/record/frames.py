@@ -1,10 +1,12 @@
 """What the hooks of a process group leave out, and the frames below a call tell."""
 
 import functools
+import os
 import threading
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.algorithms import join
 from torch.nn.parallel import distributed as ddp
@@ -17,6 +19,9 @@ _DDP = (ddp.__file__, join.__file__)  # whose notices nobody waits for
 _NOT_THEIRS = (type(threading.main_thread()), threading._DummyThread)  # autograd's are dummies
 _RUNS_BACKWARD = "_engine_run_backward"
 UNSEEN: set[CodeType] = set()  # what stands between torch's functions and hands on what it is given
+# Likewise, where a mode such as a counter of operations sees each call.
+_MODES = ("_ops.py", "utils/flop_counter.py", "_dynamo/eval_frame.py", "_compile.py")
+_BETWEEN = {os.path.join(os.path.dirname(torch.__file__), *mode.split("/")) for mode in _MODES}
 
 
 @functools.cache
@@ -27,12 +32,18 @@ def is_learners(file: str) -> bool:
 
 def split(frame: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
     """The frames of libraries from a call outwards, and the learner's, which is below them."""
-    inner = []
+    inner, frame = [], caller(frame)
     while frame and not is_learners(frame.f_code.co_filename):
-        if frame.f_code not in UNSEEN:
-            inner.append(frame)
-        frame = frame.f_back
+        inner.append(frame)
+        frame = caller(frame.f_back)
     return inner, frame
+
+
+def caller(frame: FrameType | None) -> FrameType | None:
+    """The first frame from here outwards that is no mere go-between."""
+    while frame and (frame.f_code in UNSEEN or frame.f_code.co_filename in _BETWEEN):
+        frame = frame.f_back
+    return frame
 
 
 def flags(inner: list[FrameType]) -> int:

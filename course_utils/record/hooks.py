@@ -158,7 +158,7 @@ class Recorder:
         if issued := issuing.pop(call.op_id, None):
             issued.of = ISSUED
             if call.work is not None:
-                self.waits.follow(call, issued, sys._getframe(1).f_back)
+                self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
 
 
 @functools.cache

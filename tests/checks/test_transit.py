@@ -163,6 +163,16 @@ def test_not_a_number_stays_what_it_is():
     assert check(answer, spec=lambda owns: [True] * 2, inputs=lambda *_: torch.ones(3), **options)
 
 
+def test_an_empty_tensor_of_numpys_is_passed_on():
+    def answer(own):
+        return waits_for_both(torch.from_numpy(own.numpy()[3:].copy()), torch.zeros(0), *_ends())
+
+    def spec(owns):
+        return [own[3:] for own in owns]
+
+    assert check(answer, spec=spec, inputs=lambda *_: torch.ones(3), world_sizes=(2,))
+
+
 def test_a_tensor_with_gaps_is_refused_in_torchs_words():
     def answer(own):
         dist.send(own[::2], _ends()[0])

@@ -246,3 +246,20 @@ def test_threads_replay_like_what_they_stand_for():
     how = {"budget": budget, "network": Network(latency_us=10, gbit_s=1), "world_sizes": (3,)}
     for fn in (sly.sends_in_threads, sly.in_one_batch):
         assert summed(fn, **how).require()
+
+
+def test_a_receive_from_anybody_has_a_sender_where_work_is_counted():
+    def everybody_to_rank_0(own):
+        if dist.get_rank():
+            return dist.send(own, 0)
+        total, box = own.clone(), torch.empty_like(own)
+        for _ in range(dist.get_world_size() - 1):
+            dist.recv(box)  # whose it is does not matter for a sum
+            total += box
+        return total
+
+    def spec(owns):
+        return [sum(owns), *[None] * (len(owns) - 1)]
+
+    options = {"inputs": lambda *_: torch.randn(3), "cases": ("a",), "work": 50, "atol": 1e-6}
+    assert check(everybody_to_rank_0, spec=spec, **options)

@@ -36,6 +36,13 @@ def nothing_asked():
         (1, True, {}, "it is: True; predicted 1: not so"),
         ((1, 2, 4), [1, 2, 3], {}, "it is: [1, 2, 3]; predicted [1, 2, 4]: 2 of 3 right"),
         (1, [1, 2, 3], {}, "it is: [1, 2, 3]; predicted 1: 1 of 3 right"),
+        ([1, 2, 3], [1, 2], {}, "it is: [1, 2]; predicted [1, 2, 3]: 2 of 2 right, and 1 too many"),
+        ([1, 2], 1, {}, "it is: 1; predicted [1, 2]: 1 of 1 right, and 1 too many"),
+        ([], [1], {}, "it is: 1; predicted []: 0 of 1 right"),
+        ([5, 1, 2], {1, 2, 5}, {}, "it is: [1, 2, 5]; predicted [5, 1, 2]: right"),
+        ({2, 1}, {1, 2, 5}, {}, "it is: [1, 2, 5]; predicted [1, 2]: 2 of 3 right"),
+        ([1, 3], {1}, {}, "it is: 1; predicted [1, 3]: 1 of 1 right, and 1 too many"),
+        (2, {1}, {}, "it is: 1; predicted 2: off by 1"),
         (np.array([1, 2]), (1, 2), {}, "it is: [1, 2]; predicted [1, 2]: right"),
     ],
 )
