@@ -24,9 +24,10 @@ from course_utils.network.trace import Trace
 
 _CALLS = 5  # that are named one by one
 _ON_FRESH = (
-    "Right on numbers that are the same in every run, wrong on {} with numbers drawn a moment ago. "
-    "Either what a rank returns does not come from what it is given and what other ranks send it, "
-    "or it is luck who comes first: a race, such as a tensor that is used before wait()."
+    "Right with numbers that are the same in every run, wrong with numbers drawn a moment ago. "
+    "Perhaps these are a case that the others are not. If not, what a rank returns does not come "
+    "from what it is given and what others send, or it is luck who comes first: a race, such as a "
+    "tensor that is used before wait(). "
 )
 
 
@@ -87,12 +88,11 @@ def _judge_run(
         done = [own.flops for own in told]
         reason = next(seen, None) or broken(rules, trace, run.case, done, whole(), _empty(wanted))
         return attempt.wrong(number, reason) if reason else None
-    if run.fresh:
-        return attempt.wrong(number, _ON_FRESH.format(ranks(wrong)))
     first, said = wrong[0], found[wrong[0]]
     columns = (given, *([brief(x, said) for x in own] for own in (wanted, got)), map(bool, found))
     who = f"{ranks(wrong).capitalize()} are wrong. " if len(wrong) > 1 else ""
-    reason = f"{who}Rank {first}: {said}. {_hint(wanted, got, wrong)}{_calls(trace, first)}"
+    reason = f"{who}Rank {first}: {said}. {_hint(wanted, got, wrong)}{_ON_FRESH * run.fresh}"
+    reason += _calls(trace, first)
     return attempt.wrong(number, reason.rstrip(), [Row(*row) for row in zip(*columns, strict=True)])
 
 

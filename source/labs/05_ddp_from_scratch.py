@@ -7,7 +7,7 @@
 
 # %%
 import functools
-from contextlib import contextmanager
+from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -84,12 +84,7 @@ def agreed_buckets_inputs(rank, world_size, case):
     return torch.randperm(7), [24, 120, 24, 120, 40, 40, 200], limits[case]
 
 
-def agreed_buckets_budget(world_size, case):
-    return {"sent_messages": world_size, "sent_bytes": 7 * 8}
-
-
-options = {"cases": list(limits), "budget": agreed_buckets_budget}
-options |= {"spec": agreed_buckets_spec, "inputs": agreed_buckets_inputs}
+options = {"cases": list(limits), "spec": agreed_buckets_spec, "inputs": agreed_buckets_inputs}
 
 # %%
 check(agreed_buckets, **options)
@@ -173,9 +168,10 @@ def average_used(model):
 STEPS = 3
 same, fewer = "all ranks alike", "odd ranks rest an expert"
 turns, nobody = "experts take turns", "nobody uses one of the experts, each time another"
+idle = "one of the experts is used, with a weight of 0"  # which is -1 + 1 for number -1
 upside = "all ranks alike, the second expert first"
 ways = {same: [(0, 1)], fewer: [(0, 1), (1,), (0, 1), (0,)], turns: [(0,), (1,), (1,), (0,)]}
-ways |= {nobody: [(0,), (0,), (1,), (1,)], upside: [(1, 0)]}
+ways |= {nobody: [(0,), (0,), (1,), (1,)], upside: [(1, 0)], idle: [(0, -1)]}
 
 
 def drawn(path):
@@ -200,9 +196,9 @@ def average_used_inputs(rank, world_size, case):
 
 
 def average_used_budget(world_size, case):
-    """In each step a ring for each of 7 gradients, 568 bytes, and for 7 numbers."""
+    """In each step a ring for each of 7 gradients, 568 bytes, and for a number of all 9."""
     rounds = 2 * (world_size - 1) * STEPS
-    return {"sent_messages": 8 * rounds, "sent_bytes": rounds * (568 + 7 * 8) / world_size}
+    return {"sent_messages": 8 * rounds, "sent_bytes": rounds * (568 + 9 * 8) / world_size}
 
 
 def training(answer):
@@ -221,7 +217,8 @@ def training(answer):
     return trained
 
 
-options = {"cases": (same, fewer, turns, nobody), "rtol": 1e-9, "budget": average_used_budget}
+options = {"cases": (same, fewer, turns, nobody, idle), "rtol": 1e-9}
+options |= {"budget": average_used_budget}
 options |= {"spec": average_used_spec, "inputs": average_used_inputs}
 
 # %%
@@ -271,6 +268,8 @@ def in_one_memory(answer):
     @functools.wraps(answer)
     def trained(parameters, model, batches):
         flat, optimizer = answer(learning(model)), adam(model)
+        if not isinstance(flat, torch.Tensor):
+            return flat
         begun = int(flat.count_nonzero())
         for inputs, targets, path in batches:
             flat.zero_()
@@ -311,7 +310,7 @@ check(in_one_memory(one_memory), **options)
 
 
 # %%
-def compress_spec(models, batches):
+def compress_spec(models, batches, limits_mb):
     model, optimizer, n = models[0], adam(models[0]), len(models)
     left_over = [[torch.zeros_like(p) for p in learning(model)] for _ in models]
     for step in zip(*batches):
@@ -326,7 +325,8 @@ def compress_spec(models, batches):
         for parameter, total in zip(learning(model), sums):
             parameter.grad = total / n
         optimizer.step()
-    return [{"steps": ["284 bytes"] * STEPS, "weights": weights(model)}] * n
+    found = {"sent in a step": "284 bytes of int32", "mean": "float64", "something kept": True}
+    return [found | {"weights": weights(model)}] * n
 
 
 # %%
@@ -361,46 +361,49 @@ def compress(left_over, bucket):
 
 
 # %% jupyter={"source_hidden": true}
-@contextmanager
-def noting(note):
-    """Call `note` with the bytes of every all_reduce, when it begins."""
-
-    def before(call):
-        if call.name.name == "ALLREDUCE":
-            note(sum(tensor.nbytes for tensor in call.input_tensors))
-
-    dist.group.WORLD.register_pre_hook(5, before)
-    try:
-        yield
-    finally:
-        dist.group.WORLD.unregister_pre_hook(5)
-
-
 def hooked(answer):
-    """Train PyTorch's DDP with the answer as its hook; return also how many bytes each step has."""
+    """Train PyTorch's DDP with the answer as its hook; look at what is sent and at its futures."""
 
     @functools.wraps(answer)
-    def trained(model, batches):
-        wrapped, optimizer = DistributedDataParallel(model, broadcast_buffers=False), adam(model)
-        wrapped.register_comm_hook({}, lambda state, bucket: answer(state, bucket))
-        steps = []
+    def trained(model, batches, limit_mb):
+        wrapped = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=limit_mb)
+        sent, kept, means = Counter(), {}, set()
+
+        def mean_of(done):
+            mean = done.value()[0] if isinstance(done.value(), list) else done.value()
+            means.add(str(mean.dtype).removeprefix("torch."))
+            return mean
+
+        def note(call):
+            for tensor in call.input_tensors if "BROADCAST" not in call.name.name else ():  # DDP's
+                sent[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
+
+        wrapped.register_comm_hook(kept, lambda own, bucket: answer(own, bucket).then(mean_of))
+        optimizer = adam(model)
+        dist.group.WORLD.register_pre_hook(5, note)
         for inputs, targets, path in batches:
-            sizes = []
             optimizer.zero_grad()
-            with noting(sizes.append):
-                mse_loss(wrapped(inputs, path), targets).backward()
-            steps.append(f"{sum(sizes)} bytes")
+            mse_loss(wrapped(inputs, path), targets).backward()
             optimizer.step()
-        return {"steps": steps, "weights": weights(model)}
+        dist.group.WORLD.unregister_pre_hook(5)
+        told = ", ".join(f"{count / STEPS:.0f} bytes of {dtype}" for dtype, count in sent.items())
+        found = {"sent in a step": told, "mean": ", ".join(means), "something kept": bool(kept)}
+        return found | {"weights": weights(model)}
 
     return trained
 
 
+one_bucket, upside_down = "one bucket", "one bucket, the second expert first"
+many = "many small buckets"
+plans = {one_bucket: (same, 25), upside_down: (upside, 25), many: (same, 1e-4)}  # limits in MB
+
+
 def compress_inputs(rank, world_size, case):
-    return same_model(), shards(rank, case)
+    way, limit_mb = plans[case]
+    return same_model(), shards(rank, way), limit_mb
 
 
-options = {"cases": (same, upside), "rtol": 1e-6, "atol": 1e-6, "world_sizes": (2, 3)}
+options = {"cases": list(plans), "rtol": 1e-6, "atol": 1e-6, "world_sizes": (2, 3)}
 options |= {"spec": compress_spec, "inputs": compress_inputs}
 
 # %%

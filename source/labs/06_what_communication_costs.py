@@ -79,7 +79,7 @@ def tree_all_reduce_budget(world_size, case):
     }
 
 
-options = {"cases": CASES[:5], "world_sizes": (1, 2, 3, 4, 6), "forbid": ("collectives",)}
+options = {"cases": CASES[:5], "world_sizes": (1, 2, 4, 5, 9), "forbid": ("collectives",)}
 options |= {"budget": tree_all_reduce_budget, "network": network}
 check(tree_all_reduce, spec=tree_all_reduce_spec, inputs=tree_all_reduce_inputs, **options)
 
@@ -137,7 +137,7 @@ trainings = {  # bytes of the buckets, and how long a backward pass takes, in µ
     "three small buckets, a long backward pass": ([30_000, 50_000, 9_000], 2_000),
     "three buckets, about as long as the backward pass": ([900_000, 700_000, 100_000], 600),
     "five large buckets, a short backward pass": ([2_000_000] * 4 + [300_000], 500),
-    "a bucket of no bytes": ([100_000, 0, 100_000], 400),
+    "a last bucket of no bytes": ([100_000, 100_000, 0], 400),
 }
 
 
@@ -301,6 +301,7 @@ situations = {  # bytes, latency in µs, Gbit/s
     "100,000 bytes, 100 µs, 80 Gbit/s": (100_000, 100, 80),
     "30,000 bytes, and 8 Gbit/s for rank 1": (30_000, 10, 80),
     "250,000 bytes, and 200 µs for rank 0": (250_000, 10, 80),
+    "200,000 bytes, 200 µs for rank 0, 8 Gbit/s for rank 1": (200_000, 10, 80),
     "25 MiB": (25 * 2**20, 10, 80),
     "47,000 bytes, near an edge": (47_000, 10, 80),
     "160,000 bytes, near an edge": (160_000, 10, 80),
@@ -331,7 +332,7 @@ def choose_inputs(rank, world_size, case):
     return case, torch.rand(2).tolist()
 
 
-options = {"cases": list(situations), "world_sizes": (2, 5, 8)}
+options = {"cases": list(situations), "world_sizes": (2, 6, 8)}
 check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 
 # %% [markdown]

@@ -132,7 +132,7 @@ def test_a_cheat_gets_no_points(course, name):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("knows_the_seeds", "wrong on ranks 0 and 1 with numbers drawn a moment ago"),
+        ("knows_the_seeds", "wrong with numbers drawn a moment ago"),
         ("calls_it_by_another_name", "to be solved without all_reduce"),
         ("brings_code", "builtins.exec is no type of data"),
         ("brings_code_in_the_recording", "builtins.exec is no type of data"),

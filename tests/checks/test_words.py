@@ -107,7 +107,7 @@ def test_of_long_dicts_that_begin_alike_the_table_shows_the_item_that_differs():
 
 def test_a_race_is_named_as_possible():
     text = told(right_at_first)
-    assert "wrong on ranks 0 and 1 with numbers drawn a moment ago" in text
+    assert "wrong with numbers drawn a moment ago" in text
     assert "a race, such as a tensor that is used before wait()" in text
 
 

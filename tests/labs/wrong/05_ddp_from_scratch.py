@@ -90,8 +90,11 @@ def wherever_there_is_room(order, sizes_bytes, limit_bytes):
     return buckets
 
 
+def one_byte_too_many(order, sizes_bytes, limit_bytes):
+    return _fill(_from(order), sizes_bytes, limit_bytes + 1)
+
+
 def by_a_sum_of_zeros(order, sizes_bytes, limit_bytes):
-    """Right, though it sends more than a broadcast: nobody but rank 0 adds anything."""
     order = order * (dist.get_rank() == 0)
     dist.reduce(order, dst=0)
     buckets, order = [], _from(order)
@@ -102,6 +105,12 @@ def by_a_sum_of_zeros(order, sizes_bytes, limit_bytes):
         buckets.append(order[:end])
         order = order[end:]
     return buckets
+
+
+def of_objects(order, sizes_bytes, limit_bytes):
+    buckets = [_fill(order.tolist(), sizes_bytes, limit_bytes)]
+    dist.broadcast_object_list(buckets)
+    return buckets[0]
 
 
 def cut_where_it_is_full(order, sizes_bytes, limit_bytes):
@@ -196,6 +205,23 @@ def none_where_it_is_zero(model):
     for parameter in lab.learning(model):
         if parameter.dim() == 1 and not parameter.grad.all():
             parameter.grad = None
+
+
+@lab.training
+def none_where_all_of_it_is_zero(model):
+    _average(_filled(lab.learning(model)))
+    for parameter in lab.learning(model):
+        if not parameter.grad.any():
+            parameter.grad = None
+
+
+@lab.training
+def flags_of_all(model):
+    flags = torch.tensor([int(own.grad is not None) for own in model.parameters()])
+    dist.all_reduce(flags)
+    for own, anybody in zip(model.parameters(), flags.tolist(), strict=True):
+        if anybody:
+            _average(_filled([own]))
 
 
 @lab.training
@@ -403,6 +429,35 @@ def eighths(left_over, bucket):
 
 
 @lab.hooked
+def whole_numbers_as_floats(left_over, bucket):
+    return _send(bucket, _by_parameter(left_over, bucket).float())
+
+
+@lab.hooked
+def a_mean_in_single_precision(left_over, bucket):
+    work = dist.all_reduce(_by_parameter(left_over, bucket), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0] / 16 / dist.get_world_size())
+
+
+@lab.hooked
+def only_the_last_bucket_kept(left_over, bucket):
+    before = dict(left_over)
+    left_over.clear()
+    for parameter in bucket.parameters():
+        if parameter in before:
+            left_over[parameter] = before[parameter]
+    return _send(bucket, _by_parameter(left_over, bucket))
+
+
+_ELSEWHERE = {}
+
+
+@lab.hooked
+def kept_elsewhere(left_over, bucket):
+    return _send(bucket, _by_parameter(_ELSEWHERE, bucket))
+
+
+@lab.hooked
 def in_a_dict_of_flat_parts(left_over, bucket):
     parts = bucket.buffer().split([own.numel() for own in bucket.parameters()])
     sent = []
@@ -424,13 +479,13 @@ WRONG = {
     "agreed_buckets": [
         in_its_own_order, in_the_order_they_were_made, from_the_last_rank, less_than_the_limit,
         an_empty_bucket_first, closed_when_full, sizes_of_places, the_last_bucket_forgotten,
-        backwards, each_alone, wherever_there_is_room, by_a_sum_of_zeros,
+        backwards, each_alone, wherever_there_is_room, one_byte_too_many,
     ],
     "average_used": [
         no_average, zeros_for_everybody, what_has_a_gradient, what_all_ranks_used,
         what_rank_0_used, divided_by_those_who_used_it, a_sum_of_flags_above_one,
-        frozen_ones_as_well, none_where_it_is_zero, halved, ones_for_what_is_not_there,
-        in_single_precision,
+        frozen_ones_as_well, none_where_it_is_zero, none_where_all_of_it_is_zero, halved,
+        ones_for_what_is_not_there, in_single_precision,
     ],
     "one_memory": [
         a_copy_of_what_is_there, copies_of_its_parts, gradients_stay_where_they_are,
@@ -440,11 +495,13 @@ WRONG = {
     "compress": [
         as_it_is, what_is_left_over_forgotten, remembered_by_bucket, added_up, a_world_of_two,
         cut_off_instead_of_rounded, the_wrong_sign, the_whole_kept, as_doubles, eighths,
+        whole_numbers_as_floats, a_mean_in_single_precision, only_the_last_bucket_kept,
+        kept_elsewhere,
     ],
 }  # fmt: skip
 RIGHT = {
-    "agreed_buckets": cut_where_it_is_full,
-    "average_used": all_at_once_and_taken_back,
+    "agreed_buckets": [cut_where_it_is_full, by_a_sum_of_zeros, of_objects],
+    "average_used": [all_at_once_and_taken_back, flags_of_all],
     "one_memory": from_the_last_to_the_first,
     "compress": in_a_dict_of_flat_parts,
 }

@@ -125,6 +125,33 @@ def all_reduce_of_the_compiler(x):
     return _functional_collectives.all_reduce(x, "sum", every).clone()
 
 
+def _in_levels(x, levels):
+    rank, world_size, *_ = _place()
+    children, parent = [], None
+    for step in (2**level for level in range(levels)):
+        if rank % (2 * step) == 0 and rank + step < world_size:
+            x = x + _received(x, rank + step)
+            children.append(rank + step)
+        elif rank % (2 * step) == step:
+            parent = rank - step
+            break
+    return _down(x, parent, children)
+
+
+def _received(x, source):
+    arrived = torch.empty_like(x)
+    dist.recv(arrived, source)
+    return arrived
+
+
+def the_logarithm_rounded_to_the_nearest(x):
+    return _in_levels(x, round(math.log2(dist.get_world_size())))
+
+
+def always_three_levels(x):
+    return _in_levels(x, 3)
+
+
 def nearest_child_first(x):
     parent, children = _up(x)
     return _down(x, parent, children[::-1])
@@ -298,6 +325,10 @@ def rings_of_whole_tensors(ready_us, bucket_bytes):
     return _walk(_agreed(ready_us), bucket_bytes, lambda size: both * (lab.alpha + size * lab.beta))
 
 
+def no_bytes_for_nothing(ready_us, bucket_bytes):
+    return _walk(_agreed(ready_us), bucket_bytes, lambda size: _ring_us(size) if size else 0)
+
+
 def only_half_of_the_ring(ready_us, bucket_bytes):
     return _walk(_agreed(ready_us), bucket_bytes, lambda size: _ring_us(size) / 2)
 
@@ -454,6 +485,17 @@ def by_the_mean(size_bytes, latency_us, gbit_s):
     return _fastest(size_bytes, *(own / dist.get_world_size() for own in sums))
 
 
+def by_the_worst_times(size_bytes, latency_us, gbit_s):
+    n, beta = dist.get_world_size(), 8 / 1000 / gbit_s
+    levels = math.ceil(math.log2(n))
+    times_us = {"direct": 2 * (latency_us + (n - 1) * size_bytes * beta)}
+    times_us["tree"] = 2 * levels * (latency_us + size_bytes * beta)
+    times_us["ring"] = 2 * (n - 1) * (latency_us + size_bytes / n * beta)
+    worst = torch.tensor(list(times_us.values()), dtype=torch.float64)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return list(times_us)[worst.argmin()]
+
+
 def by_the_measurements_of_rank_0(size_bytes, latency_us, gbit_s):
     both = torch.tensor([latency_us, gbit_s], dtype=torch.float64)
     dist.broadcast(both, 0)
@@ -543,14 +585,15 @@ WRONG = {
         by_powers_of_two, directly, one_after_the_other, only_up, the_root_tells_everybody,
         overwritten_on_the_way_up, always_single_precision, all_reduce_under_another_name,
         all_reduce_of_the_compiler, gathered_and_added, as_published, whole_tensors_around,
-        nearest_child_first, by_the_store,
+        nearest_child_first, by_the_store, the_logarithm_rounded_to_the_nearest,
+        always_three_levels,
     ],
     "left_over": [
         by_its_own_moments, by_its_own_moments_then_the_longest, when_the_first_is_ready,
         when_the_mean_is_ready, less_its_own_backward_pass, when_all_are_done, all_buckets_at_once,
         one_after_the_other_whenever, nothing_overlaps, only_the_last_bucket, total_less_backward,
         latency_once, without_latency, rings_of_whole_tensors, only_half_of_the_ring,
-        one_all_reduce_per_bucket, everybodys_moments_gathered,
+        one_all_reduce_per_bucket, everybodys_moments_gathered, no_bytes_for_nothing,
     ],
     "fit": [
         its_own_line, the_mean_of_all_lines, absolute_errors, weights_not_squared,
@@ -560,9 +603,9 @@ WRONG = {
     "choose": [*map(lab.choosing, [
         by_its_own_measurements, by_the_mean, by_the_measurements_of_rank_0, the_best_bandwidth,
         the_best_latency, bits_for_bytes, the_logarithm_rounded_down, a_ring_of_whole_tensors,
-        always_the_ring, by_size_alone, each_rank_proposes_and_most_win, _all_but("direct"),
-        _all_but("tree"), _all_but("ring"), by_who_has_the_worst_latency, a_network_that_one_knows,
-        by_calling_the_specification,
+        always_the_ring, by_size_alone, by_the_worst_times, each_rank_proposes_and_most_win,
+        _all_but("direct"), _all_but("tree"), _all_but("ring"), by_who_has_the_worst_latency,
+        a_network_that_one_knows, by_calling_the_specification,
     ])],
 }  # fmt: skip
 RIGHT = {
