@@ -75,6 +75,13 @@ class AddsTheTwo(Read):
         return iter(range(self.rank + number, self.length, workers * self.world_size))
 
 
+class AStrideOfRanksForTheWorkers(Read):
+    def __iter__(self):
+        number, _ = self.worker()
+        mine = range(self.rank, self.length, self.world_size)
+        return iter(mine[number :: self.world_size])
+
+
 class NeverWithoutWorkers(Read):
     def __iter__(self):
         worker = get_worker_info()
@@ -114,6 +121,15 @@ class RankZeroReadsTheRest(Read):
             yield from range(even, self.length)
 
 
+class CountsTheReaders(Read):
+    """Neighbours in the deal sit on different ranks: worker 0 of each, then worker 1 of each."""
+
+    def __iter__(self):
+        number, workers = self.worker()
+        reader = number * self.world_size + self.rank
+        return iter(range(reader, self.length, workers * self.world_size))
+
+
 class ByModulo(Read):
     def __iter__(self):
         number, workers = self.worker()
@@ -139,8 +155,8 @@ class BlockOfTheRank(Read):
 
 
 WRONG_STREAMS = [
-    EverybodyReadsAll, ByRank, ByWorker, RankByRank, AddsTheTwo, NeverWithoutWorkers,
-    BlocksWithoutTheRest, OneEpochOnly, RankZeroReadsTheRest,
+    EverybodyReadsAll, ByRank, ByWorker, RankByRank, AddsTheTwo, AStrideOfRanksForTheWorkers,
+    NeverWithoutWorkers, BlocksWithoutTheRest, OneEpochOnly, RankZeroReadsTheRest,
 ]  # fmt: skip
 
 
@@ -151,7 +167,7 @@ def test_a_wrong_stream_is_rejected(lesson, kind):
     assert outcome.message
 
 
-@pytest.mark.parametrize("kind", [ByModulo, BySlices, BlockOfTheRank])
+@pytest.mark.parametrize("kind", [CountsTheReaders, ByModulo, BySlices, BlockOfTheRank])
 def test_another_right_stream_passes(lesson, kind):
     assert check(lesson["streaming"](kind), **lesson["stream_judged"]).require()
 
@@ -284,6 +300,16 @@ def test_a_wrong_place_to_clip_is_rejected(lesson, answer):
     outcome = check(lesson["in_ddp"](answer), **lesson["clip_judged"])
     assert outcome.state == "wrong", outcome
     assert outcome.message
+
+
+def test_a_missing_return_is_told_as_none_beside_arguments_in_a_few_words(lesson):
+    def no_return(model, pieces, limit):
+        accumulate(model, pieces)
+        clip_grad_norm_(model.parameters(), limit)
+
+    outcome = check(lesson["in_ddp"](no_return), **lesson["clip_judged"])
+    assert "got None" in outcome.message
+    assert {row.given for row in outcome.rows} == {"1 piece, limit 0.1"}
 
 
 @pytest.mark.parametrize("answer", [by_hand, all_pieces_at_once, averaged_by_hand, sent_each_time])
