@@ -143,7 +143,7 @@ def scatter_budget(world_size, case):
 
 # %% jupyter={"source_hidden": true}
 def dealing(answer):
-    """Call the answer, and refuse it if ranks but 0 send anything, or receive more than a part."""
+    """Refuse an answer if more than a full part comes to or leaves another rank than 0."""
 
     @functools.wraps(answer)
     def dealt(batch):

@@ -290,9 +290,8 @@ def stopping(kind):
 
     @functools.wraps(kind, updated=())
     def stopped(networks, seeds, inputs, targets, stop):
-        path = trained_and_saved(
-            first := kind(networks[0], seeds[0]), inputs[:stop], targets[:stop]
-        )
+        first = kind(networks[0], seeds[0])
+        path = trained_and_saved(first, inputs[:stop], targets[:stop])
         dist.barrier()  # who writes elsewhere has done so
         files, copy = files_on(path.parents[1]), copied(path)
         first.train(inputs[stop:], targets[stop:])
