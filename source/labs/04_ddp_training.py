@@ -198,11 +198,12 @@ check(global_losses, **global_losses_check)
 #
 # *Difficulty ●●○ · importance ●●● · 15 minutes.* Every long job is stopped once: by a time limit, by a crash, or by you. `Training` trains with DDP and momentum; each rank adds noise to its inputs, from a generator
 # of its own. **Goal:** write `save` and `resume`. `check` trains some steps and calls `save`. Later, new processes make a new `Training` from other numbers, call `resume`, and train on. Weights and `steps` in the end must be those of a
-# training that was never stopped.
+# training that was never stopped. The one that was saved may go on as well: `save` changes nothing in it.
 #
 # - Every rank has a disk of its own. `save` leaves **one file, on rank 0's disk**, and nothing anywhere else. Before `resume`, that file has been copied to every disk.
 # - What is in the file is up to you, written by `torch.save`, except that a plain network, without DDP, can load `torch.load(path)["model"]`.
-# - A failing check shows the `files` on a rank's disk, `steps`, what a plain network has `loaded`, and the weights `in the end`.
+# - A failing check shows the `files` on a rank's disk, `steps`, what a plain network has `loaded`, and the weights `in the end`: of the resumed training, and of the
+#   saved one that `went on`.
 
 
 # %%
@@ -261,17 +262,22 @@ class Stoppable(Training):
 numbers = itertools.count()
 
 
-def own_disk():
-    """A place for a checkpoint that no other rank sees, and that has never been used."""
+def own_disk(name):
+    """A place for a checkpoint on a disk that no other rank sees, and that was never used."""
     place = f"disk of rank {dist.get_rank()}, {next(numbers)}"
-    folder = Path(multiprocessing.util.get_temp_dir(), place)
-    folder.mkdir()
-    return folder / "checkpoint.pt"
+    folder = Path(multiprocessing.util.get_temp_dir(), place, "checkpoints")
+    folder.mkdir(parents=True)
+    return folder / name
+
+
+def files_on(disk):
+    found = (own.relative_to(disk).as_posix() for own in disk.rglob("*") if own.is_file())
+    return sorted(found)
 
 
 def copied(path):
     """The file of rank 0's disk, on another disk of this rank."""
-    written, copy = [path.read_bytes() if path.exists() else None], own_disk()
+    written, copy = [path.read_bytes() if path.exists() else None], own_disk(path.name)
     dist.broadcast_object_list(written, src=0)
     if written[0] is not None:
         copy.write_bytes(written[0])
@@ -284,28 +290,31 @@ def stopping(kind):
 
     @functools.wraps(kind, updated=())
     def stopped(networks, seeds, inputs, targets, stop):
-        first, path = kind(networks[0], seeds[0]), own_disk()
-        first.train(inputs[:stop], targets[:stop])
-        with chdir(path.parent):
-            first.save(path)
+        first = kind(networks[0], seeds[0])
+        path = trained_and_saved(first, inputs[:stop], targets[:stop])
         dist.barrier()  # who writes elsewhere has done so
-        files = sorted(own.name for own in path.parent.iterdir())
-        another_is_saved(kind, networks[1], inputs, targets)
-        again, copy = kind(networks[1], seeds[1]), copied(path)
-        again.resume(copy)
+        files, copy = files_on(path.parents[1]), copied(path)
+        first.train(inputs[stop:], targets[stop:])
+        # What only memory holds is of this one now; new processes would have nothing.
+        trained_and_saved(kind(networks[1], 5), inputs[:stop], targets[:stop])
+        again = kind(networks[1], seeds[1])
+        with chdir(copy.parents[1]):
+            again.resume(copy)
         again.train(inputs[stop:], targets[stop:])
         found = {"files": files, "steps": again.steps, "loaded": loaded(copy)}
-        return found | {"in the end": weights(again.model)}
+        return found | {"in the end": weights(again.model), "went on": weights(first.model)}
 
     return stopped
 
 
 # %% jupyter={"source_hidden": true}
-def another_is_saved(kind, network, inputs, targets):
-    """What only memory holds is of this one afterwards; new processes would have nothing."""
-    other = kind(network, 5)
-    other.train(inputs[:1], targets[:1])
-    other.save(own_disk())
+def trained_and_saved(training, inputs, targets):
+    """Train and save on a disk, in whose top folder the program works; returns where."""
+    path = own_disk(f"step {len(inputs)}.pt")
+    training.train(inputs, targets)
+    with chdir(path.parents[1]):
+        training.save(path)
+    return path
 
 
 def loaded(path):
@@ -325,8 +334,9 @@ def stoppable_spec(networks, seeds, inputs, targets, stops):
         drawn = [0.5 * torch.randn(own.shape, generator=g) for own, g in zip(shards, generators)]
         noisy = [own + noise.double() for own, noise in zip(shards, drawn)]
         take_step(network, optimizer, torch.cat(noisy), torch.cat(answers))
-    found = {"steps": len(inputs[0]), "loaded": halfway, "in the end": weights(network)}
-    files = [["checkpoint.pt"]] + [[] for _ in networks[1:]]
+    found = {"steps": len(inputs[0]), "loaded": halfway}
+    found |= {"in the end": weights(network), "went on": weights(network)}
+    files = [[f"checkpoints/step {stops[0]}.pt"]] + [[] for _ in networks[1:]]
     return [{"files": own} | found for own in files]
 
 
@@ -351,7 +361,7 @@ check(stopping(Stoppable), **stoppable_check)
 # ## 4 · A batch in parts
 #
 # *Difficulty ●●● · importance ●●○ · 12 minutes.* Large models train with batches that no card holds. A row of `inputs` does not fit into memory at once, so each rank takes it in `parts`, made by `chunk`, which may
-# leave the last one smaller; the model refuses more at once. **Goal:** with `model`, a DDP already, take one `sgd` step per row, as if the row were taken whole; return the `weights`. Each step may cost one
+# leave the last one smaller; the model refuses more at once, and a sample takes up room until its `backward()`. **Goal:** with `model`, a DDP already, take one `sgd` step per row, as if the row were taken whole; return the `weights`. Each step may cost one
 # `all_reduce`, however many parts there are.
 #
 # A row of 10 samples in 4 parts is taken as 3, 3, 3 and 1 sample, and each sample counts one tenth of this rank's loss. In the chapter all parts were equally large.
@@ -399,13 +409,20 @@ def accumulate_spec(models, inputs, targets, parts):
 
 
 def in_small_memory(model, room):
-    def refuse_more(layer, given):
-        if (count := len(given[0])) > room:
-            raise MemoryError(f"{count} samples at once, and there is room for {room}")
-
     for layer in model:
-        layer.register_forward_pre_hook(refuse_more)
+        layer.register_forward_hook(functools.partial(refuse_more, room, {}))
     return DistributedDataParallel(model)
+
+
+def refuse_more(room, held, layer, given, output):
+    """Refuse more samples at once; what has a graph is held until its backward."""
+    count, waiting, key = len(given[0]), sum(held.values()), object()
+    if count + waiting > room:
+        beside = f" beside {waiting} that wait for their backward()" * (waiting > 0)
+        raise MemoryError(f"{count} samples{beside}, and there is room for {room}")
+    if output.requires_grad:
+        held[key] = count
+        output.register_hook(lambda gradient: held.update({key: 0}))
 
 
 # %% jupyter={"source_hidden": true}
@@ -420,7 +437,8 @@ def accumulating(answer):
     return accumulated
 
 
-sizes = {"8 samples in 1 part": (8, 1), "8 samples in 2 parts": (8, 2), "10 in 4 parts": (10, 4)}
+sizes = {"8 samples in 1 part": (8, 1), "8 samples in 2 parts": (8, 2)}
+sizes |= {"10 in 4 parts": (10, 4), "9 in 4 parts, which chunk makes 3": (9, 4)}
 
 
 # %% jupyter={"source_hidden": true}

@@ -179,6 +179,110 @@ def parts_of_rank_1(batch):
     return lab.part(batch, 0)
 
 
+def _size(batch):
+    return math.ceil(len(batch) / dist.get_world_size())
+
+
+def passed_on_along_a_chain(batch):
+    """Rank 1 gets the rows of all ranks behind it."""
+    (rank, world_size), size = _world(), _size(batch)
+    rest = batch[rank * size :].clone()
+    if rank > 0 and len(rest):
+        dist.recv(rest, rank - 1)
+    if rank < world_size - 1 and len(rest) > size:
+        dist.send(rest[size:], rank + 1)
+    return rest[:size]
+
+
+def passed_on_down_a_tree(batch):
+    (rank, world_size), size = _world(), _size(batch)
+    span = 1 << (world_size - 1).bit_length()
+    mine = batch[rank * size : (rank + (rank & -rank or span)) * size].clone()
+    while span > 1:
+        half = span // 2
+        if rank % span == 0 and len(mine) > half * size:
+            dist.send(mine[half * size :], rank + half)
+            mine = mine[: half * size]
+        elif rank % span == half and len(mine):
+            dist.recv(mine, rank - half)
+        span = half
+    return mine[:size]
+
+
+def all_to_all_of_nothing(batch):
+    """Rows come from every rank, and only rank 0's mean anything."""
+    world_size, count = dist.get_world_size(), len(lab.part(batch, dist.get_rank()))
+    received = batch.new_empty(count * world_size, *batch.shape[1:])
+    sizes = [len(lab.part(batch, other)) for other in range(world_size)]
+    dist.all_to_all_single(received, batch, [count] * world_size, sizes)
+    return received[:count]
+
+
+def everybody_sends_parts(batch):
+    rank, world_size = _world()
+    others = [other for other in range(world_size) if other != rank]
+    own = lab.part(batch, rank).clone()
+    works = [dist.isend(lab.part(batch, other), other) for other in others]
+    got = {other: torch.empty_like(own) for other in others}
+    for work in works + [dist.irecv(got[other], other) for other in others]:
+        work.wait()
+    return got.get(0, own)
+
+
+def broadcast_where_it_is_cheap(batch):
+    size, world_size = _size(batch), dist.get_world_size()
+    return (broadcast_first if len(batch) <= (world_size - 1) * size else lab.scatter)(batch)
+
+
+def as_float32(batch):
+    return lab.scatter(batch.float()).to(batch.dtype)
+
+
+def scatter_row_by_row(batch):
+    """No message for a part without rows."""
+    rank, world_size = _world()
+    own = lab.part(batch, rank)
+    for other in range(1, world_size) if rank == 0 else ():
+        for row in lab.part(batch, other):
+            dist.send(row.reshape(-1), other)
+    for row in own if rank > 0 else ():
+        dist.recv(row.view(-1), 0)
+    return own
+
+
+def scatter_from_any_source(batch):
+    rank, world_size = _world()
+    own = lab.part(batch, rank)
+    for other in range(1, world_size) if rank == 0 else ():
+        if len(mine := lab.part(batch, other)):
+            dist.send(mine.clone(), other, tag=other)
+    if rank > 0 and len(own):
+        dist.recv(own, tag=rank)
+    return own
+
+
+def scatter_in_one_batch_of_messages(batch):
+    rank, world_size = _world()
+    own = lab.part(batch, rank).clone()
+    calls = [(dist.isend, lab.part(batch, other), other) for other in range(1, world_size)]
+    calls = calls if rank == 0 else [(dist.irecv, own, 0)]
+    dist.barrier()
+    messages = [dist.P2POp(*call) for call in calls if len(call[1])]
+    for work in dist.batch_isend_irecv(messages) if messages else ():
+        work.wait()
+    return own.numpy()
+
+
+def scatter_by_all_to_all(batch):
+    """Only rank 0 has anything to say."""
+    rank, world_size = _world()
+    own = torch.empty_like(lab.part(batch, rank))
+    sizes = [len(lab.part(batch, other)) * (rank == 0) for other in range(world_size)]
+    given = [len(own)] + [0] * (world_size - 1)
+    dist.all_to_all_single(own, batch if rank == 0 else batch[:0], given, sizes)
+    return own
+
+
 def scatter_of_padded_parts(batch):
     rank, world_size = _world()
     size = math.ceil(len(batch) / world_size)
@@ -294,6 +398,39 @@ def models_averaged(model, batch):
         dist.all_reduce(tensor)
         tensor /= dist.get_world_size()
     return _gather(model(lab.scatter(batch)), batch)
+
+
+def _of_two_columns(model, batch, dtype=None):
+    _replicate(model)
+    own, (rank, world_size) = model(lab.scatter(batch)), _world()
+    if rank > 0:
+        return dist.send(own, 0)
+    outputs = [own]
+    for other in range(1, world_size):
+        outputs.append(torch.empty(len(lab.part(batch, other)), 2, dtype=dtype or own.dtype))
+        dist.recv(outputs[-1], other)
+    return torch.cat(outputs)
+
+
+def always_two_columns(model, batch):
+    return _of_two_columns(model, batch)
+
+
+def always_two_columns_in_double(model, batch):
+    return _of_two_columns(model, batch, torch.float64)
+
+
+def always_in_double(model, batch):
+    _replicate(model)
+    own = model(lab.scatter(batch))
+    rank, world_size = _world()
+    if rank > 0:
+        return dist.send(own, 0)
+    counts = [len(lab.part(batch, other)) for other in range(world_size)]
+    rest = [torch.empty(count, own.shape[1]).double() for count in counts[1:]]
+    for other, outputs in enumerate(rest, 1):
+        dist.recv(outputs, other)
+    return torch.cat([own, *rest])
 
 
 def forward_by_padded_gather(model, batch):
@@ -439,17 +576,39 @@ def gradient_broadcast(model, output, gradient, everybody):
     _sum(model, everybody)
 
 
-def backward_in_one_flat_sum(model, output, gradient, everybody):
+def _in_one_flat_sum(model, output, gradient, everybody):
     output.backward(lab.scatter(gradient))
     own = [parameter.grad for parameter in model.parameters()]
     flat = nn.utils.parameters_to_vector(own)
-    if everybody:
-        dist.all_reduce(flat)
-    else:
-        dist.reduce(flat, 0)
-        if dist.get_rank() > 0:
-            flat.zero_()  # a step of nothing
+    dist.all_reduce(flat) if everybody else dist.reduce(flat, 0)
     nn.utils.vector_to_parameters(flat, own)
+    return not everybody and dist.get_rank() > 0
+
+
+def zeros_elsewhere(*arguments):
+    """A step of nothing, but not None."""
+    if _in_one_flat_sum(*arguments):
+        arguments[0].zero_grad(set_to_none=False)
+
+
+def zeros_and_frozen(*arguments):
+    if _in_one_flat_sum(*arguments):
+        arguments[0].zero_grad(set_to_none=False)
+        arguments[0].requires_grad_(False)
+
+
+def backward_in_one_flat_sum(*arguments):
+    if _in_one_flat_sum(*arguments):
+        arguments[0].zero_grad()
+
+
+def backward_by_autograd(model, output, gradient, everybody):
+    parameters = list(model.parameters())
+    sums = torch.autograd.grad(output, parameters, lab.scatter(gradient))
+    for parameter, own in zip(parameters, sums, strict=True):
+        dist.all_reduce(own) if everybody else dist.reduce(own, 0)
+        if everybody or dist.get_rank() == 0:
+            parameter.grad = own
 
 
 def backward_by_hooks(model, output, gradient, everybody):
@@ -503,6 +662,22 @@ def a_copy_for_itself(weights, rows, row, output, ranks):
     return 2 * ranks * weights + away * (row + 2 * output), ddp
 
 
+def whole_bytes_only(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, ranks)[0], 4 * weights * (ranks - 1) // ranks
+
+
+def divided_too_early(weights, rows, row, output, ranks):
+    return _bytes(weights, rows, row, output, ranks)[0], 4 * weights // ranks * (ranks - 1)
+
+
+def no_model_without_rows(weights, rows, row, output, ranks):
+    """What `DataParallel` itself does, and the text excludes."""
+    size = math.ceil(rows / ranks)
+    others = math.ceil(rows / size) - 1
+    ddp = _bytes(weights, rows, row, output, ranks)[1]
+    return 2 * others * weights + (rows - size) * (row + 2 * output), ddp
+
+
 def ddp_through_rank_0(weights, rows, row, output, ranks):
     return _bytes(weights, rows, row, output, ranks)[0], 2 * (ranks - 1) * weights
 
@@ -542,34 +717,42 @@ WRONG = {
         its_own_batch, broadcast_first, the_whole_batch_sent, scattered_evenly,
         scattered_like_cards, rest_left_out, sent_to_itself_too, only_to_rank_1, chunks_by_scatter,
         nothing_on_rank_0, received_into_a_copy, parts_of_rank_1,
+        passed_on_along_a_chain, passed_on_down_a_tree, all_to_all_of_nothing,
+        everybody_sends_parts, broadcast_where_it_is_cheap, as_float32,
     ],
     "forward": [
         without_replication, parameters_only, buffers_only, without_scatter, all_of_it_on_rank_0,
         part_by_part_on_rank_0, from_the_last_to_the_first, on_every_rank, its_own_on_other_ranks,
         padded_before_the_mean, the_padding_left_in, added_up, models_averaged,
+        always_two_columns, always_two_columns_in_double, always_in_double,
     ],
     "backward": [
         its_own_rows_of_nothing, ones_for_a_gradient, averaged, always_reduced,
         reduced_for_everybody, always_for_everybody, half_sums_kept, no_sum, sum_thrown_away,
         first_layer_only, weights_summed, only_rank_0_goes_back, reduced_and_broadcast,
-        reduced_for_all_and_forgotten, gradient_broadcast,
+        reduced_for_all_and_forgotten, gradient_broadcast, zeros_elsewhere, zeros_and_frozen,
     ],
     "rank_0_bytes": [
         outputs_once, only_what_goes_out, gradients_forgotten, sent_by_ddp_only, all_rows_travel,
         rank_0_keeps_less, as_if_even, a_copy_for_itself, ddp_through_rank_0,
         ddp_scatters_too, four_times_the_weights, for_the_ranks_that_ask, the_other_way_round,
+        whole_bytes_only, divided_too_early, no_model_without_rows,
     ],
 }  # fmt: skip
 RIGHT = {
     "part": [part_from_chunks, part_by_a_mask, part_by_numpy],
-    "scatter": [scatter_of_padded_parts, scatter_all_at_once],
+    "scatter": [
+        scatter_of_padded_parts, scatter_all_at_once, scatter_row_by_row, scatter_from_any_source,
+        scatter_in_one_batch_of_messages, scatter_by_all_to_all,
+    ],
     "forward": [
         forward_by_padded_gather, forward_into_views, forward_by_objects,
         forward_in_one_flat_broadcast,
     ],
-    "backward": [backward_in_one_flat_sum, backward_by_hooks],
+    "backward": [backward_in_one_flat_sum, backward_by_hooks, backward_by_autograd],
     "rank_0_bytes": [bytes_by_counting],
 }  # fmt: skip
 for answers in (WRONG, RIGHT):
+    answers["scatter"] = [*map(lab.dealing, answers["scatter"])]
     answers["forward"] = [*map(lab.without_gradients, answers["forward"])]
     answers["backward"] = [*map(lab.stepping, answers["backward"])]

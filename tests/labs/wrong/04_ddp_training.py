@@ -310,6 +310,60 @@ def _fill(self, saved, but=""):
         self.steps = saved["steps"]
 
 
+class UnderANameOfItsOwn(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self), "checkpoint.pt")
+
+
+class InTheWorkingFolder(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self), path.name)
+
+
+class UnderANameOfItsOwnThere(lab.Stoppable):
+    def save(self, path):
+        _on_rank_0(_parts(self), path.with_name("checkpoint.pt"))
+
+
+class ReadFromTheWorkingFolder(lab.Stoppable):
+    def resume(self, path):
+        _fill(self, torch.load(path.name))
+
+
+class GeneratorsInMemory(lab.Stoppable):
+    """By the number of steps, at which another training may be saved as well."""
+
+    kept = {}  # noqa: RUF012
+
+    def save(self, path):
+        self.kept[self.steps] = self.generator.get_state()
+        super().save(path)
+
+    def resume(self, path):
+        super().resume(path)
+        self.generator.set_state(self.kept[self.steps])
+
+
+class UnwrappedToBeSaved(lab.Stoppable):
+    """And never wrapped again: from now on each rank trains alone."""
+
+    def save(self, path):
+        super().save(path)
+        self.model = self.model.module
+
+
+class SeededToBeSaved(lab.Stoppable):
+    def save(self, path):
+        super().save(path)
+        self.generator.manual_seed(0)
+
+
+class MomentumForgottenToBeSaved(lab.Stoppable):
+    def save(self, path):
+        super().save(path)
+        self.optimizer = lab.sgd(self.model)
+
+
 class OnlyOnRank0(lab.Stoppable):
     def resume(self, path):
         saved = torch.load(path)
@@ -573,6 +627,69 @@ def _accumulate_past_ddp(model, inputs, targets, parts):
 
 
 @lab.accumulating
+def talks_at_the_number_asked_for(model, inputs, targets, parts):
+    """`chunk` may give fewer, and then nobody ever talks."""
+    talks = lambda part, parts_made: part == parts  # noqa: E731
+    return _accumulate(model, inputs, targets, parts, _rightly, talks=talks)
+
+
+@lab.accumulating
+def one_backward_for_all_parts(model, inputs, targets, parts):
+    """Every part's graph is kept."""
+    optimizer = lab.sgd(model)
+    for some_inputs, some_targets in zip(inputs, targets, strict=True):
+        pairs, total = list(zip(some_inputs.chunk(parts), some_targets.chunk(parts))), 0  # noqa: B905
+        for number, (few, answers) in enumerate(pairs, 1):
+            with contextlib.nullcontext() if number == len(pairs) else model.no_sync():
+                total = total + mse_loss(model(few), answers) * len(few) / len(some_inputs)
+        _descend(total, optimizer)
+    return lab.weights(model)
+
+
+@lab.accumulating
+def outputs_put_together(model, inputs, targets, parts):
+    optimizer = lab.sgd(model)
+    for some_inputs, some_targets in zip(inputs, targets, strict=True):
+        outputs = torch.cat([model(few) for few in some_inputs.chunk(parts)])
+        _descend(mse_loss(outputs, some_targets), optimizer)
+    return lab.weights(model)
+
+
+@lab.accumulating
+def two_parts_at_a_time(model, inputs, targets, parts):
+    """Their graphs do not fit beside each other."""
+    optimizer = lab.sgd(model)
+    for some_inputs, some_targets in zip(inputs, targets, strict=True):
+        optimizer.zero_grad()
+        total, pairs = 0, list(zip(some_inputs.chunk(parts), some_targets.chunk(parts)))  # noqa: B905
+        for number, (few, answers) in enumerate(pairs, 1):
+            with contextlib.nullcontext() if number == len(pairs) else model.no_sync():
+                total = total + mse_loss(model(few), answers) * len(few) / len(some_inputs)
+                if number % 2 == 0 or number == len(pairs):
+                    total = total.backward() or 0
+        optimizer.step()
+    return lab.weights(model)
+
+
+@lab.accumulating
+def without_a_context(model, inputs, targets, parts):
+    """All parts but the last past DDP, and a look at the loss without a graph."""
+    optimizer = lab.sgd(model)
+    for some_inputs, some_targets in zip(inputs, targets, strict=True):
+        model.zero_grad()
+        *pairs, last = zip(some_inputs.chunk(parts), some_targets.chunk(parts))  # noqa: B905
+        for few, answers in pairs:
+            loss = mse_loss(model.module(few), answers, reduction="sum")
+            (loss / some_targets.numel()).backward()
+        with torch.no_grad():
+            model.module(last[0])
+        loss = mse_loss(model(last[0]), last[1], reduction="sum") / some_targets.numel()
+        loss.backward()
+        optimizer.step()
+    return lab.weights(model).numpy()
+
+
+@lab.accumulating
 def sample_by_sample(model, inputs, targets, parts):
     return _accumulate(model, inputs, targets, inputs.shape[1], _rightly)
 
@@ -596,20 +713,23 @@ WRONG = {
         TorchsGenerator, CollectedByRank0Alone, ANewOptimizerSaved, OneStepFurther, AlwaysStep2,
         KeptInMemory, OnlyOnRank0, NotStrict, IntoTheWrapper, WithoutTheOptimizer,
         WithoutTheGenerator, WithoutTheSteps, GeneratorOfRank0, GeneratorOfTheLastRank,
-        IntoANewOptimizer,
+        IntoANewOptimizer, UnderANameOfItsOwn, InTheWorkingFolder, UnderANameOfItsOwnThere,
+        ReadFromTheWorkingFolder, GeneratorsInMemory, UnwrappedToBeSaved, SeededToBeSaved,
+        MomentumForgottenToBeSaved,
     ],
     "accumulate": [
         all_of_it_at_once, everybodys_in_parts,
         not_divided, divided_by_unequal_parts, no_sync_around_backward_only, without_no_sync,
         no_sync_to_the_end, the_first_part_talks, a_step_for_each_part, zero_grad_for_each_part,
-        divided_by_the_world_as_well,
+        divided_by_the_world_as_well, talks_at_the_number_asked_for, one_backward_for_all_parts,
+        outputs_put_together, two_parts_at_a_time,
     ],
 }  # fmt: skip
 RIGHT = {
     "train": dealt_by_hand,
     "global_losses": [gathered, losses_as_objects],
     "Stoppable": [GatheredAsTensors, WrittenAndThenNamed],
-    "accumulate": [added_up_by_hand, sample_by_sample],
+    "accumulate": [added_up_by_hand, sample_by_sample, without_a_context],
 }
 for answers in (WRONG, RIGHT):
     answers["Stoppable"] = [*map(lab.stopping, answers["Stoppable"])]
