@@ -14,15 +14,16 @@
 # **Before:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
 # **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [08 · It hangs, lies or dies](../exercises/08_it_hangs_lies_or_dies.ipynb).
+#
+# Six cells ask you to **predict**: put your answers in place of the three dots, and a later cell shows them beside what real ranks did.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import io
-import json
 import os
+import pickle
 import re
 import resource
 import signal
-import tempfile
 import time
 from contextlib import nullcontext, redirect_stdout, suppress
 from datetime import timedelta
@@ -32,12 +33,11 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import _dump_fr_trace_json
+from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed.algorithms.join import Join
-from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import WorkerError, WorkerTimeout, launch, plot_calls, show
+from course_utils import WorkerError, WorkerTimeout, launch, plot_calls, predict, show
 from course_utils.pictures.style import rank_style
 
 # %% [markdown]
@@ -48,11 +48,9 @@ from course_utils.pictures.style import rank_style
 #
 # Three ranks take five steps. The "gradient" of step *k* is *k*, so the average over ranks must be *k* too. On rank 1 the batch of step 2 is broken,
 # and a careful programmer has written: skip it.
-#
-# This cell is meant to fail. **Predict:** in which step does it hang?
 
 
-# %% tags=["raises-exception"]
+# %%
 def is_broken(step):
     return dist.get_rank() == 1 and step == 2
 
@@ -66,6 +64,13 @@ def skip_alone():
         print(f"step {step}: average {gradient[0] / dist.get_world_size():.2f}")
 
 
+# %%
+hangs_in = predict("ranks 0 and 2 hang in step", ...)
+
+# %% [markdown]
+# The next cell is meant to fail.
+
+# %% tags=["raises-exception"]
 try:
     launch(skip_alone, world_size=3, backend="gloo", timeout=2)
 except WorkerTimeout as error:
@@ -73,18 +78,36 @@ except WorkerTimeout as error:
     raise
 
 # %% [markdown]
-# Read it aloud, from the bottom. *Ranks 0 and 2 waited for rank 1, which never arrived*: **who**. *In line 10, 5 times, 4 times*: **where**, and that the counts differ. *Collective #5*: **which** call. *Its function has
-# returned*: rank 1 is not stuck, it is done.
-#
-# It hangs in step 4, two steps after the mistake. A picture shows why: each rank's calls, in order. It is drawn from the error itself.
+# Start at the bottom of the report. *Ranks 0 and 2 waited for rank 1, which never arrived*: **who**. *In line 10, 5 times, 4 times*: **where**, and that the counts differ. *Collective #5*: **which** call. *Its
+# function has returned*: rank 1 is not stuck, it is done. The picture, drawn from what the ranks printed, puts each rank's calls in order.
 
-# %%
-plot_calls(hang)
+# %% jupyter={"source_hidden": true}
+figure, axes = plt.subplots(figsize=(6.4, 1.9))
+for rank, printed in enumerate(hang.output):
+    steps = re.findall(r"step \d", printed)
+    ends = "returned" if hang.waiting[rank].state == "returned" else f"step {len(steps)}\nwaits"
+    for call, words in enumerate([*steps, ends]):
+        fill = rank_style(rank)["color"] + "66" if call < len(steps) else "white"
+        style = {"hatch": "////", "ls": "--"} if words == "returned" else {}
+        box = plt.Rectangle(
+            (call, rank), 0.94, 0.86, fc=fill, ec=rank_style(rank)["color"], **style
+        )
+        axes.add_patch(box)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        wrong = call < len(steps) and words != f"step {call}"
+        said = {"weight": "bold" if wrong else "normal", "bbox": behind if style else None}
+        axes.text(call + 0.47, rank + 0.43, words, ha="center", va="center", fontsize=9, **said)
+axes.set(xlim=(0, 5), ylim=(3, 0))
+axes.set_xticks([call + 0.47 for call in range(5)], [f"call {call + 1}" for call in range(5)])
+axes.set_yticks([rank + 0.43 for rank in range(3)], ["rank 0", "rank 1", "rank 2"])
+axes.tick_params(length=0, labelbottom=False, labeltop=True)
+axes.spines[:].set_visible(False)
+hangs_in.measured(hang.output[0].count("step"))
+show(figure, "In its third call rank 1 is in step 3, and meets the others' step 2.")
 
 # %% [markdown]
-# Gloo counts calls, not steps. Rank 1's third call was its step **3**, and met the others' step 2. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same
-# number under the name of step 3. **It lied twice before it hung.** The missing cell says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere
-# before.
+# It hangs two steps after the mistake, because gloo counts calls, not steps. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same number under the name of step 3. **It lied twice before
+# it hung.** The report says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere before.
 #
 # The cure: all skip, or none. A decision that changes what ranks call is a decision of all ranks, so it takes a collective.
 
@@ -114,19 +137,18 @@ print(launch(skip_together, world_size=3, backend="gloo"))
 #
 # ## 2 · Who never arrived?
 #
-# Two more hangs, which many people have met. `evaluate_on_one` saves time: only rank 0 looks at the validation set. `uneven` has three batches on rank 0 and two on
-# rank 1, as in chapters 04 and 07. Each is run as it is, and cured.
-
+# Two more hangs that many people have met, each with its cure. `evaluate_on_one` saves time: only rank 0 looks at the validation set.
 
 # %%
+batch = torch.arange(12.0).view(4, 3)
+
+
 def make_model():
     torch.manual_seed(0)
     return DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 
 
-batch = torch.arange(12.0).view(4, 3)
-
-
+# %%
 def evaluate_on_one(cured):
     model = make_model()
     for _ in range(2):
@@ -138,6 +160,11 @@ def evaluate_on_one(cured):
             judge(batch)
 
 
+# %% [markdown]
+# `uneven` has three batches on rank 0 and two on rank 1, as in chapters 04 and 07.
+
+
+# %%
 def uneven(cured):
     model = make_model()
     with Join([model]) if cured else nullcontext():
@@ -145,21 +172,26 @@ def uneven(cured):
             model(batch).sum().backward()
 
 
-# %% [markdown]
-# **Predict:** where is each rank when time is up?
+# %%
+that_wait = predict("ranks that wait when time is up, in evaluate_on_one and in uneven", ...)
+
 
 # %%
-predicted_places = {"evaluate_on_one": "?", "uneven": "?"}
-print("predicted:", predicted_places)
-for task in (evaluate_on_one, uneven):
+def hang_of(task, *arguments, timeout=2, **options):
     try:
-        launch(task, False, backend="gloo", timeout=2)
+        launch(task, *arguments, backend="gloo", timeout=timeout, **options)
     except WorkerTimeout as error:
-        stands = [f"rank {r} {one.state} {one.what or ''}" for r, one in error.waiting.items()]
-        print(f"\n{task.__name__}: {', '.join(stands)}")
-        print(str(error).split("\n\n")[-1])
-    launch(task, True, backend="gloo", timeout=20)
-    print("cured: done")
+        return error
+
+
+# %%
+waiting = []
+for task in (evaluate_on_one, uneven):
+    error = hang_of(task, False)
+    waiting.append(sum(one.state == "waiting" for one in error.waiting.values()))
+    print(f"{task.__name__}: {error.parts[-1]}")
+    launch(task, True, backend="gloo")  # the cured one ends
+that_wait.measured(waiting)
 
 # %% [markdown]
 # In the first, **both** ranks wait, each in another call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 makes no such call for an evaluation, so it answers with its next
@@ -175,7 +207,7 @@ for task in (evaluate_on_one, uneven):
 #
 # ## 3 · Slow, or hung?
 #
-# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3, which a long sleep stands in for. To the others both look alike: they sit in
+# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3; a long sleep stands in for that. To the others both look alike: they sit in
 # `all_reduce`.
 
 
@@ -187,39 +219,42 @@ def train(naps_s):
         dist.all_reduce(torch.ones(4))
 
 
+# %%
 errors = {}
 for name, naps_s in {"slow": {2: 1.0}, "hung": {3: 600.0}}.items():
-    try:
-        launch(train, naps_s, world_size=3, backend="gloo", timeout=3, trace=True)
-    except WorkerTimeout as error:
-        errors[name] = error
-        print(f"{name}:", str(error).split("\n\n")[-1])
+    errors[name] = hang_of(train, naps_s, world_size=3, timeout=3, trace=True)
+    print(f"{name}: {errors[name].parts[-1]}")
 
 # %% [markdown]
 # The report looks at the silence at the end. In `slow` it was shorter than an earlier one that *did* end, so perhaps nothing hangs. In `hung` nobody had ever been silent for so long. You can do the
 # same by eye: with `trace=True`, the error carries the recording.
-#
-# **Predict:** which rank has waited least, in each?
 
-# %% tags=["row-D9"]
-predicted_least = {"slow": "?", "hung": "?"}
+# %%
+waits_least = predict("the rank that waits least, in slow and in hung", ...)
+
+# %% jupyter={"source_hidden": true} tags=["row-D9"]
 figure, sides = plt.subplots(1, 2, figsize=(8, 2.4), sharex=True, layout="constrained")
+least = []
 for axes, (name, error) in zip(sides, errors.items()):
-    waits_s = [0.0] * 3
-    for event in error.trace:
-        color, took_s = rank_style(event.rank)["color"], event.end_s - event.start_s
-        done, open_ = {"fc": color + "66"}, {"fc": "white", "hatch": "////"}
-        style = {"ec": color} | (done if event.finished else open_)
-        axes.barh(event.rank, took_s, 0.6, event.start_s, **style)
-        waits_s[event.rank] += took_s
+    waits_s, over_s = [0.0] * 3, max(event.end_s for event in error.trace)
+    for rank in range(3):
+        events, free_s = error.trace.of_rank(rank), 0.0
+        for event in events:
+            axes.barh(rank, event.start_s - free_s, 0.6, free_s, fc="#777777")
+            took_s, free_s = event.end_s - event.start_s, event.end_s
+            open_ = {} if event.finished else {"hatch": "////"}
+            style = {"fc": rank_style(rank)["color"] + "44", "ec": rank_style(rank)["color"]}
+            axes.barh(rank, took_s, 0.6, event.start_s, **style, **open_)
+            waits_s[rank] += took_s
+        axes.barh(rank, over_s - free_s, 0.6, free_s, fc="#777777")
     axes.set(title=name, xlabel="s since the launch", xlim=(0, None), ylim=(2.5, -0.5))
     axes.set_yticks(range(3), ["rank 0", "rank 1", "rank 2"])
-    least = waits_s.index(min(waits_s))
-    print(f"{name}: predicted {predicted_least[name]}, waits least: rank {least}")
+    least.append(waits_s.index(min(waits_s)))
+waits_least.measured(least)
 show(
     figure,
-    "Time inside all_reduce, hatched where it did not end. Rank 2 is never long inside; in hung, "
-    "the last wait of ranks 0 and 1 is longer than all before.",
+    "Grey: a rank is busy with its own; pale: it is inside all_reduce, hatched where that did not "
+    "end. Rank 2 is always busy, and the others wait for it.",
 )
 
 # %% [markdown]
@@ -247,18 +282,16 @@ def add_metrics():
     else:
         dist.all_reduce(right)
         dist.all_reduce(loss)
-    return {"loss": loss.item(), "right": right.item()}
+    return [loss.item(), right.item()]
 
-
-# %% [markdown]
-# **Predict** what rank 0 gets. Is there an error?
 
 # %%
-predicted = {"loss": "?", "right": "?"}
+rank_0_gets = predict("loss and right answers on rank 0, added up", ...)
+
+# %%
 results = launch(add_metrics, backend="gloo", trace=True)
-print("predicted:", predicted)
-print("rank 0:", results[0])
-print("rank 1:", results[1])
+print("both ranks:", *results)
+rank_0_gets.measured(results[0])
 
 # %% [markdown]
 # No hang, no error, and both ranks **agree** on 90.5, so comparing ranks would find nothing. Gloo adds the *n*-th call of one rank to the *n*-th of the other. What it cannot see, a recording
@@ -276,27 +309,23 @@ def add_metrics_at_once():
     metrics = {"loss": 0.5, "right": 90.0}
     sums = torch.tensor([metrics[name] for name in sorted(metrics)])
     dist.all_reduce(sums)
-    return dict(zip(sorted(metrics), sums.tolist()))
+    return sums.tolist()
 
 
-print(launch(add_metrics_at_once, backend="gloo"))
+print(*launch(add_metrics_at_once, backend="gloo"))
 
 # %% [markdown]
 # A second lie needs no disagreement at all. Both ranks sum every other element of eight ones: a view with gaps.
 
 
 # %%
-def sum_view(prepare):
+def sum_view(prepare=lambda view: view):
     view = prepare(torch.ones(8)[::2])
     dist.all_reduce(view)
     return view.tolist()
 
 
-def as_it_is(view):
-    return view
-
-
-print("with gaps:   ", launch(sum_view, as_it_is, backend="gloo")[0])
+print("with gaps:   ", launch(sum_view, backend="gloo")[0])
 print("without gaps:", launch(sum_view, torch.Tensor.contiguous, backend="gloo")[0])
 
 # %% [markdown]
@@ -304,9 +333,9 @@ print("without gaps:", launch(sum_view, torch.Tensor.contiguous, backend="gloo")
 # Here both ranks bring the same numbers, so two must get twice what one gets:
 
 # %%
-for name, task in (("metrics", add_metrics), ("view", lambda: sum_view(as_it_is))):
+for task in (add_metrics, sum_view):
     alone, together = (launch(task, world_size=n, backend="gloo")[0] for n in (1, 2))
-    print(f"{name}: one process {alone}, two ranks {together}")
+    print(f"{task.__name__}: one process {alone}, two ranks {together}")
 
 # %% [markdown]
 # Neither pair fits. Chapters 05 and 07 did little else than this. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes.
@@ -319,8 +348,7 @@ for name, task in (("metrics", add_metrics), ("view", lambda: sum_view(as_it_is)
 #
 # ## 5 · One mistake, three symptoms
 #
-# Ranks hand in different shapes: somebody forgot the last, smaller batch. How bad is that? Three cases, which differ in a number or a name. **Predict:** which hangs, which lies, which
-# dies?
+# Ranks hand in different shapes: somebody forgot the last, smaller batch. How bad is that? Three cases, which differ in a number or a name.
 
 
 # %%
@@ -335,29 +363,37 @@ def send_shapes(sizes):
     return mine.tolist()
 
 
-predicted_symptoms = {"all_reduce 3, 4": "?", "all_reduce 4, 6": "?", "broadcast 4, 3": "?"}
+# %%
+symptoms = ("hangs", "lies", "dies")
+sum_3_4 = predict("all_reduce of 3 and 4 numbers", ..., choices=symptoms)
+sum_4_6 = predict("all_reduce of 4 and 6 numbers", ..., choices=symptoms)
+send_4_3 = predict("broadcast of 3 numbers into 4 places", ..., choices=symptoms)
 
 # %%
-print("predicted:", predicted_symptoms)
-try:
-    launch(sum_shapes, (3, 4), backend="gloo", timeout=2)
-except WorkerTimeout as error:
-    print("\nall_reduce 3, 4 hangs:", str(error).split("\n\n")[-1])
-    plot_calls(error)
-print("\nbroadcast 4, 3 lies:", launch(send_shapes, (4, 3), backend="gloo"))
+error = hang_of(sum_shapes, (3, 4))
+print(error.parts[-1])
+print("broadcast:", *launch(send_shapes, (4, 3), backend="gloo"))
+sum_3_4.measured("hangs" if error else "lies")
+send_4_3.measured("lies")
 
 # %% [markdown]
 # Rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
 
 # %% tags=["raises-exception"]
-launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
+try:
+    launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
+except WorkerTimeout:
+    sum_4_6.measured("hangs")
+except WorkerError:
+    sum_4_6.measured("dies")
+    raise
 
 # %% [markdown]
-# Read it aloud. First, on rank 0, gloo's own last words: it expected fewer bytes than came. Then ours. *Died of SIGABRT*: compiled code gave up; that is no exception, so no `try` in the rank can
+# First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up; that is no exception, so no `try` in the rank can
 # catch it. Then what differs, *rank by rank*: 4 and 6 numbers.
 #
-# So the symptom does not tell the cause. Gloo does not compare shapes, it counts bytes as they come: too few, and it waits for the rest; too many, and it aborts; none missed, and it
-# is content. Where shapes may differ, agree on them first: pad to the largest, whose size is one `all_reduce` with `MAX`.
+# So the symptom does not tell the cause. Gloo does not compare shapes, it counts bytes as they come: too few, and it waits for the rest; too many, and it aborts; if the byte counts match, gloo notices nothing.
+# Where shapes may differ, agree on them first: pad to the largest, whose size is one `all_reduce` with `MAX`.
 
 
 # %%
@@ -399,22 +435,27 @@ def train_and_clean_up():
         time.sleep(0.3 * rank)  # closes its files
 
 
-# %% [markdown]
-# **Predict:** which rank's error comes *first in time*?
+# %%
+first = predict("the first error comes from rank", ...)
+
 
 # %%
-predicted_first = "?"
-try:
-    launch(train_and_clean_up, world_size=2, backend="gloo")
-except WorkerError as error:
-    print("predicted:", predicted_first)
-    for failure in sorted(error.failures, key=lambda failure: failure.when):
-        print(f"rank {failure.rank}: {failure.headline}")
-    print("\n" + str(error).split("\n\n")[0])
+def death_of(task, *arguments):
+    try:
+        launch(task, *arguments, backend="gloo")
+    except WorkerError as error:
+        return error
+
+
+error = death_of(train_and_clean_up)
+in_time = sorted(error.failures, key=lambda failure: failure.when)
+for failure in in_time:
+    print(f"rank {failure.rank}: {failure.headline}")
+first.measured(in_time[0].rank)
 
 # %% [markdown]
 # Rank 0's, which did nothing wrong. Its *Connection closed by peer* is an **echo**: it says that somebody else is gone. Whoever trusts the clock blames a bystander, and in a large job each rank may add its echo. `launch` puts
-# echoes last. If you have only a log: leave out every line about peers, connections and timeouts, and read what is left.
+# echoes last. If you have only a log: leave out every line about peers, connections and timeouts, and read what is left. If nothing remains, suspect the network.
 #
 # ### Out of memory
 #
@@ -422,16 +463,24 @@ except WorkerError as error:
 
 
 # %%
+def limit_memory(spare_bytes):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit_bytes = pages * resource.getpagesize() + spare_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+
+
 def forward(batch_size):
     if dist.get_rank() == 1:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit_bytes = pages * resource.getpagesize() + 512 * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+        limit_memory(512 * 2**20)
     output = torch.zeros(batch_size, 2**16)
     dist.all_reduce(output[0])
-    return f"{output.nbytes // 2**20} MiB"
 
 
+# %% [markdown]
+# There is a second way to run out: no limit is set, the whole machine is full, and the system ends a process of its choice with `SIGKILL`. We do not fill your machine, we only send the signal.
+
+
+# %%
 def killed_by_the_system():
     dist.barrier()  # both are there
     if dist.get_rank() == 1:
@@ -439,51 +488,14 @@ def killed_by_the_system():
     dist.barrier()
 
 
-# %% [markdown]
-# There is a second way to run out: no limit is set, the whole machine is full, and the system ends a process of its choice with `SIGKILL`. We do not fill your machine, we only send the signal.
-# **Predict:** what do the two errors tell you, line and size?
-
 # %%
-for task, *arguments in ((forward, 4096), (killed_by_the_system,)):
-    try:
-        launch(task, *arguments, backend="gloo")
-    except WorkerError as error:
-        print(error, "-" * 80, sep="\n")
-print("with a batch of 1024:", launch(forward, 1024, backend="gloo"))
+print(death_of(forward, 4096))
+print("with a batch of 1024:", death_of(forward, 1024) or "done", "\n" + "-" * 80)
+print(death_of(killed_by_the_system))
 
 # %% [markdown]
-# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. Smaller batches mend it, as the last line proves; chapter 04's accumulation keeps the gradient. A rank that the system kills says **nothing**: no line, no
+# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. Smaller batches mend it, as the run with 1024 proves; chapter 04's accumulation keeps the gradient. A rank that the system kills says **nothing**: no line, no
 # last words. What is left is what it had said *before*, so let long trainings report their steps, and ask the system: on Linux, its log (`dmesg`) names the process that it killed.
-#
-# ### All ranks download
-#
-# Two ranks need the same file. Each looks whether it is there, and fetches it if not. Rank 1 comes a moment later.
-
-
-# %%
-def fetch_and_read(folder):
-    path = Path(folder, "labels.json")
-    if dist.get_rank() == 1:
-        dist.barrier()
-    if not path.exists():
-        text = json.dumps(list(range(100)))
-        path.write_text(text[:200])
-        dist.barrier()  # so that rank 1 comes when half of it is there
-        time.sleep(0.5)
-        path.write_text(text)
-    return sum(json.loads(path.read_text()))
-
-
-# %%
-with tempfile.TemporaryDirectory() as folder:
-    try:
-        launch(fetch_and_read, folder, backend="gloo")
-    except WorkerError as error:
-        print(str(error).split("\n\n")[0])
-
-# %% [markdown]
-# The file *exists*, and half of it is there. Rank 1 dies of an error that looks like a broken data set; on the next start the file is complete, and all is well. A format without an end mark would have **lied**. Chapter 07 has the
-# cure: one rank per node fetches, under another name, and tells the others how it went.
 #
 # **Check yourself.** A job dies at random steps, each time on another rank, always with `SIGKILL`. Name two suspects and how to tell them apart.
 #
@@ -493,7 +505,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # ## 7 · What PyTorch offers
 #
-# Elsewhere you will not have `launch`. PyTorch has four tools. We try them on the same four mistakes, each for a second or two; `one_call_less` is the skipped batch of part 1, in short.
+# Elsewhere you will not have `launch`. We try four of PyTorch's own tools on the same four mistakes, each for a second or two; `one_call_less` is the skipped batch of part 1, in short.
 
 
 # %%
@@ -506,7 +518,7 @@ mistakes = {
     "one call less": one_call_less,
     "shapes 4 and 6": lambda: sum_shapes((4, 6, 6)),
     "swapped": add_metrics,
-    "with gaps": lambda: sum_view(as_it_is),
+    "with gaps": sum_view,
 }
 
 # %% [markdown]
@@ -525,23 +537,21 @@ def with_detail(mistake):
     with_timeout(mistake)
 
 
+# %% jupyter={"source_hidden": true}
 def outcome(work, *arguments, **options):
+    """What a launch of three ranks says of its end, in one line."""
     try:
         with redirect_stdout(io.StringIO()):  # gloo's own log, full of times
             launch(work, *arguments, world_size=3, **options)
         return "no error"
     except WorkerTimeout as error:
-        return str(error).split("\n\n")[-1]
+        return error.parts[-1]
     except WorkerError as error:
         causes = sorted(failure.headline for failure in error.failures if not failure.is_echo)
         return causes[0] if causes else error.failures[0].headline
 
 
-# %% [markdown]
-# **Predict:** on which of the four mistakes does each say something useful? Of a long message we print the end.
-
 # %%
-predicted_useful = {"timeout": "?", "DETAIL": "?", "launch": "?"}
 said = {}
 for name, mistake in mistakes.items():
     said[name] = {
@@ -549,7 +559,8 @@ for name, mistake in mistakes.items():
         "DETAIL": outcome(with_detail, mistake, backend=None, timeout=20),
         "launch": outcome(mistake, backend="gloo", timeout=2),
     }
-print("predicted:", predicted_useful, " default timeout:", default_pg_timeout)
+
+# %% jupyter={"source_hidden": true}
 for name, tools in said.items():
     print(f"\n{name}")
     for tool, words in tools.items():
@@ -557,11 +568,11 @@ for name, tools in said.items():
         print(f"  {tool:8}", words if tool == "launch" else words[-77:])
 
 # %% [markdown]
-# The timeout, half an hour unless you say otherwise, ends the wait and names nobody. `DETAIL` names rank 1, or the two shapes. It sends a message more for each call, so turn it on to search, not to train. To swapped calls and to gaps
+# The timeout (ten minutes with NCCL and half an hour with gloo, unless you say otherwise) ends the wait and names nobody. `DETAIL` names rank 1, or the two shapes. It sends a message more for each call, so turn it on to search, not to train. To swapped calls and to gaps
 # **all three are deaf**: nothing differs that they look at.
 #
-# The third tool is **`monitored_barrier`**, put where you suspect that somebody is missing. The fourth is the **flight recorder**: each rank keeps its last calls in memory. Here a function with an underscore reads it; on a cluster
-# with NCCL, each rank can write it to a file when it times out, and the command `torchfrtrace` compares the files.
+# The third tool is **`monitored_barrier`**, put where you suspect that somebody is missing. It needs gloo: beside an NCCL group, make a second one with `dist.new_group(backend="gloo")`. The fourth is the **flight recorder**: each
+# rank keeps its last calls in memory, with the lines that made them. Here a function with an underscore reads it; on a cluster with NCCL, each rank can write it to a file when it times out, and the command `torchfrtrace` compares the files.
 
 
 # %%
@@ -571,47 +582,37 @@ def meet_before_each_call():
         dist.all_reduce(torch.ones(4))
 
 
+print("monitored_barrier:", outcome(meet_before_each_call, backend="gloo"))
+
+
+# %%
 def with_flight_recorder(mistake):
     with suppress(RuntimeError):
         with_timeout(mistake)
-    last = json.loads(_dump_fr_trace_json())["entries"][-1]
-    return f"#{last['collective_seq_id']} {last['profiling_name']} {last['input_sizes']}"
-
-
-def odd_one_out(seen):
-    """Which of three ranks has something else than the two others."""
-    odd = [f"rank {rank}" for rank in range(3) if seen.count(seen[rank]) == 1]
-    return odd[0] if odd else "no error"
+    last = pickle.loads(_dump_fr_trace())["entries"][-1]
+    own = next(one for one in last["frames"] if "/torch/" not in one["filename"])
+    return f"#{last['collective_seq_id']} {last['input_sizes']}, line {own['line']}"
 
 
 # %%
-print("monitored_barrier:", outcome(meet_before_each_call, backend="gloo"))
 for name, mistake in mistakes.items():
     kept = launch(with_flight_recorder, mistake, world_size=3, backend=None)
-    said[name]["flight recorder"] = odd_one_out(kept)
+    odd = [f"rank {rank}" for rank in range(3) if kept.count(kept[rank]) == 1]
+    said[name]["flight recorder"] = odd[0] if odd else "no error"
     print(f"{name:14}", *kept, sep="   ")
 
 # %% [markdown]
-# The barrier names rank 1, too. The flight recorder shows the missing call (#2 where the others have #3) and the shapes, and leaves the comparing to you. It has no lines here, so it cannot tell swapped calls apart. Our recording
-# has them. Put together, each field computed from what was said:
-
-# %%
-for name, mistake in mistakes.items():
-    try:
-        trace = launch(mistake, world_size=3, backend="gloo", timeout=2, trace=True).trace
-    except WorkerTimeout as error:
-        trace = error.trace
-    lines = [[event.place for event in trace.of_rank(rank)] for rank in range(3)]
-    said[name]["recorded lines"] = odd_one_out(lines)
+# The barrier names rank 1, too. The flight recorder has the missing call (#2 where the others have #3), the shapes, and for the swapped calls the two lines. It leaves the comparing to you. Put together, each field
+# computed from what was said:
 
 
+# %% jupyter={"source_hidden": true}
 def verdict(words):
     if words == "no error":
         return "silent"
     return "names it" if re.search(r"anks? [012]|4.*6", words) else "notices"
 
 
-# %%
 tools = [*said["swapped"]]
 shades = {"names it": "#009E7388", "notices": "#F0E44288", "silent": "white"}
 figure, axes = plt.subplots(figsize=(8, 2.4))
@@ -648,18 +649,21 @@ show(figure, f"How many of the four mistakes a tool names: {text}. The gaps, nob
 # | hangs | Which is the first call that differs or lacks a partner? | `plot_calls`; the flight recorder | 1, 7 |
 # | is slow | Who waits least? | the recording | 3 |
 # | lies | What does one process compute? | a tiny oracle, kept as a test | 4 |
-# | lies | Do the ranks call from the same lines? | `plot_calls` of a recording | 4, 7 |
+# | lies | Do the ranks call from the same lines? | `plot_calls` of a recording; the flight recorder | 4, 7 |
 # | dies, with an error | Which error is no echo? | the report; a log without peers and timeouts | 6 |
 # | dies of SIGABRT | Which call differs in shape? | the report; `DETAIL` | 5, 7 |
 # | dies of SIGKILL | What had it said before? | its output; the system's log | 6 |
-# | dies reading a file | Who writes it? | chapter 07's fetch | 6 |
 #
 # Three habits prevent most of it: every decision that changes what a rank calls is taken by all ranks together; what belongs together travels in one call; and the smallest case that can go wrong is kept
 # and compared with one process.
-#
+
+# %%
+predict()
+
+# %% [markdown]
 # ## What you know now
 #
-# A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, as the numbers fell. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
+# A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, depending on the sizes. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
 # You have seen what each tool says, and to what it is deaf.
 #
 # **Next:** [09 · Many machines](09_many_machines.ipynb), where a rank may be in another room.
