@@ -3,31 +3,42 @@
 #
 # **A training goes wrong at 2 a.m. What do you ask first, and who can answer?**
 #
-# In 80 minutes you will be able to
+# In 90 minutes you will be able to
 #
 # 1. tell a hang from a slow rank, and find the rank that never arrived, its line, and the mistake before it;
 # 2. catch results that are wrong without any error;
 # 3. find the first failure among its echoes, and say why a rank died without a word;
-# 4. choose among PyTorch's own tools, having seen what each says about the same four mistakes.
+# 4. find the same failures in a plain `torchrun` training, with logs, stacks, the flight recorder and the debug level, knowing to what each is deaf.
 #
 # **Hardware:** two cores, Linux for the part on memory; all ranks use gloo on the CPU.
 # **Before:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
 # **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [08 · It hangs, lies or dies](../exercises/08_it_hangs_lies_or_dies.ipynb).
 #
-# Six cells ask you to **predict**: put your answers in place of the three dots, and a later cell shows them beside what real ranks did.
+# Seven cells ask you to **predict**: put your answers in place of the three dots, and a later cell shows them beside what real ranks did.
 
 # %% jupyter={"source_hidden": true}
+import faulthandler
+import inspect
 import io
+import json
 import os
 import pickle
 import re
 import resource
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
 import time
-from contextlib import nullcontext, redirect_stdout, suppress
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, redirect_stderr, suppress
 from datetime import timedelta
 from pathlib import Path
+from statistics import median, mode
 
 import matplotlib.pyplot as plt
 import torch
@@ -503,138 +514,409 @@ print(death_of(killed_by_the_system))
 # Memory that grows, whose figure you report in each step; and somebody who stops jobs, such as a scheduler with a time or memory limit, whose log says so.
 # </details>
 #
-# ## 7 · What PyTorch offers
+# ## 7 · Your cluster has no `launch`
 #
-# Elsewhere you will not have `launch`. We try four of PyTorch's own tools on the same four mistakes, each for a second or two; `one_call_less` is the skipped batch of part 1, in short.
+# So far the report did half of the work. On a cluster there is `torchrun`, a folder of logs, and you. Part 7 is a training that knows nothing of this course. It is started on purpose with
+# six failures, and each time we ask the tools that PyTorch has. Here are its four functions; rank 1 is always the culprit.
 
 
 # %%
-def one_call_less():
-    for _ in range(2 if dist.get_rank() == 1 else 3):
-        dist.all_reduce(torch.ones(4))
+def load(rank, step, fault):
+    if rank == 1 and fault == "straggler":
+        time.sleep(0.4)
+    if rank == 1 and step == 3:
+        if fault == "absent rank":
+            time.sleep(600)  # its disk does not answer
+        if fault == "killed rank":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "out of memory":
+            torch.empty(2**50)
+    return torch.tensor([1.0 + rank])
 
 
-mistakes = {
-    "one call less": one_call_less,
-    "shapes 4 and 6": lambda: sum_shapes((4, 6, 6)),
-    "swapped": add_metrics,
-    "with gaps": sum_view,
-}
+# %%
+def sum_metrics(swapped):
+    loss, right = torch.tensor([0.5]), torch.tensor([90.0])
+    if swapped:
+        dist.all_reduce(right)
+    dist.all_reduce(loss)
+    if not swapped:
+        dist.all_reduce(right)
+    print(f"loss {loss.item()}, right {right.item()}")
+
+
+# %%
+def train(rank, fault):
+    weight = torch.load(f"checkpoint{rank}.pt")
+    for step in range(6):
+        gradient = weight - load(rank, step, fault)
+        if "MEET_S" in os.environ:
+            dist.monitored_barrier(timeout=timedelta(seconds=int(os.environ["MEET_S"])))
+        dist.all_reduce(gradient)
+        weight -= 0.1 * gradient
+        print(f"step {step}: weight {weight.item():.3f}", flush=True)
+    sum_metrics(rank == 1 and fault == "swapped calls")
+
 
 # %% [markdown]
-# The first tool is the **timeout of the group**. The second is the **debug level** `DETAIL`: before each call, ranks compare what they are about to do. In a script one sets
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL`; torch reads that when it is imported, which in a notebook was long before the ranks were forked, so ours call a function.
+# The sixth failure is no line: the job finds half of rank 1's checkpoint. `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
+# recorder has when it ends, whatever the reason. The `finally` needs an ordinary end, so `SIGTERM` is made one.
 
 
 # %%
-def with_timeout(mistake):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=1))
-    mistake()
-
-
-def with_detail(mistake):
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    with_timeout(mistake)
-
-
-# %% jupyter={"source_hidden": true}
-def outcome(work, *arguments, **options):
-    """What a launch of three ranks says of its end, in one line."""
+def main(fault):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+    rank = dist.get_rank()
+    faulthandler.register(signal.SIGUSR1, open(f"stack{rank}", "w"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    print(f"rank {rank} is process {os.getpid()}", flush=True)
     try:
-        with redirect_stdout(io.StringIO()):  # gloo's own log, full of times
-            launch(work, *arguments, world_size=3, **options)
-        return "no error"
-    except WorkerTimeout as error:
-        return error.parts[-1]
-    except WorkerError as error:
-        causes = sorted(failure.headline for failure in error.failures if not failure.is_echo)
-        return causes[0] if causes else error.failures[0].headline
+        train(rank, fault)
+    finally:
+        Path(f"calls{rank}").write_bytes(_dump_fr_trace())
+    dist.destroy_process_group()
 
-
-# %%
-said = {}
-for name, mistake in mistakes.items():
-    said[name] = {
-        "timeout": outcome(with_timeout, mistake, backend=None, timeout=20),
-        "DETAIL": outcome(with_detail, mistake, backend=None, timeout=20),
-        "launch": outcome(mistake, backend="gloo", timeout=2),
-    }
-
-# %% jupyter={"source_hidden": true}
-for name, tools in said.items():
-    print(f"\n{name}")
-    for tool, words in tools.items():
-        words = words.split(" for ")[0] if tool == "timeout" else words  # for send or for recv
-        print(f"  {tool:8}", words if tool == "launch" else words[-77:])
 
 # %% [markdown]
-# The timeout (ten minutes with NCCL and half an hour with gloo, unless you say otherwise) ends the wait and names nobody. `DETAIL` names rank 1, or the two shapes. It sends a message more for each call, so turn it on to search, not to train. To swapped calls and to gaps
-# **all three are deaf**: nothing differs that they look at.
+# The functions go into a file `train.py`, whose last line is `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
+# `start`, folded below, does in a folder of its own what you would type:
 #
-# The third tool is **`monitored_barrier`**, put where you suspect that somebody is missing. It needs gloo: beside an NCCL group, make a second one with `dist.new_group(backend="gloo")`. The fourth is the **flight recorder**: each
-# rank keeps its last calls in memory, with the lines that made them. Here a function with an underscore reads it; on a cluster with NCCL, each rank can write it to a file when it times out, and the command `torchfrtrace` compares the files.
+# ```text
+# torchrun --standalone --nproc-per-node=2 --log-dir=logs --redirects=3 --monitor-interval=1 train.py "absent rank"
+# ```
+#
+# `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well. While it runs, `start` looks five times where the two processes are. It takes `py-spy dump --pid`,
+# which needs no preparation, and the signal where py-spy is not installed or may not look: Linux lets it look at other processes of yours only if `kernel.yama.ptrace_scope` is 0 or you are root, and a container needs the capability `SYS_PTRACE`.
+
+# %% jupyter={"source_hidden": true}
+FAULTS = ("swapped calls", "absent rank", "straggler", "killed rank", "out of memory")
+FAULTS += ("spoiled checkpoint",)
+HEAD = """import faulthandler, os, signal, sys, time
+from datetime import timedelta
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+from torch.distributed.elastic.multiprocessing.errors import record
+"""
+jobs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+seen = {fault: [] for fault in FAULTS}  # where ranks 0 and 1 were, each time we looked
 
 
-# %%
-def meet_before_each_call():
-    for _ in range(2 if dist.get_rank() == 1 else 3):
-        dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
-        dist.all_reduce(torch.ones(4))
+def folder_of(fault, variant=""):
+    return Path(jobs.name, f"{fault} {variant}".strip().replace(" ", "-"))
 
 
-print("monitored_barrier:", outcome(meet_before_each_call, backend="gloo"))
+def prepare(folder, fault):
+    folder.mkdir()
+    parts = [HEAD, *map(inspect.getsource, (load, sum_metrics, train, main))]
+    (folder / "train.py").write_text("\n\n".join([*parts, "record(main)(sys.argv[1])\n"]))
+    for rank in range(2):
+        torch.save(torch.zeros(1), folder / f"checkpoint{rank}.pt")
+    if fault == "spoiled checkpoint":
+        os.truncate(folder / "checkpoint1.pt", (folder / "checkpoint1.pt").stat().st_size // 2)
 
 
-# %%
-def with_flight_recorder(mistake):
-    with suppress(RuntimeError):
-        with_timeout(mistake)
-    last = pickle.loads(_dump_fr_trace())["entries"][-1]
-    own = next(one for one in last["frames"] if "/torch/" not in one["filename"])
-    return f"#{last['collective_seq_id']} {last['input_sizes']}, line {own['line']}"
+def start(fault, variant="", **settings):
+    """Runs train.py under torchrun, on loopback, until it ends.
+
+    Variants keep no calls: to write their lines, torch imports torch._dynamo, which takes a second.
+    """
+    settings |= {"TORCH_FR_BUFFER_SIZE": "0"} if variant else {}
+    folder = folder_of(fault, variant)
+    prepare(folder, fault)
+    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--log-dir=logs", "--redirects=3", "--monitor-interval=1", "train.py", fault]
+    with open(folder / "torchrun.txt", "w") as said:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=said, stderr=said, start_new_session=True,
+            env={**os.environ, **loopback, **quiet, **settings},
+        )  # fmt: skip
+        try:
+            if not variant:
+                look(fault, process)
+            process.wait(timeout=120)
+        finally:
+            if process.poll() is None:
+                process.terminate()  # torchrun ends its ranks
+                process.wait(timeout=60)
 
 
-# %%
-for name, mistake in mistakes.items():
-    kept = launch(with_flight_recorder, mistake, world_size=3, backend=None)
-    odd = [f"rank {rank}" for rank in range(3) if kept.count(kept[rank]) == 1]
-    said[name]["flight recorder"] = odd[0] if odd else "no error"
-    print(f"{name:14}", *kept, sep="   ")
+def look(fault, process):
+    """Notes five times where both ranks are, as long as both are at work."""
+    processes = []
+    while process.poll() is None and len(processes) < 2:
+        time.sleep(0.2)
+        processes = re.findall(r"is process (\d+)", "".join(logs(fault, "stdout.log")))
+    for _ in range(5):
+        time.sleep(0.4)
+        places = [place_of(fault, rank, int(pid)) for rank, pid in enumerate(processes)]
+        if not all(places) or "calls" in "".join(places):
+            return  # a rank has ended, or is in the `finally`
+        seen[fault].append(tuple(places))
+
+
+def place_of(fault, rank, pid):
+    """The line of train.py in which a process is: by py-spy, or else by the signal."""
+    stack = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        spy = shutil.which("py-spy") or Path(sys.executable).with_name("py-spy")
+        command = [spy, "dump", "--pid", str(pid)]
+        stack = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
+    if not stack:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.1)
+        file = folder_of(fault) / f"stack{rank}"
+        stack = file.read_text().rpartition("most recent")[2]
+    lines = re.findall(r"train\.py(?::|\", line )(\d+)", stack)
+    return code(fault, int(lines[0])) if lines else ""
+
+
+def logs(fault, name, variant=""):
+    """The texts of both ranks' files of this name, empty where there is none."""
+    paths = [folder_of(fault, variant).glob(f"logs/*/attempt_0/{rank}/{name}") for rank in (0, 1)]
+    return ["".join(path.read_text(errors="replace") for path in found) for found in paths]
+
+
+def code(fault, line):
+    """A line of train.py, without its comment."""
+    text = (folder_of(fault) / "train.py").read_text().splitlines()[line - 1]
+    return text.partition("#")[0].strip()
+
 
 # %% [markdown]
-# The barrier names rank 1, too. The flight recorder has the missing call (#2 where the others have #3), the shapes, and for the swapped calls the two lines. It leaves the comparing to you. Put together, each field
-# computed from what was said:
+# First each failure once. (As in chapter 04, `torchrun`'s store listens on all addresses of the machine while a job runs.)
+
+# %%
+with ThreadPoolExecutor(3) as pool:
+    list(pool.map(start, FAULTS))
+
+# %% [markdown]
+# ### What is written anyway
+#
+# Now you are called. Each rank has a `stderr.log`. Part 6 said how to read it: leave out echoes, and see what is left.
+
+# %%
+by_files = predict("of six failures, the error files of the ranks name the culprit of", ...)
+by_detail = predict("TORCH_DISTRIBUTED_DEBUG=DETAIL names the culprit of", ...)
+by_recorder = predict("the flight recorder has what it takes to find the culprit of", ...)
+
+# %%
+ECHO = re.compile("by peer|Timed out|Connection")
+
+
+def from_logs(fault):
+    lines = "\n".join(logs(fault, "stderr.log")).splitlines()
+    errors = [line for line in lines if re.match(r"\[rank\d\]: \w*Error", line)]
+    own = [line for line in errors if not ECHO.search(line)]
+    return own[0] if own else "only echoes" * bool(errors)
 
 
 # %% jupyter={"source_hidden": true}
-def verdict(words):
-    if words == "no error":
-        return "silent"
-    return "names it" if re.search(r"anks? [012]|4.*6", words) else "notices"
+said = {}
 
 
-tools = [*said["swapped"]]
-shades = {"names it": "#009E7388", "notices": "#F0E44288", "silent": "white"}
-figure, axes = plt.subplots(figsize=(8, 2.4))
-for y, words in enumerate(said.values()):
-    for x, tool in enumerate(tools):
-        what = verdict(words[tool])
+def ask(tool, read):
+    """Keeps and prints what a tool says of each failure."""
+    said[tool] = {fault: read(fault) for fault in FAULTS}
+    for fault, words in said[tool].items():
+        print(f"{fault:20}{textwrap.shorten(words, 78, placeholder=' ...') or '-'}")
+
+
+# %%
+ask("logs", from_logs)
+
+# %% [markdown]
+# `record` has written the same into `error.json`, with the stack and the time, which helps where a log is long. `torchrun` reads these files. It ends with a table of exit codes, whose last entry is called *Root Cause (first
+# observed failure)*.
+
+
+# %%
+def from_error_files(fault):
+    texts = [
+        json.loads(text)["message"]["message"] if text else "" for text in logs(fault, "error.json")
+    ]
+    own = [
+        f"rank {rank}: {text}" for rank, text in enumerate(texts) if text and not ECHO.search(text)
+    ]
+    return own[0] if own else "only echoes" * any(texts)
+
+
+ask("error files", from_error_files)
+
+
+# %%
+def from_torchrun(fault):
+    table = (folder_of(fault) / "torchrun.txt").read_text()
+    codes = re.findall(r"rank +: (\d).*?exitcode +: (-?\d+)", table, re.S)
+    killed = [rank for rank, code in codes if code == "-9"]
+    return f"rank {killed[0]} died of SIGKILL" if killed else "failed" * bool(codes)
+
+
+ask("exit codes", from_torchrun)
+table = (folder_of("absent rank") / "torchrun.txt").read_text()
+print("absent rank, its root cause: rank", re.search(r"Root.*?rank +: (\d)", table, re.S)[1])
+
+# %% [markdown]
+# A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, which waited until its patience was over. *First observed* means just that, so read the
+# other ranks' files before you believe it.
+#
+# ### Where is everybody?
+#
+# A job that stands still can be asked. These are the lines that `start` saw most often:
+
+
+# %%
+def from_stacks(fault):
+    if len(seen[fault]) < 3:  # it was over too soon
+        return ""
+    rank_0, rank_1 = mode(seen[fault])
+    return f"rank 0: {rank_0}; rank 1: {rank_1}"
+
+
+ask("stacks", from_stacks)
+
+# %% [markdown]
+# The question is part 3's: who is *not* waiting? One look cannot tell slow from hung, since rank 1 sleeps in both. The log can: in one it still grows.
+#
+# ### The flight recorder
+#
+# Each rank keeps its last calls in memory, with the lines that made them. `_dump_fr_trace` gives them as a pickle. (Its sister `_dump_fr_trace_json` leaves out the lines.) We compare the ranks call by call:
+
+
+# %%
+def calls(fault, rank):
+    file = folder_of(fault) / f"calls{rank}"
+    entries = pickle.loads(file.read_bytes())["entries"] if file.exists() else None
+    return entries and [(line_of(fault, one), one["time_created_ns"] / 1e9) for one in entries]
+
+
+def line_of(fault, entry):
+    own = next(one for one in entry["frames"] if one["filename"].endswith("train.py"))
+    return code(fault, own["line"])
+
+
+# %%
+def from_recorder(fault):
+    mine, yours = calls(fault, 0), calls(fault, 1)
+    if yours is None:
+        return "rank 1 left nothing"
+    for number, ((one, _), (other, _)) in enumerate(zip(mine, yours), 1):
+        if one != other:
+            return f"#{number} is {one} on rank 0, {other} on rank 1"
+    if len(mine) > len(yours):
+        return f"#{len(mine)} is missing on rank 1"
+    late_s = median(other - one for (_, one), (_, other) in zip(mine, yours))
+    return "rank 1 is late for most calls" if late_s > 0.1 else ""
+
+
+ask("flight recorder", from_recorder)
+
+# %% [markdown]
+# It has something on all six, and the swapped calls by their lines. The command `torchfrtrace` compares for you. It does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
+# recorded, because the group has two names there; the folded cell gives it one.
+
+# %% jupyter={"source_hidden": true}
+with redirect_stderr(io.StringIO()) as heard:  # it goes on speaking to this stream
+    from torch.distributed.flight_recorder import fr_trace
+
+
+def from_torchfrtrace(fault):
+    """What `torchfrtrace FOLDER --prefix=calls` says, run here to save six imports of torch."""
+    folder = folder_of(fault, "renamed")
+    folder.mkdir(exist_ok=True)
+    group = {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}
+    for file in folder_of(fault).glob("calls?"):
+        dump = pickle.loads(file.read_bytes()) | {"pg_config": {"0": group}}
+        (folder / file.name).write_bytes(pickle.dumps(dump))
+    heard.seek(heard.truncate(0))
+    try:
+        fr_trace.main([str(folder), "--prefix=calls"])
+    except AssertionError as error:
+        return str(error)
+    found = re.findall(r"sequence number: \d+|missing ranks: .*", heard.getvalue())
+    return ", ".join(found)
+
+
+# %%
+ask("torchfrtrace", from_torchfrtrace)
+
+# %% [markdown]
+# ### Run it again, to be told
+#
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes the ranks compare what they are about to do, before each call. It costs a message more per call: turn it on to search, not to train. `monitored_barrier` is the part of it that finds
+# absent ranks, and you can put it into your own code where you suspect somebody. It needs gloo: beside an NCCL group, make a second one for it, `dist.new_group(backend="gloo")`.
+
+# %%
+meet = ("absent rank", "meet")
+with ThreadPoolExecutor(3) as pool:
+    pool.submit(start, *meet, MEET_S="4")
+    for fault in FAULTS:
+        pool.submit(start, fault, "DETAIL", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+
+
+# %%
+def from_detail(fault, variant="DETAIL"):
+    text = "\n".join(logs(fault, "stderr.log", variant))
+    return "".join(re.findall(r"Error: (\[Rank 0\]: Ranks? .*|.*Collectives differ.*)", text)[:1])
+
+
+ask("DETAIL", from_detail)
+print("\nmonitored_barrier: ", from_detail(*meet))
+
+# %% [markdown]
+# It knows who did not come, not why. To the swapped calls it is deaf: kind and shape are the same. So it is to the straggler: who comes late has come.
+#
+# ### Who says what
+#
+# The table is computed from the lines above. A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
+# failed, and not who.
+
+
+# %%
+def verdict(tool, words):
+    if not re.search(r"[Rr]anks?\W*1", words):
+        return "notices" if words else "silent"
+    return "shows it" if tool in ("stacks", "flight recorder") else "names it"
+
+
+# %% jupyter={"source_hidden": true}
+shades = {"names it": "#009E73AA", "shows it": "#009E7344"}
+shades |= {"notices": "#F0E44288", "silent": "white"}
+found = Counter()
+figure, axes = plt.subplots(figsize=(9, 2.8))
+for x, (tool, words) in enumerate(said.items()):
+    for y, fault in enumerate(FAULTS):
+        what = verdict(tool, words[fault])
+        found[tool] += what in ("names it", "shows it")
         axes.add_patch(plt.Rectangle((x, y), 0.96, 0.9, fc=shades[what], ec="#999999"))
-        axes.text(x + 0.48, y + 0.45, what, ha="center", va="center")
-axes.set(xlim=(0, len(tools)), ylim=(len(said), 0))
-axes.set_xticks([x + 0.48 for x in range(len(tools))], tools)
-axes.set_yticks([y + 0.45 for y in range(len(said))], said)
+        axes.text(x + 0.48, y + 0.45, what, ha="center", va="center", fontsize=9)
+axes.set(xlim=(0, len(said)), ylim=(len(FAULTS), 0))
+axes.set_xticks([x + 0.48 for x in range(len(said))], said)
+axes.set_yticks([y + 0.45 for y in range(len(FAULTS))], FAULTS)
 axes.tick_params(length=0, labelbottom=False, labeltop=True)
 axes.spines[:].set_visible(False)
-named = {tool: sum(verdict(w[tool]) == "names it" for w in said.values()) for tool in tools}
-text = ", ".join(f"{tool} {count}" for tool, count in named.items())
-show(figure, f"How many of the four mistakes a tool names: {text}. The gaps, nobody.")
+by_files.measured(found["error files"])
+by_detail.measured(found["DETAIL"])
+by_recorder.measured(found["flight recorder"])
+text = ", ".join(f"{tool} {count}" for tool, count in found.items())
+show(figure, f"In how many of the six failures a tool names or shows the culprit: {text}.")
 
 # %% [markdown]
-# No tool has them all, and the last row has none: for it there is only the oracle of part 4. Ours has an advantage that you should know about: `launch` sees all ranks of one machine from outside. On a cluster, begin with
-# `DETAIL` on two ranks of your own machine; a mistake that shows there is found in seconds.
+# Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file does not open stands in that rank's log, and where its disk hangs in its stack. So go from *who* to that rank's own
+# words. A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
 #
-# **Check yourself.** Why is a group timeout of 30 minutes not simply set to one?
+# **With NCCL** some of this comes by itself, and some differs. This course has no GPU to show it on, so here is what [PyTorch's page on its variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) says. A
+# group's timeout is ten minutes, not gloo's thirty, and a watchdog thread keeps it. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1` it writes every rank's recorder to a file, so you need no `finally`. An `all_reduce` is only queued by the host and returns at once: a
+# stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow.
+#
+# **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. It wants packages that torch does not bring, and it listens on all addresses without a password, so we do not start it here: use it
+# only in a network that you trust.
+#
+# **Check yourself.** Why is a group's timeout of 30 minutes not simply set to one?
 #
 # <details><summary>Answer</summary>
 # It counts every wait, also an honest one: a rank that saves a checkpoint, or loads data, or compiles, while the others wait for it. It then kills a training that was only slow.
@@ -642,22 +924,23 @@ show(figure, f"How many of the four mistakes a tool names: {text}. The gaps, nob
 #
 # ## 8 · The method
 #
-# | symptom | first question | tool | seen in |
-# | --- | --- | --- | --- |
-# | hangs | Was an earlier silence as long? | the report's *perhaps nothing hangs*; the recording | part 3 |
-# | hangs | Who is not waiting, and where is it instead? | the report; `monitored_barrier`, `DETAIL` | 1, 2, 7 |
-# | hangs | Which is the first call that differs or lacks a partner? | `plot_calls`; the flight recorder | 1, 7 |
-# | is slow | Who waits least? | the recording | 3 |
-# | lies | What does one process compute? | a tiny oracle, kept as a test | 4 |
-# | lies | Do the ranks call from the same lines? | `plot_calls` of a recording; the flight recorder | 4, 7 |
-# | dies, with an error | Which error is no echo? | the report; a log without peers and timeouts | 6 |
-# | dies of SIGABRT | Which call differs in shape? | the report; `DETAIL` | 5, 7 |
-# | dies of SIGKILL | What had it said before? | its output; the system's log | 6 |
+# | symptom | first question | with `launch` | with `torchrun` | seen in |
+# | --- | --- | --- | --- | --- |
+# | hangs | Was an earlier silence as long? | *perhaps nothing hangs*; the recording | stacks, looked at twice | 3, 7 |
+# | hangs | Who is not waiting, and where is it instead? | the report | stacks; `DETAIL`, `monitored_barrier` | 1, 2, 7 |
+# | hangs | Which is the first call that differs or lacks a partner? | `plot_calls` | the flight recorder | 1, 7 |
+# | is slow | Who waits least? | the recording | stacks; the recorder's times | 3, 7 |
+# | lies | What does one process compute? | a tiny oracle, kept as a test | the same | 4 |
+# | lies | Do the ranks call from the same lines? | `plot_calls` of a recording | the flight recorder's frames | 4, 7 |
+# | dies, with an error | Which error is no echo? | the report | `error.json` of all ranks | 6, 7 |
+# | dies of SIGABRT | Which call differs in shape? | the report | `DETAIL` | 5 |
+# | dies of SIGKILL | What had it said before? | its output | exit code -9; its log; the system's | 6, 7 |
 #
 # Three habits prevent most of it: every decision that changes what a rank calls is taken by all ranks together; what belongs together travels in one call; and the smallest case that can go wrong is kept
 # and compared with one process.
 
 # %%
+jobs.cleanup()
 predict()
 
 # %% [markdown]
