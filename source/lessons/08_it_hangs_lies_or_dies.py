@@ -523,7 +523,7 @@ print(death_of(killed_by_the_system))
 # %%
 def load(rank, step, fault):
     if rank == 1 and fault == "straggler":
-        time.sleep(0.4)
+        time.sleep(0.8)
     if rank == 1 and step == 3:
         if fault == "absent rank":
             time.sleep(600)  # its disk does not answer
@@ -560,7 +560,12 @@ def train(rank, fault):
 
 # %% [markdown]
 # The sixth failure is no line: the job finds half of rank 1's checkpoint. `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
-# recorder has when it ends, whatever the reason. The `finally` needs an ordinary end, so `SIGTERM` is made one.
+# recorder has when it ends, whatever the reason. For the `finally`, the signal by which `torchrun` ends a rank is made an exception.
+
+
+# %%
+def leave(*_):
+    raise InterruptedError("told to end")
 
 
 # %%
@@ -568,11 +573,12 @@ def main(fault):
     dist.init_process_group("gloo", timeout=timedelta(seconds=8))
     rank = dist.get_rank()
     faulthandler.register(signal.SIGUSR1, open(f"stack{rank}", "w"))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, leave)
     print(f"rank {rank} is process {os.getpid()}", flush=True)
     try:
         train(rank, fault)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(f"calls{rank}").write_bytes(_dump_fr_trace())
     dist.destroy_process_group()
 
@@ -609,7 +615,7 @@ def folder_of(fault, variant=""):
 
 def prepare(folder, fault):
     folder.mkdir()
-    parts = [HEAD, *map(inspect.getsource, (load, sum_metrics, train, main))]
+    parts = [HEAD, *map(inspect.getsource, (load, sum_metrics, train, leave, main))]
     (folder / "train.py").write_text("\n\n".join([*parts, "record(main)(sys.argv[1])\n"]))
     for rank in range(2):
         torch.save(torch.zeros(1), folder / f"checkpoint{rank}.pt")
@@ -651,7 +657,7 @@ def look(fault, process):
         time.sleep(0.2)
         processes = re.findall(r"is process (\d+)", "".join(logs(fault, "stdout.log")))
     for _ in range(5):
-        time.sleep(0.4)
+        time.sleep(0.2)
         places = [place_of(fault, rank, int(pid)) for rank, pid in enumerate(processes)]
         if not all(places) or "calls" in "".join(places):
             return  # a rank has ended, or is in the `finally`
@@ -691,7 +697,7 @@ def code(fault, line):
 # First each failure once. (As in chapter 04, `torchrun`'s store listens on all addresses of the machine while a job runs.)
 
 # %%
-with ThreadPoolExecutor(3) as pool:
+with ThreadPoolExecutor(4) as pool:
     list(pool.map(start, FAULTS))
 
 # %% [markdown]
@@ -705,7 +711,7 @@ by_detail = predict("TORCH_DISTRIBUTED_DEBUG=DETAIL names the culprit of", ...)
 by_recorder = predict("the flight recorder has what it takes to find the culprit of", ...)
 
 # %%
-ECHO = re.compile("by peer|Timed out|Connection")
+ECHO = re.compile("by peer|Timed out|Connection|told to end")
 
 
 def from_logs(fault):
@@ -852,7 +858,7 @@ ask("torchfrtrace", from_torchfrtrace)
 
 # %%
 meet = ("absent rank", "meet")
-with ThreadPoolExecutor(3) as pool:
+with ThreadPoolExecutor(4) as pool:
     pool.submit(start, *meet, MEET_S="4")
     for fault in FAULTS:
         pool.submit(start, fault, "DETAIL", TORCH_DISTRIBUTED_DEBUG="DETAIL")
@@ -861,7 +867,7 @@ with ThreadPoolExecutor(3) as pool:
 # %%
 def from_detail(fault, variant="DETAIL"):
     text = "\n".join(logs(fault, "stderr.log", variant))
-    return "".join(re.findall(r"Error: (\[Rank 0\]: Ranks? .*|.*Collectives differ.*)", text)[:1])
+    return "".join(re.findall(r"Error: (\[Rank 0\]: Ranks? .*)", text)[:1])
 
 
 ask("DETAIL", from_detail)
@@ -895,7 +901,7 @@ for x, (tool, words) in enumerate(said.items()):
         axes.add_patch(plt.Rectangle((x, y), 0.96, 0.9, fc=shades[what], ec="#999999"))
         axes.text(x + 0.48, y + 0.45, what, ha="center", va="center", fontsize=9)
 axes.set(xlim=(0, len(said)), ylim=(len(FAULTS), 0))
-axes.set_xticks([x + 0.48 for x in range(len(said))], said)
+axes.set_xticks([x + 0.48 for x in range(len(said))], said, fontsize=9)
 axes.set_yticks([y + 0.45 for y in range(len(FAULTS))], FAULTS)
 axes.tick_params(length=0, labelbottom=False, labeltop=True)
 axes.spines[:].set_visible(False)
@@ -913,8 +919,8 @@ show(figure, f"In how many of the six failures a tool names or shows the culprit
 # group's timeout is ten minutes, not gloo's thirty, and a watchdog thread keeps it. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1` it writes every rank's recorder to a file, so you need no `finally`. An `all_reduce` is only queued by the host and returns at once: a
 # stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow.
 #
-# **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. It wants packages that torch does not bring, and it listens on all addresses without a password, so we do not start it here: use it
-# only in a network that you trust.
+# **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which torch does not bring. It listens on all addresses without a password, so we do not
+# start it here: use it only in a network that you trust.
 #
 # **Check yourself.** Why is a group's timeout of 30 minutes not simply set to one?
 #
@@ -933,7 +939,7 @@ show(figure, f"In how many of the six failures a tool names or shows the culprit
 # | lies | What does one process compute? | a tiny oracle, kept as a test | the same | 4 |
 # | lies | Do the ranks call from the same lines? | `plot_calls` of a recording | the flight recorder's frames | 4, 7 |
 # | dies, with an error | Which error is no echo? | the report | `error.json` of all ranks | 6, 7 |
-# | dies of SIGABRT | Which call differs in shape? | the report | `DETAIL` | 5 |
+# | dies of SIGABRT | Which call differs in shape? | the report | gloo's last words in `stderr.log` | 5 |
 # | dies of SIGKILL | What had it said before? | its output | exit code -9; its log; the system's | 6, 7 |
 #
 # Three habits prevent most of it: every decision that changes what a rank calls is taken by all ranks together; what belongs together travels in one call; and the smallest case that can go wrong is kept
