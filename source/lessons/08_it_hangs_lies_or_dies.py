@@ -670,7 +670,9 @@ def place_of(fault, rank, pid):
     with suppress(OSError, subprocess.SubprocessError):
         spy = shutil.which("py-spy") or Path(sys.executable).with_name("py-spy")
         command = [spy, "dump", "--pid", str(pid)]
-        stack = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
+        plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # a kernel asks for colours
+        streams = {"capture_output": True, "text": True, "timeout": 5}
+        stack = subprocess.run(command, env=plain, **streams).stdout
     if not stack:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
