@@ -14,11 +14,11 @@ from course_utils import digits, launch
 from course_utils.language import novel
 
 
-def definitions(slug: str) -> dict:
-    """What a lesson imports and defines, by name; nothing is launched."""
+def definitions(slug: str, **known) -> dict:
+    """What a lesson imports and defines, by name, beside what is known; nothing is launched."""
     (target,) = (t for t in build.targets(build.HERE, [slug]) if t.built.parent.name == "notebooks")
     cells = [c for c in nbformat.read(target.built, as_version=4).cells if c.cell_type == "code"]
-    kinds, known = (ast.Import, ast.ImportFrom, ast.FunctionDef), {}
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     for node in (node for cell in cells for node in ast.parse(cell.source).body):
         if isinstance(node, kinds):
             exec(ast.unparse(node), known)
@@ -62,3 +62,36 @@ def test_a_gpt_in_our_ddp_and_in_pytorchs_differ_by_less_than_a_step():
         for wrap, steps in ((DistributedDataParallel, 20), (lesson.OurDDP, 19))
     )
     assert lesson.apart(less, theirs) > 1e-4
+
+
+@pytest.fixture
+def keras_lesson(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setenv("KERAS_TORCH_DEVICE", "cpu")
+    keras = pytest.importorskip("keras")
+    own = definitions("10_keras", keras=keras, L=keras.layers)
+    own |= {"training": own["nhwc"](digits(True)), "testing": own["nhwc"](digits(False))}
+    return own
+
+
+def cost(own: dict, shards: str, **fault) -> torch.Tensor:
+    """The test loss of rank 0's model, from each of the lesson's five seeds, sorted."""
+    return own["over_seeds"](shards, own["study"], **fault)[0, :, 0].sort().values
+
+
+@pytest.mark.slow
+def test_what_a_fault_of_keras_costs_when_each_rank_has_its_own_digits(keras_lesson):
+    own = keras_lesson
+    cured, no_mode, drifted = (
+        cost(own, "own digits", **fault)
+        for fault in ({}, {"training": False}, {"cure": lambda tensors: None})
+    )
+    assert 0.2 < cured[2] < 0.35
+    assert no_mode[2] > 1.1 * cured[2]
+    assert drifted[2] > 1.05 * cured[2]
+
+
+@pytest.mark.slow
+def test_the_same_masks_cost_next_to_nothing(keras_lesson):
+    cured, alike = (cost(keras_lesson, "dealt", **f) for f in ({}, {"own_masks": False}))
+    assert 0.9 < alike[2] / cured[2] < 1.1
