@@ -57,10 +57,11 @@ def test_readers_with_one_seed_are_one_reader_and_their_loss_falls(monkeypatch, 
 def test_a_gpt_in_our_ddp_and_in_pytorchs_differ_by_less_than_a_step():
     (path,) = (build.HERE / "tests/lessons/wrong").glob("05_*.py")
     lesson = runpy.run_path(str(path))["lesson"]
-    theirs, less = (
+    theirs, ours, less = (
         launch(lesson.train_gpt, wrap, steps, backend="gloo")
-        for wrap, steps in ((DistributedDataParallel, 20), (lesson.OurDDP, 19))
+        for wrap, steps in ((DistributedDataParallel, 20), (lesson.OurDDP, 20), (lesson.OurDDP, 19))
     )
+    assert lesson.apart(ours, theirs) < 1e-6
     assert lesson.apart(less, theirs) > 1e-4
 
 
