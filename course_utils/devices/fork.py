@@ -81,12 +81,11 @@ def import_what_ranks_need() -> None:
     with _IMPORTING, contextlib.ExitStack() as afterwards:
         if find := getattr(dist.Backend, "_ensure_backend_registered", None):
             find("gloo")  # torch 2.15 looks for it among all installed packages
-        if "torch._dynamo" in sys.modules:
-            return
-        if name not in os.environ:
+        if "torch._dynamo" not in sys.modules and name not in os.environ:
             os.environ[name] = tempfile.gettempdir()
             afterwards.callback(os.environ.pop, name)
-        importlib.import_module("torch._dynamo")
+        # Else each rank clears them when it joins, and copies a sixth of all pages that it copies.
+        importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()
 
 
 def cuda_in_use() -> str | None:

@@ -1,4 +1,4 @@
-"""Real nbgrader on real submissions: cheats first, then wrong, blank and right ones."""
+"""Real nbgrader on real submissions: cheats first, then wrong, blank and right answers."""
 
 import ast
 import contextlib
@@ -115,7 +115,6 @@ def course(tmp_path_factory) -> Course:
     folder = made.hand_in("cheat", cheats.CHEATS, cheats.edit)
     (folder / "course_utils.py").write_text("check = lambda *args, **options: None")
     made.hand_in("killer", made.models() | {"place_of": cheats.KILLER})
-    made.hand_in("blank", {})
     wrong = functions_of(labs.ROOT / f"tests/labs/wrong/{LAB}.py")
     made.hand_in("wrong", {name: f"{wrong}\n{name} = {fn}" for name, fn in WRONG.items()})
     made.hand_in("right", made.models())
@@ -148,11 +147,7 @@ def test_an_answer_that_kills_the_grading_kernel_gets_no_points_from_there_on(co
     assert course.points("killer") == dict.fromkeys(ALL, 0) | {"mean_of_all": 1, "rank_of": 1}
 
 
-def test_a_blank_submission_gets_no_points(course):
-    assert course.points("blank") == dict.fromkeys(ALL, 0)
-
-
-def test_of_a_wrong_submission_only_what_is_right_gets_points(course):
+def test_neither_wrong_nor_blank_answers_get_points(course):
     assert course.points("wrong") == dict.fromkeys(ALL, 0) | {"place_of": 1}
 
 
@@ -164,7 +159,7 @@ def test_the_exported_grades_are_the_sums(course):
     with (course.folder / "grades.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["student_id"]: float(row["score"]) for row in rows} == {
-        "cheat": 0, "killer": 2, "blank": 0, "wrong": 1, "right": sum(ALL.values()),
+        "cheat": 0, "killer": 2, "wrong": 1, "right": sum(ALL.values()),
     }  # fmt: skip
     assert {float(row["max_score"]) for row in rows} == {sum(ALL.values())}
 

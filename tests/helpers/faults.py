@@ -19,6 +19,7 @@ class Fault:
         error: the error's name.
         within: seconds until the ranks' deadline.
         own: the kernel is harmed or changed, so that no other fault shares it.
+        history: what the kernel did before matters, and all that the ones before this one did.
         first: a cell that is run before.
         last: a cell that is run after, such as one that lifts a limit.
         stop: the stop button is pressed so many seconds after the start.
@@ -32,6 +33,7 @@ class Fault:
     error: str = "WorkerError"
     within: float = 0.0
     own: bool = False
+    history: bool = False
     first: str = ""
     last: str = ""
     stop: tuple[float, ...] = ()

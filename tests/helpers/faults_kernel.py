@@ -23,15 +23,25 @@ BEFORE = {
     "a finished DataLoader": "list(DataLoader(list(range(8)), num_workers=2))",
     "a DataLoader whose workers live": f"loader = {LOADER}\nlist(loader)",
     "threads that compute all the time": """
+        enough = threading.Event()
+
         def burn():
-            while True:
+            while not enough.is_set():
                 torch.ones(300, 300) @ torch.ones(300, 300)
 
         threading.Thread(target=burn, daemon=True).start()
     """,
 }
 HISTORIES = [
-    Fault(f"kernel did before: {name}", TRAINS, gives=TRAINED, first=cell, own=True, within=3)
+    Fault(
+        f"kernel did before: {name}",
+        TRAINS,
+        gives=TRAINED,
+        first=cell,
+        last="enough.set()" if "enough" in cell else "",
+        history=True,
+        within=3,
+    )
     for name, cell in BEFORE.items()
 ]
 

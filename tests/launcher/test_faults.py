@@ -77,12 +77,19 @@ def shared() -> Iterator[Shared]:
     kernel.close()
 
 
+@pytest.fixture(scope="module")
+def with_a_past() -> Iterator[Shared]:
+    kernel = Shared()
+    yield kernel
+    kernel.close()
+
+
 @pytest.fixture
-def kernel(shared: Shared, request: pytest.FixtureRequest) -> Iterator[Kernel]:
-    """The shared kernel, or one for a single fault that harms it."""
+def kernel(shared: Shared, with_a_past: Shared, request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """A shared kernel, or one for a single fault that harms it."""
     fault = getattr(request, "param", None)
     if fault and not fault.own:
-        yield shared.get()
+        yield (with_a_past if fault.history else shared).get()
         return
     wrap = ()
     if fault and fault.room:
@@ -217,6 +224,6 @@ def wait_until_gone(word: str, seconds: float) -> set[int]:
     return left
 
 
-def test_no_process_that_these_tests_started_is_left(shared: Shared) -> None:
-    shared.close()  # the only one that may live here
+def test_no_process_that_these_tests_started_is_left(shared: Shared, with_a_past: Shared) -> None:
+    shared.close(), with_a_past.close()  # the only ones that may live here
     assert not wait_until_gone("", seconds=5.0)
