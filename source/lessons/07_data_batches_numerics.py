@@ -1030,7 +1030,7 @@ for quarter in range(4):
 #
 # ### How large may rounding get?
 #
-# A small difference is no proof of rounding, and a large one no proof of a bug. The GPT trains for 200 steps with AdamW, on the same 16 windows per step. Three runs are compared with one process: four ranks; four ranks whose loss lacks a factor of four, as in part 8; and a
+# A small difference is no proof of rounding, and a large one no proof of a bug. The GPT trains for 100 steps with AdamW, on the same 16 windows per step. Three runs are compared with one process: four ranks; four ranks whose loss lacks a factor of four, as in part 8; and a
 # **control**, one process with the windows of each batch in reverse order: no ranks, only another order of adding.
 
 
@@ -1040,7 +1040,7 @@ def long_run(dtype, order=tuple(range(16)), factor=1.0):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(1)
     own, weights = list(order[dist.get_rank() :: dist.get_world_size()]), []
-    for _ in range(200):
+    for _ in range(100):
         inputs, targets = windows(16)
         update(optimizer, factor * loss_of(model, inputs[own], targets[own]))
         weights.append(parameters_to_vector(model.parameters()).detach())
@@ -1048,7 +1048,7 @@ def long_run(dtype, order=tuple(range(16)), factor=1.0):
 
 
 # %% [markdown]
-# **Predict.** For each of the three runs take the largest difference of any weight after step 200. How many of the three are at least a thousand times smaller in float64 than in float32?
+# **Predict.** For each of the three runs take the largest difference of any weight after step 100. How many of the three are at least a thousand times smaller in float64 than in float32?
 
 # %%
 shrink = predict("differences that shrink in float64, of three", ...)
@@ -1075,7 +1075,7 @@ figure, axes = plt.subplots(1, 2, figsize=(10.5, 3.8), sharey=True, layout="cons
 for axis, dtype in zip(axes, (torch.float32, torch.float64)):
     for number, name in enumerate(kinds):
         style = plain_style(number) | {"markersize": 5, "markevery": 3}
-        axis.plot(range(10, 201, 10), apart[name, dtype], label=name, **style)
+        axis.plot(range(10, 101, 10), apart[name, dtype], label=name, **style)
     axis.set(title=str(dtype).removeprefix("torch."), xlabel="step", yscale="log", ylim=(1e-14, 1))
 axes[0].set_ylabel("largest difference of a weight")
 axes[0].legend(fontsize=9, loc="lower left")
@@ -1083,7 +1083,7 @@ text = "Left, in float32, the three lines meet. Right, in float64, rounding ends
 show(figure, f"{text}, the bug above 1e-4.")
 
 # %% [markdown]
-# In float32 nobody can tell them apart: after 200 steps rounding has grown as large as the bug, in the control as well. AdamW divides by the size of a gradient, so where that is nearly zero, rounding may decide about a whole step. In float64
+# In float32 nobody can tell them apart: after 100 steps rounding has grown as large as the bug, in the control as well. AdamW divides by the size of a gradient, so where that is nearly zero, rounding may decide about a whole step. In float64
 # rounding ends below 1e-9, and **the bug stays above 1e-4**. That is the test to keep: *compare in float64, beside a control*.
 #
 # The weights of the ranks have to agree bit for bit, and so do two runs, here on the CPU with gloo:
