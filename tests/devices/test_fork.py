@@ -56,7 +56,7 @@ def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monke
     monkeypatch.setattr(fork, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
     monkeypatch.setattr(fork, "_MAPS", maps)
     monkeypatch.setattr(fork, "_started", 0)
-    for count, so_far in ((6, 0), (6, 0), (6, 3), (64, 3)):
+    for count, so_far in ((24, 0), (24, 0), (24, 3), (64, 3)):
         fork.enlarge(count)
         assert len(asked) == so_far
     assert [(hex(begin.value), size.value, how) for begin, size, how in asked] == [
@@ -67,10 +67,10 @@ def test_once_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monke
 
 
 def test_without_proc_a_launch_goes_on(monkeypatch):
-    monkeypatch.setattr(fork, "_started", 15)
+    monkeypatch.setattr(fork, "_started", 63)
     monkeypatch.setattr(fork, "_MAPS", Path("no such folder"))
     assert launch(lambda: 7, world_size=2, backend="gloo") == [7, 7]
-    assert fork._started == 17
+    assert fork._started == 65
 
 
 FOUR_AT_ONCE = """
