@@ -105,8 +105,10 @@ def hierarchical(x, league):
     sent.append(dist.isend(pieces[place], partner))
     arrived = torch.empty_like(pieces[place])
     dist.recv(arrived, partner)
+    for waiting in sent:
+        waiting.wait()
     pieces[place] += arrived
-    sent += [dist.isend(pieces[place], other) for other in neighbours]
+    sent = [dist.isend(pieces[place], other) for other in neighbours]
     for other in neighbours:
         dist.recv(pieces[other - first], other)
     for waiting in sent:
