@@ -259,7 +259,33 @@ def all_at_once_and_taken_back(model):
         parameter.grad = parameter.grad if count else None
 
 
+@lab.training
+def experts_by_their_name(model):
+    _average(_filled(own for own in lab.learning(model) if own.requires_grad and _busy(model, own)))
+
+
+def _busy(model, parameter):
+    flags = torch.tensor([expert.weight.grad is not None for expert in model.experts]).int()
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    idle = [expert for expert, used in zip(model.experts, flags.tolist(), strict=True) if not used]
+    return not any(parameter is own for expert in idle for own in expert.parameters())
+
+
 # 3 · one_memory
+
+
+@lab.in_one_memory
+def of_71_numbers(parameters):
+    flat = torch.zeros(71, dtype=torch.float64)
+    _views(parameters, flat)
+    return flat
+
+
+@lab.in_one_memory
+def a_row_of_a_matrix(parameters):
+    flat = torch.zeros(_numbers(parameters), dtype=torch.float64)
+    _views(parameters, flat)
+    return flat[None]
 
 
 def _numbers(parameters):
@@ -393,6 +419,11 @@ def _by_parameter(left_over, bucket, kept=lambda whole, sent: whole - sent, roun
 
 
 @lab.hooked
+def clamped_to_eight_bits(left_over, bucket):
+    return _send(bucket, _by_parameter(left_over, bucket).clamp(-128, 127))
+
+
+@lab.hooked
 def added_up(left_over, bucket):
     return _send(bucket, _by_parameter(left_over, bucket), 1)
 
@@ -485,18 +516,18 @@ WRONG = {
         no_average, zeros_for_everybody, what_has_a_gradient, what_all_ranks_used,
         what_rank_0_used, divided_by_those_who_used_it, a_sum_of_flags_above_one,
         frozen_ones_as_well, none_where_it_is_zero, none_where_all_of_it_is_zero, halved,
-        ones_for_what_is_not_there, in_single_precision,
+        ones_for_what_is_not_there, in_single_precision, experts_by_their_name,
     ],
     "one_memory": [
         a_copy_of_what_is_there, copies_of_its_parts, gradients_stay_where_they_are,
         the_weights_instead, in_single_precision_too, all_from_the_beginning,
-        the_last_one_forgotten, with_room_to_spare, flat_parts,
+        the_last_one_forgotten, with_room_to_spare, flat_parts, of_71_numbers, a_row_of_a_matrix,
     ],
     "compress": [
         as_it_is, what_is_left_over_forgotten, remembered_by_bucket, added_up, a_world_of_two,
         cut_off_instead_of_rounded, the_wrong_sign, the_whole_kept, as_doubles, eighths,
         whole_numbers_as_floats, a_mean_in_single_precision, only_the_last_bucket_kept,
-        kept_elsewhere,
+        kept_elsewhere, clamped_to_eight_bits,
     ],
 }  # fmt: skip
 RIGHT = {
