@@ -27,6 +27,7 @@ import pickle
 import re
 import resource
 import signal
+import string
 import sys
 import time
 from contextlib import chdir, redirect_stdout
@@ -154,7 +155,8 @@ monday, tuesday, thursday = (job(day) for day in ("monday", "tuesday", "thursday
 parts = [week / f"delivery/part-{rank}.txt" for rank in range(4)]
 for rank, part in enumerate(parts):
     text = part.read_text("utf-8")
-    print(f"part {rank}: {len(text):,} characters, unusual {re.findall('[^ -~\n]', text)[:4]}")
+    unusual = "".join(sorted(set(text) - set(string.printable)))
+    print(f"part {rank}: {len(text):,} characters {unusual}")
 counted.measured([len(monday.batches(monday.read(part), epoch=2)) for part in parts])
 
 # %% [markdown]
