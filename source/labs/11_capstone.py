@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Lab 11 · Capstone
 #
-# Three exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 70 minutes without the bonus, on any computer. The chapter named and proved what went wrong on Wednesday and on Thursday. Here you cure both, and build
-# the bell that nobody had. Then you write the page that the team reads on Monday.
+# Three exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 70 minutes without the bonus, on any computer. The chapter named and proved what went wrong on Wednesday and on Thursday. Here you cure both, and let nodes with disks of their
+# own agree where to go on. Then you write the page that the team reads on Monday.
 #
 # `check` runs your code in real workers, and the first one has them killed. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
+import contextlib
 import functools
-import hashlib
 import itertools
 import multiprocessing.util
 import os
@@ -268,109 +268,101 @@ resume_check |= {"allow": ("files",), "rtol": 1e-9}
 check(resuming(resume), **resume_check)
 
 # %% [markdown]
-# ## 3 · The bell that nobody had
+# ## 3 · The newest that all have
 #
-# *Difficulty ●●○ · importance ●●○ · 15 minutes.* Thursday's replicas were apart for a whole night, and no error came. To compare all weights costs as much as a step. To find out **that** they differ costs almost nothing. **Goal:** return, on every rank, the list of the ranks whose model is not, bit for
-# bit, the one that most ranks have. Whatever `model.state_dict()` holds counts: parameters and buffers. More than half of the ranks have the same. Send at most 200 bytes to each other rank.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save, on one node and not on another, and old files are cleared away, when somebody has time. So disks differ. Who goes on alone from its own newest one is back at Thursday.
 #
-# | three ranks | all alike | rank 2 has another buffer | rank 0 alone loaded the backup |
+# **Goal:** return on every rank the newest epoch of which **all** ranks have a file in `folder` that loads, or 0 if there is none. Other files may lie there. Nobody may fail because of what it finds.
+#
+# | | rank 0 | rank 1 | returns |
 # | --- | --- | --- | --- |
-# | returns | `[]` | `[2]` | `[0]` |
+# | whole | 2, 3, 5 | 2, 4, 5 | 5 |
+# | whole, and spoiled | 2, 3, (5) | 2, 4, 5 | 2 |
 
 
 # %%
-def parted(model):
+def newest(folder):
     ### BEGIN SOLUTION
-    digest = hashlib.sha256()
-    for own in model.state_dict().values():
-        # Bytes, not values: a digest has no tolerance, and two numbers that changed places show.
-        digest.update(own.detach().contiguous().numpy().tobytes())
-    mine = torch.frombuffer(bytearray(digest.digest()[:8]), dtype=torch.int64)
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, mine)
-    every = [own.item() for own in every]
-    usual = max(every, key=every.count)  # not rank 0's: it may be the odd one
-    return [rank for rank, own in enumerate(every) if own != usual]
+    whole = set()
+    for path in folder.glob("epoch-*.pt"):
+        with contextlib.suppress(Exception):  # an empty file raises another error than a cut one
+            torch.load(path)
+            whole.add(int(path.stem.removeprefix("epoch-")))
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, whole)
+    # Not the least of the newest: that one may be missing somewhere else.
+    return max(set.intersection(*every), default=0)
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# The sum of all weights is one number. Which differences does it not show? What is there that is short and differs whenever a single bit does?
+# Rank 0's newest is 3, rank 1's is 4. May they go on from 3? What would rank 1 have to tell, so that rank 0 knows?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# A digest, such as <code>hashlib.sha256</code>, of the bytes of every tensor. Gather the digests, and find the one that occurs most often. (Python's own <code>hash</code> is another one in each process, unless they are forked from one, as here.)
+# Each rank finds out which of its files load. Then all learn of all: lists can be gathered as objects, or a vector with a 1 for each epoch is reduced with MIN. What is left on every rank is the same, and so is its maximum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>digest.update(own.numpy().tobytes())</code>; <code>torch.frombuffer(bytearray(digest.digest()[:8]), dtype=torch.int64)</code> is a tensor of one number.
+# <code>dist.all_gather_object(every, whole)</code> with a set from each rank, then <code>max(set.intersection(*every), default=0)</code>.
 # </details>
 
-
 # %% jupyter={"source_hidden": true}
-def last_bit(tensor):
-    """Change a number by as little as can be."""
-    flat = tensor.view(-1).view(torch.int64)
-    flat[-1] ^= 1
-
-
-def swap(tensor):
-    tensor.view(-1)[:2] = tensor.view(-1)[[1, 0]]
-
-
-def negate(tensor):
-    tensor.neg_()
-
-
-def count_on(tensor):
-    tensor += 1
-
-
-damage = {  # which tensor of the state, what happens to it, and on which ranks
-    "all alike": (0, count_on, lambda n: []),
-    "a last bit on the last rank": (5, last_bit, lambda n: [n - 1]),
-    "two weights of rank 1 have changed places": (0, swap, lambda n: [1]),
-    "rank 0 has another sign": (4, negate, lambda n: [0]),
-    "a running mean on rank 1": (8, last_bit, lambda n: [1]),
-    "a buffer's count on the last rank": (10, count_on, lambda n: [n - 1]),
-    "nearly half of the ranks": (2, swap, lambda n: list(range((n - 1) // 2))),
+shelves = {  # by rank, of each of four: the epochs that are whole, and those that are spoiled
+    "all have all": [([1, 2, 3], [])] * 4,
+    "the newest is spoiled on rank 0": [([1, 2], [3])] + [([1, 2, 3], [])] * 3,
+    "rank 1 lacks what is newest on rank 0": [
+        ([2, 3], []),
+        ([2, 4], []),
+        ([2, 3, 4], []),
+        ([2], []),
+    ],
+    "10 is newer than 9": [([8, 9, 10], []), ([9, 10], [11]), ([9, 10], [8]), ([10, 9], [])],
+    "nothing in common": [([1, 3], []), ([2], [3]), ([4], []), ([3, 4], [1])],
+    "an empty disk": [([1], []), ([], []), ([], [1]), ([1], [])],
 }
 
 
+def spoil(path, way):
+    """Leave nothing of it, the first half, or all but the last byte."""
+    os.truncate(path, [0, path.stat().st_size // 2, path.stat().st_size - 1][way % 3])
+
+
+def looking(answer):
+    """Fill this rank's disk as the case says, and ask for the newest."""
+
+    @functools.wraps(answer)
+    def looked(whole, spoiled):
+        folder = new_disk()
+        for number, epoch in enumerate([*spoiled, *whole]):  # the spoiled ones are the oldest files
+            path = folder / f"epoch-{epoch}.pt"
+            torch.save({"epoch": epoch, "model": torch.arange(50)}, path)
+            if epoch in spoiled:
+                spoil(path, number + dist.get_rank())
+        (folder / "epoch-12.pt.part").write_bytes(b"PK")
+        (folder / "notes.txt").write_text("epoch-13.pt is on the other disk")
+        found = answer(folder)
+        left = sorted(int(path.stem[6:]) for path in folder.glob("epoch-*.pt"))
+        return {"newest": found, "files": left}
+
+    return looked
+
+
 # %% jupyter={"source_hidden": true}
-def deep_model():
-    return nn.Sequential(
-        nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 6), nn.BatchNorm1d(6)
-    ).double()
+def newest_spec(wholes, spoileds):
+    together = set.intersection(*map(set, wholes))
+    files = [sorted([*whole, *spoiled]) for whole, spoiled in zip(wholes, spoileds)]
+    return [{"newest": max(together, default=0), "files": own} for own in files]
 
 
-def parted_inputs(rank, world_size, case):
-    model = deep_model()
-    drawn = torch.Generator().manual_seed(7)
-    state = model.state_dict()
-    for own in state.values():
-        if own.is_floating_point():
-            own.copy_(torch.randn(own.shape, generator=drawn, dtype=own.dtype))
-    place, change, ranks = damage[case]
-    if rank in ranks(world_size):
-        change([*state.values()][place])
-    return model
+def newest_inputs(rank, world_size, case):
+    return shelves[case][rank]
 
 
-def parted_spec(models):
-    states = [[own.numpy().tobytes() for own in model.state_dict().values()] for model in models]
-    usual = max(states, key=states.count)
-    return [[rank for rank, own in enumerate(states) if own != usual]] * len(models)
-
-
-def parted_budget(world_size, case):
-    return {"sent_bytes": 200 * (world_size - 1)}
-
-
-parted_check = {"spec": parted_spec, "inputs": parted_inputs, "cases": list(damage)}
-parted_check |= {"world_sizes": (3, 4, 5), "budget": parted_budget}
+newest_check = {"spec": newest_spec, "inputs": newest_inputs, "cases": list(shelves)}
+newest_check |= {"world_sizes": (1, 2, 4), "allow": ("files",)}
 
 # %%
-check(parted, **parted_check)
+check(looking(newest), **newest_check)
 
 # %% [markdown]
 # ## 4 · The post-mortem

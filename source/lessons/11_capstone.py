@@ -55,7 +55,7 @@ print((week / "notes.txt").read_text())
 print((week / "scheduler.log").read_text())
 
 # %% [markdown]
-# The folder [incident](incident/README.md) has what the jobs left: logs, error files, the recorders of Monday, the scripts, the text. It is real. Four ranks ran these scripts and failed; only the notes are invented, the scheduler was
+# The folder `incident` has what the jobs left (its `README.md` says what is where): logs, error files, the recorders of Monday, the scripts, the text. It is real. Four ranks ran these scripts and failed; only the notes are invented, the scheduler was
 # played by a program, and the nights follow each other faster than in life.
 #
 # Work as one does on call. **Raw first**: open the files, in JupyterLab or with a cell of your own, before you read on. Then **name** a cause, **prove** it with real workers, and only then **cure** it. Mind that a
@@ -532,7 +532,7 @@ again.measured({rank for rank in range(4) if losses[rank] == first_losses("thurs
 # Ranks 1 to 3, digit for digit: they never saw any backup. And the weights are apart for good. DDP hands out rank 0's weights **once**, when it is made; `resume` comes later. From then on DDP averages gradients and trusts that the weights are equal.
 # Each rank applies the same steps to another model, so most of each step is meant for somebody else.
 #
-# Nothing in DDP looks, so nothing complains. The lab's second exercise cures `resume`, the third rings the bell when replicas part.
+# Nothing in DDP looks, so nothing complains. (Lab 08's last exercise is the bell that would have rung.) The second exercise of this chapter's lab cures `resume`.
 #
 # **Check yourself.** Tuesday's model, with validation 2.94: may the team use it?
 #

@@ -3,19 +3,16 @@
 Among the wrong ones are what the team of chapter 11 did, and the usual repairs of it.
 """
 
-import hashlib
+import contextlib
 import io
 import os
 import shutil
 import tempfile
-import zlib
 from collections import Counter
 
 import labs
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector
 
 lab = labs.cells("11_capstone")
 
@@ -249,7 +246,16 @@ def resume_gathers(path, model, optimizer):
     return load(every[0], model, optimizer) if every[0] else 0
 
 
-# --- parted ---
+# --- newest ---
+
+
+def whole_in(folder):
+    found = []
+    for path in folder.iterdir():
+        if path.suffix == ".pt":
+            with contextlib.suppress(RuntimeError, EOFError, OSError):
+                found.append(torch.load(path)["epoch"])
+    return found
 
 
 def every(mine):
@@ -258,101 +264,94 @@ def every(mine):
     return found
 
 
-def unlike_most(found):
-    (usual, _), *_ = Counter(found).most_common()
-    return [rank for rank, own in enumerate(found) if own != usual]
+def newest_of_its_own(folder):
+    return max(whole_in(folder), default=0)
 
 
-def state(model):
-    return [own.detach() for own in model.state_dict().values()]
+def newest_of_rank_0(folder):
+    return every(max(whole_in(folder), default=0))[0]
 
 
-def digest_of(tensors):
-    return hashlib.sha256(b"".join(own.numpy().tobytes() for own in tensors)).hexdigest()
+def newest_least_of_the_newest(folder):
+    return min(every(max(whole_in(folder), default=0)))
 
 
-def parted_sum(model):
-    return unlike_most(every(sum(own.double().sum().item() for own in state(model))))
+def newest_of_anybody(folder):
+    return max(every(max(whole_in(folder), default=0)))
 
 
-def parted_norm(model):
-    return unlike_most(every(sum(own.double().square().sum().item() for own in state(model))))
+def newest_by_name(folder):
+    names = {int(path.stem.removeprefix("epoch-")) for path in folder.glob("epoch-*.pt")}
+    return max(set.intersection(*every(names)), default=0)
 
 
-def parted_mean_in_float32(model):
-    numbers = torch.cat([own.flatten().float() for own in state(model)])
-    weight = torch.arange(1, len(numbers) + 1)
-    return unlike_most(every((numbers * weight).sum().item()))
+def newest_by_size(folder):
+    found = {int(path.stem[6:]) for path in folder.glob("epoch-*.pt") if path.stat().st_size > 900}
+    return max(set.intersection(*every(found)), default=0)
 
 
-def parted_parameters_only(model):
-    return unlike_most(every(digest_of([own.detach() for own in model.parameters()])))
+def newest_by_time(folder):
+    paths = sorted(folder.glob("epoch-*.pt"), key=lambda path: path.stat().st_mtime_ns)
+    return min(every(int(paths[-1].stem[6:]) if paths else 0))
 
 
-def parted_first_layer(model):
-    return unlike_most(every(digest_of(state(model)[:2])))
+def newest_of_words(folder):
+    found = {f"{epoch}" for epoch in whole_in(folder)}
+    return int(max(set.intersection(*every(found)), default=0))
 
 
-def parted_without_whole_numbers(model):
-    return unlike_most(every(digest_of([o for o in state(model) if o.is_floating_point()])))
+def newest_without_default(folder):
+    return max(set.intersection(*every(set(whole_in(folder)))))
 
 
-def parted_from_rank_0(model):
-    found = every(digest_of(state(model)))
-    return [rank for rank, own in enumerate(found) if own != found[0]]
+def newest_catches_one_kind(folder):
+    found = set()
+    for path in folder.glob("epoch-*.pt"):
+        with contextlib.suppress(RuntimeError):
+            found.add(torch.load(path)["epoch"])
+    return max(set.intersection(*every(found)), default=0)
 
 
-def parted_from_the_left(model):
-    found = every(digest_of(state(model)))
-    return [rank for rank, own in enumerate(found) if own != found[rank - 1]]
+def newest_loads_anything(folder):
+    found = {torch.load(path)["epoch"] for path in folder.iterdir()}
+    return max(set.intersection(*every(found)), default=0)
 
 
-def parted_told_to_rank_0(model):
-    found = every(digest_of(state(model)))
-    return unlike_most(found) if dist.get_rank() == 0 else []
+def newest_on_rank_0(folder):
+    found = max(set.intersection(*every(set(whole_in(folder)))), default=0)
+    return found if dist.get_rank() == 0 else 0
 
 
-def parted_only_the_first(model):
-    return unlike_most(every(digest_of(state(model))))[:1]
+def newest_clears_away(folder):
+    found = max(set.intersection(*every(set(whole_in(folder)))), default=0)
+    for path in folder.glob("epoch-*.pt"):
+        if path.stem != f"epoch-{found}":
+            path.unlink()
+    return found
 
 
-def parted_sends_everything(model):
-    return unlike_most(every(b"".join(own.numpy().tobytes() for own in state(model))))
+def newest_by_min(folder):
+    has = torch.zeros(100, dtype=torch.int64)
+    has[whole_in(folder)] = 1
+    has[0] = 1
+    dist.all_reduce(has, op=dist.ReduceOp.MIN)
+    return has.nonzero().max().item()
 
 
-def parted_bytes_added_up(model):
-    data = b"".join(own.numpy().tobytes() for own in state(model))
-    return unlike_most(every(sum(data)))
+def newest_counted(folder):
+    seen = Counter(epoch for own in every(whole_in(folder)) for epoch in own)
+    common = [epoch for epoch, count in seen.items() if count == dist.get_world_size()]
+    return sorted([0, *common])[-1]
 
 
-def parted_rounded(model):
-    vector = parameters_to_vector(model.parameters()).detach()
-    buffers = torch.cat([own.flatten().double() for own in model.buffers()])
-    return unlike_most(every(digest_of([torch.cat([vector, buffers]).round(decimals=6)])))
-
-
-def parted_by_objects(model):
-    return unlike_most(every(digest_of(state(model))))
-
-
-def parted_by_crc(model):
-    crc = 0
-    for own in state(model):
-        crc = zlib.crc32(own.numpy().tobytes(), crc)
-    found = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    found[dist.get_rank()] = crc
-    dist.all_reduce(found)
-    usual = found.mode().values
-    return (found != usual).nonzero().flatten().tolist()
-
-
-def parted_by_products(model):
-    """Each bit pattern, times an odd number of its place; sums wrap around."""
-    whole = np.concatenate([np.frombuffer(own.numpy().tobytes(), np.uint8) for own in state(model)])
-    places = np.random.default_rng(0).integers(1, 2**63, len(whole), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        mine = int((whole.astype(np.uint64) * places).sum())
-    return unlike_most(every(mine))
+def newest_by_rank_0(folder):
+    gathered = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(whole_in(folder), gathered)
+    told = [0]
+    if dist.get_rank() == 0:
+        told = [max(set(gathered[0]).intersection(*gathered[1:]), default=0)]
+    dist.broadcast_object_list(told)
+    return told[0]
 
 
 WRONG = {
@@ -368,15 +367,14 @@ WRONG = {
         resume_without_the_rate, resume_epoch_on_rank_0, resume_sends_only_what_is_there,
         resume_one_epoch_more,
     ])),
-    "parted": [
-        parted_sum, parted_norm, parted_mean_in_float32, parted_parameters_only,
-        parted_first_layer, parted_without_whole_numbers, parted_from_rank_0,
-        parted_from_the_left, parted_told_to_rank_0, parted_only_the_first,
-        parted_sends_everything, parted_bytes_added_up, parted_rounded,
-    ],
+    "newest": list(map(lab.looking, [
+        newest_of_its_own, newest_of_rank_0, newest_least_of_the_newest, newest_of_anybody,
+        newest_by_name, newest_by_size, newest_by_time, newest_of_words, newest_without_default,
+        newest_catches_one_kind, newest_loads_anything, newest_on_rank_0, newest_clears_away,
+    ])),
 }  # fmt: skip
 RIGHT = {
     "save": list(map(lab.survives, [save_by_buffer, save_by_a_temporary_file, save_synced])),
     "resume": list(map(lab.resuming, [resume_by_bytes, resume_copies_the_file, resume_gathers])),
-    "parted": [parted_by_objects, parted_by_crc, parted_by_products],
+    "newest": list(map(lab.looking, [newest_by_min, newest_counted, newest_by_rank_0])),
 }
