@@ -93,7 +93,7 @@ def root_cause(node):
 print(root_cause("node-a"), root_cause("node-b"))
 
 # %% [markdown]
-# Now it is your turn. The folder has four `stderr.log`, `stdout.log` and `error.json`, and `calls0` to `calls3`, which chapter 08 unpickled. Take ten minutes.
+# *About 10 minutes.* Now it is your turn. The folder has four `stderr.log`, `stdout.log` and `error.json`, and `calls0` to `calls3`, which chapter 08 unpickled.
 
 # %%
 # Your own search. To begin with:
@@ -450,7 +450,7 @@ print(*changes("tuesday", "thursday"), sep="\n")
 print((week / "metrics.csv").read_text())
 
 # %% [markdown]
-# Tuesday and Thursday began with the same backup, epoch 2, and the same text. Compare what their ranks printed; there are four `stdout.log` for each night.
+# *About 5 minutes.* Tuesday and Thursday began with the same backup, epoch 2, and the same text. Compare what their ranks printed; there are four `stdout.log` for each night.
 
 # %%
 # Your own search. To begin with:
