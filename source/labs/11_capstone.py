@@ -69,7 +69,7 @@ def new_disk():
 
 
 def at_step(step, act):
-    """In this process, `act` before the file system is changed, or a save begun, for the n-th time."""
+    """`act` before this process changes the file system, or begins a save, for the n-th time."""
     left, torch_save = itertools.count(step, -1), torch.save
 
     def count(event, arguments):
@@ -116,7 +116,7 @@ def loaded(path):
 
 
 def survives(answer):
-    """Save, then be killed in the next save at many moments, and look at what there is each time."""
+    """Save, be killed in the next save at many moments, and look each time at what there is."""
 
     @functools.wraps(answer)
     def survived(old, new):
@@ -165,7 +165,7 @@ check(survives(save), **save_check)
 # %% [markdown]
 # ## 2 · One disk has it, all go on
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* On Thursday rank 0 alone could read the backup, so it alone loaded it, and DDP's replicas were four different models. **Goal:** with `model`, a DDP already, let **all** ranks go on from the checkpoint that only rank 0's `path` leads to, and return
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* On Thursday rank 0 alone loaded the backup, since node-b could not reach it, and DDP's replicas were different models. **Goal:** with `model`, a DDP already, let **all** ranks go on from the checkpoint that only rank 0's `path` leads to, and return
 # its epoch on every rank. The other ranks' `path` leads nowhere. If rank 0 has no file either, change nothing and return 0.
 #
 # The file was made by Monday's script: a dict with `model` (of the network, without the wrapper), `optimizer`, and `epoch`. What a night needs of them is judged right after `resume`, on every rank, and after two more steps.

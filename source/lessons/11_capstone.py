@@ -13,7 +13,7 @@
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [10 · Keras](10_keras.ipynb).
 # **Lab:** [11 · Capstone](../exercises/11_capstone.ipynb), where you cure Wednesday and Thursday, and write the post-mortem.
 #
-# Eleven cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what was found. One asks you to **write**. Saved outputs give answers away.
+# Nine cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what was found. One asks you to **write**. Saved outputs give answers away.
 # Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %% jupyter={"source_hidden": true}
@@ -132,9 +132,8 @@ stands_in.measured(re.search(r"in (\w+)", last_calls[odd])[1])
 # So rank 3 believes that the epoch is over. Why? Look at its data before you answer.
 
 # %%
-print(
-    *(f"{path.stat().st_size:6} {path.name}" for path in sorted(week.glob("delivery/*"))), sep="\n"
-)
+for path in sorted(week.glob("delivery/*")):
+    print(f"{path.stat().st_size:6} {path.name}")
 counted = predict("batches of 32 windows in the four parts", ...)
 
 
@@ -273,8 +272,8 @@ ends.measured(["hangs" if at_night(shorter, count) else "works" for count in (18
 #
 # ### Write the cure
 #
-# *About 12 minutes.* `MyEpoch` trains one epoch, whatever the deliveries are. `own` has this rank's batches; ranks may have different numbers of them, and of windows in them, or none at all. **All** are used. In step *k* every window that any rank has in its *k*-th batch
-# weighs the same, as if one process had them together, and there are as many steps as the longest rank has batches. DDP divides the sum of gradients by the world size.
+# *About 12 minutes.* `my_epoch` trains one epoch, whatever the deliveries are. `own` has this rank's batches; ranks may have different numbers of them, and of windows in them, or none at all. **All** are used. In step *k* every window that any rank has in its *k*-th batch
+# weighs the same, as if one process had them together, and there are as many steps as the longest rank has batches. A batch has the shape (windows, 17), `model` is a DDP, and `loss_of(model, batch, reduction="sum")` is the script's. DDP divides the sum of gradients by the world size.
 
 
 # %%
@@ -530,14 +529,14 @@ again.measured({rank for rank in range(4) if losses[rank] == first_losses("thurs
 
 # %% [markdown]
 # Ranks 1 to 3, digit for digit: they never saw any backup. And the weights are apart for good. DDP hands out rank 0's weights **once**, when it is made; `resume` comes later. From then on DDP averages gradients and trusts that the weights are equal.
-# Each rank applies the same steps to another model, so most of each step is meant for somebody else.
+# Here there are two models, rank 0's and that of the other three, and both take the same steps: for rank 0, three quarters of each step are meant for somebody else.
 #
 # Nothing in DDP looks, so nothing complains. (Lab 08's last exercise is the bell that would have rung.) The second exercise of this chapter's lab cures `resume`.
 #
 # **Check yourself.** Tuesday's model, with validation 2.94: may the team use it?
 #
 # <details><summary>Answer</summary>
-# It is sound, and poorer than it could be: it saw 15 of 20 batches of each part. Thursday's is not: it was saved by rank 0, but trained by gradients of four models.
+# It is sound, and poorer than it could be: it saw 15 of 20 batches of each part. Thursday's is not: three quarters of its gradients were those of another model.
 # </details>
 #
 # ## 6 · Monday next: 64 ranks
