@@ -591,13 +591,13 @@ def record_epoch(shares):
 
 
 # %%
-on_8 = predict("efficiency of 8 real ranks, in %", ...)
+on_8 = predict("efficiency replayed from 8 real ranks, in %", ...)
 on_64 = predict("efficiency of 64 ranks, in %", ...)
 
 # %%
 real = {ranks: record_epoch(in_turn(files, ranks)) for ranks in (4, 8)}
 for ranks, share in real.items():
-    print(f"{ranks} ranks: the model {model_says(ranks):.1%}, real ranks {share:.1%}")
+    print(f"{ranks} ranks: the model {model_says(ranks):.1%}, replayed {share:.1%}")
 on_8.measured(round(100 * real[8]), within=0.05)
 
 # %% [markdown]
@@ -615,7 +615,7 @@ def with_balance(ranks, deal=in_turn):
 
 
 for ranks, share in real.items():
-    print(f"{ranks} ranks: model and balance {with_balance(ranks):.1%}, real ranks {share:.1%}")
+    print(f"{ranks} ranks: model and balance {with_balance(ranks):.1%}, replayed {share:.1%}")
 on_64.measured(round(100 * with_balance(64)), within=0.1)
 
 # %% [markdown]
@@ -634,7 +634,7 @@ dealt_better = predict("efficiency of 64 ranks, files dealt by size, in %", ...)
 
 # %%
 dealt_better.measured(round(100 * with_balance(64, by_size)), within=0.05)
-print(f"8 real ranks: {record_epoch(by_size(files, 8)):.1%}")
+print(f"replayed from 8 real ranks: {record_epoch(by_size(files, 8)):.1%}")
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
@@ -645,7 +645,13 @@ curves["and balance, files in turn"] = [with_balance(n) for n in ranks]
 for number, (name, curve) in enumerate(curves.items()):
     style = rank_style(number)
     axes.plot(ranks, [100 * share for share in curve], label=name, **style)
-axes.plot(real.keys(), [100 * share for share in real.values()], "kx", ms=9, label="real ranks")
+axes.plot(
+    real.keys(),
+    [100 * share for share in real.values()],
+    "kx",
+    ms=9,
+    label="replayed from real ranks",
+)
 axes.set(xscale="log", xlabel="ranks", ylabel="efficiency (%)", ylim=(0, 102))
 axes.set_xticks(ranks, map(str, ranks))
 axes.minorticks_off()
