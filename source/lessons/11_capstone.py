@@ -159,7 +159,7 @@ for rank, part in enumerate(parts):
 counted.measured([len(monday.batches(monday.read(part), epoch=2)) for part in parts])
 
 # %% [markdown]
-# All parts have 10,400 bytes, but part 3 comes from another edition, with typographic quotes. A “ is one character and three bytes. So it has fewer characters, fewer windows, and 19 batches instead of 20.
+# The parts are cut by bytes, 10,400 each, but part 3 comes from another edition, with typographic quotes. A “ is one character and three bytes. So this part has fewer characters, fewer windows, and 19 batches instead of 20.
 #
 # ### Prove it
 #
