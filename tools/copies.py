@@ -112,14 +112,18 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
 
 
 def lay_out_scripts(root: Path, folder: Path) -> list[str]:
-    """Copies the scripts that lessons import, where they are missing."""
-    said = []
-    for original in sorted((root / FOLDERS["lesson"]).glob("*.py")):
-        copy, text = folder / original.name, original.read_text(encoding="utf-8")
+    """Copies the scripts and folders that lessons use, where they are missing."""
+    said, lessons = [], root / FOLDERS["lesson"]
+    for original in sorted([*lessons.glob("*.py"), *lessons.glob("incident/**/*")]):
+        if not original.is_file() or "__pycache__" in original.parts:
+            continue
+        name = original.relative_to(lessons)
+        copy, data = folder / name, original.read_bytes()
+        copy.parent.mkdir(parents=True, exist_ok=True)
         if not copy.exists():
-            copy.write_text(text, encoding="utf-8")
-        elif copy.read_text(encoding="utf-8") != text:
-            said.append(f"{copy.name} differs from its original: move it away to get that")
+            copy.write_bytes(data)
+        elif copy.read_bytes() != data:
+            said.append(f"{name} differs from its original: move it away to get that")
     return said
 
 

@@ -952,6 +952,18 @@ jobs.cleanup()
 predict()
 
 # %% [markdown]
+# ## The pager, part 1
+#
+# One morning you find this of a job that hung at night: four ranks on two nodes, and the last line of each. Two of them were called *root cause* by their node's `torchrun`. Note your first suspicion, and what you would look at next. The capstone,
+# [chapter 11](11_capstone.ipynb), has the whole folder, and the answer.
+
+# %%
+for log in sorted(Path("incident/monday").glob("node-?/?/stderr.log")):
+    last = log.read_text().splitlines()[-1]
+    print(log.parent.relative_to("incident"), re.sub(r"\[/\S+ |\[node.*", "", last), sep=": ")
+suspicion = predict("the pager, part 1: the rank to look at first is", ...)
+
+# %% [markdown]
 # ## What you know now
 #
 # A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, depending on the sizes. Ask who is *not* waiting, which call is the first to differ, which error is no echo.

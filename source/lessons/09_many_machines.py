@@ -830,6 +830,19 @@ else:
 # None. They start processes and tell each its rank. What is sent during training is DDP's affair, which is why one function runs under all four.
 # </details>
 
+# %% [markdown]
+# ### The pager, part 2
+#
+# The job of chapter 08's last cell runs again. Two nights later a scheduler needs its nodes, and requeues it. It does not start any more: all four ranks say that the checkpoint cannot be read. Below are the scheduler's log of that night, and the disk.
+#
+# **Predict.** Whose fault is it: the disk's, the scheduler's, the script's? The capstone, [chapter 11](11_capstone.ipynb), answers.
+
+# %%
+incident = Path("incident")
+print(*re.findall("Wed .*", (incident / "scheduler.log").read_text()), sep="\n")
+print((incident / "wednesday/ls.txt").read_text())
+at_fault = "?"  # the disk, the scheduler, or the script
+
 # %% [markdown] tags=["row-B9"]
 # ## 8 · Where to go next
 #

@@ -232,3 +232,10 @@ def test_a_script_of_a_lesson_is_copied_once_and_then_the_learners(course, capsy
     my.main([], course)
     assert "train.py differs from its original: move it away to get that" in capsys.readouterr().out
     assert copy.read_text() == "epochs = 3\n"
+
+
+def test_the_evidence_of_the_capstone_is_copied_with_its_folders(course):
+    (course / "notebooks/incident/monday").mkdir(parents=True)
+    (course / "notebooks/incident/monday/calls0").write_bytes(b"\x80\x04")
+    my.main([], course)
+    assert (course / "my/incident/monday/calls0").read_bytes() == b"\x80\x04"
