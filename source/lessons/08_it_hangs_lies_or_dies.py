@@ -970,7 +970,20 @@ show(figure, f"In how many of the six failures a tool names or shows the culprit
 #
 # **With NCCL** some of this comes by itself, and some differs. This course has no GPU to show it on, so here is what [PyTorch's page on its variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) says. A
 # group's timeout is ten minutes, not gloo's thirty, and a watchdog thread keeps it. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1` it writes every rank's recorder to a file, so you need no `finally`. An `all_reduce` is only queued by the host and returns at once: a
-# stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow.
+# stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow. On hosts with InfiniBand,
+# a line `NCCL INFO NET/IB : No device found.` (from [nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why: NCCL does not see the fast network.
+#
+# **Check yourself.** These are lines of one real log, shortened (from [pytorch#118369](https://github.com/pytorch/pytorch/issues/118369)). What do their three large numbers tell?
+#
+# ```text
+# Epoch 0:   6% 32040/500150
+# [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96120, OpType=ALLREDUCE ...
+# [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=64088, OpType=ALLREDUCE ...
+# ```
+#
+# <details><summary>Answer</summary>
+# 96,120 is three times 32,040, and 64,088 is nearly twice that. So rank 0 seems to make three calls in each step and rank 7 two, from the first step on. That is a suspicion; the recorders of both ranks would show the line of the third call.
+# </details>
 #
 # **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which torch does not bring. It listens on all addresses without a password, so we do not
 # start it here: use it only in a network that you trust.
