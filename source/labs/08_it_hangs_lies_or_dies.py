@@ -58,8 +58,8 @@ def tell_death(error):
     print("Traceback (most recent call last):")
     for frame, file in told(traceback.extract_tb(error.__traceback__))[1:]:
         print(f'  File "{file}", line {frame.lineno}, in {frame.name}\n    {frame.line}')
-    words = "Connection closed by peer" if "by peer" in str(error) else error
-    print(f"{type(error).__name__}: {words}")
+    lost = any(words in str(error) for words in ("by peer", "Connection", "Broken pipe", "error:"))
+    print(f"{type(error).__name__}: {'Connection closed by peer' if lost else error}")
 
 
 # %% jupyter={"source_hidden": true}
