@@ -22,10 +22,12 @@ import faulthandler
 import inspect
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import re
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
@@ -43,9 +45,11 @@ from statistics import median, mode
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+import torch.distributed.run
 from torch import nn
 from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed.algorithms.join import Join
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerError, WorkerTimeout, launch, plot_calls, predict, show
@@ -523,7 +527,7 @@ print(death_of(killed_by_the_system))
 # %%
 def load(rank, step, fault):
     if rank == 1 and fault == "straggler":
-        time.sleep(0.8)
+        time.sleep(0.6)
     if rank == 1 and step == 3:
         if fault == "absent rank":
             time.sleep(600)  # its disk does not answer
@@ -570,7 +574,7 @@ def leave(*_):
 
 # %%
 def main(fault):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=6))
     rank = dist.get_rank()
     faulthandler.register(signal.SIGUSR1, open(f"stack{rank}", "w"))
     signal.signal(signal.SIGTERM, leave)
@@ -588,10 +592,13 @@ def main(fault):
 # `start`, folded below, does in a folder of its own what you would type:
 #
 # ```text
-# torchrun --standalone --nproc-per-node=2 --log-dir=logs --redirects=3 --monitor-interval=1 train.py "absent rank"
+# torchrun --standalone --nproc-per-node=2 --log-dir=logs --redirects=3 --monitor-interval=0.2 train.py "absent rank"
 # ```
 #
-# `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well. While it runs, `start` looks five times where the two processes are. It takes `py-spy dump --pid`,
+# The absent rank is started by just this. In the other jobs the same `torchrun` runs in a fork of this kernel, and each rank is a fork of it instead of a new Python (`Forked`). All else is `torchrun`'s, and we
+# need not wait for three imports of torch per job.
+#
+# `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well. While a job runs, `look` sees three times where its two processes are. It takes `py-spy dump --pid`,
 # which needs no preparation, and the signal where py-spy is not installed or may not look: Linux lets it look at other processes of yours only if `kernel.yama.ptrace_scope` is 0 or you are root, and a container needs the capability `SYS_PTRACE`.
 
 # %% jupyter={"source_hidden": true}
@@ -605,8 +612,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed.elastic.multiprocessing.errors import record
 """
+COMMAND = ["--standalone", "--nproc-per-node=2", "--log-dir=logs", "--redirects=3"]
+COMMAND += ["--monitor-interval=0.2", "train.py"]
 jobs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 seen = {fault: [] for fault in FAULTS}  # where ranks 0 and 1 were, each time we looked
+fork = multiprocessing.get_context("fork")
 
 
 def folder_of(fault, variant=""):
@@ -623,45 +633,85 @@ def prepare(folder, fault):
         os.truncate(folder / "checkpoint1.pt", (folder / "checkpoint1.pt").stat().st_size // 2)
 
 
-def start(fault, variant="", **settings):
-    """Runs train.py under torchrun, on loopback, until it ends.
-
-    Variants keep no calls: to write their lines, torch imports torch._dynamo, which takes a second.
-    """
-    settings |= {"TORCH_FR_BUFFER_SIZE": "0"} if variant else {}
-    folder = folder_of(fault, variant)
-    prepare(folder, fault)
+def start(fault, variant="", typed=False, **settings):
+    """Starts train.py under torchrun on loopback; only where `typed` by a new Python."""
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--log-dir=logs", "--redirects=3", "--monitor-interval=1", "train.py", fault]
-    with open(folder / "torchrun.txt", "w") as said:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=said, stderr=said, start_new_session=True,
-            env={**os.environ, **loopback, **quiet, **settings},
-        )  # fmt: skip
-        try:
-            if not variant:
-                look(fault, process)
-            process.wait(timeout=120)
-        finally:
-            if process.poll() is None:
-                process.terminate()  # torchrun ends its ranks
-                process.wait(timeout=60)
+    prepare(folder_of(fault, variant), fault)
+    where = folder_of(fault, variant), loopback | quiet | settings
+    process = fork.Process(target=torchrun, args=(*where, [*COMMAND, fault], typed))
+    process.start()
+    return process
+
+
+def torchrun(folder, settings, command, typed):
+    """In a process of its own: what a shell does, then torchrun."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.update(settings)
+    with open("torchrun.txt", "w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    if typed:
+        python = [sys.executable, "-m", "torch.distributed.run"]
+        os.execv(python[0], python + command)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
+    sys.excepthook = sys.__excepthook__
+    subprocess_handler.Popen = Forked
+    torch.distributed.run.main(command)
+
+
+class Forked:
+    """In place of a new Python for train.py: a fork of this one, which has imported torch."""
+
+    def __init__(self, args, env, stdout, stderr, **_):
+        self.process = fork.Process(target=run_script, args=(args, env, stdout, stderr))
+        self.process.start()
+        self.pid, self.wait = self.process.pid, self.process.join
+
+    def poll(self):
+        return self.process.exitcode
+
+
+def run_script(args, env, *streams):
+    os.setsid()
+    for number, stream in enumerate(streams, 1):
+        os.dup2(stream.fileno(), number)
+    os.environ.update(env)
+    dist.set_debug_level_from_env()  # which a new Python does when it imports torch
+    torch.set_num_threads(1)
+    sys.argv = list(args[2:])  # behind "python -u"
+    # torchrun's store must not be asked while the other rank is forked.
+    Path("born" + env["RANK"]).touch()
+    while not (Path("born0").exists() and Path("born1").exists()):
+        time.sleep(0.01)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
 
 
 def look(fault, process):
-    """Notes five times where both ranks are, as long as both are at work."""
-    processes = []
-    while process.poll() is None and len(processes) < 2:
-        time.sleep(0.2)
-        processes = re.findall(r"is process (\d+)", "".join(logs(fault, "stdout.log")))
-    for _ in range(5):
-        time.sleep(0.2)
-        places = [place_of(fault, rank, int(pid)) for rank, pid in enumerate(processes)]
+    """Notes three times where both ranks are, if both are at work for longer than a moment."""
+    pids = []
+    while process.is_alive() and len(pids) < 2:
+        time.sleep(0.1)
+        pids = re.findall(r"is process (\d+)", "".join(logs(fault, "stdout.log")))
+    for _ in range(3):
+        time.sleep(0.7)
+        places = [place_of(fault, rank, int(pid)) for rank, pid in enumerate(pids)]
         if not all(places) or "calls" in "".join(places):
             return  # a rank has ended, or is in the `finally`
         seen[fault].append(tuple(places))
+
+
+def finish(processes):
+    for process in processes:
+        process.join(timeout=120)
+        if process.is_alive():
+            process.terminate()  # torchrun ends its ranks
+            process.join(timeout=60)
 
 
 def place_of(fault, rank, pid):
@@ -699,8 +749,10 @@ def code(fault, line):
 # First each failure once. (As in chapter 04, `torchrun`'s store listens on all addresses of the machine while a job runs.)
 
 # %%
-with ThreadPoolExecutor(4) as pool:
-    list(pool.map(start, FAULTS))
+first = {fault: start(fault, typed=fault == "absent rank") for fault in FAULTS}
+with ThreadPoolExecutor(6) as pool:
+    list(pool.map(look, first, first.values()))
+finish(first.values())
 
 # %% [markdown]
 # ### What is written anyway
@@ -770,16 +822,16 @@ print("absent rank, its root cause: rank", re.search(r"Root.*?rank +: (\d)", tab
 
 # %% [markdown]
 # A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, which waited until its patience was over. *First observed* means just that, so read the
-# other ranks' files before you believe it.
+# other ranks' files before you believe it. If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
 #
 # ### Where is everybody?
 #
-# A job that stands still can be asked. These are the lines that `start` saw most often:
+# A job that stands still can be asked. These are the lines that `look` saw most often:
 
 
 # %%
 def from_stacks(fault):
-    if len(seen[fault]) < 3:  # it was over too soon
+    if len(seen[fault]) < 2:  # it was over too soon
         return ""
     rank_0, rank_1 = mode(seen[fault])
     return f"rank 0: {rank_0}; rank 1: {rank_1}"
@@ -860,10 +912,9 @@ ask("torchfrtrace", from_torchfrtrace)
 
 # %%
 meet = ("absent rank", "meet")
-with ThreadPoolExecutor(4) as pool:
-    pool.submit(start, *meet, MEET_S="4")
-    for fault in FAULTS:
-        pool.submit(start, fault, "DETAIL", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+again = [start(*meet, MEET_S="2")]
+again += [start(fault, "DETAIL", TORCH_DISTRIBUTED_DEBUG="DETAIL") for fault in FAULTS]
+finish(again)
 
 
 # %%
@@ -919,7 +970,20 @@ show(figure, f"In how many of the six failures a tool names or shows the culprit
 #
 # **With NCCL** some of this comes by itself, and some differs. This course has no GPU to show it on, so here is what [PyTorch's page on its variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) says. A
 # group's timeout is ten minutes, not gloo's thirty, and a watchdog thread keeps it. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1` it writes every rank's recorder to a file, so you need no `finally`. An `all_reduce` is only queued by the host and returns at once: a
-# stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow.
+# stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow. On hosts with InfiniBand,
+# a line `NCCL INFO NET/IB : No device found.` (from [nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why: NCCL does not see the fast network.
+#
+# **Check yourself.** These are lines of one real log, shortened (from [pytorch#118369](https://github.com/pytorch/pytorch/issues/118369)). What do their three large numbers tell?
+#
+# ```text
+# Epoch 0:   6% 32040/500150
+# [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96120, OpType=ALLREDUCE ...
+# [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=64088, OpType=ALLREDUCE ...
+# ```
+#
+# <details><summary>Answer</summary>
+# 96,120 is three times 32,040, and 64,088 is nearly twice that. So rank 0 seems to make three calls in each step and rank 7 two, from the first step on. That is a suspicion; the recorders of both ranks would show the line of the third call.
+# </details>
 #
 # **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which torch does not bring. It listens on all addresses without a password, so we do not
 # start it here: use it only in a network that you trust.

@@ -572,7 +572,7 @@ results = launch(synchronized, world_size=1, backend="gloo")
 # **Check yourself.** Is the averaged moving *variance* that of one device?
 #
 # <details><summary>Answer</summary>
-# Not quite. The variance within 32 images, averaged, leaves out how the means of the two halves differ. The mean would be right.
+# Not quite. The variance within 32 images, averaged, leaves out how the means of the two halves differ. The mean would be right. In the lab you put it right.
 # </details>
 #
 # ## 6 · Whose dropout?

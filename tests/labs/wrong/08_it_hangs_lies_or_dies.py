@@ -5,44 +5,39 @@ in the way that is nearest; and repairs that hide what is wrong: the collective 
 exception swallowed, a barrier or a sleep added, everybody made to leave.
 """
 
-import contextlib
 import functools
 import math
 import pickle
 import threading
-import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import labs
 import torch
 import torch.distributed as dist
-from torch.nn.functional import mse_loss, one_hot, pad
+from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 SLUG = "08_it_hangs_lies_or_dies"
 MAX, MIN = dist.ReduceOp.MAX, dist.ReduceOp.MIN
-# Rank, line and pattern of each program.
+# Rank and line of each program.
 NAMES = {
-    "epoch_loss": (2, "dist.all_reduce(batch)", "uneven"),
-    "best": (1, "best = candidates.max()", "exception"),
-    "global_norm": (2, "dist.reduce(total, dst=0)", "root"),
-    "with_border": (1, "dist.send(edge, dst=right)", "send/send"),
-    "validate": (0, "return model(validation)", "evaluation"),
-    "per_sample": (0, "dist.all_reduce(count)", "order"),
-    "class_counts": (1, "dist.all_reduce(counts)", "shape"),
-    "careful_step": (1, "loss.backward()", "backward"),
+    "best": (1, "best = candidates.max()"),
+    "clip": (2, "dist.reduce(total, dst=0)"),
+    "with_border": (1, "dist.send(edge, dst=right)"),
+    "careful_step": (1, "loss.backward()"),
 }
 
 
-def found(exercise: str, rank: int, line: str, pattern: str) -> Callable:
+def found(exercise: str, rank: int, line: str) -> Callable:
     """As the lab's own, which knows what happened when the test ran its cells."""
 
     def above(repair):
         @functools.wraps(repair)
         def answer(*arguments):
             lab, number = labs.RAN[SLUG], [*NAMES].index(exercise) + 1
-            return lab["found"](lab[f"run_{number}"], rank, line, pattern)(repair)(*arguments)
+            return lab["found"](lab[f"run_{number}"], rank, line)(repair)(*arguments)
 
         return answer
 
@@ -50,8 +45,8 @@ def found(exercise: str, rank: int, line: str, pattern: str) -> Callable:
 
 
 def named(exercise: str, **otherwise: Any) -> Callable:
-    """Above a repair: the right names of this exercise, or some of them otherwise."""
-    words = dict(zip(("rank", "line", "pattern"), NAMES[exercise], strict=True))
+    """Above a repair: the right names of this exercise, or one of them otherwise."""
+    words = dict(zip(("rank", "line"), NAMES[exercise], strict=True))
     return found(exercise, **(words | otherwise))
 
 
@@ -80,8 +75,8 @@ def unnamed(exercise: str, repair: Callable) -> list[Callable]:
 
     def named_by_what_the_run_holds(*arguments):
         lab, number = labs.RAN[SLUG], [*NAMES].index(exercise) + 1
-        words = sorted(lab[f"run_{number}"])
-        return lab["found"](words, *words[:3])(repair)(*arguments)
+        run = lab[f"run_{number}"]
+        return lab["found"](run, *sorted(run.names)[:2])(repair)(*arguments)
 
     return [says_that_it_is_named, named_by_what_the_run_holds]
 
@@ -90,78 +85,6 @@ def gathered(mine: Any) -> list[Any]:
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every
-
-
-def ratio(sums):
-    return (sums[0] / sums[1]).item()
-
-
-def sum_and_count(losses):
-    return torch.tensor([losses.sum(), len(losses)], dtype=torch.float64)
-
-
-def sum_at_the_end(losses):
-    total = sum_and_count(losses)
-    dist.all_reduce(total)
-    return ratio(total)
-
-
-def not_named(losses):
-    return sum_at_the_end(losses)
-
-
-@named("epoch_loss")
-def the_collective_dropped(losses):
-    return ratio(sum_and_count(losses))
-
-
-@named("epoch_loss")
-def as_many_batches_as_the_poorest(losses):
-    fewest, total = torch.tensor(len(losses)), torch.zeros(2, dtype=torch.float64)
-    dist.all_reduce(fewest, op=MIN)
-    for loss in losses[:fewest]:
-        batch = torch.stack([loss, torch.ones_like(loss)])
-        dist.all_reduce(batch)
-        total += batch
-    return ratio(total)
-
-
-@named("epoch_loss")
-def mean_of_means(losses):
-    mean = losses.mean() / dist.get_world_size()
-    dist.all_reduce(mean)
-    return mean.item()
-
-
-@named("epoch_loss")
-def a_barrier_after_the_loop(losses):
-    total = torch.zeros(2, dtype=torch.float64)
-    for loss in losses:
-        batch = torch.stack([loss, torch.ones_like(loss)])
-        dist.all_reduce(batch)
-        total += batch
-    dist.barrier()
-    return ratio(total)
-
-
-@named("epoch_loss")
-def nobody_waits(losses):
-    batches = [torch.stack([loss, torch.ones_like(loss)]) for loss in losses]
-    for batch in batches:
-        dist.all_reduce(batch, async_op=True)
-    return ratio(sum(batches, torch.zeros(2, dtype=torch.float64)))
-
-
-@named("epoch_loss")
-def padded_to_the_richest(losses):
-    most = torch.tensor(len(losses))
-    dist.all_reduce(most, op=MAX)
-    rows = pad(torch.stack([losses, torch.ones_like(losses)]), (0, int(most) - len(losses)))
-    total = torch.zeros(2, dtype=torch.float64)
-    for batch in rows.T.contiguous():
-        dist.all_reduce(batch)
-        total += batch
-    return ratio(total)
 
 
 def lowest_for_nothing(log_probs, keep):
@@ -212,63 +135,162 @@ def by_sending_objects(log_probs, keep):
     return max(max(own, default=-1e9) for own in every)
 
 
-def added_up_everywhere(part):
-    total = part.square().sum()
+def _highest_or(placeholder):
+    @named("best")
+    def low_for_nothing(log_probs, keep):
+        found = log_probs[keep].max() if keep.any() else placeholder(log_probs)
+        dist.all_reduce(found, op=MAX)
+        return found.item()
+
+    return low_for_nothing
+
+
+@named("best")
+def others_made_low(log_probs, keep):
+    found = (log_probs * keep - 1000 * ~keep).max()
+    dist.all_reduce(found, op=MAX)
+    return found.item()
+
+
+@named("best")
+def everything_is_sent(log_probs, keep):
+    return max(
+        own[kept].max(initial=-1e9) for own, kept in gathered((log_probs.numpy(), keep.numpy()))
+    )
+
+
+@named("best")
+def by_turning_the_sign(log_probs, keep):
+    lowest = torch.where(keep, -log_probs, torch.inf).min().reshape(1)
+    dist.all_reduce(lowest, op=MIN, async_op=True).wait()
+    return -lowest[0]
+
+
+def _shortened(part, limit, norm):
+    return part * (limit / norm if norm > limit else 1)
+
+
+def _square(part):
+    return part.square().sum()
+
+
+def _added_up(part):
+    total = _square(part)
     dist.all_reduce(total)
-    return total.sqrt().item()
+    return total
 
 
-@named("global_norm")
-def reduced_at_itself(part):
-    total = part.square().sum()
+def added_up_everywhere(part, limit):
+    return _shortened(part, limit, _added_up(part).sqrt())
+
+
+@named("clip")
+def each_by_its_own_norm(part, limit):
+    return _shortened(part, limit, part.norm())
+
+
+@named("clip")
+def reduced_at_itself(part, limit):
+    total = _square(part)
     dist.reduce(total, dst=dist.get_rank())
-    return total.sqrt().item()
+    return _shortened(part, limit, total.sqrt())
 
 
-@named("global_norm")
-def for_the_root_only(part):
-    total = part.square().sum()
-    dist.reduce(total, dst=0)
-    return total.sqrt().item() if dist.get_rank() == 0 else None
-
-
-@named("global_norm")
-def reduced_then_waited_for(part):
-    total = part.square().sum()
+@named("clip")
+def reduced_then_waited_for(part, limit):
+    total = _square(part)
     dist.reduce(total, dst=0)
     dist.barrier()
-    time.sleep(0.05)
-    return total.sqrt().item()
+    return _shortened(part, limit, total.sqrt())
 
 
-@named("global_norm")
-def reduced_then_added_up(part):
-    total = part.square().sum()
+@named("clip")
+def reduced_then_added_up(part, limit):
+    total = _square(part)
     dist.reduce(total, dst=0)
     dist.all_reduce(total)
-    return total.sqrt().item()
+    return _shortened(part, limit, total.sqrt())
 
 
-@named("global_norm")
-def broadcast_of_the_own(part):
-    total = part.square().sum()
+@named("clip")
+def rank_0s_own_broadcast(part, limit):
+    total = _square(part)
     dist.broadcast(total, src=0)
-    return total.sqrt().item()
+    return _shortened(part, limit, total.sqrt())
 
 
-@named("global_norm")
-def sum_of_the_norms(part):
+@named("clip")
+def sum_of_the_norms(part, limit):
     norm = part.norm()
     dist.all_reduce(norm)
-    return norm.item()
+    return _shortened(part, limit, norm)
 
 
-@named("global_norm")
-def reduced_then_broadcast(part):
-    total = part.square().sum()
+@named("clip")
+def squared_in_place(part, limit):
+    total = part.square_().sum()
+    dist.all_reduce(total)
+    return _shortened(part, limit, total.sqrt())
+
+
+@named("clip")
+def short_ones_made_long(part, limit):
+    return part * (limit / _added_up(part).sqrt().clamp(min=1e-12))
+
+
+@named("clip")
+def divided_by_zero(part, limit):
+    return part / _added_up(part).sqrt() * min(limit, _added_up(part).sqrt())
+
+
+@named("clip")
+def zeros_left_alone(part, limit):
+    total = _square(part)
+    if len(part):
+        dist.all_reduce(total)
+    return _shortened(part, limit, total.sqrt())
+
+
+@named("clip")
+def by_the_square(part, limit):
+    return _shortened(part, limit, _added_up(part))
+
+
+@named("clip")
+def parts_are_sent(part, limit):
+    return _shortened(part, limit, torch.cat(gathered(part)).norm())
+
+
+@named("clip")
+def to_each_of_four_in_turn(part, limit):
+    total = _square(part)
+    own = total
+    for root in range(min(4, dist.get_world_size())):
+        sums = total.clone()
+        dist.reduce(sums, dst=root)
+        own = sums if root == dist.get_rank() else own
+    return _shortened(part, limit, own.sqrt())
+
+
+@named("clip")
+def reduced_then_broadcast(part, limit):
+    total = _square(part)
     dist.reduce(total, dst=0)
     dist.broadcast(total, src=0)
-    return total.sqrt().item()
+    return _shortened(part, limit, total.sqrt())
+
+
+@named("clip")
+def norms_as_objects(part, limit):
+    return _shortened(part, limit, math.hypot(*gathered(float(part.norm()))))
+
+
+@named("clip")
+def in_place_at_last(part, limit):
+    every = [torch.empty(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, part.norm().reshape(1))
+    part *= min(1.0, limit / max(torch.cat(every).norm().item(), 1e-300))
+    return part
 
 
 def _ring(strip):
@@ -355,357 +377,6 @@ def even_ranks_first(strip):
     return torch.cat([border, strip])
 
 
-def _trained(net, inputs, targets, wrap=DistributedDataParallel):
-    model = wrap(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mse_loss(model(inputs), targets).backward()
-    optimizer.step()
-    return model.eval()
-
-
-def without_ddp_in_evaluation(net, inputs, targets, validation):
-    _trained(net, inputs, targets)
-    return net(validation).detach() if dist.get_rank() == 0 else None
-
-
-@named("validate")
-def the_validation_dropped(net, inputs, targets, validation):
-    _trained(net, inputs, targets)
-
-
-@named("validate")
-def everybody_returns(net, inputs, targets, validation):
-    return _trained(net, inputs, targets)(validation).detach()
-
-
-@named("validate")
-def the_others_at_a_barrier(net, inputs, targets, validation):
-    model, outputs = _trained(net, inputs, targets), None
-    if dist.get_rank() == 0:
-        outputs = model(validation).detach()
-    dist.barrier()
-    return outputs
-
-
-@named("validate")
-def in_no_sync(net, inputs, targets, validation):
-    model = _trained(net, inputs, targets)
-    if dist.get_rank() == 0:
-        with model.no_sync(), torch.no_grad():
-            return model(validation)
-
-
-@named("validate")
-def without_ddp_at_all(net, inputs, targets, validation):
-    model = _trained(net, inputs, targets, wrap=lambda same: same)
-    return model(validation).detach() if dist.get_rank() == 0 else None
-
-
-@named("validate")
-def validated_before_the_step(net, inputs, targets, validation):
-    outputs = net(validation).detach()
-    _trained(net, inputs, targets)
-    return outputs if dist.get_rank() == 0 else None
-
-
-@named("validate")
-def all_evaluate(net, inputs, targets, validation):
-    outputs = _trained(net, inputs, targets)(validation)
-    return outputs.detach() if dist.get_rank() == 0 else None
-
-
-def in_one_order(loss, count):
-    dist.all_reduce(loss)
-    dist.all_reduce(count)
-    return (loss / count).item()
-
-
-@named("per_sample")
-def both_branches_turned(loss, count):
-    first, second = (loss, count) if dist.get_rank() == 0 else (count, loss)
-    dist.all_reduce(first)
-    dist.all_reduce(second)
-    return (loss / count).item()
-
-
-@named("per_sample")
-def a_barrier_between(loss, count):
-    own = (count, loss) if dist.get_rank() == 0 else (loss, count)
-    for tensor in own:
-        dist.all_reduce(tensor)
-        dist.barrier()
-    return (loss / count).item()
-
-
-@named("per_sample")
-def rank_0_sleeps(loss, count):
-    if dist.get_rank() == 0:
-        time.sleep(0.05)
-        dist.all_reduce(count)
-        dist.all_reduce(loss)
-        return (loss / count).item()
-    return in_one_order(loss, count)
-
-
-@named("per_sample")
-def a_group_for_each(loss, count):
-    groups = [dist.new_group(), dist.new_group()]
-    pairs = [(loss, groups[0]), (count, groups[1])]
-    for tensor, group in reversed(pairs) if dist.get_rank() == 0 else pairs:
-        dist.all_reduce(tensor, group=group)
-    return (loss / count).item()
-
-
-@named("per_sample")
-def everybodys_own_ratio(loss, count):
-    return (loss / count).item()
-
-
-@named("per_sample")
-def mean_of_the_ratios(loss, count):
-    mean = loss / count / dist.get_world_size()
-    dist.all_reduce(mean)
-    return mean.item()
-
-
-@named("per_sample")
-def both_in_one_tensor(loss, count):
-    sums = torch.stack([loss, count])
-    dist.all_reduce(sums)
-    return ratio(sums)
-
-
-def as_long_as_there_are_classes(outputs):
-    counts = torch.bincount(outputs.argmax(dim=1), minlength=outputs.shape[1])
-    dist.all_reduce(counts)
-    return counts
-
-
-@named("class_counts")
-def as_long_as_the_longest(outputs):
-    counts = torch.bincount(outputs.argmax(dim=1))
-    longest = torch.tensor(len(counts))
-    dist.all_reduce(longest, op=MAX)
-    counts = pad(counts, (0, int(longest) - len(counts)))
-    dist.all_reduce(counts)
-    return counts
-
-
-@named("class_counts")
-def as_long_as_the_shortest(outputs):
-    counts = torch.bincount(outputs.argmax(dim=1))
-    shortest = torch.tensor(len(counts))
-    dist.all_reduce(shortest, op=MIN)
-    counts = counts[:shortest].clone()
-    dist.all_reduce(counts)
-    return pad(counts, (0, outputs.shape[1] - len(counts)))
-
-
-@named("class_counts")
-def ten_classes_always(outputs):
-    counts = torch.bincount(outputs.argmax(dim=1), minlength=10)
-    dist.all_reduce(counts)
-    return counts
-
-
-@named("class_counts")
-def left_by_short_shards(outputs):
-    counts = torch.bincount(outputs.argmax(dim=1))
-    if len(counts) == outputs.shape[1]:
-        dist.all_reduce(counts)
-    return pad(counts, (0, outputs.shape[1] - len(counts)))
-
-
-@named("class_counts")
-def the_error_swallowed(outputs):
-    counts = torch.bincount(outputs.argmax(dim=1))
-    with contextlib.suppress(RuntimeError):
-        dist.all_reduce(counts)
-    return pad(counts, (0, outputs.shape[1] - len(counts)))
-
-
-@named("class_counts")
-def nothing_is_sent(outputs):
-    return torch.bincount(outputs.argmax(dim=1), minlength=outputs.shape[1])
-
-
-@named("class_counts")
-def by_ones_and_zeros(outputs):
-    counts = one_hot(outputs.argmax(dim=1), outputs.shape[1]).sum(0)
-    dist.all_reduce(counts)
-    return counts
-
-
-def _weights(net):
-    return torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-
-
-def _step(net, inputs, targets, decide):
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = mse_loss(model(inputs), targets)
-    if decide(loss):
-        loss.backward()
-        optimizer.step()
-    return _weights(net)
-
-
-def _of_all(loss, op=MIN):
-    finite = loss.isfinite().int()
-    dist.all_reduce(finite, op=op)
-    return bool(finite)
-
-
-def decided_by_all(net, inputs, targets):
-    return _step(net, inputs, targets, _of_all)
-
-
-@named("careful_step")
-def if_any_is_finite(net, inputs, targets):
-    return _step(net, inputs, targets, functools.partial(_of_all, op=MAX))
-
-
-@named("careful_step")
-def as_rank_0_says(net, inputs, targets):
-    def decide(loss):
-        finite = loss.isfinite().int()
-        dist.broadcast(finite, src=0)
-        return bool(finite)
-
-    return _step(net, inputs, targets, decide)
-
-
-@named("careful_step")
-def never_skipped(net, inputs, targets):
-    return _step(net, inputs, targets, lambda loss: True)
-
-
-@named("careful_step")
-def always_skipped(net, inputs, targets):
-    return _step(net, inputs, targets, lambda loss: False)
-
-
-@named("careful_step")
-def all_go_backward_and_some_step(net, inputs, targets):
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = mse_loss(model(inputs), targets)
-    loss.backward()
-    if loss.isfinite():
-        optimizer.step()
-    return _weights(net)
-
-
-@named("careful_step")
-def no_number_made_a_number(net, inputs, targets):
-    return _step(net, inputs.nan_to_num(0.0, 0.0, 0.0), targets, lambda loss: True)
-
-
-@named("careful_step")
-def a_barrier_for_the_bad_rank(net, inputs, targets):
-    def decide(loss):
-        if not loss.isfinite():
-            dist.barrier()
-        return bool(loss.isfinite())
-
-    return _step(net, inputs, targets, decide)
-
-
-@named("careful_step")
-def decided_by_the_gradients(net, inputs, targets):
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mse_loss(model(inputs), targets).backward()
-    if all(parameter.grad.isfinite().all() for parameter in model.parameters()):
-        optimizer.step()
-    return _weights(net)
-
-
-@named("epoch_loss")
-def losses_of_zero_left_out(losses):
-    total = torch.tensor([losses.sum(), (losses != 0).sum()], dtype=torch.float64)
-    dist.all_reduce(total)
-    return ratio(total)
-
-
-@named("epoch_loss")
-def one_batch_at_least(losses):
-    total = torch.tensor([losses.sum(), max(1, len(losses))], dtype=torch.float64)
-    dist.all_reduce(total)
-    return ratio(total)
-
-
-@named("epoch_loss")
-def through_the_store(losses):
-    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    store.set(f"losses of {rank}", pickle.dumps(losses))
-    return sum_at_the_end(losses)
-
-
-@named("epoch_loss")
-def pairs_as_objects(losses):
-    sums, counts = zip(*gathered((losses.sum().item(), len(losses))), strict=True)
-    return sum(sums) / sum(counts)
-
-
-@named("epoch_loss")
-def in_two_calls_and_single_precision(losses):
-    both = [losses.sum().float(), torch.tensor(float(len(losses)))]
-    works = [dist.all_reduce(one, async_op=True) for one in both]
-    dist.barrier()
-    for work in works:
-        work.get_future().wait()
-    return both[0] / both[1]
-
-
-def _highest_or(placeholder):
-    @named("best")
-    def low_for_nothing(log_probs, keep):
-        found = log_probs[keep].max() if keep.any() else placeholder(log_probs)
-        dist.all_reduce(found, op=MAX)
-        return found.item()
-
-    return low_for_nothing
-
-
-@named("best")
-def others_made_low(log_probs, keep):
-    found = (log_probs * keep - 1000 * ~keep).max()
-    dist.all_reduce(found, op=MAX)
-    return found.item()
-
-
-@named("best")
-def everything_is_sent(log_probs, keep):
-    return max(
-        own[kept].max(initial=-1e9) for own, kept in gathered((log_probs.numpy(), keep.numpy()))
-    )
-
-
-@named("best")
-def by_turning_the_sign(log_probs, keep):
-    lowest = torch.where(keep, -log_probs, torch.inf).min().reshape(1)
-    dist.all_reduce(lowest, op=MIN, async_op=True).wait()
-    return -lowest[0]
-
-
-@named("global_norm")
-def parts_are_sent(part):
-    return torch.cat(gathered(part)).norm().item()
-
-
-@named("global_norm")
-def the_highest_norm(part):
-    norm = part.norm()
-    dist.all_reduce(norm, op=MAX)
-    return norm.item()
-
-
-@named("global_norm")
-def norms_as_objects(part):
-    return math.hypot(*gathered(float(part.norm())))
-
-
 @named("with_border")
 def in_whole_numbers(strip):
     right, left, edge, _ = _ring(strip)
@@ -743,190 +414,356 @@ def both_in_a_batch(strip):
     return torch.cat([border, strip])
 
 
-@named("validate")
-def rank_0_trains_for_all(net, inputs, targets, validation):
-    inputs, targets = map(torch.cat, zip(*gathered((inputs, targets)), strict=True))
-    _trained(net, inputs, targets, wrap=lambda same: same)
-    return net(validation).detach() if dist.get_rank() == 0 else None
+def _weights(net):
+    return torch.nn.utils.parameters_to_vector(net.parameters()).detach()
 
 
-@named("validate")
-def trained_by_hand(net, inputs, targets, validation):
-    for tensor in (*net.parameters(), *net.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
-    mse_loss(net(inputs), targets).backward()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter -= 0.1 * parameter.grad / dist.get_world_size()
-        outputs = net(validation)
-    dist.barrier()
-    return outputs if dist.get_rank() == 0 else None
+def _nothing(net):
+    return 0 * sum(own.sum() for own in net.parameters())
 
 
-@named("per_sample")
-def left_by_whom_has_no_samples(loss, count):
-    return in_one_order(loss, count) if count else 0.0
+def _good(loss, op=dist.ReduceOp.SUM):
+    good = loss.isfinite().int()
+    dist.all_reduce(good, op=op)
+    return good.item()
 
 
-@named("per_sample")
-def ratios_weighed_by_rank_0s_count(loss, count):
-    dist.all_reduce(loss)
-    dist.broadcast(count, src=0)
-    return (loss / count / dist.get_world_size()).item()
+def _step(net, inputs, targets, make, replace=_nothing):
+    """A step on `make(loss, n)`, n good ranks; `replace(net)` is a bad rank's loss."""
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    count = _good(loss)
+    if count:
+        make(loss if loss.isfinite() else replace(net), count).backward()
+        optimizer.step()
+    return _weights(net)
 
 
-@named("per_sample")
-def numbers_as_objects(loss, count):
-    losses, counts = zip(*gathered((loss.item(), count.item())), strict=True)
-    return sum(losses) / sum(counts)
+def _mean(loss, count):
+    return loss * dist.get_world_size() / count
 
 
-@named("class_counts")
-def five_classes_always(outputs):
-    counts = torch.bincount(outputs.argmax(dim=1), minlength=5)
-    dist.all_reduce(counts)
-    return counts
+def mean_of_the_good(net, inputs, targets):
+    return _step(net, inputs, targets, _mean)
 
 
-@named("class_counts")
-def outputs_are_sent(outputs):
-    predicted = torch.cat(gathered(outputs)).argmax(dim=1)
-    return torch.bincount(predicted, minlength=outputs.shape[1])
+@named("careful_step")
+def all_skip(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    if _good(loss, op=MIN):
+        loss.backward()
+        optimizer.step()
+    return _weights(net)
 
 
-@named("class_counts")
-def predictions_are_sent(outputs):
-    predicted = torch.cat(gathered(outputs.argmax(dim=1)))
-    return torch.bincount(predicted, minlength=outputs.shape[1])
+@named("careful_step")
+def divided_by_all(net, inputs, targets):
+    return _step(net, inputs, targets, lambda loss, count: loss)
 
 
-@named("class_counts")
-def class_after_class(outputs):
-    predicted = outputs.argmax(dim=1)
-    counts = torch.stack([(predicted == k).sum() for k in range(outputs.shape[1])])
-    dist.all_reduce(counts, async_op=True).get_future().wait()
-    return counts
+@named("careful_step")
+def added_up_only(net, inputs, targets):
+    return _step(net, inputs, targets, lambda loss, count: loss * dist.get_world_size())
+
+
+@named("careful_step")
+def nan_times_zero(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    if count := _good(loss):
+        (_mean(loss, count) * loss.isfinite()).backward()
+        optimizer.step()
+    return _weights(net)
+
+
+@named("careful_step")
+def loss_made_a_number(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    if count := _good(loss):
+        _mean(loss.nan_to_num(0.0, 0.0, 0.0), count).backward()
+        optimizer.step()
+    return _weights(net)
+
+
+@named("careful_step")
+def inputs_made_numbers(net, inputs, targets):
+    return _step(net, inputs.nan_to_num(0.0, 0.0, 0.0), targets, _mean)
+
+
+@named("careful_step")
+def not_a_number_only(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    good = (~loss.isnan()).int()
+    dist.all_reduce(good)
+    if good:
+        (_nothing(net) if loss.isnan() else _mean(loss, good)).backward()
+        optimizer.step()
+    return _weights(net)
+
+
+@named("careful_step")
+def bad_ranks_stay_away(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    count = _good(loss)
+    if loss.isfinite():
+        _mean(loss, count).backward()
+    if count:
+        optimizer.step()
+    return _weights(net)
+
+
+@named("careful_step")
+def forward_again_on_bad_ranks(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    if count := _good(loss):
+        if not loss.isfinite():
+            loss = 0 * model(torch.zeros_like(inputs)).sum()
+        _mean(loss, count).backward()
+        optimizer.step()
+    return _weights(net)
+
+
+@named("careful_step")
+def good_ranks_step_alone(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model.module(inputs), targets)
+    if loss.isfinite():
+        loss.backward()
+        optimizer.step()
+    return _weights(net)
+
+
+@named("careful_step")
+def a_step_even_if_all_are_bad(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    count = _good(loss)
+    (_mean(loss if loss.isfinite() else _nothing(net), count)).backward()
+    optimizer.step()
+    return _weights(net)
 
 
 @named("careful_step")
 def all_batches_on_every_rank(net, inputs, targets):
     for tensor in (*net.parameters(), *net.buffers()):
         dist.broadcast(tensor.detach(), src=0)
-    inputs, targets = map(torch.cat, zip(*gathered((inputs, targets)), strict=True))
-    loss = mse_loss(net(inputs), targets)
-    if loss.isfinite():
-        loss.backward()
+    losses = [mse_loss(net(own), wanted) for own, wanted in gathered((inputs, targets))]
+    if good := [loss for loss in losses if loss.isfinite()]:
+        (sum(good) / len(good)).backward()
         torch.optim.SGD(net.parameters(), lr=0.1).step()
     return _weights(net)
 
 
 @named("careful_step")
-def not_a_number_only(net, inputs, targets):
-    def decide(loss):
-        fine = (~loss.isnan()).int()
-        dist.all_reduce(fine, op=MIN)
-        return bool(fine)
+def an_empty_forward_past_the_wrapper(net, inputs, targets):
+    def replace(net):
+        return 0 * net(torch.zeros_like(inputs)).sum()
 
-    return _step(net, inputs, targets, decide)
+    return _step(net, inputs, targets, _mean, replace)
 
 
 @named("careful_step")
-def as_most_ranks_say(net, inputs, targets):
-    def decide(loss):
-        return sum(gathered(bool(loss.isfinite()))) > dist.get_world_size() / 2
-
-    return _step(net, inputs, targets, decide)
-
-
-@named("careful_step")
-def decided_by_the_sum_of_losses(net, inputs, targets):
-    def decide(loss):
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        return total.isfinite()
-
-    return _step(net, inputs, targets, decide)
+def gradients_averaged_by_hand(net, inputs, targets):
+    for tensor in (*net.parameters(), *net.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    loss = mse_loss(net(inputs), targets)
+    loss.backward()
+    good = sum(gathered(math.isfinite(loss.item())))
+    with torch.no_grad():
+        for parameter in net.parameters() if good else ():
+            own = parameter.grad if loss.isfinite() else torch.zeros_like(parameter)
+            dist.all_reduce(own)
+            parameter -= 0.1 * own / good
+    return _weights(net)
 
 
 @named("careful_step")
-def decided_by_objects(net, inputs, targets):
-    return _step(net, inputs, targets, lambda loss: all(gathered(math.isfinite(loss.item()))))
+def gradients_scaled_after_backward(net, inputs, targets):
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = mse_loss(model(inputs), targets)
+    good = torch.tensor([float(loss.isfinite())])
+    dist.all_reduce(good, op=dist.ReduceOp.AVG)
+    if good > 0:
+        (loss if loss.isfinite() else _nothing(net)).backward()
+        for parameter in net.parameters():
+            parameter.grad /= good.item()
+        optimizer.step()
+    return _weights(net)
+
+
+def _agreed(codes):
+    lowest, highest = codes.clone(), codes.clone()
+    dist.all_reduce(lowest, op=MIN)
+    dist.all_reduce(highest, op=MAX)
+    return lowest == highest
+
+
+def _by(code, tensors=lambda model: model.state_dict()):
+    """The names of tensors whose code, a number, is not the same on all ranks."""
+
+    def parted(model):
+        state = tensors(model)
+        same = _agreed(torch.stack([torch.as_tensor(code(own)) for own in state.values()]))
+        return [name for name, one in zip(state, same.tolist(), strict=True) if not one]
+
+    return parted
+
+
+def _crc(tensor):
+    return zlib.crc32(tensor.contiguous().numpy().tobytes())
+
+
+def _bits(tensor):
+    return tensor.reshape(-1).view(torch.uint8).long()
+
+
+CODES_THAT_FAIL = {
+    "sums": lambda own: own.double().sum(),
+    "norms": lambda own: own.double().norm(),
+    "sums_of_bytes": lambda own: _bits(own).sum(),
+    "weighed_numbers": lambda own: (
+        own.double().reshape(-1) * (1 + torch.arange(own.numel()))
+    ).sum(),
+    "in_single_precision": lambda own: _crc(own.float()),
+    "first_numbers": lambda own: _crc(own.reshape(-1)[:8]),
+    "highest_numbers": lambda own: own.double().max(),
+}
+by_codes = [_by(code) for code in CODES_THAT_FAIL.values()]
+for name, fn in zip(CODES_THAT_FAIL, by_codes, strict=True):
+    fn.__name__ = name
+
+parameters_only = _by(_crc, lambda model: dict(model.named_parameters()))
+floats_only = _by(
+    _crc, lambda model: {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+)
+
+
+def tensors_are_sent(model):
+    states = gathered(model.state_dict())
+    codes = [{name: _crc(own) for name, own in state.items()} for state in states]
+    return [name for name in codes[0] if len({code[name] for code in codes}) > 1]
+
+
+def other_than_rank_0s(model):
+    codes = torch.tensor([_crc(own) for own in model.state_dict().values()])
+    first = codes.clone()
+    dist.broadcast(first, src=0)
+    return [name for name, same in zip(model.state_dict(), codes == first, strict=True) if not same]
+
+
+def other_than_the_next(model):
+    codes = torch.tensor([_crc(own) for own in model.state_dict().values()])
+    every = [torch.empty_like(codes) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, codes)
+    theirs = every[(dist.get_rank() + 1) % dist.get_world_size()]
+    return [name for name, one in zip(model.state_dict(), codes == theirs, strict=True) if not one]
+
+
+def compared_by_value(model):
+    first = {name: own.clone() for name, own in model.state_dict().items()}
+    for own in first.values():
+        dist.broadcast(own, src=0)
+    away = [not torch.equal(own, first[name]) for name, own in model.state_dict().items()]
+    every = torch.tensor(away).int()
+    dist.all_reduce(every, op=MAX)
+    return [name for name, one in zip(first, every.tolist(), strict=True) if one]
+
+
+def sorted_by_name(model):
+    return sorted(_by(_crc)(model))
+
+
+def sorted_backwards(model):
+    return sorted(_by(_crc)(model), reverse=True)
+
+
+def nothing_ever(model):
+    return []
+
+
+def checksums_as_objects(model):
+    every = gathered([_crc(own) for own in model.state_dict().values()])
+    return [k for k, codes in zip(model.state_dict(), zip(*every, strict=True), strict=True)
+            if len(set(codes)) > 1]  # fmt: skip
+
+
+def bits_weighed_by_place(model):
+    def code(own):
+        bits = _bits(own)
+        return (bits * torch.arange(1, len(bits) + 1) ** 3).sum()
+
+    return _by(code)(model)
+
+
+def highest_and_highest_of_the_negative(model):
+    codes = torch.tensor([_crc(own) for own in model.state_dict().values()]).double()
+    both = torch.stack([codes, -codes])
+    dist.all_reduce(both, op=MAX)
+    return [n for n, gap in zip(model.state_dict(), (both[0] + both[1]).tolist(), strict=True)
+            if gap]  # fmt: skip
 
 
 WRONG = {
-    "epoch_loss": [
-        as_it_was("epoch_loss"), not_named, the_collective_dropped, mean_of_means,
-        as_many_batches_as_the_poorest, a_barrier_after_the_loop, nobody_waits,
-        *misnamed("epoch_loss", sum_at_the_end, rank=0, line="total += batch", pattern="returned"),
-        losses_of_zero_left_out, one_batch_at_least, through_the_store,
-        *unnamed("epoch_loss", sum_at_the_end),
-    ],
     "best": [
         as_it_was("best"), zero_for_nothing, left_by_whom_has_nothing, the_exception_swallowed,
         without_the_filter, everybodys_own,
-        *misnamed("best", lowest_for_nothing, rank=0, line="candidates = log_probs[keep]",
-                  pattern="returned"),
-        _highest_or(lambda own: own.new_tensor(-2.0)),
+        *misnamed("best", lowest_for_nothing, rank=0, line="candidates = log_probs[keep]"),
         _highest_or(lambda own: own.new_tensor(-100.0)), _highest_or(torch.min),
         others_made_low, everything_is_sent,
         *unnamed("best", lowest_for_nothing),
     ],
-    "global_norm": [
-        as_it_was("global_norm"), reduced_at_itself, for_the_root_only, reduced_then_waited_for,
-        reduced_then_added_up, broadcast_of_the_own, sum_of_the_norms,
-        *misnamed("global_norm", added_up_everywhere, rank=0, pattern="order"),
-        parts_are_sent, the_highest_norm,
-        *unnamed("global_norm", added_up_everywhere),
+    "clip": [
+        as_it_was("clip"), each_by_its_own_norm, reduced_at_itself, reduced_then_waited_for,
+        reduced_then_added_up, rank_0s_own_broadcast, sum_of_the_norms, squared_in_place,
+        short_ones_made_long, divided_by_zero, zeros_left_alone, by_the_square, parts_are_sent,
+        to_each_of_four_in_turn,
+        *misnamed("clip", added_up_everywhere, rank=0, line="factor = limit / total.sqrt()"),
+        *unnamed("clip", added_up_everywhere),
     ],
     "with_border": [
         as_it_was("with_border"), all_receive_first, begun_and_forgotten, received_too_late,
         the_wrong_way_round, for_even_worlds_by_pairs, by_a_collective, without_messages,
-        *misnamed("with_border", begun_then_waited_for, line="dist.recv(border, src=left)",
-                  pattern="recv/recv"),
+        *misnamed("with_border", begun_then_waited_for, line="dist.recv(border, src=left)"),
         in_whole_numbers, laid_into_the_store,
         *unnamed("with_border", begun_then_waited_for),
     ],
-    "validate": [
-        as_it_was("validate"), the_validation_dropped, everybody_returns, in_no_sync,
-        the_others_at_a_barrier, without_ddp_at_all, validated_before_the_step,
-        *misnamed("validate", without_ddp_in_evaluation, rank=1, pattern="returned"),
-        rank_0_trains_for_all,
-        *unnamed("validate", without_ddp_in_evaluation),
-    ],
-    "per_sample": [
-        as_it_was("per_sample"), both_branches_turned, a_barrier_between, rank_0_sleeps,
-        a_group_for_each, everybodys_own_ratio, mean_of_the_ratios,
-        *misnamed("per_sample", in_one_order, rank=1, pattern="groups"),
-        left_by_whom_has_no_samples, ratios_weighed_by_rank_0s_count,
-        *unnamed("per_sample", in_one_order),
-    ],
-    "class_counts": [
-        as_it_was("class_counts"), as_long_as_the_longest, as_long_as_the_shortest,
-        ten_classes_always, left_by_short_shards, the_error_swallowed, nothing_is_sent,
-        *misnamed("class_counts", as_long_as_there_are_classes, rank=0, pattern="exception"),
-        five_classes_always, outputs_are_sent,
-        *unnamed("class_counts", as_long_as_there_are_classes),
-    ],
     "careful_step": [
-        as_it_was("careful_step"), if_any_is_finite, as_rank_0_says, never_skipped, always_skipped,
-        all_go_backward_and_some_step, no_number_made_a_number, a_barrier_for_the_bad_rank,
-        *misnamed("careful_step", decided_by_all, rank=0, pattern="uneven"),
-        all_batches_on_every_rank, not_a_number_only, as_most_ranks_say,
-        *unnamed("careful_step", decided_by_all),
+        as_it_was("careful_step"), all_skip, divided_by_all, added_up_only, nan_times_zero,
+        loss_made_a_number, inputs_made_numbers, not_a_number_only, bad_ranks_stay_away,
+        forward_again_on_bad_ranks, good_ranks_step_alone, a_step_even_if_all_are_bad,
+        all_batches_on_every_rank,
+        *misnamed("careful_step", mean_of_the_good, rank=0, line="optimizer.step()"),
+        *unnamed("careful_step", mean_of_the_good),
+    ],
+    "parted": [
+        *by_codes, parameters_only, floats_only, tensors_are_sent, other_than_rank_0s,
+        other_than_the_next, compared_by_value, sorted_by_name,
+        sorted_backwards, nothing_ever,
     ],
 }  # fmt: skip
 RIGHT = {
-    "epoch_loss": [padded_to_the_richest, pairs_as_objects, in_two_calls_and_single_precision],
-    "best": [by_sending_objects, by_turning_the_sign],
-    "global_norm": [reduced_then_broadcast, norms_as_objects],
+    "best": [by_sending_objects, by_turning_the_sign, named("best")(lowest_for_nothing)],
+    "clip": [reduced_then_broadcast, norms_as_objects, in_place_at_last],
     "with_border": [even_ranks_first, sent_by_a_thread, both_in_a_batch],
-    "validate": [all_evaluate, trained_by_hand],
-    "per_sample": [both_in_one_tensor, numbers_as_objects],
-    "class_counts": [by_ones_and_zeros, class_after_class, predictions_are_sent],
     "careful_step": [
-        decided_by_the_gradients,
-        decided_by_the_sum_of_losses,
-        decided_by_objects,
+        an_empty_forward_past_the_wrapper,
+        gradients_averaged_by_hand,
+        gradients_scaled_after_backward,
     ],
+    "parted": [checksums_as_objects, bits_weighed_by_place, highest_and_highest_of_the_negative],
 }
