@@ -436,7 +436,8 @@ for limit_bytes in (1252, None):
 
 # %% [markdown]
 # The same words, to the last letter. Preemption did not spoil the file, and nor did the disk: **`save` writes over the only good checkpoint**. Between the first byte and the last there is none. Monday's script did that once in an epoch,
-# Tuesday's does it four times. The fix for Monday made Wednesday likely.
+# Tuesday's does it four times: the fix for Monday made Wednesday four times as likely. Which of the four was it? The torn file says epoch 5, and `metrics.csv` has no row for Wednesday, which is written just after the save at an
+# epoch's end. So it was that one, and it could have happened to Monday's script as well.
 #
 # The cure is the lab's first exercise.
 #
