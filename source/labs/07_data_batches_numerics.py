@@ -9,6 +9,7 @@
 
 # %%
 import functools
+import itertools
 import math
 import re
 from contextlib import nullcontext
@@ -189,7 +190,7 @@ def kth_smallest_inputs(rank, world_size, case):
     counts = [1000 * shares[share](one, world_size) for one in range(world_size)]
     width = 34 / (world_size - rank)  # the last rank's reach a million, both ways
     losses = (width * torch.randn(counts[rank], dtype=torch.float64) + 3 * rank) ** 3
-    losses[::2] = (losses[::2] / 5000).round() * 5000 + 0  # many are equal, and many of those 0
+    losses[::2] = (losses[::2] / 5000.1).round() * 5000.1 + 0  # many are equal, and many of those 0
     return losses.clamp(-1e6, 1e6), max(1, math.ceil(place * sum(counts)))
 
 
@@ -257,7 +258,10 @@ heights = {
     "1 row each": lambda rank, world_size: 1,
     "unequal numbers of rows": lambda rank, world_size: 1 + 120 * rank,
     "no rows on the last rank": lambda rank, world_size: 50 * (max(2, world_size) - 1 - rank),
+    "ranks that are days apart": lambda rank, world_size: 20 + rank,
 }
+# Time stamps in seconds: no two cases begin at the same time, and none at a round one.
+since = dict(zip(heights, (1_654_321_987.0, -310_123_456.0, 1.8e9, 1.8e9, 1_700_450_000.0)))
 
 
 # %% jupyter={"source_hidden": true}
@@ -265,7 +269,8 @@ def normalise_inputs(rank, world_size, case):
     """Columns: around zero, time stamps, and in most cases small numbers and a constant."""
     rows = torch.randn(heights[case](rank, world_size), 4, dtype=torch.float64) + rank
     scale = torch.tensor([1, 1, 0.02, 0], dtype=torch.float64)
-    rows = rows * scale + torch.tensor([0, 1.8e9, 0.5, 3], dtype=torch.float64)
+    days = 86_400 * rank if case == "ranks that are days apart" else 0
+    rows = rows * scale + torch.tensor([0, since[case] + days, 0.5, 3], dtype=torch.float64)
     return rows[:, :2].contiguous() if case == "1 row each" else rows
 
 
@@ -289,7 +294,7 @@ check(normalise, **normalise_check)
 #
 # - A micro-batch is a pair `tokens, targets`, each (sentences, length). Where a target is -100, nothing is to be guessed: `cross_entropy` leaves it out. A micro-batch may be all padding.
 # - Ranks may have different numbers of micro-batches, at least one each. There is room for the graph of one at a time.
-# - Send each rank's gradients once, and one small message more. (DDP divides the sum of the ranks' gradients by the world size.)
+# - Send each rank's gradients once, all in one message, and one small message more. (DDP divides the sum of the ranks' gradients by the world size.)
 
 
 # %%
@@ -407,7 +412,7 @@ check(accumulating(token_gradient), **token_check)
 #
 # *Difficulty ●●● · importance ●●○ · 12 minutes.* A run may stop after any step. New processes load the checkpoint (that is done) and go on at the global step `position`, with torch's own sampler.
 # **Goal:** take `steps` steps with `take_step`, in global batches of 12, on exactly the samples that an undisturbed run would see: epoch by epoch, in the order of
-# `DistributedSampler`. Do not load samples you skip, nor samples you do not come to: `data` notes which ones are read.
+# `DistributedSampler`. Do not load samples you skip, nor samples you do not come to: `data` notes which ones are read, in this process: use no loader with workers.
 #
 # An epoch of 30 samples has three steps: of 12 samples, of 12, and of 6.
 
@@ -483,37 +488,41 @@ def momentum(model):
 def train_from_spec(models, stops):
     world_size, optimizer = len(models), momentum(models[0])
     read = [[] for _ in models]
-    for step in range(stops[0][-1]):
+    for step in range(stops[0][0], stops[0][-1]):
         epoch, number = divmod(step, 3)
         order = torch.randperm(30, generator=torch.Generator().manual_seed(epoch))
         batch = order.split(12)[number]
         take_step(models[0], optimizer, Samples.inputs[batch], Samples.labels[batch])
         for rank in range(world_size):
             read[rank] += batch[rank::world_size].tolist()
-    return [(own, weights(models[0])) for own in read]
+    return [{"read": own, "weights": weights(models[0])} for own in read]
 
 
 # %% jupyter={"source_hidden": true}
 def interrupting(answer):
-    """Stop the training at each of `stops`; return what this rank has read, and the weights."""
+    """Train from the first of `stops` to the last, and stop at each between them.
+
+    Returns what this rank has read, and the weights.
+    """
 
     @functools.wraps(answer)
     def interrupted(model, stops):
-        model, position, read = DistributedDataParallel(model), 0, []
+        model, read = DistributedDataParallel(model), []
         optimizer = momentum(model)
-        for stop in stops:
+        for position, stop in itertools.pairwise(stops):
             data = Samples()
             answer(model, optimizer, data, position, stop - position)
-            position, read = stop, read + data.read
-        return read, weights(model)
+            read += data.read
+        return {"read": read, "weights": weights(model)}
 
     return interrupted
 
 
 plans = {
-    "7 steps, undisturbed": (7,),
-    "stopped after steps 3 and 6": (3, 6, 7),
-    "stopped after steps 1, 2 and 5": (1, 2, 5, 7),
+    "7 steps, undisturbed": (0, 7),
+    "stopped after steps 3 and 6": (0, 3, 6, 7),
+    "stopped after steps 1, 2 and 5": (0, 1, 2, 5, 7),
+    "from a checkpoint after step 4": (4, 5, 7),
 }
 
 

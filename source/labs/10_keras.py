@@ -40,9 +40,6 @@ except ModuleNotFoundError:
 
 
 # %%
-L = keras.layers
-
-
 def pool_statistics(model):
     ### BEGIN SOLUTION
     known = model.non_trainable_variables  # of inner models too
@@ -69,6 +66,9 @@ def pool_statistics(model):
 
 
 # %% jupyter={"source_hidden": true}
+L = keras.layers
+
+
 def pool_statistics_spec(models):
     statistics = []
     for model in models:

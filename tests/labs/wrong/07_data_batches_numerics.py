@@ -937,6 +937,20 @@ def _go_on(model, optimizer, data, position, steps, where=lambda step: divmod(st
 
 
 @lab.interrupting
+def the_model_remembers(model, optimizer, data, position, steps):
+    position = getattr(model, "position", 0)
+    model.position = position + steps
+    _go_on(model, optimizer, data, position, steps)
+
+
+@lab.interrupting
+def the_optimiser_remembers(model, optimizer, data, position, steps):
+    begun = optimizer.defaults.setdefault("position", 0)
+    optimizer.defaults["position"] += steps
+    _go_on(model, optimizer, data, begun, steps)
+
+
+@lab.interrupting
 def the_epoch_again(model, optimizer, data, position, steps):
     start = position // 3 * 3
     _go_on(model, optimizer, data, start, steps)
@@ -1079,6 +1093,29 @@ def by_an_iterator(model, optimizer, data, position, steps):
         lab.take_step(model, optimizer, inputs, labels)
 
 
+def _around(rows, shift):
+    """Sums and sums of squares around `shift`, which the ranks have not agreed on."""
+    near = rows - shift
+    sums = torch.stack([torch.full_like(shift, len(rows)), near.sum(dim=0), (near**2).sum(dim=0)])
+    dist.all_reduce(sums)
+    mean = sums[1] / sums[0]
+    return (near - mean) / (sums[2] / sums[0] - mean**2 + 1e-5).sqrt()
+
+
+def around_todays_time(rows):
+    return _around(rows, torch.tensor([0, 1.8e9, 0.5, 3], dtype=torch.float64)[: rows.shape[1]])
+
+
+def around_its_own_rounded_mean(rows):
+    mean = rows.sum(dim=0) / max(1, len(rows))
+    return _around(rows, (mean / 1e6).round() * 1e6)
+
+
+def around_its_own_mean_to_the_hundred(rows):
+    mean = rows.sum(dim=0) / max(1, len(rows))
+    return _around(rows, (mean / 100).round() * 100)
+
+
 WRONG = {
     "EpochSampler": [
         DoneIgnored, DoneForEver, DoneOfEachRank, AsIfDoneByAsManyRanks, RestShuffledAnew,
@@ -1103,7 +1140,8 @@ WRONG = {
         computed_in_float32, from_the_own_first_row, one_number_for_all_columns,
         outside_of_the_root, nothing_added, only_the_mean, for_four_columns,
         mean_first_and_then_squares, rows_gathered, rows_gathered_as_objects,
-        two_ranks_as_one, statistics_of_rank_0,
+        two_ranks_as_one, statistics_of_rank_0, around_todays_time, around_its_own_rounded_mean,
+        around_its_own_mean_to_the_hundred,
     ],
     "token_gradient": [
         mean_of_means, means_of_what_is_no_padding, mean_over_own_tokens, without_the_world_size,
@@ -1119,7 +1157,7 @@ WRONG = {
         loaded_to_the_end_of_the_epoch, for_two_ranks, read_for_show, not_through_the_data,
         the_epoch_again, everything_again, epoch_not_told, shuffled_no_more, last_batch_dropped,
         one_batch_late, position_as_epoch, batches_of_the_whole_world, read_and_thrown_away,
-        skipped_in_each_epoch,
+        skipped_in_each_epoch, the_model_remembers, the_optimiser_remembers,
     ],
 }  # fmt: skip
 RIGHT = {
