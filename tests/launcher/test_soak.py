@@ -36,7 +36,7 @@ MB = 2**20
 def launch_many(times: int) -> None:
     """Launch so often in one kernel; what the last ones cost beside the first is printed."""
     kernel = Kernel()
-    kernel.run(MANY.format(10), within=60)
+    kernel.run(MANY.format(33), within=60)  # pages are enlarged at the 64th rank
     before, memory = kernel.census(), psutil.Process(kernel.pid).memory_info().rss
     outcome = kernel.run(MANY.format(times), within=380)
     left, grown = kernel.left_since(before), psutil.Process(kernel.pid).memory_info().rss - memory
