@@ -23,6 +23,7 @@ from course_utils.machines.hosts import Hosts, two_hosts
 
 RECORDED = Path(__file__).with_suffix(".json")  # what jobs wrote, by the name of their script
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+PATIENCE_S = 30.0  # until a Slurm has to be up
 MUNGE = ("key", "pid", "seed", "log")
 CONF = """
 ClusterName=course
@@ -140,14 +141,14 @@ class Slurm(Recording):
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
 
-    def _wait_until_idle(self, timeout_s: float = 30.0) -> None:
-        end = time.monotonic() + timeout_s
+    def _wait_until_idle(self) -> None:
+        end = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(RuntimeError):
                 if self.run("sinfo --noheader --format=%T:%D").strip() == "idle:2":
                     return
             if time.monotonic() > end:
-                raise RuntimeError(f"its nodes are not idle after {timeout_s:g} s")
+                raise RuntimeError(f"its nodes are not idle after {PATIENCE_S:g} s")
             time.sleep(0.05)
 
     def run(self, command: str) -> str:
