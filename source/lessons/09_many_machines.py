@@ -1024,7 +1024,7 @@ RAY_SETTINGS = {
 FUNCTIONS = train, load_from_ray, save_to_ray, under_ray, on_a_cluster
 
 
-def run_ray(folder, timeout_s=120):
+def run_ray(folder, timeout_s=270):
     """Ray's script on a host of its own, and what it printed."""
     write_script(f"{folder}/job.py", *FUNCTIONS)
     # Each of Ray's twelve processes would import this for a second, and none needs it.
