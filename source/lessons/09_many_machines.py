@@ -69,7 +69,7 @@ with two_hosts() as hosts:
 # with the digits in it.
 
 # %% tags=["part-slurm", "part-ray"]
-disk = tempfile.TemporaryDirectory(dir="/tmp")  # a short name, for the sockets that will lie in it
+disk = tempfile.TemporaryDirectory()
 
 # %%
 training = digits()
@@ -1089,6 +1089,7 @@ else:
 # Before you go on, your predictions:
 
 # %%
+disk.cleanup()
 predict()
 
 # %% [markdown]
