@@ -22,8 +22,8 @@ TOOLS = Path(__file__).resolve().parent / "tools"
 
 
 def __getattr__(name: str) -> Any:
-    """`from ddp_course import challenge`, from a notebook in any folder."""
-    if name != "challenge":
+    """`from ddp_course import challenge` or `slurm`, from a notebook in any folder."""
+    if name not in ("challenge", "slurm"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     sys.path.insert(0, str(TOOLS))
     try:

@@ -1,10 +1,8 @@
 """Two hosts on one machine: network namespaces joined by cables, or two addresses of loopback.
 
-A host of the first form has what a machine has: interfaces, addresses and ports of its own, and
-processes that see no others. Nothing of it has a name in this system. Each host has a watcher that
-reads from a pipe; when the kernel closes it, or dies in whatever way, the watcher ends, and with it
-all processes of the host, its namespaces and its cables. Source: Linux man-pages, namespaces(7),
-pid_namespaces(7) and veth(4).
+A host of the first form has interfaces, addresses, ports and processes of its own, and no name in
+this system. Its watcher reads from a pipe; when the kernel closes it, or dies in whatever way, the
+watcher ends, and with it all of the host. Source: namespaces(7), pid_namespaces(7), veth(4).
 """
 
 import contextlib
@@ -23,6 +21,8 @@ FORMS = {
     "loopback": "two addresses of this machine's loopback interface",
 }
 
+_say_once = functools.cache(print)
+
 
 class Hosts(tuple[Host, ...]):
     """Both hosts; their `form`, and a `port` for ranks to meet at that is free on the first one."""
@@ -33,9 +33,7 @@ class Hosts(tuple[Host, ...]):
     def run(self, *commands: str, timeout_s: float = 60.0) -> list[str]:
         """Start a command on each host, wait for both and return their outputs.
 
-        Raises:
-            RuntimeError: One ended with an error; the other one is not waited for.
-            TimeoutError: They took longer than `timeout_s`.
+        Raises as `Program.wait_for` does; where one fails, the other one is not waited for.
         """
         started = [host.start(command) for host, command in zip(self, commands, strict=True)]
         return wait(started, "", timeout_s)
@@ -103,8 +101,3 @@ def _built(stack: contextlib.ExitStack, form: str, disk: Path) -> Hosts:
         with socket.create_server((hosts[0].address, 0)) as free:
             hosts.port = free.getsockname()[1]
     return hosts
-
-
-@functools.cache
-def _say_once(line: str) -> None:
-    print(line, flush=True)

@@ -1,9 +1,11 @@
-"""Chapter 09's schedulers, as its cells run them: Slurm's stand-ins, and Ray with all it starts."""
+"""Chapter 09's schedulers, as its cells run them: a real Slurm, its recording, and Ray."""
 
 import functools
 import importlib.util
+import json
 import linecache
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -12,9 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
+from deadline import within
 
 import cells
+import ddp_course
 from course_utils.machines.hosts import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,12 +84,13 @@ def test_under_ray_the_weights_are_launchs_all_ports_are_on_loopback_and_nothing
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        said, weights = ray_cells["run_ray"](folder)
+        said = ray_cells["run_ray"](folder)
     finally:
         over.set()
         watcher.join()
-    assert said == "2 nodes of Ray\n"
-    assert (torch.tensor(weights) - torch.tensor(ray_cells["by_launch"])).abs().max() < 1e-6
+    weights = f"20 steps: {ray_cells['by_launch']:.4f}"
+    first, second = "a life from step 0", r"a life from step [48]"
+    assert re.fullmatch(f"2 nodes of Ray\n{first}\n{second}\n{weights}\n", said)
     lasting = {ip for (_, ip, _), times in addresses.items() if times > 2}
     assert {ip.removeprefix("::ffff:").split(".")[0] for ip in lasting} == {"127"}
     assert [(p.pid, p.status(), p.cmdline()[:2]) for p in family(folder)] == []
@@ -111,20 +115,52 @@ def test_without_ray_the_chapter_says_how_to_get_it_and_goes_on(monkeypatch, cap
     assert "by_ray" not in names
 
 
-@pytest.mark.slow
-def test_the_slurm_script_runs_in_sruns_environment_and_gives_launchs_weights(tmp_path):
-    names = run_cells("part-slurm", {"__name__": "__main__"}, slice(-1))
-    said, weights = names["run_job"](str(tmp_path))
-    assert sorted(said.splitlines()) == [
-        "0: rank 0 of 2: node 0, local rank 0",
-        "1: rank 1 of 2: node 1, local rank 0",
-    ]
-    assert [names["same"](own) for own in weights] == [True, True]
-    assert not names["same"]([0.0] * len(weights[0]))
+def of_slurm():
+    """The processes of Slurm's daemons, and the folders of their state."""
+    daemons = ("slurmctld", "slurmd", "slurmstepd", "munged")
+    alive = {p.pid for p in psutil.process_iter() if p.name().startswith(daemons)}
+    return alive | {*Path(tempfile.gettempdir()).glob("slurm-*")}
 
 
-def test_a_rank_that_fails_under_the_slurm_script_fails_the_job(tmp_path):
-    names = run_cells("part-slurm", {"__name__": "__main__"}, slice(-1))
-    names["JOINING"] = "print('no rank here')\nraise SystemExit(int(os.environ['SLURM_PROCID']))\n"
-    with pytest.raises(RuntimeError, match="no rank here"):
-        names["run_job"](str(tmp_path))
+@pytest.fixture
+def slurm_said(monkeypatch, tmp_path):
+    """The module, with folders of its own, and with the line that it says once unsaid."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    slurm = ddp_course.slurm
+    slurm._say_once.cache_clear()
+    before = of_slurm()
+    yield slurm
+    assert of_slurm() <= before
+
+
+def test_a_real_slurm_says_what_its_recording_says_and_leaves_nothing(slurm_said, capsys, tmp_path):
+    who = re.search(r'WHO = """(.*?)"""', LESSON.read_text(), re.DOTALL)[1]
+    with within(300), slurm_said.two_nodes(tmp_path) as cluster:
+        if "slurm: a recording" in (line := capsys.readouterr().out):
+            pytest.skip(f"{line}: apt install slurmctld slurmd slurm-client munge")
+        (tmp_path / "who.sh").write_text(who)
+        real = cluster.submit("who.sh").wait_for("over").splitlines()
+    recorded = json.loads(slurm_said.RECORDED.read_text())["who.sh"].splitlines()
+    assert sorted(real) == sorted(recorded)
+    assert (real[0], real[-3:]) == (recorded[0], recorded[-3:])
+
+
+def test_without_slurm_a_line_says_so_and_a_job_has_the_recorded_log(
+    slurm_said, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(slurm_said.shutil, "which", lambda *name, **where: None)
+    with slurm_said.two_nodes(tmp_path) as cluster:
+        assert cluster.run("scancel 1") == ""
+        assert "20 steps" in cluster.submit("night.sh").wait_for("life 2")
+    said = capsys.readouterr().out
+    assert re.search("^slurm: a recording .*(no slurmctld here|namespaces)", said, re.MULTILINE)
+
+
+def test_a_slurm_that_does_not_start_is_replaced_by_its_recording(
+    slurm_said, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(slurm_said, "program", lambda name: "/bin/false")
+    monkeypatch.setattr(slurm_said, "PATIENCE_S", 0.2)
+    with slurm_said.two_nodes(tmp_path) as cluster:
+        assert type(cluster) is slurm_said.Recording
+    assert "slurm: a recording (" in capsys.readouterr().out

@@ -226,3 +226,27 @@ def test_where_no_environment_can_be_read_the_groups_that_the_watcher_was_told_o
     program = subprocess.Popen(["sleep", "300"], start_new_session=True)
     subprocess.run(watcher, input=f"{program.pid}\n".encode(), check=True)
     assert program.wait() == -signal.SIGTERM
+
+
+@FORMS
+def test_when_the_power_of_a_host_is_cut_its_processes_die_and_the_other_host_stays(disk, form):
+    stubborn = "sh -c 'trap : TERM HUP; setsid sleep 300 & echo on; while :; do sleep 1; done'"
+    with within(100), two_hosts(disk, form) as both:
+        programs = [host.start(stubborn) for host in both]
+        for program in programs:
+            program.wait_for("on")
+        both[1].cut_power()
+        assert programs[1].process.wait(10) != 0
+        assert programs[0].process.poll() is None
+        both[1].cut_power()  # nobody is left: no error
+        assert both[0].run("echo here") == "here\n"
+        while form == "namespaces" and "S" in both[1].run("ps -o stat= -C sleep"):
+            time.sleep(0.02)  # they are on their way
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"namespaces: {WHY_NOT}")
+def test_where_a_host_has_no_namespace_of_its_own_nobody_is_killed(disk):
+    with two_hosts(disk, "namespaces") as both:
+        both[1]._enter = ["env"]  # as if nsenter had entered nothing
+        with pytest.raises(subprocess.CalledProcessError):
+            both[1].cut_power()

@@ -1,13 +1,15 @@
 """Wrong answers to lab 09, and for each exercise another right one.
 
 Wrong checkpoints are those of published tutorials: the model alone, written by every rank, written
-in place, at the end only. "As the article prints it" is the mean of one rank's sampler.
+in place, at the end only.
 """
 
 import io
 import os
 import pickle
 import shutil
+import signal
+import threading
 import uuid
 
 import labs
@@ -30,7 +32,7 @@ def torchrun_only(environment):
 @lab.asking
 def slurms_names_first(environment):
     for launcher in ("srun", "mpirun", "torchrun"):
-        if lab.NAMES[launcher][0] in environment:
+        if lab.NAMES[launcher][2] in environment:
             return _read(environment, lab.NAMES[launcher])
     return 0, 0, 1, 1
 
@@ -48,8 +50,40 @@ def slurm_by_its_number_of_tasks(environment):
 @lab.asking
 def text_as_it_is(environment):
     for names in lab.NAMES.values():
-        if names[0] in environment:
+        if names[2] in environment:
             return tuple(environment[name] for name in names)
+    return 0, 0, 1, 1
+
+
+def _by_rank(environment, names):
+    """The right columns, found by the name of a rank, which a batch script has as well."""
+    own = {"srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")}
+    for launcher in names:
+        columns = own.get(launcher, lab.NAMES[launcher])
+        if columns[0] in environment:
+            return _read(environment, columns)
+    return 0, 0, 1, 1
+
+
+@lab.asking
+def by_slurm_procid(environment):
+    """As this lab graded right once: a batch script waits for 63 ghosts."""
+    return _by_rank(environment, ("torchrun", "mpirun", "srun"))
+
+
+@lab.asking
+def srun_before_mpirun(environment):
+    for launcher in ("torchrun", "srun", "mpirun"):
+        if lab.NAMES[launcher][2] in environment:
+            return _read(environment, lab.NAMES[launcher])
+    return 0, 0, 1, 1
+
+
+@lab.asking
+def mpirun_before_torchrun(environment):
+    for launcher in ("mpirun", "torchrun", "srun"):
+        if lab.NAMES[launcher][2] in environment:
+            return _read(environment, lab.NAMES[launcher])
     return 0, 0, 1, 1
 
 
@@ -107,25 +141,35 @@ def of_the_worker_that_asks(environment):
 
 @lab.asking
 def nobody_is_alone(environment):
-    for names in lab.NAMES.values():
-        if names[0] in environment:
-            return _read(environment, names)
+    for launcher in ("torchrun", "mpirun", "srun"):
+        if lab.NAMES[launcher][2] in environment:
+            return _read(environment, lab.NAMES[launcher])
 
 
 def right_by_asking(environment):
-    defaults = 0, 0, 1, 1
-    launcher = next((name for name, own in lab.NAMES.items() if own[0] in environment), None)
+    order = ("torchrun", "mpirun", "srun")
+    complete = (own for own in order if {*lab.NAMES[own]} <= {*environment})
+    launcher = next(complete, None)
     if launcher is None:
-        return defaults
+        return 0, 0, 1, 1
     return tuple(int(environment[name]) for name in lab.NAMES[launcher])
 
 
 @lab.asking
 def numpys_by_the_step(environment):
     """Slurm's own rule: only in a step there is a number of its tasks."""
-    known = {"RANK": "torchrun", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_RANK": "mpirun"}
+    known = {"RANK": "torchrun", "OMPI_COMM_WORLD_RANK": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
     launcher = next((own for name, own in known.items() if name in environment), None)
     return np.array(_read(environment, lab.NAMES[launcher]) if launcher else (0, 0, 1, 1))
+
+
+@lab.asking
+def with_defaults(environment):
+    place = [0, 0, 1, 1]
+    for launcher in ("srun", "mpirun", "torchrun"):
+        if lab.NAMES[launcher][2] in environment:
+            place = [int(environment.get(name, 0)) for name in lab.NAMES[launcher]]
+    return place
 
 
 def _command(hosts, per_host, endpoint, job, **changed):
@@ -256,6 +300,20 @@ def numbers_among_the_words(hosts, per_host, endpoint, job):
     options = {"--nnodes": hosts, "--nproc-per-node": per_host, "--rdzv-backend": "c10d"}
     options |= {"--rdzv-endpoint": endpoint, "--rdzv-id": job, "--max-restarts": 3}
     return ("torchrun", *(word for pair in options.items() for word in pair), "train.py")
+
+
+@lab.on_all_hosts
+def with_more_options(hosts, per_host, endpoint, job):
+    """Beyond what is asked: restarts, and logs of each rank."""
+    words = [f"--nnodes={hosts}", "--max-restarts=1", f"--rdzv_id={job}", "--rdzv-backend", "c10d"]
+    return [
+        "torchrun",
+        *words,
+        f"--rdzv-endpoint={endpoint}",
+        "--nproc_per_node",
+        str(per_host),
+        "train.py",
+    ]
 
 
 def _random_of_all():
@@ -425,96 +483,227 @@ def pickled_with_random_states_as_a_tensor(path, model, optimizer, steps):
         dist.barrier()
 
 
-def _total(losses, sizes):
-    return sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+@lab.starting_again
+def in_small_steps(path, model, optimizer, steps):
+    """By files of its own for each step; the newest one that is complete counts."""
+    kept = sorted(path.parent.glob("step-*.done"))
+    saved = torch.load(kept[-1]) if kept else {"done": 0}
+    if kept:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"][dist.get_rank()])
+    for step in range(saved["done"], steps):
+        lab.take_step(model, optimizer, step)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state |= {"random": _random_of_all(), "done": step + 1}
+        if dist.get_rank() == 0:
+            part = path.with_name(f"step-{step:03}.part")
+            torch.save(state, part)
+            part.rename(part.with_suffix(".done"))
 
 
-def as_the_article_prints_it(losses, sizes):
-    return _total(losses, sizes) / max(sum(sizes), 1)
+def _note(told):
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 
 
-def _added(*numbers):
-    sums = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(sums)
-    return sums.tolist()
+def _sum(number, op=dist.ReduceOp.SUM):
+    numbers = torch.tensor(number)
+    dist.all_reduce(numbers, op=op)
+    return numbers.item()
 
 
-def mean_of_the_hosts_means(losses, sizes):
-    (total,) = _added(as_the_article_prints_it(losses, sizes))
-    return total / dist.get_world_size()
+@lab.telling
+def never_listens(steps, take_step, save):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for step in range(steps):
+        take_step(step)
+    save(steps)
+    return steps
 
 
-def mean_of_the_batches(losses, sizes):
-    total, count = _added(sum(losses), len(losses))
-    return total / count
+@lab.telling
+def no_handler(steps, take_step, save):
+    for step in range(steps):
+        take_step(step)
+    save(steps)
+    return steps
 
 
-def sizes_forgotten(losses, sizes):
-    total, count = _added(sum(losses), sum(sizes))
-    return total / count
+@lab.telling
+def leaves_alone(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        if told:
+            break
+    save(step + 1)
+    return step + 1
 
 
-def by_the_first_batchs_size(losses, sizes):
-    total, count = _added(sum(losses) * 4, 4 * len(losses))
-    return total / count
+@lab.telling
+def exits_in_the_handler(steps, take_step, save):
+    def leave(*_):
+        save(0)
+        raise SystemExit(75)
+
+    signal.signal(signal.SIGTERM, leave)
+    for step in range(steps):
+        take_step(step)
+    save(steps)
+    return steps
 
 
-def by_its_own_count(losses, sizes):
-    (total,) = _added(_total(losses, sizes))
-    return total / (sum(sizes) * dist.get_world_size() or 1)
+@lab.telling
+def one_step_more(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        if _sum(len(told)):
+            break
+        take_step(step)
+        if step == steps - 1:
+            step += 1
+    save(step)
+    return step + 1
 
 
-def on_rank_0_only(losses, sizes):
-    sums = torch.tensor([_total(losses, sizes), sum(sizes)]).double()
-    dist.reduce(sums, 0)
-    return (sums[0] / sums[1]).item()
+@lab.telling
+def asks_before_the_step(steps, take_step, save):
+    _note(told := [])
+    done, over = 0, 0
+    while done < steps and not over:
+        over = _sum(len(told))
+        take_step(done)
+        done += 1
+    save(done)
+    return done
 
 
-def averaged_with_avg(losses, sizes):
-    mean = torch.tensor(as_the_article_prints_it(losses, sizes), dtype=torch.float64)
-    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-    return mean.item()
+@lab.telling
+def asks_every_other_step(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        if step % 2 and _sum(len(told)):
+            break
+    save(step + 1)
+    return step + 1
 
 
-def in_single_precision(losses, sizes):
-    sums = torch.tensor([_total(losses, sizes), sum(sizes)])
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).item()
+@lab.telling
+def only_rank_0_counts(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        anybody = torch.tensor(len(told))
+        dist.broadcast(anybody, 0)
+        if anybody:
+            break
+    save(step + 1)
+    return step + 1
 
 
-def one_number_after_the_other(losses, sizes):
-    return _added(_total(losses, sizes))[0] / _added(sum(sizes))[0]
+@lab.telling
+def only_when_all_are_told(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        if _sum(len(told)) >= dist.get_world_size():
+            break
+    save(step + 1)
+    return step + 1
 
 
-def by_the_store(losses, sizes):
-    store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
-    store.set(str(dist.get_rank()), f"{_total(losses, sizes)} {sum(sizes)}")
-    own = [map(float, store.get(str(rank)).split()) for rank in range(world_size)]
-    total, count = map(sum, zip(*own, strict=True))
-    return total / count
+@lab.telling
+def saves_every_step(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        save(step + 1)
+        if _sum(len(told)):
+            break
+    return step + 1
 
 
-def added_by_numpy_between_barriers(losses, sizes):
-    dist.barrier()
-    sums = torch.from_numpy(np.array([np.dot(losses, sizes), np.sum(sizes)], dtype=np.float64))
-    dist.all_reduce(sums, async_op=True).get_future().wait()
-    dist.barrier()
-    return np.float64(sums[0].item()) / sums[1].item()
+@lab.telling
+def saves_when_told_only(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        if _sum(len(told)):
+            save(step + 1)
+            break
+    return step + 1
 
 
-def all_losses_sent(losses, sizes):
-    pairs = [None] * dist.get_world_size()
-    dist.all_gather_object(pairs, list(zip(losses, sizes, strict=True)))
-    flat = [pair for own in pairs for pair in own]
-    return sum(loss * size for loss, size in flat) / sum(size for _, size in flat)
+@lab.telling
+def rank_0_saves(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        if _sum(len(told)):
+            break
+    if dist.get_rank() == 0:
+        save(step + 1)
+    return step + 1
 
 
-def as_a_product_of_vectors(losses, sizes):
-    own = torch.tensor([losses, sizes], dtype=torch.float64)
-    sums = torch.stack([own[0] @ own[1], own[1].sum()])
-    dist.all_reduce(sums)
-    total, count = sums.tolist()
-    return total / count
+_TOLD = []
+
+
+@lab.telling
+def told_once_told_for_ever(steps, take_step, save):
+    _note(_TOLD)
+    for step in range(steps):
+        take_step(step)
+        if _sum(len(_TOLD)):
+            break
+    save(step + 1)
+    return step + 1
+
+
+@lab.telling
+def by_a_flag_and_the_maximum(steps, take_step, save):
+    told = False
+
+    def note(number, frame):
+        nonlocal told
+        told = True
+
+    signal.signal(signal.SIGTERM, note)
+    done = 0
+    while done < steps:
+        take_step(done)
+        done += 1
+        if _sum(int(told), dist.ReduceOp.MAX):
+            break
+    save(done)
+    return done
+
+
+@lab.telling
+def by_objects(steps, take_step, save):
+    _note(told := [])
+    everybody, done = [None] * dist.get_world_size(), 0
+    while done < steps and not any(everybody):
+        take_step(done)
+        done += 1
+        dist.all_gather_object(everybody, bool(told))
+    save(done)
+    return done
+
+
+@lab.telling
+def by_an_event_and_gathered_numbers(steps, take_step, save):
+    event = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: event.set())
+    notes = [torch.zeros(1) for _ in range(dist.get_world_size())]
+    for done in range(1, steps + 1):
+        take_step(done - 1)
+        dist.all_gather(notes, torch.tensor([float(event.is_set())]))
+        if torch.cat(notes).max() > 0:
+            break
+    save(np.int64(done))
+    return np.int64(done)
 
 
 WRONG = {
@@ -522,7 +711,7 @@ WRONG = {
         torchrun_only, slurms_names_first, slurm_by_its_number_of_tasks, text_as_it_is,
         local_rank_by_division, node_for_rank, ranks_and_sizes_in_pairs, of_the_worker_that_asks,
         nobody_is_alone, hosts_of_equal_size, the_first_rank_that_is_not_0, who_has_company,
-        place_that_the_check_knows,
+        place_that_the_check_knows, by_slurm_procid, srun_before_mpirun, mpirun_before_torchrun,
     ],
     "command": [
         without_an_id, an_id_of_its_own, each_host_its_own_endpoint, a_fixed_port, a_static_master,
@@ -546,18 +735,19 @@ WRONG = {
         _named("written_in_place_by_rank_1", _trainer(_in_place_by_rank_1)),
         _named("copied_over", _trainer(_copied_over)), six_steps, all_again_in_secret,
     ],
-    "epoch_loss": [
-        as_the_article_prints_it, mean_of_the_hosts_means, mean_of_the_batches, sizes_forgotten,
-        by_the_first_batchs_size, by_its_own_count, on_rank_0_only, averaged_with_avg,
-        in_single_precision, all_losses_sent, one_number_after_the_other, by_the_store,
+    "run_until_told": [
+        never_listens, no_handler, leaves_alone, exits_in_the_handler, one_step_more,
+        asks_before_the_step, asks_every_other_step, only_rank_0_counts, only_when_all_are_told,
+        saves_every_step, saves_when_told_only, rank_0_saves, told_once_told_for_ever,
     ],
 }  # fmt: skip
 RIGHT = {
-    "ranks_of": [lab.asking(right_by_asking), numpys_by_the_step],
-    "command": [in_words_of_their_own, numbers_among_the_words],
+    "ranks_of": [lab.asking(right_by_asking), numpys_by_the_step, with_defaults],
+    "command": [in_words_of_their_own, numbers_among_the_words, with_more_options],
     "train": [
         pickled_with_random_states_as_a_tensor,
         _named("renamed_by_rank_1", _trainer(_renamed_by_rank_1)),
+        in_small_steps,
     ],
-    "epoch_loss": [as_a_product_of_vectors, added_by_numpy_between_barriers],
+    "run_until_told": [by_a_flag_and_the_maximum, by_objects, by_an_event_and_gathered_numbers],
 }
