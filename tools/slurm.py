@@ -15,7 +15,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,7 +41,8 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
-SlurmdTimeout=2
+SlurmdTimeout=5
+ReturnToService=2
 KillWait=1
 NodeName=node1 NodeHostname={host} NodeAddr={addresses[0]} CPUs=8
 NodeName=node2 NodeHostname={host} NodeAddr={addresses[1]} CPUs=8
@@ -67,8 +68,8 @@ _say_once = functools.cache(print)
 class Job:
     """A batch script that was handed over; `log` is what it has written up to now."""
 
-    def __init__(self, number: str, path: Path) -> None:
-        self.number, self._path = number, path
+    def __init__(self, number: str, path: Path, why: Callable[[], str] = str) -> None:
+        self.number, self._path, self._why = number, path, why
 
     @property
     def log(self) -> str:
@@ -84,7 +85,8 @@ class Job:
         end = time.monotonic() + timeout_s
         while text not in self.log:
             if time.monotonic() > end:
-                raise TimeoutError(f"no {text!r} after {timeout_s:g} s:\n{self.log}")
+                said = f"no {text!r} after {timeout_s:g} s:\n{self.log}\n{self._why()}"
+                raise TimeoutError(said)
             time.sleep(0.05)
         return self.log
 
@@ -159,7 +161,13 @@ class Slurm(Recording):
         """Hand a batch script over by `sbatch`."""
         log = self.nodes[0].disk / f"{script}.log"
         log.unlink(missing_ok=True)
-        return Job(self.run(f"sbatch --parsable --output={log.name} {script}").strip(), log)
+        number = self.run(f"sbatch --parsable --output={log.name} {script}").strip()
+        return Job(number, log, self._queue)
+
+    def _queue(self) -> str:
+        """What waits and why, and how the nodes are."""
+        asked = "squeue --noheader --format=%i:%T:%r", "sinfo --noheader -N --format=%N:%T:%E"
+        return "".join(map(self.run, asked))
 
 
 @contextlib.contextmanager

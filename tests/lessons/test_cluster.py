@@ -1,5 +1,6 @@
 """Chapter 09's schedulers, as its cells run them: a real Slurm, its recording, and Ray."""
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -116,9 +117,12 @@ def test_without_ray_the_chapter_says_how_to_get_it_and_goes_on(monkeypatch, cap
 
 
 def of_slurm():
-    """The processes of Slurm's daemons, and the folders of their state."""
-    daemons = ("slurmctld", "slurmd", "slurmstepd", "munged")
-    alive = {p.pid for p in psutil.process_iter() if p.name().startswith(daemons)}
+    """Our own daemons of Slurm (a chapter may run beside), and the folders of their state."""
+    daemons, alive = ("slurmctld", "slurmd", "slurmstepd", "munged"), set()
+    for own in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if own.name().startswith(daemons):
+                alive.add(own.pid)
     return alive | {*Path(tempfile.gettempdir()).glob("slurm-*")}
 
 
