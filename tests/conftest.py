@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import re
 import signal
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import mnist_files
+import nbval.kernel
 import pytest
 import torch
 from census import FORKS, beyond, census
+from jupyter_client import KernelManager
 from xdist.scheduler import LoadScopeScheduling
 
 # What takes longest comes first, so that no worker is left alone with it at the end.
@@ -44,6 +47,17 @@ class Parts(LoadScopeScheduling):
 
     def _turn(self, part: str) -> int:
         return next((n for n, start in enumerate(FIRST) if part.startswith(start)), len(FIRST))
+
+
+SOCKETS, KERNELS = tempfile.TemporaryDirectory(prefix="k"), itertools.count()
+
+
+def kernel_manager(**options: Any) -> KernelManager:
+    """As nbval's, over files: ranks may take a port that was chosen before the kernel does."""
+    return KernelManager(transport="ipc", ip=f"{SOCKETS.name}/{next(KERNELS)}", **options)
+
+
+nbval.kernel.KernelManager = kernel_manager
 
 
 @pytest.hookimpl(optionalhook=True)

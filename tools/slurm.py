@@ -24,6 +24,7 @@ from course_utils.machines.hosts import Hosts, two_hosts
 RECORDED = Path(__file__).with_suffix(".json")  # what jobs wrote, by the name of their script
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 PATIENCE_S = 30.0  # until a Slurm has to be up
+LONGEST = 80  # of a folder's path; that of a socket, such as node1/node1_1.4294967291, has 107
 MUNGE = ("key", "pid", "seed", "log")
 CONF = """
 ClusterName=course
@@ -115,6 +116,8 @@ class Slurm(Recording):
         super().__init__(nodes)
         if nodes.form != "namespaces":
             raise RuntimeError("it needs hosts that are namespaces")
+        if len(folder) > LONGEST:
+            raise RuntimeError("its sockets need a shorter TMPDIR")
         control, daemon, munged = map(program, ("slurmctld", "slurmd", "munged"))
         plugins = next(Path(control).parents[1].glob("lib/*/slurm-wlm"), None)
         paths = [str(Path(sys.executable).parent), os.environ["PATH"], str(Path(control).parent)]

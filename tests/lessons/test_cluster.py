@@ -127,9 +127,9 @@ def of_slurm():
 
 
 @pytest.fixture
-def slurm_said(monkeypatch, tmp_path):
+def slurm_said(monkeypatch, tmp_path_factory):
     """The module, with folders of its own, and with the line that it says once unsaid."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("s")))  # short
     slurm = ddp_course.slurm
     slurm._say_once.cache_clear()
     before = of_slurm()
@@ -158,6 +158,17 @@ def test_without_slurm_a_line_says_so_and_a_job_has_the_recorded_log(
         assert "20 steps" in cluster.submit("night.sh").wait_for("life 2")
     said = capsys.readouterr().out
     assert re.search("^slurm: a recording .*(no slurmctld here|namespaces)", said, re.MULTILINE)
+
+
+def test_where_folders_have_long_names_a_line_says_what_to_do(
+    slurm_said, monkeypatch, capsys, tmp_path
+):
+    (long := tmp_path / ("n" * 70)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with slurm_said.two_nodes(tmp_path):
+        assert re.search(
+            "recording .*(shorter TMPDIR|no slurm|namespaces)", capsys.readouterr().out
+        )
 
 
 def test_a_slurm_that_does_not_start_is_replaced_by_its_recording(
