@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import inspect
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -67,6 +67,16 @@ def sources(path: Path, cut: bool = False) -> list[str]:
     """The code cells of a lab."""
     cells = build.plan(build.Target(path, ROOT, cut)).cells
     return [cell.source for cell in cells if cell.cell_type == "code"]
+
+
+def defined(lesson: Path, wanted: Iterable[str]) -> dict[str, Any]:
+    """What the cells of a lesson define that hold one of these texts; nothing is checked."""
+    names = {"__name__": "__main__"}
+    for number, source in enumerate(sources(lesson)):
+        if any(text in source for text in wanted):
+            lines = [line for line in source.splitlines() if not line.startswith("check(")]
+            run("\n".join(lines), f"<{lesson.stem} {number}>", names)
+    return names
 
 
 @functools.cache

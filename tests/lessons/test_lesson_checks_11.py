@@ -19,14 +19,9 @@ WANTED = "import difflib", "week = Path(", "def job(", "loss_of =", "def epoch("
 @pytest.fixture(scope="module")
 def lesson():
     """What the cells of the exercise define."""
-    names = {"__name__": "__main__"}
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(labs.ROOT / "notebooks")
-        for number, source in enumerate(labs.sources(LESSON)):
-            if any(wanted in source for wanted in WANTED):
-                source = "\n".join(line for line in source.splitlines() if line[:6] != "check(")
-                labs.run(source, f"<lesson 11 {number}>", names)
-    return names
+        return labs.defined(LESSON, WANTED)
 
 
 def test_neither_agent_accuses_the_rank_that_did_otherwise():
