@@ -1,7 +1,7 @@
 # %% [markdown]
-# # Lab 12 · On a GPU: who waits?
+# # Lab 13 · On a GPU: who waits?
 #
-# One exercise on [chapter 12](../notebooks/12_on_a_gpu_who_waits.ipynb), 15 minutes, on any computer. `check` gives your function recordings,
+# One exercise on [chapter 13](../notebooks/13_on_a_gpu_who_waits.ipynb), 15 minutes, on any computer. `check` gives your function recordings,
 # real ones and made-up ones, and compares what it reads in them with a **specification**.
 
 # %%
