@@ -14,7 +14,10 @@ from pathlib import Path
 
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"  # `course_utils_lab/` beside it is a learner's
-_LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+_LIBRARIES = (
+    *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[2] / 'course_material'}{os.sep}",
+)
 
 
 @dataclass(frozen=True)

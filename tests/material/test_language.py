@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from course_utils.language import SmallGPT, novel
+from course_material.language import SmallGPT, novel
 
 
 def test_the_novel_is_the_novel():
