@@ -51,10 +51,8 @@ class Frame:
         """The line among its neighbours, an arrow before it."""
         around = range(self.line - 2, self.line + 2)
         lines = ((n, linecache.getline(self.file, n).rstrip()) for n in around)
-        told = (
-            f"{'-->' if n == self.line else '   '} {n:3d} | {text}" for n, text in lines if text
-        )
-        return "\n".join(f"    {row}" for row in told)
+        mark = {self.line: "-->"}
+        return "\n".join(f"    {mark.get(n, '   ')} {n:3d} | {text}" for n, text in lines if text)
 
 
 def from_dump(text: str) -> list[Frame]:
