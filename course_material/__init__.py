@@ -1,4 +1,4 @@
-"""What lessons work on: digits, a novel and a small GPT that reads it, recordings of real GPUs.
+"""What lessons are made of beside ranks: predictions, digits, a novel and a small GPT, recordings.
 
-Nothing here knows of ranks, and nothing imports `course_utils`, which launches them.
+Nothing here imports `course_utils`, which launches them and hands `digits` and `predict` on.
 """

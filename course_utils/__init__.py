@@ -22,7 +22,7 @@ _ROOMS = {
     "plot_calls": ".pictures.calls",
     "plot_ranks": ".pictures.squares",
     "plot_timeline": ".pictures.timeline",
-    "predict": ".predictions",
+    "predict": "course_material.predictions",
     "progress": ".checks.outcome",
     "report": ".live",
     "show": ".pictures.style",
