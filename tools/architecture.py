@@ -26,10 +26,9 @@ ALLOWED = {
     "network": ("record.event",),
     "pictures": ("network", "hang", "record", "launcher"),
     "checks": ("network", "hang", "record", "devices", "launcher"),
-    "machines": ("launcher",),
     "devices": ("launcher",),
     "recordings": (),
-    HOUSE: ("launcher", "record", "hang", "network", "pictures", "checks", "machines", "devices"),
+    HOUSE: ("launcher", "record", "hang", "network", "pictures", "checks", "devices"),
 }
 # What must be importable where nothing but Python is installed, and what with torch alone.
 OUTSIDE = {"launcher": {"torch"}, "network": set(), "recordings": set(), "record.event": set()}
