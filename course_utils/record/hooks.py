@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, KINDS, UNFINISHED, WAKES, Kind
-from course_utils.record.memory import ISSUED, ON_ITS_WAY, Row, Writer
+from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
 from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
@@ -45,7 +45,7 @@ def _called() -> dict[int, tuple[str, Kind, bool]]:
 class Recorder:
     """The hooks of all groups of this rank."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Part) -> None:
         self.writer, self.waits = writer, Waits(writer) if writer.whole else None
         self.forked = self.unfinished = False
         self.ends: list[weakref.finalize] = []  # of the models that the rank has wrapped in DDP
