@@ -26,15 +26,14 @@ ALLOWED = {
     "network": ("record.event",),
     "pictures": ("network", "hang", "record", "launcher"),
     "checks": ("network", "hang", "record", "devices", "launcher"),
-    "machines": ("launcher",),
     "devices": ("launcher",),
-    HOUSE: ("launcher", "record", "hang", "network", "pictures", "checks", "machines", "devices"),
+    HOUSE: ("launcher", "record", "hang", "network", "pictures", "checks", "devices"),
 }
 # What must be importable where nothing but Python is installed, and what with torch alone.
 OUTSIDE = {"launcher": {"torch"}, "network": set(), "record.event": set()}
 MATERIAL = "course_material"  # beside the package: what lessons work on, which knows nothing of it
 FILE_LINES, PUBLIC_NAMES = 200, 16
-LINES = {PACKAGE: 7095, "launcher": 1145}  # 6,000 is the aim: what can go goes
+LINES = {PACKAGE: 6485, "launcher": 1145}  # 6,000 is the aim: what can go goes
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
