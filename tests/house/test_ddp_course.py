@@ -78,6 +78,13 @@ def test_without_the_courses_folder_it_says_how_to_install(monkeypatch, tmp_path
     assert "install it from there, pip install -e ." in capsys.readouterr().err
 
 
+def test_what_a_notebook_needs_of_the_tools_comes_from_any_folder(installed, tmp_path):
+    code = "import sys; before = [*sys.path]; from ddp_course import slurm, two_hosts; "
+    code += "print(slurm.two_hosts is two_hosts, callable(two_hosts), sys.path == before)"
+    done = run(installed, tmp_path, "-c", code)
+    assert (done.stdout, done.stderr) == ("True True True\n", "")
+
+
 @pytest.mark.parametrize("words", [["fresh", "--no-browser"], ["progress", "--frsh"], ["fesh"]])
 def test_what_it_does_not_know_is_refused(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
