@@ -34,7 +34,7 @@ ALLOWED = {
 OUTSIDE = {"launcher": {"torch"}, "network": set(), "record.event": set()}
 MATERIAL = "course_material"  # beside the package: what lessons work on, which knows nothing of it
 FILE_LINES, PUBLIC_NAMES = 200, 16
-LINES = {PACKAGE: 7095, "launcher": 1145}  # 6,000 is the aim: what can go goes
+LINES = {PACKAGE: 6764, "launcher": 1145}  # 6,000 is the aim: what can go goes
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
