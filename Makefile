@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks progress challenge handout check bench gpu mutants look soak clean help
+.PHONY: lab fresh test quick notebooks progress challenge handout check bench gpu mutants look soak site clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -22,7 +22,7 @@ lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make
 fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the old: make fresh only=03
 	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
 
-test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (14 minutes)
+test: check .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (14 minutes)
 	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
 
 quick: .venv/.ready ## lint and the tests that take a moment
@@ -60,6 +60,9 @@ mutants: .venv/.extras ## do the checks reject small mistakes in the solutions? 
 look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make look to=FOLDER only=05
 	@COURSE_SCREENSHOTS=$(or $(to),$(error say where: make look to=FOLDER only=05)) \
 		$(RUN) -m pytest tests/lessons/test_browser.py -m browser -k "to_its_end$(if $(only), and $(only))"
+
+site: .venv/.site ## the course as a web site, in build/site/html: make site repository=OWNER/NAME
+	@$(RUN) tools/website.py $(if $(repository),--repository $(repository))
 
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak
@@ -102,6 +105,11 @@ help: ## this list
 # What chapters 09 and 10 need beside the rest.
 .venv/.extras: .venv/.ready
 	@$(PIP) -e '.[keras,cluster]'
+	@touch $@
+
+# Sphinx, which makes pages of notebooks; tools/website.py fetches Pyodide itself.
+.venv/.site: .venv/.ready
+	@$(PIP) -e '.[site]'
 	@touch $@
 
 # A learner's JupyterLab stays as it is: what nbgrader would add to it is switched off.
