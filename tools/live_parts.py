@@ -11,7 +11,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -91,14 +91,16 @@ def recordings() -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8") for path in found}
 
 
-def first_pictures(packed: Path) -> dict[str, dict[str, Any]]:
-    """Draws every place as its sliders begin, by the wheel in a CPython of its own."""
+def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Redraws places with settings, by the wheel in a CPython of its own; returns JSON of each."""
+    told = [(place, json.dumps(settings)) for place, settings in asked]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "live"],
-        input=json.dumps(recordings()), env=os.environ | {"PYTHONPATH": str(packed)},
-        capture_output=True, text=True, check=True,
+        input=json.dumps({"recordings": recordings(), "asked": told}),
+        env=os.environ | {"PYTHONPATH": str(packed)},
+        stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    return {place: json.loads(drawn) for place, drawn in json.loads(done.stdout).items()}
+    return json.loads(done.stdout)
 
 
 def block(place: str, told: dict[str, str], drawn: dict[str, Any], text: str) -> str:

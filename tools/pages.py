@@ -42,7 +42,7 @@ def page(path: Path, folder: Path, live: dict[str, str], head: str, solution: bo
     Args:
         path: The executed notebook.
         folder: Where its pictures go.
-        live: By a text of a cell: what takes the place of the cell's picture.
+        live: By a text of a cell: a frame with sliders, which takes the place of its timeline.
         head: Markdown that follows the first heading.
         solution: Whether it is kept out of the search.
     """
@@ -59,9 +59,11 @@ def page(path: Path, folder: Path, live: dict[str, str], head: str, solution: bo
     first.source = re.sub(r"\A(# .*\n)", lambda line: f"{line[1]}\n{head}\n", first.source)
     for text, drawn in live.items():
         (cell,) = (cell for cell in notebook.cells if text in cell.source)
-        seen = [output for output in cell.outputs if "image/png" not in output.get("data", {})]
-        kept = [one for one in seen if "<p style" not in one.get("data", {}).get("text/html", "")]
-        cell.outputs = [*kept, markup(drawn)]
+        if re.search(
+            r"^(explore|plot_timeline)\(", cell.source, re.M
+        ):  # the frame has that picture
+            cell.outputs = [output for output in cell.outputs if not _is_drawn(output)]
+        cell.outputs.append(markup(drawn))
     chapter = path.stem[:2]
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     if path.parent.name == "notebooks":
@@ -69,6 +71,12 @@ def page(path: Path, folder: Path, live: dict[str, str], head: str, solution: bo
     pictures_to_files(notebook.cells, folder, "../")
     notebook.metadata |= {"nosearch": True, "orphan": True} if solution else {}
     return notebook
+
+
+def _is_drawn(output: NotebookNode) -> bool:
+    """Whether this is a picture or the sentence below one."""
+    data = output.get("data", {})
+    return "image/png" in data or data.get("text/html", "").startswith("<p style")
 
 
 def way(text: str, counts: dict[str, int], names: dict[str, str]) -> str:
@@ -81,7 +89,7 @@ def way(text: str, counts: dict[str, int], names: dict[str, str]) -> str:
             f'<span class="tick" data-chapter="{chapter}" data-of="{counts[chapter]}"></span></li>'
             for chapter, words in sorted(boxes.items())
         )
-        rows.append(f"<h3>{html.escape(title)}</h3><ol>{items}</ol>")
+        rows.append(f"<h2>{html.escape(title)}</h2><ol>{items}</ol>")
     return f'<div class="way">{"".join(rows)}<p class="progress"></p></div>'
 
 

@@ -9,6 +9,8 @@ the npm package `pyodide`, by `npm`, once; where it cannot be had, the pictures 
 """
 
 import argparse
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +25,7 @@ from asked import asked_in
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "source/site"
 DOCUMENTS = ("README.md", "TEACHING.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
+PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {
     "Colab": "https://colab.research.google.com/github/{}/blob/HEAD/{}",
@@ -59,10 +62,10 @@ def live_places(to: Path) -> dict[str, tuple[dict[str, str], str]]:
     texts, told = live_parts.recordings(), live_parts.places()
     for place, text in texts.items():
         (to / f"extra/live/recordings/{place}.json").write_text(text, encoding="utf-8")
-    drawn = live_parts.first_pictures(packed)
+    drawn = map(json.loads, live_parts.redrawn(packed, [(place, {}) for place in texts]))
     return {
-        place: (told[place], live_parts.block(place, told[place], drawn[place], texts[place]))
-        for place in texts
+        place: (told[place], live_parts.block(place, told[place], own, texts[place]))
+        for place, own in zip(texts, drawn, strict=True)
     }
 
 
@@ -80,7 +83,9 @@ def write_book(path: Path, to: Path, drawn: dict, repository: str) -> None:
         if told["notebook"] == str(own) and place != "front"
     }
     name = f"{'lab_' * (own.parts[0] == 'exercises')}{path.name}"
-    links = [f'<a href="../download/{name}" download>Download this notebook</a>']
+    links = ["Only the sliders run here."] if own.parts[0] == "notebooks" else []
+    links += [f'<a href="../download/{name}" download>Download this notebook</a>']
+    links.append('<a href="../start.html">Start anywhere</a>')
     links += [
         f'<a href="{address.format(repository, own)}">Open in {service}</a>'
         for service, address in ELSEWHERE.items()
@@ -123,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--to", type=Path, default=ROOT / "build/site", help="a folder for it")
-    parser.add_argument("--parts", type=Path, default=ROOT / ".venv/site", help="keeps Pyodide")
+    parser.add_argument("--parts", type=Path, default=PARTS, help="where Pyodide is kept")
     parser.add_argument("--repository", default="", help="OWNER/NAME on GitHub")
     args = parser.parse_args(argv)
     source, built = args.to / "pages", args.to / "html"

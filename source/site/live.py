@@ -115,7 +115,7 @@ def redraw(name: str, settings_json: str) -> str:
     replays = {one: replayed(name, case, one, settings) for one in place["choices"]}
     since = max(told.get("late", [0.0]))
     now = activity(replays[chosen])
-    axis_us = settings.get("axis_us") or rounded(max(now.end, 1e-9))
+    axis_us = float(settings.get("axis_us") or rounded(max(now.end, 1e-9)))
     network = replays[chosen].network
     finished = {one: max(replay.finish_us) - since for one, replay in replays.items()}
     bound_us = told.get("bound_us", 0.0)
@@ -137,7 +137,8 @@ def redraw(name: str, settings_json: str) -> str:
     )
 
 
-if __name__ == "__main__":  # draws the first picture of each place that standard input tells of
-    for _place, _text in json.load(sys.stdin).items():
+if __name__ == "__main__":  # standard input has recordings, and what to redraw of them
+    _read = json.load(sys.stdin)
+    for _place, _text in _read["recordings"].items():
         learn(_place, _text)
-    print(json.dumps({place: redraw(place, "{}") for place in _told}))
+    print(json.dumps([redraw(*_asked) for _asked in _read["asked"]]))

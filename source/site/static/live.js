@@ -46,9 +46,10 @@
 
     function label() {
       const by = Number(value("rank_by"));
-      $("[name=link_by]").previousElementSibling.textContent = `× ${value("link_by")}`;
+      $("[name=link_by]").previousElementSibling.textContent =
+        value("link") && `× ${value("link_by")}`;
       $("[name=rank_by]").previousElementSibling.textContent =
-        unit ? `${(by * unit).toPrecision(3) * 1} µs late` : `× ${by}`;
+        value("rank") && (unit ? `by ${Number((by * unit).toPrecision(3))} µs` : `× ${by}`);
       $("[name=link_by]").disabled = !value("link");
       $("[name=rank_by]").disabled = !value("rank");
     }

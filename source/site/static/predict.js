@@ -32,7 +32,7 @@
     const said = verdict(measured, answer, Number(within));
     form.querySelector("output").textContent = measured
       ? `You: ${answer}. Measured: ${measured}. ${said === "right" ? "✓ right" : `✗ ${said}`}`
-      : `You: ${answer}. The answer is unfolded below.`;
+      : `You: ${answer}. It is noted.`;
     form.classList.add("answered");
     document.querySelectorAll(`.tag_tells-${number} details`).forEach((fold) => {
       if (fold.querySelector(".cell_output")) fold.open = true;

@@ -1,0 +1,144 @@
+"""The site in Chromium, with nobody to ask but this machine."""
+
+import json
+
+import pytest
+
+import live_parts
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("pyodide")]
+SETTINGS = [
+    {"latency": -7, "gbit": 3},
+    {"latency": 20, "gbit": -20, "link": [0, 1], "link_by": 7},
+    {"latency": 1, "rank": 1, "rank_by": 3, "before": [1.5, 2.5], "axis_us": 777.0},
+]
+BROWSER_REDRAWS = """async (asked) => {
+    const worker = new Worker("_static/worker.js", { type: "module" }), found = [];
+    for (const [place, settings] of asked) {
+        found.push(await new Promise((resolve) => {
+            worker.onmessage = ({ data }) => resolve(data.drawn ?? data.error);
+            worker.postMessage({ number: 0, place, settings: JSON.stringify(settings) });
+        }));
+    }
+    worker.terminate();
+    return found;
+}"""
+REDRAWN = "n => document.querySelectorAll('section.live')[n].dataset.redrawn"
+
+
+def asked() -> list[tuple[str, dict]]:
+    """Every recording of every place, on networks near and far."""
+    found = []
+    for place, text in live_parts.recordings().items():
+        told = json.loads(text)
+        every = [{"case": case, "choice": one} for case in told["cases"] for one in told["choices"]]
+        for k, own in enumerate(every):  # of very many cases one after the other
+            chosen = SETTINGS[k % 3 :][:1] if len(told["cases"]) > 1 else SETTINGS
+            found += [(place, own | settings) for settings in chosen]
+    return found
+
+
+def test_every_recording_gives_the_same_text_in_the_browser_as_in_cpython(page, tmp_path):
+    page.goto("search.html")
+    wanted = live_parts.redrawn(live_parts.wheel(tmp_path / live_parts.WHEEL), asked())
+    got = page.evaluate(BROWSER_REDRAWS, asked())
+    assert len(got) == len(wanted) > 100
+    for (place, settings), one, other in zip(asked(), got, wanted, strict=True):
+        assert one == other, (place, settings)
+
+
+PLACES = {
+    "index.html": 1,
+    "notebooks/03_collective_primitives.html": 4,
+    "notebooks/05_ddp_from_scratch.html": 1,
+    "notebooks/06_what_communication_costs.html": 5,
+    "exercises/challenge.html": 1,
+}
+
+
+@pytest.mark.parametrize(("path", "places"), PLACES.items())
+def test_sliders_redraw_the_picture_and_python_comes_with_the_first_touch(page, path, places):
+    asked_for = []
+    page.on("request", lambda request: asked_for.append(request.url))
+    page.goto(path)
+    assert page.locator("section.live").count() == places
+    page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+    assert not [url for url in asked_for if "pyodide" in url]
+    for number in range(places):
+        live = page.locator("section.live").nth(number)
+        for count, move in enumerate(MOVES, 1):
+            before = live.locator(".drawing").inner_html()
+            move(live)
+            page.wait_for_function(f"n => ({REDRAWN})(n) >= {count}", arg=number)
+            assert live.locator(".drawing").inner_html() != before
+        assert "others" in live.locator(".said").inner_text() or "done at" in live.inner_text()
+    assert [url for url in asked_for if "pyodide" in url]
+
+
+MOVES = (
+    lambda live: live.locator("[name=latency]").press("ArrowRight"),
+    lambda live: live.locator("[name=gbit]").press("ArrowLeft"),
+    lambda live: live.locator("[name=rank]").select_option("1"),
+    lambda live: live.locator("[name=rank_by]").press("ArrowRight"),
+    lambda live: live.locator("[name=link]").select_option("0,1"),
+)
+
+
+@pytest.mark.parametrize("missing", ["WebAssembly", "Worker"])
+def test_where_python_cannot_come_the_picture_stays_with_a_sentence(page, missing):
+    page.add_init_script(f"delete globalThis.{missing}")
+    page.goto("index.html")
+    before = page.locator(".live .drawing").inner_html()
+    page.locator("[name=latency]").press("ArrowRight")
+    page.get_by_text("This picture stays as it is").wait_for()
+    assert page.locator(".live .drawing").inner_html() == before
+    assert page.locator("[name=gbit]").is_disabled()
+
+
+def test_a_prediction_unfolds_its_answer_and_is_there_on_the_next_day(page):
+    page.goto("notebooks/00_start_here.html")
+    form, fold = page.locator("form.ask").first, page.locator(".tag_tells-0 details").first
+    assert not fold.evaluate("fold => fold.open")
+    form.locator("[type=text]").fill("10, 10, 10, 9")
+    form.locator("[type=text]").press("Enter")
+    form.get_by_text("3 of 4 right").wait_for()
+    assert fold.evaluate("fold => fold.open")
+    for form in page.locator("form.ask").all()[1:]:
+        choice = form.locator("[type=radio]")
+        choice.nth(1).check() if choice.count() else form.locator("[type=text]").fill("1")
+        form.locator("button").click()
+    assert "4 of 4 predictions made on this page, 2 of them right" in page.inner_text(".score")
+    page.reload()
+    assert page.locator(".tag_tells-0 details").first.evaluate("fold => fold.open")
+    assert page.locator("form.ask [type=text]").first.input_value() == "10, 10, 10, 9"
+    _the_map_knows_and_forgets(page)
+
+
+def _the_map_knows_and_forgets(page) -> None:
+    page.goto("notebooks/README.html")
+    ticks = page.locator(".tick").all_inner_texts()
+    assert ticks[0] == "✓"
+    assert ticks[1] == "0 of 6"
+    with page.expect_download() as saved:
+        page.get_by_text("Export").click()
+    told = json.loads(saved.value.path().read_text(encoding="utf-8"))
+    assert told["00"]["0"]["answer"] == "10, 10, 10, 9"
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_text("Reset").click()
+    assert page.locator(".tick").first.inner_text() == "0 of 4"
+
+
+def test_search_finds_a_lab_and_no_solution(page):
+    page.goto("search.html?q=unequal+shards")
+    page.locator("#search-results li a").first.wait_for()
+    found = [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
+    assert any(link.startswith("exercises/03") for link in found)
+    assert not [link for link in found if "solutions" in link]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("path", [*PLACES, "notebooks/README.html", "start.html"])
+def test_no_page_is_wider_than_its_window(page, path, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(path)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
