@@ -129,10 +129,10 @@ def _the_map_knows_and_forgets(page) -> None:
 
 
 def test_search_finds_a_lab_and_no_solution(page):
-    page.goto("search.html?q=unequal+shards")
+    page.goto("search.html?q=lab+03+collective+primitives")
     page.locator("#search-results li a").first.wait_for()
     found = [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
-    assert any(link.startswith("exercises/03") for link in found)
+    assert any("exercises/03" in link for link in found), found
     assert not [link for link in found if "solutions" in link]
 
 
