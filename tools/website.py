@@ -34,7 +34,7 @@ ELSEWHERE = {
 }
 
 
-def stage(to: Path, parts: Path, repository: str) -> None:
+def stage(to: Path, parts: Path, repository: str, pdf: bool) -> None:
     """Writes all that Sphinx reads: pages, pictures, downloads, and what the sliders need."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(SITE / "static", to / "_static")
@@ -53,7 +53,7 @@ def stage(to: Path, parts: Path, repository: str) -> None:
         document((ROOT / name).read_text(encoding="utf-8"), to / name)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")
-    front(to, drawn["front"][1], repository)
+    front(to, drawn["front"][1], repository, pdf)
 
 
 def live_places(to: Path) -> dict[str, tuple[dict[str, str], str]]:
@@ -112,7 +112,7 @@ def document(text: str, to: Path) -> None:
     to.write_text(text, encoding="utf-8")
 
 
-def front(to: Path, frame: str, repository: str) -> None:
+def front(to: Path, frame: str, repository: str, pdf: bool) -> None:
     """Writes the front page, and the one that tells where else the course runs."""
     rows = ["| | chapter | the question |", "| --- | --- | --- |"]
     for path, notebook in course_map.chapters().items():
@@ -120,8 +120,11 @@ def front(to: Path, frame: str, repository: str) -> None:
         rows.append(f"| {path.stem[:2]} | [{about['title']}]({where}) | {about['question']} |")
     for name in ("index.md", "start.md"):
         text = (SITE / name).read_text(encoding="utf-8")
+        text = text.replace("PDF", ' <a href="ddp-course.pdf">All of it as one PDF</a>.' * pdf)
         text = text.replace("FRONT", frame).replace("CHAPTERS", "\n".join(rows))
-        (to / name).write_text(text.replace("REPOSITORY", repository), encoding="utf-8")
+        (to / name).write_text(
+            text.replace("REPOSITORY", repository or "OWNER/NAME"), encoding="utf-8"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -130,11 +133,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "build/site", help="a folder for it")
     parser.add_argument("--parts", type=Path, default=PARTS, help="where Pyodide is kept")
     parser.add_argument("--repository", default="", help="OWNER/NAME on GitHub")
+    parser.add_argument("--pdf", action="store_true", help="print it, by Chromium (minutes)")
     args = parser.parse_args(argv)
     source, built = args.to / "pages", args.to / "html"
-    stage(source, args.parts, args.repository)
+    stage(source, args.parts, args.repository, args.pdf)
     command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(args.to / "cache")]
-    return subprocess.run([sys.executable, *command, str(source), str(built)]).returncode
+    done = subprocess.run([sys.executable, *command, str(source), str(built)])
+    if args.pdf and done.returncode == 0:
+        from print_site import printed
+
+        printed(args.to)
+    return done.returncode
 
 
 if __name__ == "__main__":
