@@ -33,9 +33,10 @@ def print_page(page: Path, to: Path) -> dict[str, Any]:
         shown.set_default_timeout(300_000)
         shown.goto(page.as_uri())
         found = shown.evaluate((ROOT / "source/site/print.js").read_text(encoding="utf-8"))
-        margin = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
-        shown.pdf(path=to, format="A4", scale=0.8, print_background=True, margin=margin, display_header_footer=True,
-                  header_template="<span></span>", footer_template=FOOTER)  # fmt: skip
+        paper = {"format": "A4", "scale": 0.8, "print_background": True}
+        paper["margin"] = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
+        feet = {"display_header_footer": True, "header_template": "<i></i>"}
+        shown.pdf(path=to, **paper, **feet, footer_template=FOOTER)
         browser.close()
     return found
 

@@ -118,13 +118,16 @@ def front(to: Path, frame: str, repository: str, pdf: bool) -> None:
     for path, notebook in course_map.chapters().items():
         about, where = course_map.facts(notebook), f"notebooks/{path.name}"
         rows.append(f"| {path.stem[:2]} | [{about['title']}]({where}) | {about['question']} |")
+    said = {
+        "FRONT": frame,
+        "CHAPTERS": "\n".join(rows),
+        "REPOSITORY": repository or "OWNER/NAME",
+        "PDF": ' <a href="ddp-course.pdf">All of it as one PDF</a>.' * pdf,
+    }
     for name in ("index.md", "start.md"):
         text = (SITE / name).read_text(encoding="utf-8")
-        text = text.replace("PDF", ' <a href="ddp-course.pdf">All of it as one PDF</a>.' * pdf)
-        text = text.replace("FRONT", frame).replace("CHAPTERS", "\n".join(rows))
-        (to / name).write_text(
-            text.replace("REPOSITORY", repository or "OWNER/NAME"), encoding="utf-8"
-        )
+        text = re.sub(f"({'|'.join(said)})\\b", lambda found: said[found[1]], text)
+        (to / name).write_text(text, encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:

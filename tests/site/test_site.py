@@ -15,6 +15,7 @@ import live_parts
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 LARGE_BYTES = 1_500_000
+pytestmark = pytest.mark.slow
 
 
 class Page(HTMLParser):

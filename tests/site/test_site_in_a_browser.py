@@ -6,7 +6,7 @@ import pytest
 
 import live_parts
 
-pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("pyodide")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.usefixtures("pyodide")]
 SETTINGS = [
     {"latency": -7, "gbit": 3},
     {"latency": 20, "gbit": -20, "link": [0, 1], "link_by": 7},
