@@ -11,6 +11,7 @@ import pytest
 
 import asked
 import live_parts
+import website
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -102,6 +103,16 @@ def test_what_a_lesson_folds_is_folded(site):
 def test_every_chapter_and_lab_can_be_downloaded(site):
     for chapter in CHAPTERS:
         assert (site / "download" / chapter.name).read_bytes() == chapter.read_bytes()
+
+
+def test_with_a_repository_each_chapter_opens_elsewhere(tmp_path, site):
+    website.stage(tmp_path / "pages", website.PARTS, "ada/course", pdf=True)
+    text = (tmp_path / "pages/notebooks/00_start_here.ipynb").read_text(encoding="utf-8")
+    for host in ("colab.research.google.com", "kaggle.com", "mybinder.org"):
+        assert host in text
+        assert host not in (site / "notebooks/00_start_here.html").read_text(encoding="utf-8")
+    assert "ada/course" in (tmp_path / "pages/start.md").read_text(encoding="utf-8")
+    assert "ddp-course.pdf" in (tmp_path / "pages/index.md").read_text(encoding="utf-8")
 
 
 def test_a_wheel_has_what_it_needs_and_nothing_more():

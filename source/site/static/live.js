@@ -10,7 +10,7 @@
     const fail = (error) => asked.forEach((answer) => answer({ error }));
     worker.onerror = fail;
     worker.onmessage = ({ data }) => {
-      asked.get(data.number)(data);
+      asked.get(data.number)?.(data);
       asked.delete(data.number);
     };
   }
@@ -77,13 +77,17 @@
       if (error?.message !== "none") console.warn("no Python in this page:", error);
     }
 
+    function begin() {
+      if (!worker) start();
+      if (!ready) note.textContent = "Python is on its way into your browser, once (14 MB) …";
+    }
+
     async function move() {
       if (busy) return void (again = true);
       busy = true;
       const begun = performance.now();
       try {
-        if (!worker) start();
-        if (!ready) note.textContent = "Python is on its way into your browser, once (4 MB) …";
+        begin();
         do {
           again = false;
           const reply = await redraw(live.dataset.place, settings());
@@ -102,6 +106,13 @@
       busy = false;
     }
 
+    $(".sliders").addEventListener("pointerdown", () => {
+      try {
+        begin(); // a drag says what it wants only when it has moved
+      } catch (error) {
+        stop(error);
+      }
+    }, { once: true });
     live.addEventListener("input", ({ target }) => {
       if (target.name === "case") axis = null;
       label();
