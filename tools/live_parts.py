@@ -107,22 +107,14 @@ def block(place: str, told: dict[str, str], drawn: dict[str, Any], text: str) ->
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
     recording = json.loads(text)
     size = len(next(iter(next(iter(recording["runs"].values())).values()))["ranks"])
-    slowest = max(us for us, _ in drawn["took"].values())
     pairs = [(a, b) for a in range(size) for b in range(size) if a != b]
-    choices = "".join(
-        f'<label><input type="radio" name="{place}" value="{_safe(one)}"{" checked" * (k == 0)}>'
-        f'<span>{_safe(one) or "all are done at"}</span><span class="bar"><i style="width:'
-        f'{100 * took / slowest:.0f}%"></i></span><output>{said} {drawn["percent"].get(one, "")}'
-        "</output></label>"
-        for k, (one, (took, said)) in enumerate(drawn["took"].items())
-    )
     facts = {
         "place": place,
         "title": _safe(told["title"]),
         "text": _safe(told["text"]),
         "cases": _options((case, case) for case in recording["cases"]),
         "case_is": "" if len(recording["cases"]) > 1 else "hidden",
-        "choices": choices,
+        "choices": "".join(_choice(place, drawn, one) for one in drawn["took"]),
         "single": "single" * (len(drawn["took"]) == 1),
         "links": _options([("none", ""), *((f"{a} to {b}", f"{a},{b}") for a, b in pairs)]),
         "ranks": _options([("none", ""), *((str(rank), str(rank)) for rank in range(size))]),
@@ -131,6 +123,19 @@ def block(place: str, told: dict[str, str], drawn: dict[str, Any], text: str) ->
     }
     frame = Template((SITE / "live.html").read_text(encoding="utf-8"))
     return frame.substitute(drawn | facts)
+
+
+def _choice(place: str, drawn: dict[str, Any], one: str) -> str:
+    """One of those that are compared, with its bar; the first is drawn, the fastest stands out."""
+    took, (us, said) = drawn["took"], drawn["took"][one]
+    slowest, fastest = (pick(took.values())[0] for pick in (max, min))
+    box = f'name="{place}" value="{_safe(one)}"{" checked" * (one == next(iter(took)))}'
+    wide = f'<span class="bar"><i style="width:{100 * us / slowest:.0f}%"></i></span>'
+    return (
+        f'<label{" class=wins" * (us == fastest)}><input type="radio" {box}>'
+        f"<span>{_safe(one) or 'all are done at'}</span>{wide}"
+        f"<output>{said} {drawn['percent'].get(one, '')}</output></label>"
+    )
 
 
 def _options(values: Iterable[tuple[str, str]]) -> str:

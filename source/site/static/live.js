@@ -59,9 +59,11 @@
       $(".said").innerHTML = drawn.words;
       $("[name=latency]").previousElementSibling.textContent = drawn.latency;
       $("[name=gbit]").previousElementSibling.textContent = drawn.gbit;
-      const slowest = Math.max(...Object.values(drawn.took).map(([us]) => us));
+      const times = Object.values(drawn.took).map(([us]) => us);
+      const slowest = Math.max(...times), fastest = Math.min(...times);
       live.querySelectorAll(".choices label").forEach((choice) => {
         const name = choice.querySelector("input").value, [us, told] = drawn.took[name];
+        choice.classList.toggle("wins", us === fastest);
         choice.querySelector("i").style.width = `${(100 * us) / slowest}%`;
         choice.querySelector("output").textContent = `${told} ${drawn.percent[name] ?? ""}`;
       });
