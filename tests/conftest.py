@@ -26,7 +26,7 @@ from xdist.scheduler import LoadScopeScheduling
 # What takes longest comes first, so that no worker is left alone with it at the end.
 FIRST = (
     "tests/lessons/", "tests/checks/test_grading", "lab ", "tests/launcher/test_faults",
-    "tests/hang/", "tests/site/", "solutions/", "notebooks/", "tests/machines/", "tests/checks/",
+    "tests/hang/", "tests/site/", "solutions/", "notebooks/", "tests/checks/",
     "tests/record/", "tests/launcher/",
 )  # fmt: skip
 

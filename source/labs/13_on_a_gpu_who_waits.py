@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import torch
 
+from course_material.recordings import Row, recording
 from course_utils import check, progress
-from course_utils.recordings import Row, recording
 
 # %% [markdown]
 # The chapter's stopwatch is given. It counts time once in which several rows last.

@@ -33,9 +33,9 @@ from torch.nn import parallel
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from course_material.recordings import recording
 from course_utils import hardware, launch, predict, show
 from course_utils.pictures.style import KINDS, rank_style
-from course_utils.recordings import recording
 
 # %% [markdown]
 # ## 1 · A mutex

@@ -44,8 +44,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
+from course_material.language import SmallGPT, novel
 from course_utils import check, digits, hardware, launch, predict, show
-from course_utils.language import SmallGPT, novel
 from course_utils.pictures.style import KINDS, plain_style
 
 # %% [markdown]

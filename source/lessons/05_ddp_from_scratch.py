@@ -32,8 +32,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+from course_material.language import SmallGPT, novel
 from course_utils import Network, WorkerError, WorkerTimeout, check, digits, launch, predict, show
-from course_utils.language import SmallGPT, novel
 
 # %% [markdown]
 # ## 1 · Start equal

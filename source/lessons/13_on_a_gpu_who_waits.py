@@ -31,9 +31,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from course_material.recordings import Row, recording
 from course_utils import hardware, launch, predict, show
 from course_utils.pictures.style import KINDS
-from course_utils.recordings import Row, recording
 
 # %% [markdown]
 # ## 1 · The call is over, the sum is not there
@@ -545,6 +545,6 @@ predict()
 #
 # Next: [06 · What communication costs](06_what_communication_costs.ipynb).
 #
-# *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; `course_utils/recordings/README.md` says which they are and how they were made smaller.
+# *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; `course_material/recordings/README.md` says which they are and how they were made smaller.
 # [PyTorch: CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html) on asynchronous execution, and
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html) on synchronous and asynchronous collectives.

@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-RUN_ALL_S = 300
+RUN_ALL_S = 900
 PATIENCE_MS = 120_000  # for what a page shall show; playwright's 30 s are few beside other tests
 PICTURE = ".jp-RenderedImage img"
 HEADING = ".jp-RenderedMarkdown :is(h1, h2, h3)"
@@ -257,9 +257,10 @@ def _run(page, name: str) -> list[dict]:
     _until(page, STARTED, 120)
     _shoot(page, f"{name}-running", after_s=9)
     end = time.monotonic() + RUN_ALL_S
-    while not _is_over(page.evaluate(CELLS)):
+    while not _is_over(cells := page.evaluate(CELLS)):
         if time.monotonic() > end:
-            raise TimeoutError("Run All did not come to its end")
+            ran = sum(bool(cell["count"]) for cell in cells)
+            raise TimeoutError(f"Run All did not come to its end: {ran} of {len(cells)} cells ran")
         time.sleep(0.5)
     _until(page, IDLE, 120)
     _shoot(page, name)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import build
+from course_material.recordings import Row, recording
 from course_utils import launch
 from course_utils.devices.placement import gpu_count
-from course_utils.recordings import Row, recording
 
 
 @pytest.fixture(scope="module")

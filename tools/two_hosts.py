@@ -2,7 +2,8 @@
 
 A host of the first form has interfaces, addresses, ports and processes of its own, and no name in
 this system. Its watcher reads from a pipe; when the kernel closes it, or dies in whatever way, the
-watcher ends, and with it all of the host. Source: namespaces(7), pid_namespaces(7), veth(4).
+watcher ends, and with it all of the host. Lessons write `from ddp_course import two_hosts`. Source:
+namespaces(7), pid_namespaces(7), veth(4).
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from course_utils.machines.host import Host, wait
+from one_host import Host, wait
 
 FORMS = {
     "namespaces": "two network namespaces, joined by cables",

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from course_utils.language import SmallGPT, novel
+from course_material.language import SmallGPT, novel
+from course_utils import WorkerError, launch
 
 
 def test_the_novel_is_the_novel():
@@ -50,3 +51,13 @@ def test_it_learns_in_double_as_well():
 def test_an_input_longer_than_the_context_is_refused():
     with pytest.raises(ValueError, match="context of 64"):
         SmallGPT(9, width=8)(torch.zeros(1, 65, dtype=torch.int64))
+
+
+def test_an_error_inside_the_model_is_told_at_the_learners_line():
+    def train():
+        return SmallGPT(9, width=8)(torch.zeros(1, 65, dtype=torch.int64))
+
+    with pytest.raises(WorkerError, match="context of 64") as caught:
+        launch(train, world_size=1, backend="gloo")
+    assert "test_language.py" in str(caught.value)
+    assert "language.py, line" not in str(caught.value).replace("test_language.py", "")

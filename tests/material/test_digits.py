@@ -10,8 +10,8 @@ from mnist_files import FILES, needs_mnist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from course_utils import data
-from course_utils.data import MEAN, STD, digits
+from course_material import digits as module
+from course_material.digits import MEAN, STD, digits
 
 # Failures
 
@@ -87,7 +87,7 @@ def test_the_split_covers_scikit_learns_digits_once_and_a_fifth_of_each_class_is
 
 
 def test_the_split_is_the_same_on_every_machine():
-    testing = data._embedded()[2].nonzero()[0]
+    testing = module._embedded()[2].nonzero()[0]
     assert testing[:5].tolist() == [33, 36, 37, 40, 44]
     assert testing.sum() == 322086
 
@@ -97,7 +97,7 @@ def test_images_are_what_torch_interpolates_from_scikit_learns():
 
     small = torch.from_numpy(load_digits().images).float()[:, None] / 16
     large = nn.functional.interpolate(small, size=(28, 28), mode="bilinear")
-    ours = torch.from_numpy(data._embedded()[0]) * STD + MEAN
+    ours = torch.from_numpy(module._embedded()[0]) * STD + MEAN
     torch.testing.assert_close(ours, large, atol=1e-5, rtol=0)
 
 
@@ -114,7 +114,7 @@ def test_editing_one_data_set_leaves_the_next_alone():
 
 def test_loading_the_embedded_digits_imports_neither_sklearn_nor_torchvision():
     code = (
-        "import sys; from course_utils.data import digits; digits()\n"
+        "import sys; from course_material.digits import digits; digits()\n"
         "assert not {'sklearn', 'scipy', 'torchvision'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from course_material.predictions import _asked
 from course_utils import predict
-from course_utils.predictions import _asked
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 
-import course_utils.recordings as room
-from course_utils.recordings import KINDS, recording
+import course_material.recordings as room
+from course_material.recordings import KINDS, recording
 
 HERE = Path(room.__file__).parent
 NAMES = ("per_gradient_2xV100", "recommender_8xA100", "resnet50_2xA100")
@@ -26,7 +26,7 @@ def test_a_name_is_no_path(name):
 
 def test_an_installed_copy_has_them_with_their_license_in_less_than_300_kb():
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["course_utils.recordings"]
+    patterns = project["tool"]["setuptools"]["package-data"]["course_material.recordings"]
     carried = {path.name: path.stat().st_size for each in patterns for path in HERE.glob(each)}
     assert set(carried) == {f"{name}.json.gz" for name in NAMES} | {"LICENSE", "README.md"}
     assert sum(carried.values()) < 300_000
