@@ -81,7 +81,7 @@
 
     function begin() {
       if (!worker) start();
-      if (!ready) note.textContent = "Python is on its way into your browser, once (14 MB) …";
+      if (!ready) note.textContent = "Python is on its way into your browser, once (6 to 14 MB) …";
     }
 
     async function move() {
