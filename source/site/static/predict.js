@@ -8,8 +8,10 @@
   const isNumber = (text) => text !== "" && !Number.isNaN(Number(text));
 
   function same(wanted, got, within) {
-    if (isNumber(wanted) && isNumber(got))
-      return Math.abs(wanted - got) <= Math.max(within, 0.005) * Math.abs(wanted) + 1e-12;
+    if (isNumber(wanted) && isNumber(got)) {
+      const printed = Number.isInteger(Number(wanted)) ? 1e-9 : 0.005; // to three digits
+      return Math.abs(wanted - got) <= Math.max(within, printed) * Math.abs(wanted);
+    }
     const plain = (text) => text.toLowerCase().replace(/^yes$/, "true").replace(/^no$/, "false");
     return plain(wanted) === plain(got);
   }
