@@ -1,7 +1,7 @@
 # %% [markdown]
-# # Lab 13 · On a GPU: who waits?
+# # Lab 14 · On a GPU: who waits?
 #
-# One exercise on [chapter 13](../notebooks/13_on_a_gpu_who_waits.ipynb), 15 minutes, on any computer. `check` gives your function recordings,
+# One exercise on [chapter 14](../notebooks/14_on_a_gpu_who_waits.ipynb), 15 minutes, on any computer. `check` gives your function recordings,
 # real ones and made-up ones, and compares what it reads in them with a **specification**.
 
 # %%

@@ -1,4 +1,4 @@
-"""Wrong answers to lab 13, and for its exercise other right ones.
+"""Wrong answers to lab 14, and for its exercise other right ones.
 
 Most are readings of a profile that people really make: times of kernels are added up though the
 kernels overlap, the time of a collective is taken for what a faster network would save, and a copy
@@ -8,7 +8,7 @@ for computing.
 import labs
 import torch
 
-lab = labs.cells("13_on_a_gpu_who_waits")
+lab = labs.cells("14_on_a_gpu_who_waits")
 busy_us = lab.busy_us
 
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13 · On a GPU: who waits?
+# # 14 · On a GPU: who waits?
 #
 # **An all-reduce on a GPU takes milliseconds, but the line of Python that asks for it is over much sooner. Who waits for the sum?**
 #
@@ -12,7 +12,7 @@
 #
 # **Hardware:** any computer: recordings of real GPUs come with the course. With two GPUs of your own, one more cell runs. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
-# **Lab:** [13 · On a GPU: who waits?](../exercises/13_on_a_gpu_who_waits.ipynb)
+# **Lab:** [14 · On a GPU: who waits?](../exercises/14_on_a_gpu_who_waits.ipynb)
 
 # %% jupyter={"source_hidden": true}
 import os
