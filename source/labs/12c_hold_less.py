@@ -28,8 +28,7 @@ from course_utils.record.event import Event
 # | `reduce()` | begins to reduce-scatter the weight's gradient | |
 # | `finish()` | waits for that; returns this rank's share of the mean gradient | |
 #
-# **Goal:** train one step on the list `units`; the loss's gradient at the output *y* is *y* − target. Return what each unit's `finish()` returns. Never more than two weights are whole. Only the first gather and the last reduce-scatter may cost time. Nothing is gathered twice
-# that could have stayed.
+# **Goal:** train one step on the list `units`; the loss's gradient at the output *y* is *y* − target. Return what each unit's `finish()` returns. Never more than two weights are whole. Only the first gather and the last reduce-scatter may cost time. The last weight is gathered once.
 
 
 # %% jupyter={"source_hidden": true}
@@ -276,6 +275,7 @@ clusters = {  # nodes, ranks in each, what fits just so (a shard size, bytes mor
     "three nodes of two, almost no memory": (3, 2, (6, 0), 10),
     "two nodes of six, room for a third": (2, 6, (3, 5), 10),
     "one node of six": (1, 6, (2, 100), 1),
+    "one node of six, one byte less than a half": (1, 6, (2, -1), 1),
     "one node of four, the whole model fits to the byte": (1, 4, (1, 0), 1),
     "a byte too little for all ways": (2, 4, (8, -1), 10),
     "one rank": (1, 1, (1, 0), 1),

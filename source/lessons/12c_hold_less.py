@@ -5,10 +5,10 @@
 #
 # In 40 minutes you will be able to
 #
-# 1. turn DDP into ZeRO-1, 2 and 3 by three small changes, each judged by real workers;
+# 1. turn DDP into ZeRO-1, 2 and 3 by three small changes;
 # 2. say what each stage holds and sends per rank, and measure both;
-# 3. hide the gathering of weights behind computing, and price it on a network;
-# 4. choose between sharding over all ranks and sharding inside a node.
+# 3. hide the gathering of weights behind computing;
+# 4. choose between sharding over all ranks and inside a node.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
 # [06 · What communication costs](06_what_communication_costs.ipynb). **Lab:** [12 · Hold less](../exercises/12c_hold_less.ipynb).
@@ -260,6 +260,11 @@ class Shards(OurDDP):
         own = {name: each.detach() for name, each in own.items()}
         return {n: x if shapes[n] is None else self.gather(x, shapes[n]) for n, x in own.items()}
 
+    def full_gradients(self):
+        """The whole mean gradient of each parameter, or None; all ranks call it."""
+        own = {name: (shard, shard.grad) for name, shard in self.module.named_parameters()}
+        return {n: g if g is None else self.gather(g, s.whole_shape) for n, (s, g) in own.items()}
+
     def load_full_state_dict(self, state):
         """Take over such a dict, which every rank has."""
         own = self.module.state_dict(keep_vars=True)
@@ -422,9 +427,17 @@ def judged(times, **limits):
     return options | {"spec": spec, "inputs": inputs, "budget": budget}
 
 
-# %%
+# Stages 1 and 2; stage 3: forward, backward for the gradient of inputs, and a sum for each use.
 twice = {name: 2 for name, _ in odd().named_parameters()}
+three_times = twice | {"tied.0.weight": 2 + 1 + 2, "borrows.inner.weight": 3, "last.weight": 3}
+three_times |= {"frozen.weight": 1, "frozen.bias": 1, "rests.weight": 0, "rests.bias": 0}
 zero1_judged = judged(twice)
+zero2_limits = {"whole gradients": 1, "sums under way": 2}
+zero2_judged = judged(twice, **zero2_limits)
+zero3_limits = {"whole weights": 2}
+zero3_judged = judged(three_times, **zero3_limits)
+
+# %%
 check(sharded(MyZero1), **zero1_judged)
 
 
@@ -480,15 +493,13 @@ class MyZero2(Zero1):
 # Who still refers to the gradient when the hook is over?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Collect earlier ones, reduce this one, and take the gradient from <code>whole</code>. <code>finish</code> may stay as it is. Why?
+# Collect earlier ones, reduce this one, and take the gradient from <code>whole</code>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>self.reduce(whole.shard, whole.grad)</code>, then <code>whole.grad = None</code>.
 # </details>
 
 # %%
-zero2_limits = {"whole gradients": 1, "sums under way": 2}
-zero2_judged = judged(twice, **zero2_limits)
 check(sharded(MyZero2, **zero2_limits), **zero2_judged)
 
 
@@ -545,12 +556,6 @@ class Gather(torch.autograd.Function):
         return None, None
 
 
-# Forward, backward for the gradient of inputs, and a reduce-scatter for each use.
-three_times = {name: 2 for name, _ in odd().named_parameters()} | {"tied.0.weight": 2 + 1 + 2}
-three_times |= {"frozen.weight": 1, "frozen.bias": 1, "rests.weight": 0, "rests.bias": 0}
-three_times |= {"borrows.inner.weight": 3, "last.weight": 3}
-
-
 class Freeing(Zero1):
     """The frame of stage 3."""
 
@@ -600,8 +605,6 @@ class MyZero3(Freeing):
 # </details>
 
 # %%
-zero3_limits = {"whole weights": 2}
-zero3_judged = judged(three_times, **zero3_limits)
 check(sharded(MyZero3, **zero3_limits), **zero3_judged)
 
 
@@ -642,7 +645,7 @@ zero3_sends.measured(sends)
 # **Check yourself.** Why is the peak above 2 MiB?
 #
 # <details><summary>Answer</summary>
-# A rank also holds what is under way: whole weights and the whole gradients that they lead to, buffers of reduce-scatters, activations, temporary tensors of Adam.
+# A rank also holds what is under way: whole weights and gradients, buffers, activations, temporary tensors of Adam.
 # </details>
 #
 # ## 5 · The same model?
@@ -662,9 +665,9 @@ def FSDP2(network):
 fsdp2, _ = report(FSDP2)
 
 # %% [markdown]
-# The same shares. FSDP2 sends exactly 3, because it gathers a unit before its backward without asking who will read it.
+# The same shares. FSDP2 sends exactly 3: it gathers a unit before its backward without asking who will read it.
 #
-# Do all of them train the same model? The folded cell lets them train the small GPT of chapter 05, with its tied weight, in double precision: one process on all sequences, four ranks on a quarter each.
+# Now all of them train the small GPT of chapter 05, with its tied weight, in double precision: one process on all sequences, four ranks on a quarter each.
 
 
 # %% jupyter={"source_hidden": true}
@@ -706,7 +709,7 @@ less = launch(train_gpt, Sharded, 4, world_size=4, backend="gloo")
 print(f"{'Sharded after 4 steps, as a control':47}about {apart(less, one):.0e}")
 
 # %% [markdown]
-# Rounding, and nothing else. The tests of this course ask `Sharded` for more: frozen layers, half precision (`compute_dtype=torch.bfloat16`, while shards and sums stay in single precision), accumulation, a whole `state_dict`.
+# Rounding, and nothing else. `Sharded` also takes frozen layers, half precision (`compute_dtype=torch.bfloat16`, while shards and sums stay in single precision) and gives a whole `state_dict`; the course's tests try them.
 #
 # ### What gloo really sends
 #
@@ -922,7 +925,7 @@ crossing_mib.measured([on_two_nodes(Sharded), on_two_nodes(hybrid)])
 #
 # ## What cannot be said here
 #
-# How fast kernels are, and what gathering takes from computing on the same GPU. How NCCL's reduce-scatter compares with its all-reduce. How much memory PyTorch's caching allocator keeps beyond what is alive, which can decide whether a model fits.
+# How fast kernels are; what gathering takes from computing on the same GPU; how fast NCCL's reduce-scatter is; how much memory PyTorch's caching allocator keeps beyond what is alive, which can decide whether a model fits.
 #
 # **Check yourself.** One rank's data take another path through the network than the others'. What happens under ZeRO-3?
 #
@@ -932,7 +935,7 @@ crossing_mib.measured([on_two_nodes(Sharded), on_two_nodes(hybrid)])
 #
 # ## What you know now
 #
-# An all-reduce in two halves, with the optimiser between them, is ZeRO-1. Gradients reduced when they come are ZeRO-2. Weights that come and go are ZeRO-3, for at most half as many bytes again. What hides them is computing; what shortens them is a node.
+# An all-reduce in two halves with the optimiser between them is ZeRO-1. Gradients that go when they come make ZeRO-2, weights that come and go ZeRO-3, for at most half as many bytes again.
 
 # %%
 predict()

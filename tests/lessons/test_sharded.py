@@ -14,6 +14,7 @@ from sharded import OurDDP, Sharded, Zero1, Zero2
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from course_utils import launch
 from course_utils.language import SmallGPT
@@ -115,15 +116,6 @@ def part(whole):
     return whole.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def whole_gradients(model):
-    """Each parameter's gradient, gathered; None for none."""
-    names = dict(model.module.named_parameters())
-    return {
-        name: None if shard.grad is None else model.gather(shard.grad, shard.whole_shape)
-        for name, shard in names.items()
-    }
-
-
 def apart(ones, others):
     """The largest difference of two dicts of tensors, in which None is unlike a tensor."""
     assert ones.keys() == others.keys(), ones.keys() ^ others.keys()
@@ -162,7 +154,7 @@ def train_both(wrap, make, draw, parts=1, optimizer=momentum, zeros=False):
         if isinstance(model, Sharded):  # once, for all backward passes
             model.finish()
         gradients = {name: p.grad for name, p in alone.named_parameters()}
-        found = apart(whole_gradients(model), gradients)
+        found = apart(model.full_gradients(), gradients)
         for each in optimizers:
             each.step()
     state = model.full_state_dict()
@@ -407,6 +399,29 @@ def test_a_state_that_does_not_fit_is_refused(change, said):
             model.load_full_state_dict(state)
 
     run(load)
+
+
+def test_a_rank_may_also_save_and_load_its_own_shards():
+    def back():
+        model, other = Sharded(nn.Linear(5, 3)), Sharded(nn.Linear(5, 3))
+        other.load_state_dict(model.state_dict())
+        return apart(other.full_state_dict(), model.full_state_dict())
+
+    assert max(run(back)) == 0
+
+
+def test_activations_may_be_computed_again_in_backward():
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5))
+
+        def forward(self, x):
+            again = checkpoint(self.inner, x, use_reentrant=False)
+            return checkpoint(self.inner, again, use_reentrant=False)
+
+    for difference, moved in run(train_both, Sharded, Again, floats(5)):
+        assert difference < 1e-12 < moved
 
 
 # What is sent
