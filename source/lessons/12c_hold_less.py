@@ -662,6 +662,7 @@ def FSDP2(network):
     return fully_shard(network, mesh=mesh)
 
 
+# %%
 fsdp2, _ = report(FSDP2)
 
 # %% [markdown]
@@ -699,6 +700,7 @@ def apart(run, other):
     return max((mine - its).abs().max().item() for mine, its in pairs)
 
 
+# %% jupyter={"source_hidden": true}
 (one,) = launch(train_gpt, None, world_size=1, backend="gloo")
 theirs = launch(train_gpt, FSDP2, world_size=4, backend="gloo")[0]
 print("largest difference of a weight after 5 steps   to one process   to FSDP2")
