@@ -136,14 +136,14 @@ def three_steps(wrap):
 def report(wrap, world_size=4):
     """Print a row; return what weights, gradients and optimiser take, and what was sent."""
     if wrap is OurDDP:
-        print("MiB per rank  weights  gradients  optimiser    sum   peak         sent per step")
+        print("MiB per rank  weights  gradients  optimiser    sum   peak        sent per step")
     run = launch(three_steps, wrap, world_size=world_size, backend="gloo", trace=True)
     trained = tuple(event for event in run.trace if event.kind != "broadcast")  # not the start
     sent = max(replace(run.trace, events=trained).traffic().sent_bytes) / 3
     share = 2**21 * (world_size - 1) / world_size
     weights, gradients, optimizer, peak = (max(each) for each in zip(*run))
     held = weights + gradients + optimizer
-    figures = f"{weights:8.2f}{gradients:11.2f}{optimizer:11.2f}{held:7.2f}   about {peak:4.1f}"
+    figures = f"{weights:8.2f}{gradients:11.2f}{optimizer:11.2f}{held:7.2f}   about {peak:.1f}"
     of = f"{world_size - 1}/{world_size} of the weights"
     print(f"{wrap.__name__:13}{figures}   {sent / share:.3f} × {of}")
     return held, sent / share
@@ -253,26 +253,30 @@ class Shards(OurDDP):
                 self.reduce(shard, whole.grad)
         self.collect()
 
+    def complete(self, shard, values):
+        """A shard's values, such as its gradient, of all ranks; what is no shard is whole."""
+        if values is None or not hasattr(shard, "whole_shape"):
+            return values
+        return self.gather(values.detach(), shard.whole_shape)
+
     def full_state_dict(self):
         """What the module's own `state_dict()` would be, on every rank; all ranks call it."""
         own = self.module.state_dict(keep_vars=True)
-        shapes = {name: getattr(each, "whole_shape", None) for name, each in own.items()}
-        own = {name: each.detach() for name, each in own.items()}
-        return {n: x if shapes[n] is None else self.gather(x, shapes[n]) for n, x in own.items()}
+        return {name: self.complete(each, each) for name, each in own.items()}
 
     def full_gradients(self):
         """The whole mean gradient of each parameter, or None; all ranks call it."""
-        own = {name: (shard, shard.grad) for name, shard in self.module.named_parameters()}
-        return {n: g if g is None else self.gather(g, s.whole_shape) for n, (s, g) in own.items()}
+        return {name: self.complete(p, p.grad) for name, p in self.module.named_parameters()}
 
     def load_full_state_dict(self, state):
         """Take over such a dict, which every rank has."""
-        own = self.module.state_dict(keep_vars=True)
-        shapes = {name: getattr(each, "whole_shape", None) for name, each in own.items()}
-        for name, whole in state.items():
-            if shapes.get(name) not in (None, whole.shape):
-                raise ValueError(f"{name} is {tuple(shapes[name])}, not {tuple(whole.shape)}")
-        state = {n: self.shard(x) if shapes.get(n) is not None else x for n, x in state.items()}
+        state = dict(state)
+        for name, shard in self.module.state_dict(keep_vars=True).items():
+            if name in state and hasattr(shard, "whole_shape"):
+                if state[name].shape != shard.whole_shape:
+                    shapes = tuple(shard.whole_shape), tuple(state[name].shape)
+                    raise ValueError(f"{name} is {shapes[0]}, not {shapes[1]}")
+                state[name] = self.shard(state[name])
         self.module.load_state_dict(state)
 
 
@@ -289,7 +293,7 @@ class MyZero1(Shards):
         raise NotImplementedError("about 3 lines")
 
     def reduce(self, shard, gradient):
-        raise NotImplementedError("about 4 lines")
+        raise NotImplementedError("about 5 lines")
 
 
 # %% [markdown]
@@ -610,7 +614,10 @@ check(sharded(MyZero3, **zero3_limits), **zero3_judged)
 
 # %% jupyter={"source_hidden": true}
 class Sharded(Freeing):
-    """The finished step: ZeRO-3, for any module."""
+    """The finished step: ZeRO-3, for any module.
+
+    Whoever reads a weight outside of `forward` gathers it, so all ranks have to read it.
+    """
 
     def read(self, shard):
         if shard not in self.whole:
