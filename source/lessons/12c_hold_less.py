@@ -11,7 +11,7 @@
 # 4. choose between sharding over all ranks and inside a node.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
-# [06 · What communication costs](06_what_communication_costs.ipynb). **Lab:** [12 · Hold less](../exercises/12c_hold_less.ipynb).
+# [06 · What communication costs](06_what_communication_costs.ipynb). **Next:** [13 · On a GPU: who waits?](13_on_a_gpu_who_waits.ipynb). **Lab:** [12 · Hold less](../exercises/12c_hold_less.ipynb).
 #
 # Three cells ask you to **write** a stage, four to **predict**. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
 
@@ -647,7 +647,7 @@ zero3, sends = report(Sharded)
 zero3_sends.measured(sends)
 
 # %% [markdown]
-# A quarter of everything: 2 MiB instead of 8. And 2.875 instead of 3, since **the first weight is not gathered again.** Backward needs a weight for the gradient of its layer's *input*, and nobody asks for that of the data. So 3 is the formula, and our network needs an eighth less.
+# A quarter of everything: 2 MiB instead of 8. And 2.875 instead of 3, since **the first weight is not gathered again.** Backward needs a weight for the gradient of its layer's *input*, and nobody asks for that of the data. So 3 is the paper's formula, and our network needs an eighth less.
 #
 # **Check yourself.** Why is the peak above 2 MiB?
 #
@@ -771,7 +771,7 @@ if hasattr(socket, "TCP_INFO"):  # Linux
         print(f"{name:19}{1.5 if name == 'all_reduce' else 0.75:9.2f}{times:7.2f}")
 
 # %% [markdown]
-# Two of three agree. Gloo's reduce-scatter sends twice as much: it carries out an all-reduce, and keeps a part. So on this machine the stages really send 3, 3 and 4 times 3/4. NCCL has a reduce-scatter of its own, which we cannot measure here.
+# Two of three agree. Gloo's reduce-scatter sends twice as much: it carries out an all-reduce, and keeps a part. So with gloo the stages come to 3, 3 and 4 times 3/4. NCCL has a reduce-scatter of its own, which we cannot measure here.
 #
 # ## 6 · Gather ahead
 #
@@ -892,7 +892,7 @@ text = "Sharded computes or sends; with Ahead only the first gather and the last
 show(figure, text)
 
 # %% [markdown]
-# Only the first gather and the last reduce-scatter are left over: 1440 + 2 · 50. In backward both kinds have to hide, so a layer needs 100 µs there. With less, the network decides: its 24 calls take 1192 µs whatever we do.
+# Only the first gather and the last reduce-scatter are left over: 1440 + 2 · 50. In backward both kinds have to hide, so a layer needs 100 µs there. With less, the network decides: its 24 calls take 1192 µs at least.
 # The price is memory: two layers are whole at once. FSDP2 gathers ahead too, on GPUs, and [lets you say how far](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
 #
 # ## 7 · Shard inside, replicate across
@@ -939,12 +939,14 @@ crossing_mib.measured([on_two_nodes(Sharded), on_two_nodes(hybrid)])
 # **Check yourself.** One rank's data take another path through the network than the others'. What happens under ZeRO-3?
 #
 # <details><summary>Answer</summary>
-# It gathers other weights than its peers: a hang, or weights with another's numbers. All ranks have to read the same layers in the same order, in evaluation too.
+# It gathers what its peers do not: a hang, or a layer with another layer's numbers. All ranks have to read the same layers in the same order, in evaluation too.
 # </details>
 #
 # ## What you know now
 #
 # An all-reduce in two halves with the optimiser between them is ZeRO-1. Gradients that go when they come make ZeRO-2, weights that come and go ZeRO-3, for at most half as many bytes again.
+#
+# *More.* Y. Zhao and others, [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023: hybrid sharding, and what GPUs add to all this.
 
 # %%
 predict()

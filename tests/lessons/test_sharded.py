@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from course_utils import launch
+from course_utils import WorkerTimeout, launch
 from course_utils.language import SmallGPT
 
 STEPS, BATCH = 3, 12
@@ -362,6 +362,30 @@ def test_a_forward_that_fails_leaves_nothing_stale():
         return apart(model.full_state_dict(), alone.state_dict())
 
     assert max(run(failing)) < 1e-6
+
+
+class TwoPaths(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(2)])
+
+    def forward(self, x, path):
+        return torch.stack([self.experts[number](x) for number in path])
+
+
+def on_paths(paths):
+    module, path, data = TwoPaths(), paths[dist.get_rank()], torch.ones(1, 4)
+    for own in module.parameters():
+        dist.broadcast(own.detach(), src=0)
+    wanted = module(data, path).detach()
+    return torch.equal(Sharded(module)(data, path), wanted)
+
+
+def test_ranks_on_other_paths_get_other_layers_numbers_or_wait_for_ever():
+    assert run(on_paths, [(0, 1), (0, 1)]) == [True, True]
+    assert run(on_paths, [(0, 1), (1, 0)]) == [False, False]
+    with pytest.raises(WorkerTimeout):
+        run(on_paths, [(0, 1), (0,)], timeout=3)
 
 
 # The whole state
