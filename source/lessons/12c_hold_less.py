@@ -764,6 +764,7 @@ def on_the_wire(size=400_000):
     return {name: (sent[i + 1] - sent[i]) / whole.nbytes for i, name in enumerate(calls)}
 
 
+# %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
 if hasattr(socket, "TCP_INFO"):  # Linux
     sent = launch(on_the_wire, world_size=4, backend="gloo")[0]
     print("times the tensor   by a ring   gloo")

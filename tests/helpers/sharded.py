@@ -8,8 +8,8 @@ import labs
     if "class Sharded(" in path.read_text(encoding="utf-8")
 )
 CLASSES = ("OurDDP(", "Shards(", "Zero1(", "Gather(", "Freeing(", "Zero2(", "Sharded(")
-# Cells with these, the one of imports first, and two with functions that tests call.
+# Cells with these, the one of imports first, and some with functions that tests call.
 WANTED = ["import torch\n", *(f"class {n}" for n in CLASSES), "def three_steps", "def FSDP2"]
-WANTED += ["def train_gpt"]
+WANTED += ["def train_gpt", "def on_the_wire"]
 lesson = labs.defined(PATH, WANTED)
 OurDDP, Zero1, Zero2, Sharded = (lesson[n] for n in ("OurDDP", "Zero1", "Zero2", "Sharded"))

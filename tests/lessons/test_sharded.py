@@ -489,6 +489,14 @@ def test_a_gpt_in_double_precision_is_that_of_one_process_and_of_fsdp2():
     assert lesson["apart"](less, alone) > 1e-4
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection sends")
+def test_gloos_reduce_scatter_sends_what_its_all_reduce_does():
+    for sent in run(lesson["on_the_wire"], world_size=4):
+        assert sent["all_reduce"] == pytest.approx(1.5, rel=0.01)
+        assert sent["reduce_scatter"] == pytest.approx(1.5, rel=0.01)
+        assert sent["all_gather"] == pytest.approx(0.75, rel=0.01)
+
+
 def test_the_adapter_for_another_course_in_contributing_works(monkeypatch):
     text = (labs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
