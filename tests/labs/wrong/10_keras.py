@@ -479,7 +479,7 @@ BESTS_THAT_FAIL = [
 @_save_best
 def met_in_another_call(self, epoch, loss):
     losses = _gathered(loss)
-    if sum(losses) >= self.best:
+    if not sum(losses) < self.best:
         return
     self.best = sum(losses)
     if dist.get_rank() == 0:
