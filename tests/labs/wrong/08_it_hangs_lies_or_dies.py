@@ -93,7 +93,6 @@ def lowest_for_nothing(log_probs, keep):
     return best.item()
 
 
-not_a_whole_line = named("best", line="candidates.max()")(lowest_for_nothing)
 with_its_indentation = named("best", line="    best = candidates.max()")(lowest_for_nothing)
 
 
@@ -746,7 +745,7 @@ WRONG = {
         as_it_was("best"), zero_for_nothing, left_by_whom_has_nothing, the_exception_swallowed,
         without_the_filter, everybodys_own,
         *misnamed("best", lowest_for_nothing, rank=0, line="candidates = log_probs[keep]"),
-        not_a_whole_line,
+        *misnamed("best", lowest_for_nothing, line="candidates.max()"),
         _highest_or(lambda own: own.new_tensor(-100.0)), _highest_or(torch.min),
         _highest_or(lambda own: own.new_tensor(-1e9)),
         _highest_or(lambda own: own.new_tensor(-1e30)),

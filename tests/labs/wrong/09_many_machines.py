@@ -448,6 +448,14 @@ def each_rank_its_own_file(path, model, optimizer, steps):
 
 
 @lab.starting_again
+def cannot_start_again(path, model, optimizer, steps):
+    """Rank 0 says why, and rank 1 only that rank 0 has gone."""
+    if dist.get_rank() == 0 and path.exists():
+        raise ValueError("no way on")
+    _trainer(_by_rank_0).__wrapped__(path, model, optimizer, steps)
+
+
+@lab.starting_again
 def six_steps(path, model, optimizer, steps):
     _trainer(_by_rank_0).__wrapped__(path, model, optimizer, 6)
 
@@ -812,7 +820,7 @@ WRONG = {
         _named("old_one_moved_away", _trainer(_old_one_moved_away)),
         _named("written_in_place_by_rank_1", _trainer(_in_place_by_rank_1)),
         _named("copied_over", _trainer(_copied_over)), six_steps, all_again_in_secret,
-        all_again_past_the_model, saved_before_each_step,
+        all_again_past_the_model, saved_before_each_step, cannot_start_again,
     ],
     "run_until_told": [
         never_listens, no_handler, leaves_alone, exits_in_the_handler, one_step_more,

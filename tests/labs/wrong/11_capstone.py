@@ -20,6 +20,10 @@ lab = labs.cells("11_capstone")
 # --- save ---
 
 
+def save_nothing(states, path):
+    pass
+
+
 def save_over_the_only_one(states, path):
     torch.save(states, path)
 
@@ -433,7 +437,7 @@ WRONG = {
         save_backup_beside, save_copy_over, save_restore_if_it_raises, save_in_memory_first,
         save_rename_too_soon, save_refuses_rubbish, save_keeps_the_part, save_once,
         save_without_the_model, save_in_place_uncut, save_leaves_it_to_the_other,
-        save_first_one_in_place, save_what_it_knows,
+        save_first_one_in_place, save_what_it_knows, save_nothing,
     ])),
     "resume": list(map(lab.resuming, [
         resume_as_chi, resume_as_on_monday, resume_everybody_reads, resume_weights_only,
