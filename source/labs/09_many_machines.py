@@ -380,6 +380,10 @@ def one_rank(answer, folder, rank, steps, seed, number, death):
 def die(how, path):
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "renaming":
+        sys.addaudithook(
+            lambda event, _: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL)
+        )
     elif how == "overwriting":
         sys.addaudithook(functools.partial(dies_overwriting, path, []))
     else:  # when it has written 600 bytes to a file
@@ -463,7 +467,9 @@ plans = {  # how many steps, and who dies when
     "nobody is killed": (4, []),
     "all is done, and it is started again": (2, [("never", (), None)]),
     "rank 1 is killed in step 2": (6, [("killed", (1,), 2)]),
-    "killed in step 1 and in step 4": (6, [("killed", (0,), 1), ("killed", (1,), 4)]),
+    "killed in step 1, and when renaming a file in step 4": (
+        6, [("killed", (0,), 1), ("renaming", (1,), 4)]
+    ),
     "dies while writing in step 1, then when overwriting in step 3": (
         5, [("writing", (0, 1), 1), ("overwriting", (0, 1), 3)]
     ),

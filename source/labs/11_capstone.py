@@ -186,6 +186,7 @@ def save_inputs(rank, world_size, case):
 
 save_check = {"spec": save_spec, "inputs": save_inputs, "world_sizes": (1,)}
 save_check |= {"cases": ("a small model", "a larger one"), "allow": ("files", "processes")}
+save_check["timeout"] = 30  # about fifty processes, which take their time on a busy machine
 
 # %%
 check(survives(save), **save_check)

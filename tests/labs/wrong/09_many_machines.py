@@ -456,6 +456,24 @@ def cannot_start_again(path, model, optimizer, steps):
 
 
 @lab.starting_again
+def each_rank_its_own_file_at_once(path, model, optimizer, steps):
+    """Both have written before either renames; then one of them does, and the other has died."""
+    own, done = path.with_suffix(f".{dist.get_rank()}"), 0
+    if own.exists():
+        saved = torch.load(own)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"])
+        done = saved["done"]
+    for step in range(done, steps):
+        lab.take_step(model, optimizer, step)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**state, "random": torch.get_rng_state(), "done": step + 1}, f"{own}.new")
+        dist.barrier()
+        os.replace(f"{own}.new", own)
+
+
+@lab.starting_again
 def six_steps(path, model, optimizer, steps):
     _trainer(_by_rank_0).__wrapped__(path, model, optimizer, 6)
 
@@ -821,6 +839,7 @@ WRONG = {
         _named("written_in_place_by_rank_1", _trainer(_in_place_by_rank_1)),
         _named("copied_over", _trainer(_copied_over)), six_steps, all_again_in_secret,
         all_again_past_the_model, saved_before_each_step, cannot_start_again,
+        each_rank_its_own_file_at_once,
     ],
     "run_until_told": [
         never_listens, no_handler, leaves_alone, exits_in_the_handler, one_step_more,
