@@ -631,7 +631,7 @@ def bytes_of(model):
 
 
 def started_apart(answer):
-    """Python's hash of bytes is another on each rank, as in new processes; the model has to stay."""
+    """Python's hash of bytes is another on each rank, as in new processes; the model stays."""
 
     usual = hash
 
