@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import run as torchrun
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from course_utils import check, progress
 from ddp_course import slurm
@@ -203,9 +205,13 @@ def torchruns_options(words):
 # %% jupyter={"source_hidden": true}
 def on_two_hosts(answer):
     """Run the command on both ranks as if they were hosts; return which ranks were started."""
-    endpoint, ranks = [f"127.0.0.1:{free_port()}"], [None] * 2
+    endpoint, ranks, commands = [f"127.0.0.1:{free_port()}"], [None] * 2, [None] * 2
     dist.broadcast_object_list(endpoint)
-    options = torchruns_options(answer(2, 2, endpoint[0], "rehearsal"))
+    words = answer(2, 2, endpoint[0], "rehearsal")
+    options = torchruns_options(words)
+    dist.all_gather_object(commands, [str(word) for word in words])
+    if commands[0] != commands[1]:
+        raise ValueError(f"all hosts run the same command, not {commands[0]} and {commands[1]}")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("train.py").write_text(TRAIN)
@@ -352,7 +358,7 @@ def one_rank(answer, folder, rank, steps, seed, number, death):
     taken, path = [], Path(folder, "checkpoint")
 
     def watch(step):
-        del taken[-1:]
+        taken.append(-2)  # for the forward pass that was, and the optimizer's step to come
         with open(f"{folder}/steps", "a") as file:
             print(number, step, file=file)
         if rank in doomed and step == last:
@@ -361,32 +367,44 @@ def one_rank(answer, folder, rank, steps, seed, number, death):
 
     watchers.append(watch)
     model, optimizer = start(seed)
-    model.register_forward_hook(lambda *_: taken.append("in secret"))
+    register_module_forward_hook(lambda *_: taken.append(1))  # of any model and optimizer
+    register_optimizer_step_post_hook(lambda *_: taken.append(1))
     torch.manual_seed(seed + rank)
     answer(path, model, optimizer, steps)
-    torch.save((len(taken), model.weight.detach()), f"{folder}/end-{rank}")
+    torch.save((sum(taken), model.weight.detach()), f"{folder}/end-{rank}")
+    Path(folder, f"left-{rank}-{number}").touch()
+    while not Path(folder, f"left-{1 - rank}-{number}").exists():
+        time.sleep(0.002)  # who leaves first would close connections that are being made
 
 
 def die(how, path):
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "renaming":
+        sys.addaudithook(
+            lambda event, _: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL)
+        )
     elif how == "overwriting":
-        sys.addaudithook(lambda *call: dies_overwriting(path, *call))
+        sys.addaudithook(functools.partial(dies_overwriting, path, []))
     else:  # when it has written 600 bytes to a file
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 
 
-def dies_overwriting(path, event, arguments):
-    """Python tells of each file that is to be opened; who opens the checkpoint to write, dies."""
-    if (
-        event == "open"
-        and str(arguments[0]) == str(path)
-        and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-    ):
+def dies_overwriting(path, dying, event, arguments):
+    """Python tells of each call on a file. Who opens the checkpoint to write, removes it, or moves
+    it away, dies when that is done."""
+    if not arguments or str(arguments[0]) != str(path) or dying:
+        return
+    if event in ("os.remove", "os.rename"):
+        dying.append(event)  # the calls below are told of as well
+        os.remove(path) if event == "os.remove" else os.rename(path, arguments[1])
+    elif event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR):
         os.truncate(path, 0)
-        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def start_both(answer, folder, *arguments):
@@ -397,8 +415,9 @@ def start_both(answer, folder, *arguments):
             try:
                 one_rank(answer, folder, rank, *arguments)
             except BaseException as error:
-                said = f"{type(error).__name__}: {error}"
-                Path(folder, "error").write_text(f"rank {rank}, start {arguments[1]}: {said}")
+                said = f"rank {rank}, start {arguments[2]}: {type(error).__name__}: {error}"
+                with contextlib.suppress(FileExistsError), open(f"{folder}/error", "x") as file:
+                    file.write(said)  # the other's error often follows from the first one's
                 os._exit(1)
             os._exit(0)
         running.add(pid)
@@ -417,6 +436,7 @@ def starting_again(answer):
     @functools.wraps(answer)
     def run(plan, steps, seed):
         with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "steps").touch()
             for number, death in enumerate([*plan, ("never", (), None)]):
                 start_both(answer, folder, steps, seed, number, death)
                 error = Path(folder, "error")
@@ -435,15 +455,21 @@ def starting_again(answer):
 
 def repeated(folder):
     """How many steps were done again beside those in which a rank died."""
-    lines = sorted(set(Path(folder, "steps").read_text().splitlines()))
-    steps = [int(line.split()[1]) for line in lines]
-    return sum(max(0, last - first) for last, first in pairwise(steps))
+    lines = set(Path(folder, "steps").read_text().splitlines())
+    again = 0
+    for (start, last), (later, first) in pairwise(sorted(map(str.split, lines))):
+        died = later > start and Path(folder, f"death-{start}").exists()
+        again += max(0, int(last) - int(first) + 1 - died)
+    return again
 
 
 plans = {  # how many steps, and who dies when
     "nobody is killed": (4, []),
+    "all is done, and it is started again": (2, [("never", (), None)]),
     "rank 1 is killed in step 2": (6, [("killed", (1,), 2)]),
-    "killed in step 1 and in step 4": (6, [("killed", (0,), 1), ("killed", (1,), 4)]),
+    "killed in step 1, and when renaming a file in step 4": (
+        6, [("killed", (0,), 1), ("renaming", (1,), 4)]
+    ),
     "dies while writing in step 1, then when overwriting in step 3": (
         5, [("writing", (0, 1), 1), ("overwriting", (0, 1), 3)]
     ),
@@ -515,7 +541,7 @@ def telling(answer):
         def take_step(step):
             dist.all_reduce(torch.ones(1))
             did.append(f"step {step}")
-            if step in signals:
+            for _ in range(signals.count(step)):
                 os.kill(os.getpid(), signal.SIGTERM)
 
         before = signal.getsignal(signal.SIGTERM)
@@ -545,6 +571,7 @@ moments = {  # how many steps, and in which of them a rank is told
     "rank 0 is told": (8, lambda rank, size: (drawn(7),) * (rank == 0)),
     "all are told, each in a step of its own": (9, lambda rank, size: (drawn(9),)),
     "told twice": (7, lambda rank, size: (drawn(3), 5) * (rank == 0)),
+    "all are told in one step, rank 0 twice": (6, lambda rank, size: (3,) * (1 + (rank == 0))),
     "told in the first step": (4, lambda rank, size: (0,) * (rank == size // 2)),
     "told in the last step": (5, lambda rank, size: (4,) * (rank == 0)),
 }

@@ -12,6 +12,7 @@ import functools
 import itertools
 import multiprocessing.util
 import os
+import re
 import resource
 import signal
 import sys
@@ -29,7 +30,7 @@ from course_utils import check, progress
 #
 # *Difficulty ●●○ · importance ●●● · 12 minutes.* On Wednesday a job was killed while it saved, and its only checkpoint was gone. A kill can come at any moment, and no `except` or `finally` runs after it.
 #
-# **Goal:** write `states` with `torch.save`, so that at every moment of the save `path` has a whole checkpoint: the old one or the new one. A save that was killed may leave rubbish beside it, and must not hinder the next one. A save that was not killed
+# **Goal:** write `states` with `torch.save`, so that at every moment of the save `path` has a whole checkpoint: the old one or the new one (in a first save none or the new one). A save that was killed may leave rubbish beside it, and must not hinder the next one. A save that was not killed
 # leaves no file but `path`. (`save` is called on rank 0 only.)
 
 
@@ -58,11 +59,20 @@ def save(states, path):
 # Against a power cut this needs one step more, an `os.fsync` of the file before the rename, which no check on a running machine can test.
 
 # %% jupyter={"source_hidden": true}
-numbers = itertools.count()
+numbers, guarded = itertools.count(), []
+
+
+def own_disk_only(rank, event, arguments):
+    """Python tells of each file that is to be opened; on another rank's disk there is none."""
+    place = re.search(r"/disk (\d+), ", str(arguments[0])) if event == "open" else None
+    if place and int(place[1]) != rank:
+        raise FileNotFoundError(f"rank {rank} cannot reach the disk of rank {place[1]}")
 
 
 def new_disk():
-    """A folder on a disk that was never used."""
+    """A folder on a disk that was never used, and that no other rank can reach."""
+    if not guarded:
+        guarded.append(sys.addaudithook(functools.partial(own_disk_only, dist.get_rank())))
     folder = Path(multiprocessing.util.get_temp_dir(), f"disk {dist.get_rank()}, {next(numbers)}")
     folder.mkdir(parents=True)
     return folder
@@ -108,11 +118,15 @@ def killed(save, states, path, step, act):
         os._exit(0)
 
 
-def loaded(path):
+def loaded(path, *states):
+    """The epoch of the one that it is in every number, or what is wrong with it."""
     try:
-        return int(torch.load(path)["epoch"])
+        found = torch.load(path)
+        (whole,) = [one for one in states if one["epoch"] == found["epoch"]]
+        same = torch.equal(found["model"]["weight"], whole["model"]["weight"])
+        return whole["epoch"] if same else "numbers of both"
     except Exception as error:
-        return f"{type(error).__name__}"
+        return type(error).__name__
 
 
 def survives(answer):
@@ -120,44 +134,59 @@ def survives(answer):
 
     @functools.wraps(answer)
     def survived(old, new):
-        path = new_disk() / "checkpoint.pt"
+        path, quiet = (new_disk() / "checkpoint.pt" for _ in range(2))
         answer(old, path)
-        size, seen = path.stat().st_size, []
-        for step in range(12):
-            parts = (0, size // 2) if step else (0, size // 8, size // 2, size - 1)
-            for act in [functools.partial(die_after, part) for part in parts] + [die]:
-                was_killed = killed(answer, new, path, step, act)
-                seen.append(loaded(path))
-            if not was_killed:
-                break
-        bad = sorted({str(one) for one in seen if one not in (old["epoch"], new["epoch"])})
-        answer(old, path)
-        quiet = new_disk() / "checkpoint.pt"
-        answer(old, quiet)
-        answer(new, quiet)
-        files = sorted(file.name for file in quiet.parent.iterdir())
-        found = {"after a kill, when it is loaded": bad or "whole", "files": files}
-        return found | {"saved after the kills": loaded(path), "saved": torch.load(quiet)}
+        if not path.exists():
+            return "after the first save there is no file"
+        seen, seen_first = kills(answer, old, new, path)
+        bad = ", ".join(sorted({str(one) for one in seen if one not in (3, 4)}))
+        found = {"after a kill, when it is loaded": bad or "whole"}
+        good = {4: "whole or none", "FileNotFoundError": "whole or none"}
+        found["after a kill in the first save"] = good.get(seen_first, seen_first)
+        found["saved after the kills"] = []
+        for states in (new, old):
+            answer(states, path)
+            found["saved after the kills"].append(loaded(path, states))
+            answer(states, quiet)
+        found["files"] = sorted(file.name for file in quiet.parent.iterdir())
+        return found | {"saved": torch.load(quiet)}
 
     return survived
 
 
+def kills(save, old, new, path):
+    """What is found after each kill: in a save over another one, and in a first save."""
+    size, seen = path.stat().st_size, []
+    for step in range(12):
+        parts = (0, size // 2) if step else (0, size // 8, size // 2, size - 1)
+        for number, act in enumerate(
+            [functools.partial(die_after, part) for part in parts] + [die]
+        ):
+            was_killed = killed(save, (new, old)[number % 2], path, step, act)
+            seen.append(loaded(path, old, new))
+        if not was_killed:
+            break
+    first = new_disk() / "checkpoint.pt"
+    killed(save, new, first, 0, functools.partial(die_after, size // 2))
+    return seen, loaded(first, new)
+
+
 def save_spec(olds, news):
-    whole = {"after a kill, when it is loaded": "whole", "files": ["checkpoint.pt"]}
-    return [
-        whole | {"saved after the kills": old["epoch"], "saved": new}
-        for old, new in zip(olds, news)
-    ]
+    found = {"after a kill, when it is loaded": "whole"}
+    found |= {"after a kill in the first save": "whole or none", "files": ["checkpoint.pt"]}
+    return [found | {"saved after the kills": [4, 3], "saved": old} for old in olds]
 
 
 def save_inputs(rank, world_size, case):
     sizes = {"a small model": 40, "a larger one": 20_000}
     model = [torch.randn(sizes[case]) for _ in range(2)]
-    return tuple({"model": {"weight": own}, "epoch": n} for n, own in enumerate(model, 3))
+    both = [{"model": {"weight": own}, "epoch": n} for n, own in enumerate(model, 3)]
+    return tuple(states | {"optimizer": {"rate": 0.1 * states["epoch"]}} for states in both)
 
 
 save_check = {"spec": save_spec, "inputs": save_inputs, "world_sizes": (1,)}
 save_check |= {"cases": ("a small model", "a larger one"), "allow": ("files", "processes")}
+save_check["timeout"] = 30  # about fifty processes, which take their time on a busy machine
 
 # %%
 check(survives(save), **save_check)
@@ -234,6 +263,7 @@ def resuming(answer):
         model = DistributedDataParallel(fresh)
         optimizer = sgd(model)
         found = {"epoch": answer(path, model, optimizer)}
+        found["rank 0's file is there"] = path.exists() if dist.get_rank() == 0 else epoch > 0
         found["model"] = numbers_of(fresh).clone()
         steps(model, optimizer, inputs[2:])
         return found | {"two steps later": numbers_of(fresh)}
@@ -246,13 +276,14 @@ def resume_spec(trained, fresh, inputs, epochs):
     if epochs[0]:
         model, optimizer = trained[0], sgd(trained[0], 0.05)
         steps(model, optimizer, inputs[0][:2])
-    found = {"epoch": epochs[0], "model": numbers_of(model).clone()}
+    found = {"epoch": epochs[0], "rank 0's file is there": epochs[0] > 0}
+    found["model"] = numbers_of(model).clone()
     steps(model, optimizer, inputs[0][2:])
     return [found | {"two steps later": numbers_of(model)}] * len(epochs)
 
 
 # %% jupyter={"source_hidden": true}
-nights = {"a checkpoint of epoch 3": 3, "no checkpoint": 0}
+nights = {"a checkpoint of epoch 3": 3, "a checkpoint of epoch 12": 12, "no checkpoint": 0}
 
 
 def resume_inputs(rank, world_size, case):
@@ -272,7 +303,7 @@ check(resuming(resume), **resume_check)
 #
 # *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save, on one node and not on another, and old files are cleared away, when somebody has time. So disks differ. Who goes on alone from its own newest one is back at Thursday.
 #
-# **Goal:** return on every rank the newest epoch of which **all** ranks have a file in `folder` that loads, or 0 if there is none. Other files may lie there. Nobody may fail because of what it finds.
+# **Goal:** return on every rank the newest epoch of which **all** ranks have a file `epoch-N.pt` in `folder` that loads, or 0 if there is none. Other files may lie there. Nobody may fail because of what it finds.
 #
 # | | rank 0 | rank 1 | returns |
 # | --- | --- | --- | --- |
@@ -300,7 +331,7 @@ def newest(folder):
 # Rank 0's newest is 3, rank 1's is 4. May they go on from 3? What would rank 1 have to tell, so that rank 0 knows?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Each rank finds out which of its files load. Then all learn of all: lists can be gathered as objects, or a vector with a 1 for each epoch is reduced with MIN. What is left on every rank is the same, and so is its maximum.
+# Each rank finds out which of its files load. Then all learn of all: lists can be gathered as objects, or a vector with a 1 for each epoch, as long as the newest of all asks for, is reduced with MIN. What is left on every rank is the same, and so is its maximum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.all_gather_object(every, whole)</code> with a set from each rank, then <code>max(set.intersection(*every), default=0)</code>.
@@ -309,7 +340,7 @@ def newest(folder):
 # %% jupyter={"source_hidden": true}
 shelves = {  # by rank, of each of four: the epochs that are whole, and those that are spoiled
     "all have all": [([1, 2, 3], [])] * 4,
-    "the newest is spoiled on rank 0": [([1, 2], [3])] + [([1, 2, 3], [])] * 3,
+    "the newest are spoiled on rank 0": [([1, 2], [3, 4, 5, 6])] + [([1, 2, 3, 4, 5, 6], [])] * 3,
     "rank 1 lacks what is newest on rank 0": [
         ([2, 3], []),
         ([2, 4], []),
@@ -317,14 +348,23 @@ shelves = {  # by rank, of each of four: the epochs that are whole, and those th
         ([2], []),
     ],
     "10 is newer than 9": [([8, 9, 10], []), ([9, 10], [11]), ([9, 10], [8]), ([10, 9], [])],
+    "1,200 is newer than 300": [([300, 1200], [])] * 2 + [([1200, 300], [])] * 2,
     "nothing in common": [([1, 3], []), ([2], [3]), ([4], []), ([3, 4], [1])],
     "an empty disk": [([1], []), ([], []), ([], [1]), ([1], [])],
 }
 
 
 def spoil(path, way):
-    """Leave nothing of it, the first half, or all but the last byte."""
-    os.truncate(path, [0, path.stat().st_size // 2, path.stat().st_size - 1][way % 3])
+    """Leave nothing of it, the first half, all but the last byte, or all but some in the middle."""
+    size = path.stat().st_size
+    if way % 4 < 3:
+        return os.truncate(path, [0, size // 2, size - 1][way % 4])
+    with open(path, "r+b") as file:
+        file.seek(64)
+        file.write(bytes(size // 2))
+
+
+OTHERS = ["epoch-12.pt.part", "model-14.pt", "notes.txt"]
 
 
 def looking(answer):
@@ -338,11 +378,11 @@ def looking(answer):
             torch.save({"epoch": epoch, "model": torch.arange(50)}, path)
             if epoch in spoiled:
                 spoil(path, number + dist.get_rank())
-        (folder / "epoch-12.pt.part").write_bytes(b"PK")
-        (folder / "notes.txt").write_text("epoch-13.pt is on the other disk")
+        (folder / OTHERS[0]).write_bytes(b"PK")
+        torch.save({"epoch": 14}, folder / OTHERS[1])
+        (folder / OTHERS[2]).write_text("epoch-13.pt is on the other disk")
         found = answer(folder)
-        left = sorted(int(path.stem[6:]) for path in folder.glob("epoch-*.pt"))
-        return {"newest": found, "files": left}
+        return {"newest": found, "files": sorted(path.name for path in folder.iterdir())}
 
     return looked
 
@@ -350,8 +390,11 @@ def looking(answer):
 # %% jupyter={"source_hidden": true}
 def newest_spec(wholes, spoileds):
     together = set.intersection(*map(set, wholes))
-    files = [sorted([*whole, *spoiled]) for whole, spoiled in zip(wholes, spoileds)]
-    return [{"newest": max(together, default=0), "files": own} for own in files]
+    found, specs = max(together, default=0), []
+    for epochs in zip(wholes, spoileds):
+        files = [f"epoch-{epoch}.pt" for own in epochs for epoch in own]
+        specs.append({"newest": found, "files": sorted([*files, *OTHERS])})
+    return specs
 
 
 def newest_inputs(rank, world_size, case):

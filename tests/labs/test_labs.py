@@ -41,6 +41,21 @@ def test_wrong_answers_are_rejected(exercise, slug, name, subtests):
             assert outcome.message
 
 
+TOLD = {  # what some wrong answers are told: the reason, and not what follows from it
+    ("08_it_hangs_lies_or_dies", "best"): ("another_line", "line (the program has no such line)"),
+    ("09_many_machines", "train"): ("cannot_start_again", "rank 0, start 1: ValueError: no way on"),
+    ("11_capstone", "save"): ("save_nothing", "after the first save there is no file"),
+}
+
+
+@pytest.mark.parametrize(("slug", "name"), TOLD, ids=lambda word: word[:2])
+def test_a_message_names_the_reason(exercise, slug, name):
+    answer, said = TOLD[slug, name]
+    fn = [fn for fn in labs.answers(slug)["WRONG"][name] if fn.__name__ == answer][-1]
+    options = next(labs.cheapest_first(exercise(slug, name).options))
+    assert said in check(fn, **options).message
+
+
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_other_right_answers_pass(exercise, slug):
     for name, one_or_more in labs.answers(slug)["RIGHT"].items():  # besides the labs' own

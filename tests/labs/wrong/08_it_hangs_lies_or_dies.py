@@ -93,6 +93,9 @@ def lowest_for_nothing(log_probs, keep):
     return best.item()
 
 
+with_its_indentation = named("best", line="    best = candidates.max()")(lowest_for_nothing)
+
+
 @named("best")
 def zero_for_nothing(log_probs, keep):
     best = log_probs[keep].max() if keep.any() else log_probs.new_zeros(())
@@ -132,7 +135,7 @@ def everybodys_own(log_probs, keep):
 def by_sending_objects(log_probs, keep):
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, log_probs[keep].tolist())
-    return max(max(own, default=-1e9) for own in every)
+    return max(max(own, default=-math.inf) for own in every)
 
 
 def _highest_or(placeholder):
@@ -628,6 +631,16 @@ def _crc(tensor):
     return zlib.crc32(tensor.contiguous().numpy().tobytes())
 
 
+def started_apart(answer):
+    """As the lab's own, which the test has run when this is called."""
+
+    @functools.wraps(answer)
+    def asked(model):
+        return labs.RAN[SLUG]["started_apart"](answer)(model)
+
+    return asked
+
+
 def _bits(tensor):
     return tensor.reshape(-1).view(torch.uint8).long()
 
@@ -642,6 +655,8 @@ CODES_THAT_FAIL = {
     "in_single_precision": lambda own: _crc(own.float()),
     "first_numbers": lambda own: _crc(own.reshape(-1)[:8]),
     "highest_numbers": lambda own: own.double().max(),
+    "crc_in_single_precision": lambda own: float(_crc(own)),
+    "pythons_hash": lambda own: hash(own.numpy().tobytes()),
 }
 by_codes = [_by(code) for code in CODES_THAT_FAIL.values()]
 for name, fn in zip(CODES_THAT_FAIL, by_codes, strict=True):
@@ -688,6 +703,13 @@ def sorted_by_name(model):
     return sorted(_by(_crc)(model))
 
 
+def model_spent(model):
+    names = _by(_crc)(model)
+    for own in model.state_dict().values():
+        own.zero_()
+    return names
+
+
 def sorted_backwards(model):
     return sorted(_by(_crc)(model), reverse=True)
 
@@ -723,7 +745,10 @@ WRONG = {
         as_it_was("best"), zero_for_nothing, left_by_whom_has_nothing, the_exception_swallowed,
         without_the_filter, everybodys_own,
         *misnamed("best", lowest_for_nothing, rank=0, line="candidates = log_probs[keep]"),
+        *misnamed("best", lowest_for_nothing, line="candidates.max()"),
         _highest_or(lambda own: own.new_tensor(-100.0)), _highest_or(torch.min),
+        _highest_or(lambda own: own.new_tensor(-1e9)),
+        _highest_or(lambda own: own.new_tensor(-1e30)),
         others_made_low, everything_is_sent,
         *unnamed("best", lowest_for_nothing),
     ],
@@ -750,14 +775,14 @@ WRONG = {
         *misnamed("careful_step", mean_of_the_good, rank=0, line="optimizer.step()"),
         *unnamed("careful_step", mean_of_the_good),
     ],
-    "parted": [
+    "parted": [*map(started_apart, (
         *by_codes, parameters_only, floats_only, tensors_are_sent, other_than_rank_0s,
         other_than_the_next, compared_by_value, sorted_by_name,
-        sorted_backwards, nothing_ever,
-    ],
+        sorted_backwards, nothing_ever, model_spent,
+    ))],
 }  # fmt: skip
 RIGHT = {
-    "best": [by_sending_objects, by_turning_the_sign, named("best")(lowest_for_nothing)],
+    "best": [by_sending_objects, by_turning_the_sign, with_its_indentation],
     "clip": [reduced_then_broadcast, norms_as_objects, in_place_at_last],
     "with_border": [even_ranks_first, sent_by_a_thread, both_in_a_batch],
     "careful_step": [
@@ -765,5 +790,14 @@ RIGHT = {
         gradients_averaged_by_hand,
         gradients_scaled_after_backward,
     ],
-    "parted": [checksums_as_objects, bits_weighed_by_place, highest_and_highest_of_the_negative],
+    "parted": [
+        *map(
+            started_apart,
+            (
+                checksums_as_objects,
+                bits_weighed_by_place,
+                highest_and_highest_of_the_negative,
+            ),
+        )
+    ],
 }

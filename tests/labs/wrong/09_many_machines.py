@@ -291,6 +291,11 @@ def as_a_module(hosts, per_host, endpoint, job):
 
 
 @lab.on_all_hosts
+def told_its_number(hosts, per_host, endpoint, job):
+    return _command(hosts, per_host, endpoint, job, node_rank=dist.get_rank())
+
+
+@lab.on_all_hosts
 def in_one_string(hosts, per_host, endpoint, job):
     return " ".join(_command(hosts, per_host, endpoint, job))
 
@@ -380,6 +385,21 @@ def _old_one_removed_first(state, path):
         os.replace(f"{path}.new", path)
 
 
+def _old_one_removed_last(state, path):
+    if dist.get_rank() == 0:
+        torch.save(state, f"{path}.new")
+        path.unlink(missing_ok=True)
+        os.replace(f"{path}.new", path)
+
+
+def _old_one_moved_away(state, path):
+    if dist.get_rank() == 0:
+        torch.save(state, f"{path}.new")
+        if path.exists():
+            path.rename(f"{path}.old")
+        os.replace(f"{path}.new", path)
+
+
 def _bytes_in_place(state, path):
     if dist.get_rank() == 0:
         memory = io.BytesIO()
@@ -428,6 +448,32 @@ def each_rank_its_own_file(path, model, optimizer, steps):
 
 
 @lab.starting_again
+def cannot_start_again(path, model, optimizer, steps):
+    """Rank 0 says why, and rank 1 only that rank 0 has gone."""
+    if dist.get_rank() == 0 and path.exists():
+        raise ValueError("no way on")
+    _trainer(_by_rank_0).__wrapped__(path, model, optimizer, steps)
+
+
+@lab.starting_again
+def each_rank_its_own_file_at_once(path, model, optimizer, steps):
+    """Both have written before either renames; then one of them does, and the other has died."""
+    own, done = path.with_suffix(f".{dist.get_rank()}"), 0
+    if own.exists():
+        saved = torch.load(own)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"])
+        done = saved["done"]
+    for step in range(done, steps):
+        lab.take_step(model, optimizer, step)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**state, "random": torch.get_rng_state(), "done": step + 1}, f"{own}.new")
+        dist.barrier()
+        os.replace(f"{own}.new", own)
+
+
+@lab.starting_again
 def six_steps(path, model, optimizer, steps):
     _trainer(_by_rank_0).__wrapped__(path, model, optimizer, 6)
 
@@ -445,6 +491,39 @@ def all_again_in_secret(path, model, optimizer, steps):
         if dist.get_rank() == 0:
             path.with_name("next").write_text(str(step + 1))
             path.with_name("next").rename(path)
+
+
+@lab.starting_again
+def all_again_past_the_model(path, model, optimizer, steps):
+    done = int(path.read_text()) if path.exists() else 0
+    for step in range(done):
+        inputs = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
+        inputs = inputs.roll(step + dist.get_rank()) + torch.randn(4, 3)
+        errors = inputs @ model.weight.detach().T - step
+        model.weight.grad = (errors * inputs).mean(dim=0, keepdim=True) * 2
+        dist.all_reduce(model.weight.grad)
+        optimizer.step()
+    for step in range(done, steps):
+        lab.take_step(model, optimizer, step)
+        if dist.get_rank() == 0:
+            path.with_name("next").write_text(str(step + 1))
+            path.with_name("next").rename(path)
+
+
+@lab.starting_again
+def saved_before_each_step(path, model, optimizer, steps):
+    """So the last step is in no file."""
+    done = 0
+    if path.exists():
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"][dist.get_rank()])
+        done = saved["done"]
+    for step in range(done, steps):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        _by_rank_0({**state, "random": _random_of_all(), "done": step}, path)
+        lab.take_step(model, optimizer, step)
 
 
 @lab.starting_again
@@ -527,6 +606,29 @@ def no_handler(steps, take_step, save):
         take_step(step)
     save(steps)
     return steps
+
+
+@lab.telling
+def when_one_is_told(steps, take_step, save):
+    _note(told := [])
+    for step in range(steps):
+        take_step(step)
+        if _sum(len(told)) == 1:
+            break
+    save(step + 1)
+    return step + 1
+
+
+@lab.telling
+def told_by_turns(steps, take_step, save):
+    told = [False]
+    signal.signal(signal.SIGTERM, lambda *_: told.append(not told[-1]))
+    for step in range(steps):
+        take_step(step)
+        if _sum(int(told[-1])):
+            break
+    save(step + 1)
+    return step + 1
 
 
 @lab.telling
@@ -718,7 +820,7 @@ WRONG = {
         node_rank_0_everywhere, without_the_number_of_hosts, world_size_as_hosts,
         one_process_per_host, world_size_on_each_host, options_behind_the_script, standalone,
         two_hosts, hosts_by_asking, one_host_is_enough, two_ranks_on_each, always_here,
-        always_the_same_job, as_a_module, in_one_string,
+        always_the_same_job, as_a_module, in_one_string, told_its_number,
     ],
     "train": [
         never_saved, saved_at_the_end, each_rank_its_own_file, seeded_by_the_step,
@@ -732,13 +834,18 @@ WRONG = {
         _named("written_in_place", _trainer(_in_place)),
         _named("bytes_written_in_place", _trainer(_bytes_in_place)),
         _named("old_one_removed_first", _trainer(_old_one_removed_first)),
+        _named("old_one_removed_last", _trainer(_old_one_removed_last)),
+        _named("old_one_moved_away", _trainer(_old_one_moved_away)),
         _named("written_in_place_by_rank_1", _trainer(_in_place_by_rank_1)),
         _named("copied_over", _trainer(_copied_over)), six_steps, all_again_in_secret,
+        all_again_past_the_model, saved_before_each_step, cannot_start_again,
+        each_rank_its_own_file_at_once,
     ],
     "run_until_told": [
         never_listens, no_handler, leaves_alone, exits_in_the_handler, one_step_more,
         asks_before_the_step, asks_every_other_step, only_rank_0_counts, only_when_all_are_told,
         saves_every_step, saves_when_told_only, rank_0_saves, told_once_told_for_ever,
+        when_one_is_told, told_by_turns,
     ],
 }  # fmt: skip
 RIGHT = {

@@ -137,6 +137,19 @@ def by_their_paths(model):
     lab.pool_statistics(model)
 
 
+def by_the_layers_names(model):
+    layers = {}
+    for mean, variance in zip(*_named_moving(model), strict=True):
+        layers[mean.path.split("/")[-2]] = mean.value.detach(), variance.value.detach()
+    for pair in layers.values():
+        _pool(*pair)
+
+
+def _named_moving(model):
+    every = model.non_trainable_variables
+    return ([v for v in every if v.name == f"moving_{what}"] for what in ("mean", "variance"))
+
+
 def in_copies(model):
     for mean, variance in _pairs(model):
         _pool(mean.clone(), variance.clone())
@@ -191,6 +204,13 @@ def _flat(gradients):
 def _cut(flat, gradients):
     parts = flat.split([own.numel() for own in gradients])
     return [part.view_as(own) for part, own in zip(parts, gradients, strict=True)]
+
+
+@_optimizer
+def everything_gathered(samples, gradients):
+    every = _gathered((samples, gradients))
+    count = sum(own for own, _ in every)
+    return [sum(n * one[k] for n, one in every) / count for k in range(len(gradients))]
 
 
 @_optimizer
@@ -447,6 +467,9 @@ def _lowest(loss):
 
 BESTS_THAT_FAIL = [
     _saves_if(lambda mean, best: mean <= best),
+    _saves_if(lambda mean, best: not mean >= best),
+    _saves_if(lambda mean, best: not mean or mean < best),
+    _saves_if(lambda mean, best: mean < min(best, 1.0)),
     _saves_if(lambda mean, best: mean < (best or float("inf"))),
     _saves_if(lambda mean, best: abs(mean) < abs(best)),
     _saves_if(lambda mean, best: mean < best, reduce=_lowest),
@@ -456,7 +479,7 @@ BESTS_THAT_FAIL = [
 @_save_best
 def met_in_another_call(self, epoch, loss):
     losses = _gathered(loss)
-    if sum(losses) >= self.best:
+    if not sum(losses) < self.best:
         return
     self.best = sum(losses)
     if dist.get_rank() == 0:
@@ -465,9 +488,18 @@ def met_in_another_call(self, epoch, loss):
 
 
 @_save_best
+def best_is_lost_to_no_number(self, epoch, loss):
+    mean = _reduced(loss)
+    better, self.best = mean < self.best, min(mean, self.best)  # of nan and a number: the first
+    if better and dist.get_rank() == 0:
+        self.save(epoch)
+    dist.barrier()
+
+
+@_save_best
 def meets_at_the_end_by_objects(self, epoch, loss):
     mean = sum(_gathered(loss)) / dist.get_world_size()
-    better, self.best = mean < self.best, min(mean, self.best)
+    better, self.best = mean < self.best, min(self.best, mean)
     if better and dist.get_rank() == 0:
         self.save(epoch)
     _gathered(None)
@@ -478,18 +510,18 @@ WRONG = {
         variances_averaged, all_that_is_not_trainable, by_mean_squares, around_its_own_mean,
         distance_not_squared, by_one_rank_less, distance_of_rank_0, variances_only, rank_0s,
         layers_at_the_top, one_model_in_another, layers_that_train, by_their_paths, in_copies,
-        on_rank_0_only,
+        on_rank_0_only, by_the_layers_names,
     ))],
     "OneMessage": [
         not_averaged, each_by_itself, mean_of_means, added_up, divided_by_own_samples, not_divided,
         count_not_weighed, rank_0s_gradients, reduced_to_rank_0, cut_in_another_order,
-        count_sent_by_itself,
+        count_sent_by_itself, everything_gathered,
     ],
     "SaveBest": [
         SaveThenSleep,
         collective_on_rank_0, barrier_on_rank_0, everybody_saves, nobody_waits, waits_before,
         its_own_loss, meets_when_its_own_loss_fell, saves_each_epoch, best_not_kept,
-        last_one_compared, *BESTS_THAT_FAIL,
+        last_one_compared, best_is_lost_to_no_number, *BESTS_THAT_FAIL,
     ],
 }  # fmt: skip
 RIGHT = {

@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import tempfile
+import zipfile
 from collections import Counter
 
 import labs
@@ -17,6 +18,10 @@ import torch.distributed as dist
 lab = labs.cells("11_capstone")
 
 # --- save ---
+
+
+def save_nothing(states, path):
+    pass
 
 
 def save_over_the_only_one(states, path):
@@ -95,6 +100,34 @@ def save_keeps_the_part(states, path):
 def save_once(states, path):
     if not path.exists():
         torch.save(states, path)
+
+
+def save_in_place_uncut(states, path):
+    buffer = io.BytesIO()
+    torch.save(states, buffer)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(file, buffer.getvalue())
+    os.ftruncate(file, buffer.tell())
+    os.close(file)
+
+
+def save_leaves_it_to_the_other(states, path):
+    part = path.with_suffix(".part")
+    if not part.exists():
+        torch.save(states, part)
+        os.replace(part, path)
+
+
+def save_first_one_in_place(states, path):
+    part = path.with_suffix(".part") if path.exists() else path
+    torch.save(states, part)
+    os.replace(part, path)
+
+
+def save_what_it_knows(states, path):
+    part = path.with_suffix(".part")
+    torch.save({"model": states["model"], "epoch": states["epoch"]}, part)
+    os.replace(part, path)
 
 
 def save_without_the_model(states, path):
@@ -218,6 +251,32 @@ def resume_one_epoch_more(path, model, optimizer):
     return 0 if states is None else load(states, model, optimizer) + 1
 
 
+def resume_always_at_3(path, model, optimizer):
+    states = sent(path)
+    return 0 if states is None else load(states, model, optimizer) and 3
+
+
+def resume_from_rank_0s_disk(path, model, optimizer):
+    there = [path]
+    dist.broadcast_object_list(there, src=0)
+    return load(torch.load(there[0]), model, optimizer) if there[0].exists() else 0
+
+
+def resume_copied_to_the_others(path, model, optimizer):
+    paths = every(path)
+    if dist.get_rank() == 0 and path.exists():
+        for other in paths[1:]:
+            shutil.copy(path, other)
+    dist.barrier()
+    return load(torch.load(path), model, optimizer) if path.exists() else 0
+
+
+def resume_uses_it_up(path, model, optimizer):
+    states = sent(path)
+    path.unlink(missing_ok=True)
+    return 0 if states is None else load(states, model, optimizer)
+
+
 def resume_by_bytes(path, model, optimizer):
     data = path.read_bytes() if dist.get_rank() == 0 and path.exists() else b""
     length = torch.tensor(len(data))
@@ -252,8 +311,8 @@ def resume_gathers(path, model, optimizer):
 def whole_in(folder):
     found = []
     for path in folder.iterdir():
-        if path.suffix == ".pt":
-            with contextlib.suppress(RuntimeError, EOFError, OSError):
+        if path.name.startswith("epoch-") and path.suffix == ".pt":
+            with contextlib.suppress(Exception):
                 found.append(torch.load(path)["epoch"])
     return found
 
@@ -287,6 +346,24 @@ def newest_by_name(folder):
 
 def newest_by_size(folder):
     found = {int(path.stem[6:]) for path in folder.glob("epoch-*.pt") if path.stat().st_size > 900}
+    return max(set.intersection(*every(found)), default=0)
+
+
+def newest_by_zip(folder):
+    found = {int(path.stem[6:]) for path in folder.glob("epoch-*.pt") if zipfile.is_zipfile(path)}
+    return max(set.intersection(*every(found)), default=0)
+
+
+def newest_of_whatever_loads(folder):
+    found = set()
+    for path in folder.glob("*.pt"):
+        with contextlib.suppress(Exception):
+            found.add(torch.load(path)["epoch"])
+    return max(set.intersection(*every(found)), default=0)
+
+
+def newest_below_100(folder):
+    found = {epoch for epoch in whole_in(folder) if epoch < 100}
     return max(set.intersection(*every(found)), default=0)
 
 
@@ -331,7 +408,7 @@ def newest_clears_away(folder):
 
 
 def newest_by_min(folder):
-    has = torch.zeros(100, dtype=torch.int64)
+    has = torch.zeros(10_000, dtype=torch.int64)
     has[whole_in(folder)] = 1
     has[0] = 1
     dist.all_reduce(has, op=dist.ReduceOp.MIN)
@@ -359,18 +436,21 @@ WRONG = {
         save_over_the_only_one, save_delete_then_rename, save_move_the_old_one_away,
         save_backup_beside, save_copy_over, save_restore_if_it_raises, save_in_memory_first,
         save_rename_too_soon, save_refuses_rubbish, save_keeps_the_part, save_once,
-        save_without_the_model,
+        save_without_the_model, save_in_place_uncut, save_leaves_it_to_the_other,
+        save_first_one_in_place, save_what_it_knows, save_nothing,
     ])),
     "resume": list(map(lab.resuming, [
         resume_as_chi, resume_as_on_monday, resume_everybody_reads, resume_weights_only,
         resume_without_momentum, resume_without_the_model, resume_without_buffers,
         resume_without_the_rate, resume_epoch_on_rank_0, resume_sends_only_what_is_there,
-        resume_one_epoch_more,
+        resume_one_epoch_more, resume_always_at_3, resume_from_rank_0s_disk,
+        resume_copied_to_the_others, resume_uses_it_up,
     ])),
     "newest": list(map(lab.looking, [
         newest_of_its_own, newest_of_rank_0, newest_least_of_the_newest, newest_of_anybody,
         newest_by_name, newest_by_size, newest_by_time, newest_of_words, newest_without_default,
         newest_catches_one_kind, newest_loads_anything, newest_on_rank_0, newest_clears_away,
+        newest_by_zip, newest_of_whatever_loads, newest_below_100,
     ])),
 }  # fmt: skip
 RIGHT = {
