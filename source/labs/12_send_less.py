@@ -146,8 +146,8 @@ def remember_inputs(rank, world_size, case):
 
 def remember_budget(world_size, case):
     sent = max(1, int(36 * remember_cases[case][0])) * (4 + 8)
-    start = 8 + 2 * 36 * 8 + 400  # DDP's own: its check, the weights, filling buckets anew
-    return {"sent_bytes": (world_size - 1) * STEPS * sent + (world_size > 1) * start}
+    start = 8 * (world_size - 1) + 36 * 8 + 110  # DDP's own: checks, weights, buckets made anew
+    return {"sent_bytes": (world_size - 1) * STEPS * sent + start}
 
 
 options = {"cases": list(remember_cases), "world_sizes": (2, 3), "rtol": 1e-9, "timeout": 30}
@@ -397,36 +397,40 @@ def product(shape):
     return shape[0] * (shape[1] if len(shape) == 2 else 1)
 
 
+def calls(name, shapes):
+    """What a rank calls in one exchange, with how many bytes."""
+    numbers = sum(map(product, shapes))
+    if name == "top 1 %":
+        return [("all_gather", 4 * max(1, numbers // 100))] * 2
+    if name == "PowerSGD":
+        pays = [s for s in shapes if len(s) == 2 and 4 * (s[0] + s[1]) < s[0] * s[1] / 2]
+        rest = numbers - sum(map(product, pays))
+        parts = rest, 4 * sum(s[0] for s in pays), 4 * sum(s[1] for s in pays)
+        return [("all_reduce", 4 * part) for part in parts]
+    return [("all_reduce", numbers * (2 if name == "bfloat16" else 4))]
+
+
+def replayed_ms(cluster, name):
+    """A step of the method: what it computes, and its calls on a replay."""
+    ranks, events = tuple(range(cluster.ranks)), []
+    for rank in ranks:
+        for index, (kind, size) in enumerate(calls(name, cluster.shapes)):
+            about = {"op": "sum" if kind == "all_reduce" else None, "group": ranks}
+            about |= {"start_s": 0.0, "end_s": 0.0, "blocking": True}
+            events.append(Event(rank=rank, index=index, kind=kind, bytes=size, **about))
+    trace = Trace(tuple(events), ((0.0,),) * cluster.ranks)
+    network = Network(latency_us=cluster.latency_us, gbit_s=cluster.gbit_s)
+    sent_ms = max(trace.replay(network).finish_us) / 1000 / (16 if "16" in name else 1)
+    return cluster.compute_ms + cluster.compress_ms.get(name, 0) + sent_ms
+
+
 def choose_spec(all_clusters):
-    def calls(name, shapes):
-        numbers = sum(map(product, shapes))
-        if name == "top 1 %":
-            return [("all_gather", 4 * max(1, int(numbers * 0.01 + 1e-9)))] * 2
-        if name == "PowerSGD":
-            pays = [s for s in shapes if len(s) == 2 and 4 * (s[0] + s[1]) < s[0] * s[1] / 2]
-            rest = numbers - sum(map(product, pays))
-            parts = rest, 4 * sum(s[0] for s in pays), 4 * sum(s[1] for s in pays)
-            return [("all_reduce", 4 * part) for part in parts]
-        return [("all_reduce", numbers * (2 if name == "bfloat16" else 4))]
-
-    def sent_ms(cluster, name):
-        ranks, events = tuple(range(cluster.ranks)), []
-        for rank in ranks:
-            for index, (kind, size) in enumerate(calls(name, cluster.shapes)):
-                about = {"op": "sum" if kind == "all_reduce" else None, "group": ranks}
-                about |= {"start_s": 0.0, "end_s": 0.0, "blocking": True}
-                events.append(Event(rank=rank, index=index, kind=kind, bytes=size, **about))
-        trace = Trace(tuple(events), ((0.0,),) * cluster.ranks)
-        network = Network(latency_us=cluster.latency_us, gbit_s=cluster.gbit_s)
-        return max(trace.replay(network).finish_us) / 1000
-
     def choice(cluster):
-        took_ms = {}
-        for name, steps in cluster.steps.items():
-            if steps is not None:
-                often = 16 if name == "every 16 steps" else 1
-                each = cluster.compute_ms + cluster.compress_ms.get(name, 0)
-                took_ms[name] = steps * each + steps // often * sent_ms(cluster, name)
+        took_ms = {
+            name: steps * replayed_ms(cluster, name)
+            for name, steps in cluster.steps.items()
+            if steps is not None
+        }
         least = min(took_ms.values())
         return next(name for name, ms in took_ms.items() if ms <= least * (1 + 1e-12))
 
@@ -437,7 +441,7 @@ models = {  # shapes of parameters
     "the small GPT": [(72, 64), (32, 64), (192, 64), (192,), (64, 64), (64,), (256, 64), (256,),
                       (64, 256), (64,), (64,), (64,)],
     "a wide layer": [(4096, 4096), (4096,)],
-    "a flat network": [(6000, 10), (10,), (500, 12), (3000,)],
+    "narrow layers": [(9, 9)] * 30 + [(300, 7)] * 2 + [(900, 12), (12, 700), (2000,)],
     "three numbers": [(3,)],
 }  # fmt: skip
 METHODS = "DDP", "bfloat16", "top 1 %", "PowerSGD", "every 16 steps"
@@ -459,23 +463,26 @@ def between(low, high):
 
 
 def one_cluster(case, k):
-    shapes = models[case.split(",")[0]]
-    n = 1 if k == 0 else int(torch.randint(2, 9, ()))
-    latency_us, gbit_s = between(1, 100), between(0.5, 400)
-    ring_ms = 2 * (n - 1) * (latency_us + sum(map(product, shapes)) / n * 0.032 / gbit_s) / 1000
-    compute_ms = between(0.1, 3) * max(ring_ms, 0.01)
-    compress_ms = {name: between(0.01, 0.5) * max(ring_ms, 0.01) for name in METHODS[1:4]}
+    shapes, n = models[case], 1 if k == 0 else int(torch.randint(2, 9, ()))
+    network = {"latency_us": between(1, 100), "gbit_s": between(0.5, 400)}
+    cluster = Cluster(n, **network, shapes=shapes, compute_ms=0, compress_ms={}, steps={})
+    sent_ms = max(replayed_ms(cluster, "DDP"), 0.01)
+    close = k % 2  # all methods take nearly the same: every byte and every latency counts
+    compute_ms = sent_ms * between(*((0.01, 0.1) if close else (0.1, 3)))
+    compress_ms = {name: sent_ms * between(0.01, 0.3) for name in METHODS[1:4]}
+    cluster = cluster._replace(compute_ms=compute_ms, compress_ms=compress_ms)
     steps = {name: 16 * round(between(60, 100 + 40 * j)) for j, name in enumerate(METHODS)}
-    if k % 4 == 1:
+    if close:
+        each_ms = {name: replayed_ms(cluster, name) for name in METHODS}
+        all_ms = 16_000 * max(each_ms.values())
+        steps = {m: 16 * round(all_ms / ms / 16 * between(1, 1.03)) for m, ms in each_ms.items()}
+    if k % 4 < 2:
         steps[METHODS[k // 4 % 5]] = None
-    if k % 4 == 3:  # no faster than its rivals but for what it sends
-        steps, compress_ms = dict.fromkeys(METHODS, 1600), dict.fromkeys(METHODS[1:4], 0.0)
-        steps[METHODS[4]] = None if k % 8 == 3 else 1600
-    return Cluster(n, latency_us, gbit_s, shapes, compute_ms, compress_ms, steps)
+    return cluster._replace(steps=steps)
 
 
 def choose_inputs(rank, world_size, case):
-    return [one_cluster(case, k) for k in range(20)]
+    return [one_cluster(case, k) for k in range(24)]
 
 
 options = {"cases": list(models), "world_sizes": (1,), "timeout": 60}

@@ -312,12 +312,6 @@ def half_inputs(rank, world_size, case):
     return drawn, dtype, limit_mb
 
 
-def half_budget(world_size, case):
-    """Three steps, and what DDP says when it is made and when it fills buckets anew."""
-    size = 54 * 3 * 2 * (world_size - 1) / world_size
-    return {"sent_bytes": size + 500}
-
-
 half_judged = {"spec": half_spec, "inputs": half_inputs, "cases": list(half_cases)}
 half_judged |= {"world_sizes": (2, 3), "rtol": 0.02, "timeout": 30}
 
@@ -363,7 +357,7 @@ measure("bfloat16", ddp(half, torch.bfloat16))
 #
 # ### Write it
 #
-# *About 7 minutes.* The state is the share to send; *k* is at least 1. Places travel as int32, half of what `topk` returns. Return a future of the mean, where what was not sent counts as 0. `ready(tensor)` makes a future that is done.
+# *About 6 minutes.* The state is the share to send; *k* is at least 1. Places travel as int32, half of what `topk` returns. Return a future of the mean, where what was not sent counts as 0. `ready(tensor)` makes a future that is done.
 
 
 # %%
@@ -374,7 +368,7 @@ def ready(tensor):
 
 
 def my_top_k(share, bucket):
-    raise NotImplementedError("about 9 lines")
+    raise NotImplementedError("about 7 lines")
 
 
 # %% [markdown]
@@ -432,8 +426,8 @@ def top_k_budget(world_size, case):
     share, limit_mb = top_k_cases[case]
     sizes = (36,) if limit_mb > 1 else (20, 7, 9)
     sent = sum(max(1, int(share * size)) for size in sizes) * (4 + 8)
-    start = 8 + 2 * 36 * 8 + 400  # DDP's own: its check, the weights, filling buckets anew
-    return {"sent_bytes": 3 * (world_size - 1) * sent + (world_size > 1) * start}
+    start = 8 * (world_size - 1) + 36 * 8 + 130  # DDP's own: checks, weights, buckets made anew
+    return {"sent_bytes": 3 * (world_size - 1) * sent + start}
 
 
 top_k_judged = {"spec": top_k_spec, "inputs": top_k_inputs, "cases": list(top_k_cases)}
@@ -695,8 +689,6 @@ def thin(gradient):
 
 work = {"bfloat16": torch.Tensor.bfloat16, "top 1 %": lambda g: largest(g, 0.01)}
 work["PowerSGD, rank 4"] = thin
-
-# %%
 for name, compress in work.items():
     took_ms = launch(compress_ms, compress, world_size=1, backend="gloo")[0]
     saved = [rows["DDP"]["ms"][each] - rows[name]["ms"][each] for each in networks]
@@ -869,7 +861,9 @@ for (name, row), color, mark in zip(rows.items(), OKABE_ITO, "os^DvPX*"):
     mean, spread = row["losses"].mean(dim=0)[1:], row["losses"].std(dim=0)[1:]
     axes.errorbar(sent_mb, mean, spread, color=color, marker=mark, capsize=3, label=name)
 axes.set(xscale="log", xlabel="sent by each of four ranks (MB)", ylabel="loss on held-out text")
-axes.legend(fontsize="small")
+axes.set_xticks([0.2, 0.5, 1, 2, 5, 10], ["0.2", "0.5", "1", "2", "5", "10"])
+axes.minorticks_off()
+axes.legend(fontsize="small", title="bars: standard deviation of three seeds")
 words = "Lower and further left is better. From right to left: DDP, bfloat16, PowerSGD, "
 words += "the two that talk every 16 steps, and top-k furthest left and highest."
 show(figure, words)
@@ -892,6 +886,8 @@ for name in rows:
     print(f"{name:26}", *(f"{each_hundredth(name, unit):26}" for unit in (kb_of, us_of)))
 
 # %% [markdown]
+# Per byte, top-k and a mean every 16 steps are alike, and twelve times as good as DDP. Per µs the mean leads, because its steps bring more.
+#
 # ### 25 Gbit/s, 64 ranks, this model: which?
 #
 # Bytes are no goal, time is. Two models enter here: recordings stretched to 64 ranks, and the assumption that a step brings as much progress on 64 ranks as on 4. It favours those who exchange rarely, since more ranks drift further apart.
