@@ -406,7 +406,7 @@ def top_k_spec(all_steps, shares, limits_mb):
 
 
 top_k_cases = {  # share, size of buckets in MB
-    "a quarter": (0.25, 25),
+    "three tenths": (0.3, 25),
     "a tenth, many buckets": (0.1, 1e-5),
     "less than one number": (0.01, 25),
     "everything": (1.0, 25),
