@@ -3,12 +3,11 @@
 #
 # **Your network is the limit: what can ranks leave unsaid, and what does it cost you?**
 #
-# In 90 minutes, best in two sittings (parts 1 to 6, then the rest), you will be able to
+# In 50 minutes you will be able to
 #
 # 1. write three hooks that send fewer bytes, and say what each of them loses;
 # 2. let ranks talk every sixteenth step only, and say what that breaks;
-# 3. choose a method for a given network and number of ranks, by bytes and time per unit of progress;
-# 4. hold only a share of the training state on each rank, and say what that sends.
+# 3. choose a method for a given network and number of ranks, by bytes and time per unit of progress.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
 # [06 · What communication costs](06_what_communication_costs.ipynb). **Next:** [13 · On a GPU: who waits?](13_on_a_gpu_who_waits.ipynb).
@@ -50,7 +49,7 @@ networks = {
     "25 Gbit/s": Network(latency_us=10, gbit_s=25),
     "NVLink-like": Network(latency_us=2, gbit_s=2400),
 }
-COMPUTE_MS = 1  # what a rank computes in a step: a number of ours
+COMPUTE_MS = 1  # of a step; this number and the networks' are ours
 
 # %% jupyter={"source_hidden": true}
 tokens, alphabet = novel()
@@ -254,7 +253,7 @@ class Given(nn.Module):
 
     def __init__(self, gradients):
         super().__init__()
-        self.weights = nn.ParameterList(torch.zeros_like(own) for own in gradients)
+        self.weights = nn.ParameterList(torch.ones_like(own) for own in gradients)
 
     def forward(self, gradients):
         return sum((own * given).sum() for own, given in zip(self.weights, gradients))
@@ -348,7 +347,7 @@ print("ours and PyTorch's differ by", apart(ddp(half, torch.bfloat16), ddp(bf16_
 measure("bfloat16", ddp(half, torch.bfloat16))
 
 # %% [markdown]
-# Half the bytes for the same loss. At 25 Gbit/s the step gains little: most of what is left there is latency.
+# Half the bytes for the same loss. At 25 Gbit/s the step gains little: half of what is left there is latency.
 #
 # ## 3 · The largest hundredth
 #
@@ -665,7 +664,7 @@ measure("PowerSGD, rank 4", ddp(powerSGD_hook, state))
 #
 # ### Where it does not pay
 #
-# Compressing takes time, too. Here it is one core of this machine's. What a GPU's kernels take cannot be said here.
+# Compressing takes time, too: here, of one core of this machine. What a GPU's kernels would take cannot be said here.
 
 
 # %% jupyter={"source_hidden": true}
@@ -750,7 +749,7 @@ def diloco(period, rate=0.7, momentum=0.9):
 measure("DiLoCo, every 16 steps", diloco(16))
 
 # %% [markdown]
-# No gain over the mean here, in three outer steps. In the paper eight ranks, with hundreds of inner steps each time, come as far as DDP with 500 times fewer exchanges. And our inner **learning rate**, 0.003, was chosen for DDP. With a third of it:
+# No gain over the mean here, in three outer steps. In the paper eight ranks, with hundreds of inner steps each time, come as far as DDP with 500 times fewer exchanges. But much depends on the inner **learning rate**, here 0.003. With a third of it:
 
 # %%
 for name, method in {"every 16 steps": every(16), "DiLoCo, every 16 steps": diloco(16)}.items():
@@ -886,7 +885,7 @@ for name in rows:
     print(f"{name:26}", *(f"{each_hundredth(name, unit):26}" for unit in (kb_of, us_of)))
 
 # %% [markdown]
-# Per byte, top-k and a mean every 16 steps are alike, and twelve times as good as DDP. Per µs the mean leads, because its steps bring more.
+# Per byte, top-k and a mean every 16 steps are alike, and twelve times as good as DDP. Per µs the mean leads, because its steps take less and bring more.
 #
 # ### 25 Gbit/s, 64 ranks, this model: which?
 #
