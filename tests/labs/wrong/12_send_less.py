@@ -434,7 +434,6 @@ def _reduce(c, size, turns=2, alpha=1.0, share=None, bits=0.008):
 PRICES = _changed(
     bits_for_bytes={"reduced": lambda c, size: _reduce(c, size, bits=0.001)},
     without_latency={"reduced": lambda c, size: _reduce(c, size, alpha=0)},
-    half_of_a_ring={"reduced": lambda c, size: _reduce(c, size, turns=1)},
     rings_of_whole_tensors={"reduced": lambda c, size: _reduce(c, size, share=1)},
     twice_the_bytes_for_any_number={
         "reduced": lambda c, size: 2 * c.latency_us + 2 * size * 0.008 / c.gbit_s
@@ -445,19 +444,14 @@ PRICES = _changed(
     whatever_is_smaller_pays={"pays": lambda a, b: 4 * (a + b) < a * b},
     vectors_for_nothing={"rest": False},
     not_even_one={"k": lambda numbers: numbers // 100},
-    rounded_up={"k": lambda numbers: -(-numbers // 10)},
     places_of_64_bits={"place_bytes": 8},
-    places_for_nothing={"place_bytes": 0},
-    one_call_for_powersgd={"calls": 1},
     two_calls_for_powersgd={"calls": 2},
     one_gather={"together": False},
     in_every_step={"often": 1},
     compressed_for_nothing={"compress": False},
     the_fastest_step={"steps": False},
     who_never_arrives_is_first={"never": 0.0},
-    bfloat16_is_free={"half": 0},
     bfloat16_is_float32={"half": 4},
-    the_slowest={"best": max},
     without_computing={"computes": False},
 )
 
