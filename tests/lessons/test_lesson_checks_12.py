@@ -422,6 +422,26 @@ def test_a_stretched_recording_is_that_of_so_many_real_ranks(lesson):
     assert max(real.replay(network).finish_us) == max(stretched.replay(network).finish_us)
 
 
+def test_recorded_bytes_are_those_of_the_formulas(lesson):
+    shapes = [own.shape for own in lesson["begun"].parameters()]
+    numbers = sum(shape.numel() for shape in shapes)
+    thin = [s for s in shapes if len(s) == 2 and 2 * 4 * sum(s) < s.numel()]
+    powersgd = numbers - sum(s.numel() for s in thin) + 4 * sum(map(sum, thin))
+    ddp, state = lesson["ddp"], lambda: PowerSGDState(None, 4, start_powerSGD_iter=2)
+    wanted = {  # of a step of each of two ranks, who send a tensor once in a ring
+        ddp(): 4 * numbers,
+        ddp(lesson["half"], torch.bfloat16): 2 * numbers,
+        ddp(lesson["top_k"], 0.01): 8 * (numbers // 100),
+        ddp(powerSGD_hook, state): 4 * powersgd,
+        lesson["every"](16): 4 * numbers / 16,
+    }
+    for method, each in wanted.items():
+        how = {"world_size": 2, "backend": "gloo", "trace": True}
+        trace = launch(lesson["train"], lesson["marked"](method), 0, 18, **how).trace
+        sent = lesson["between_barriers"](trace).traffic("ring").sent_bytes
+        assert sent == (16 * each, 16 * each)
+
+
 def test_memory_moves_the_weight_on_which_all_agree(lesson):
     moved = [
         launch(lesson["two_weights"], method, backend="gloo")[0][1]
