@@ -31,13 +31,17 @@ flowchart TB
     subgraph B[One model in many processes]
         direction LR
         04[04 DDP] --> 05[05 from scratch] --> 06[06 costs] --> 07[07 data, numerics]
-        05 --> 14[14 on a GPU]
     end
     subgraph C[When it gets serious]
         direction LR
         08[08 hangs, lies, dies] --> 09[09 machines] --> 10[10 Keras] --> 11[11 capstone]
     end
+    subgraph D[When the network or the memory is the limit]
+        direction LR
+        12[12 send less] --> 13[13 hold less] --> 14[14 on a GPU]
+    end
     A --> B --> C
+    B --> D
 ```
 """
 
@@ -178,8 +182,8 @@ def text(root: Path = ROOT) -> str:
         "# The way through the course",
         "<!-- Made by tools/course_map.py of the notebooks and of source/articles.toml. -->",
         "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
-        "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 14 is\n"
-        "read after 05, with a GPU or without. Minutes are counted: words, lines of code in\n"
+        "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 to 14 are\n"
+        "read after 06, with a GPU or without. Minutes are counted: words, lines of code in\n"
         "sight, and predictions.",
         WAY,
         "\n".join(chapter_table(root)),

@@ -11,7 +11,7 @@
 # 4. choose between sharding over all ranks and inside a node.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
-# [06 · What communication costs](06_what_communication_costs.ipynb). **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb). **Lab:** [13 · Hold less](../exercises/13_hold_less.ipynb).
+# [06 · What communication costs](06_what_communication_costs.ipynb); [12 · Send less](12_send_less.ipynb) is its other half. **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb). **Lab:** [13 · Hold less](../exercises/13_hold_less.ipynb).
 #
 # Three cells ask you to **write** a stage, four to **predict**. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
 

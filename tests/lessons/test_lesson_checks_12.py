@@ -1,0 +1,469 @@
+"""Chapter 12: what the checks of its hooks reject, and what must hold of its varying numbers."""
+
+import copy
+
+import labs
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils import check, launch
+
+LESSON = labs.ROOT / "source/lessons/12_send_less.py"
+WANTED = ["import copy", "networks = {", "tokens, alphabet", "def ddp(", "def train(", "SEEDS,"]
+WANTED += ["class Given", "def my_", "def half(", "def ready(", "def largest(", "def top_k("]
+WANTED += ["class Remembering", "def two_weights", "EXCHANGES =", "ROUNDS =", "def low_rank("]
+WANTED += ["def every(", "def diloco("]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """What the cells of the hooks and of the training define."""
+    return labs.defined(LESSON, WANTED)
+
+
+def _then(work, told):
+    return work.get_future().then(lambda done: told(done.value()[0]))
+
+
+def _summed(dtype, own, told=torch.Tensor.float):
+    return _then(dist.all_reduce(own.to(dtype), async_op=True), told)
+
+
+def _n():
+    return dist.get_world_size()
+
+
+def a_sum(dtype, bucket):
+    return _summed(dtype, bucket.buffer())
+
+
+def divided_after_the_sum(dtype, bucket):
+    return _summed(dtype, bucket.buffer(), lambda own: own.float() / _n())
+
+
+def cast_and_then_divided(dtype, bucket):
+    return fp16_compress_hook(None, bucket) if dtype == torch.half else bfloat_always(dtype, bucket)
+
+
+def bfloat_always(dtype, bucket):
+    return _summed(torch.bfloat16, bucket.buffer() / _n())
+
+
+def float16_always(dtype, bucket):
+    return _summed(torch.half, bucket.buffer() / _n())
+
+
+def in_full(dtype, bucket):
+    return _summed(torch.float32, bucket.buffer() / _n())
+
+
+def divided_by_two(dtype, bucket):
+    return _summed(dtype, bucket.buffer() / 2)
+
+
+def rounded_and_sent_in_full(dtype, bucket):
+    return _summed(torch.float32, (bucket.buffer() / _n()).to(dtype))
+
+
+def its_own(dtype, bucket):
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def a_blocking_mean(dtype, bucket):
+    short = bucket.buffer().div(_n()).to(dtype)
+    dist.all_reduce(short)
+    bucket.set_buffer(short.float())
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def gathered(dtype, bucket):
+    """Sums in float32 what travels in the other type."""
+    every = [torch.empty_like(bucket.buffer(), dtype=dtype) for _ in range(_n())]
+    work = dist.all_gather(every, (bucket.buffer() / _n()).to(dtype), async_op=True)
+    return work.get_future().then(lambda done: sum(own.float() for own in every))
+
+
+def _top(choose=lambda flat, k: flat.abs().topk(k).indices, count=None, spread=None, dtype=None):
+    def hook(share, bucket):
+        flat, n = bucket.buffer(), _n()
+        k = (count or (lambda share, size: max(1, int(share * size))))(share, len(flat))
+        places = choose(flat, k)
+        all_places = places.new_empty(n * k, dtype=dtype or torch.int32)
+        all_values = flat.new_empty(n * k)
+        dist.all_gather_into_tensor(all_places, places.to(all_places.dtype))
+        dist.all_gather_into_tensor(all_values, flat[places])
+        mean = torch.zeros_like(flat)
+        if spread:
+            spread(mean, all_places.long(), all_values)
+        else:
+            mean.index_add_(0, all_places.long(), all_values / n)
+        future = torch.futures.Future()
+        future.set_result(mean)
+        return future
+
+    return hook
+
+
+def _chosen_by_rank_0(flat, k):
+    places = flat.abs().topk(k).indices.int()
+    dist.broadcast(places, 0)
+    return places.long()
+
+
+def _mean_of_those_that_sent(mean, places, values):
+    counts = torch.zeros_like(mean).index_add_(0, places, torch.ones_like(values))
+    mean.index_add_(0, places, values).div_(counts.clamp(min=1))
+
+
+def as_a_dense_sum(share, bucket):
+    flat = bucket.buffer()
+    kept = torch.zeros_like(flat)
+    places = flat.abs().topk(max(1, int(share * len(flat)))).indices
+    kept[places] = flat[places] / _n()
+    return _then(dist.all_reduce(kept, async_op=True), lambda own: own)
+
+
+def chosen_after_the_sum(share, bucket):
+    def told(total):
+        kept = torch.zeros_like(total)
+        places = total.abs().topk(max(1, int(share * len(total)))).indices
+        kept[places] = total[places] / _n()
+        return kept
+
+    return _then(dist.all_reduce(bucket.buffer(), async_op=True), told)
+
+
+def by_threshold_and_lists(share, bucket):
+    flat, n = bucket.buffer(), _n()
+    k = max(1, int(len(flat) * share))
+    smallest = flat.abs().sort(descending=True).values[k - 1]
+    places = (flat.abs() >= smallest).nonzero().flatten()
+    found = [[torch.empty_like(own) for _ in range(n)] for own in (places.int(), flat[places])]
+    dist.all_gather(found[0], places.int())
+    dist.all_gather(found[1], flat[places])
+    for own, (one, values) in enumerate(zip(*found, strict=True)):
+        flat = flat.zero_() if own == 0 else flat
+        flat[one.long()] += values / n
+    future = torch.futures.Future()
+    future.set_result(flat)
+    return future
+
+
+def _added(own):
+    dist.all_reduce(own)
+    return own
+
+
+def _power(orthonormal=lambda p: torch.linalg.qr(p).Q, before=None, divide=_n, back=_added):
+    def step(matrix, q):
+        p = matrix @ q
+        p = orthonormal(_added(before(p) if before else p))
+        q = back(matrix.T @ p) / divide()
+        return p @ q.T, q
+
+    return step
+
+
+def cold_start(matrix, q):
+    return _power()(matrix, q)[0], q
+
+
+def the_mean_of_all_in_full(matrix, q):
+    return _power(divide=lambda: 1, back=lambda own: own)(_added(matrix.clone()) / _n(), q)
+
+
+def each_for_itself(matrix, q):
+    p = torch.linalg.qr(matrix @ q).Q
+    near = p @ (matrix.T @ p).T
+    return _added(near) / _n(), matrix.T @ p
+
+
+def products_averaged(matrix, q):
+    p = torch.linalg.qr(matrix @ q).Q
+    q = matrix.T @ p
+    return _added(p) / _n() @ (_added(q) / _n()).T, q
+
+
+def by_gram_schmidt(matrix, q):
+    p = dist.get_world_size() * (matrix @ q)
+    dist.all_reduce(p, op=dist.ReduceOp.AVG)
+    columns = []
+    for column in p.T:
+        for _ in range(2):
+            column = column - sum((column @ own) * own for own in columns)
+        columns.append(column / column.norm())
+    p = torch.stack(columns, dim=1)
+    q = (matrix.T @ p).contiguous()
+    dist.all_reduce(q, op=dist.ReduceOp.AVG)
+    return p.mm(q.T), q
+
+
+def _named(**functions):
+    for name, function in functions.items():
+        function.__name__ = name
+    return list(functions.values())
+
+
+WRONG = {
+    "half": [
+        a_sum, divided_after_the_sum, cast_and_then_divided, bfloat_always, float16_always, in_full,
+        divided_by_two, rounded_and_sent_in_full, its_own,
+    ],
+    "top_k": [
+        *_named(
+            with_their_signs=_top(lambda flat, k: flat.topk(k).indices),
+            the_first=_top(lambda flat, k: torch.arange(k)),
+            the_smallest=_top(lambda flat, k: flat.abs().topk(k, largest=False).indices),
+            chosen_by_rank_0=_top(_chosen_by_rank_0),
+            one_too_many=_top(count=lambda share, size: min(size, 1 + int(share * size))),
+            rounded_up=_top(count=lambda share, size: -int(-share * size // 1)),
+            places_of_64_bits=_top(dtype=torch.int64),
+            one_of_two_values=_top(
+                spread=lambda mean, at, values: mean.index_copy_(0, at, values / _n())),
+            a_sum_of_all=_top(spread=lambda mean, at, values: mean.index_add_(0, at, values)),
+            mean_of_those_that_sent=_top(spread=_mean_of_those_that_sent),
+        ),
+        as_a_dense_sum, chosen_after_the_sum,
+    ],
+    "low_rank": [
+        cold_start, the_mean_of_all_in_full, each_for_itself, products_averaged,
+        *_named(
+            orthonormal_before_the_sum=_power(before=lambda p: torch.linalg.qr(p).Q,
+                                              orthonormal=lambda p: p / _n()),
+            not_orthonormal=_power(orthonormal=lambda p: p),
+            only_normal=_power(orthonormal=lambda p: p / p.norm(dim=0)),
+            a_sum_for_a_mean=_power(divide=lambda: 1),
+            divided_twice=_power(divide=lambda: _n() ** 2),
+            its_own_way_back=_power(divide=lambda: 1, back=lambda own: own),
+        ),
+    ],
+}  # fmt: skip
+RIGHT = {
+    "half": [a_blocking_mean, gathered],
+    "top_k": [by_threshold_and_lists],
+    "low_rank": [by_gram_schmidt],
+}
+
+
+def _judged(lesson, name):
+    adapt = lesson["again_and_again" if name == "low_rank" else "under_ddp"]
+    return adapt, lesson[f"{name}_judged"]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_hooks_are_rejected(lesson, name, subtests):
+    adapt, options = _judged(lesson, name)
+    for answer in WRONG[name]:
+        with subtests.test(answer.__name__):
+            for part in labs.cheapest_first(options):
+                outcome = labs.hung_or_judged(adapt(answer), part)
+                if outcome.state == "wrong":
+                    break
+            assert outcome.state == "wrong", outcome
+            assert outcome.message
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_other_right_hooks_pass_and_stubs_are_not_attempted(lesson, name):
+    adapt, options = _judged(lesson, name)
+    for answer in [*RIGHT[name], lesson[name]]:
+        assert check(adapt(answer), **options | labs.PATIENT).require()
+    assert check(adapt(lesson[f"my_{name}"]), **options).state == "not attempted"
+
+
+def _alone(lesson, compress, n=2, steps=6):
+    """A hooked training in one process, which compresses the gradients of all ranks itself."""
+    network = copy.deepcopy(lesson["begun"])
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.003, fused=True)
+    draws = [torch.Generator().manual_seed(rank) for rank in range(n)]
+    for _ in range(steps):
+        flats = []
+        for draw in draws:
+            inputs, targets = lesson["batch"](draw)
+            loss = cross_entropy(network(inputs).mT, targets)
+            flats.append(
+                nn.utils.parameters_to_vector(torch.autograd.grad(loss, [*network.parameters()]))
+            )
+        mean, at = compress(flats), 0
+        for own in network.parameters():
+            own.grad = mean[at : at + own.numel()].view_as(own).clone()
+            at += own.numel()
+        optimizer.step()
+    return nn.utils.parameters_to_vector(network.parameters()).detach()
+
+
+def _bfloat16(flats):
+    return sum((flat / len(flats)).bfloat16() for flat in flats).float()
+
+
+def _top_1(flats):
+    total = torch.zeros_like(flats[0])
+    for flat in flats:
+        places = flat.abs().topk(int(0.01 * len(flat))).indices
+        total[places] += flat[places] / len(flats)
+    return total
+
+
+@pytest.mark.parametrize("name", ["DDP", "bfloat16", "top 1 %"])
+def test_hooked_trainings_are_those_of_one_process(lesson, name):
+    ddp = lesson["ddp"]
+    method, compress = {
+        "DDP": (ddp(), lambda flats: sum(flats) / len(flats)),
+        "bfloat16": (ddp(lesson["half"], torch.bfloat16), _bfloat16),
+        "top 1 %": (ddp(lesson["top_k"], 0.01), _top_1),
+    }[name]
+    ranks = launch(lambda: lesson["train"](method, steps=6)[1], world_size=2, backend="gloo")
+    alone, fewer = (
+        launch(_alone, lesson, compress, 2, steps, world_size=1, backend="gloo")[0]
+        for steps in (6, 5)
+    )
+    apart, control = ((ranks[0] - other).abs().max().item() for other in (alone, fewer))
+    print(f"{name}: {apart:.1e} to one process, {control:.1e} to a step less")
+    assert torch.equal(ranks[0], ranks[1])
+    assert apart < 0.02 * control
+
+
+@pytest.mark.parametrize("name", ["every", "diloco"])
+def test_local_trainings_are_those_of_replicas_in_one_process(lesson, monkeypatch, name):
+    double = copy.deepcopy(lesson["begun"]).double()  # AdamW makes much of a rounding in float32
+    monkeypatch.setitem(lesson, "begun", double)
+
+    def alone(n=2, period=3, exchanges=2):
+        networks = [copy.deepcopy(lesson["begun"]) for _ in range(n)]
+        anchor = copy.deepcopy(lesson["begun"])
+        outer = torch.optim.SGD(anchor.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        options = {"lr": 0.003, "fused": True}
+        inner = [torch.optim.AdamW(network.parameters(), **options) for network in networks]
+        draws = [torch.Generator().manual_seed(rank) for rank in range(n)]
+        for _ in range(exchanges):
+            for network, optimizer, draw in zip(networks, inner, draws, strict=True):
+                for _ in range(period):
+                    inputs, targets = lesson["batch"](draw)
+                    optimizer.zero_grad()
+                    cross_entropy(network(inputs).mT, targets).backward()
+                    optimizer.step()
+            every = zip(*(network.parameters() for network in networks), strict=True)
+            for start, own in zip(anchor.parameters(), every, strict=True):
+                mean = sum(own) / n
+                if name == "diloco":
+                    start.grad = (start - mean).detach()
+                else:
+                    start.data.copy_(mean)
+            outer.step()
+            for network in networks:
+                network.load_state_dict(anchor.state_dict())
+        return nn.utils.parameters_to_vector(networks[0].parameters()).detach()
+
+    method = lesson[name](3)
+    ranks = launch(lambda: lesson["train"](method, steps=6)[1], world_size=2, backend="gloo")
+    apart = (ranks[0] - launch(alone, world_size=1, backend="gloo")[0]).abs().max().item()
+    print(f"{name}: {apart:.1e} to replicas in one process")
+    assert torch.equal(ranks[0], ranks[1])
+    assert apart < 1e-9
+
+
+def test_the_step_of_low_rank_is_that_of_pytorchs_powersgd(lesson):
+    def both():
+        torch.manual_seed(dist.get_rank())
+        gradients = [torch.randn(12, 9) for _ in range(4)]
+        network = nn.Linear(9, 12, bias=False)
+        model = DistributedDataParallel(network)
+        options = {"start_powerSGD_iter": 2, "use_error_feedback": False}
+        model.register_comm_hook(PowerSGDState(None, 2, **options), powerSGD_hook)
+        theirs, ours = [], []
+        for gradient in gradients:
+            model.zero_grad()
+            (model(torch.eye(9)).T * gradient).sum().backward()
+            theirs.append(network.weight.grad.clone())
+        seeds = PowerSGDState(None, 2, **options).rng
+        torch.manual_seed(seeds.randint(1_000_000_000))
+        q = torch.randn(9, 2)
+        for gradient in gradients[2:]:
+            near, q = lesson["low_rank"](gradient, q)
+            ours.append(near)
+        return (torch.stack(theirs[2:]) - torch.stack(ours)).abs().max().item()
+
+    apart = launch(both, backend="gloo")[0]
+    print(f"low_rank: {apart:.1e} to PyTorch's PowerSGD")
+    assert apart < 1e-5
+
+
+def test_a_stretched_recording_is_that_of_so_many_real_ranks(lesson):
+    def steps(network, hook):
+        model = DistributedDataParallel(network)
+        model.register_comm_hook(0.25, hook)
+        for _ in range(2):
+            model(torch.ones(1, 8)).sum().backward()
+        dist.barrier()
+        model(torch.ones(1, 8)).sum().backward()
+        dist.barrier()
+
+    def recorded(n):
+        network = nn.Linear(8, 8)
+        how = {"world_size": n, "backend": "gloo", "trace": True}
+        return lesson["between_barriers"](launch(steps, network, lesson["top_k"], **how).trace)
+
+    lesson["rows"]["top-k"] = {"trace": recorded(2)}
+    lesson["EXCHANGES"]["top-k"] = 1
+    real, stretched = recorded(5), lesson["stretched"]("top-k", 5)
+    assert real.traffic("ring").sent_bytes == stretched.traffic("ring").sent_bytes
+    network = lesson["networks"]["25 Gbit/s"]
+    assert max(real.replay(network).finish_us) == max(stretched.replay(network).finish_us)
+
+
+def test_recorded_bytes_are_those_of_the_formulas(lesson):
+    shapes = [own.shape for own in lesson["begun"].parameters()]
+    numbers = sum(shape.numel() for shape in shapes)
+    thin = [s for s in shapes if len(s) == 2 and 2 * 4 * sum(s) < s.numel()]
+    powersgd = numbers - sum(s.numel() for s in thin) + 4 * sum(map(sum, thin))
+    ddp, state = lesson["ddp"], lambda: PowerSGDState(None, 4, start_powerSGD_iter=2)
+    wanted = {  # of a step of each of two ranks, who send a tensor once in a ring
+        ddp(): 4 * numbers,
+        ddp(lesson["half"], torch.bfloat16): 2 * numbers,
+        ddp(lesson["top_k"], 0.01): 8 * (numbers // 100),
+        ddp(powerSGD_hook, state): 4 * powersgd,
+        lesson["every"](16): 4 * numbers / 16,
+    }
+    for method, each in wanted.items():
+        how = {"world_size": 2, "backend": "gloo", "trace": True}
+        trace = launch(lesson["train"], lesson["marked"](method), 0, 18, **how).trace
+        sent = lesson["between_barriers"](trace).traffic("ring").sent_bytes
+        assert sent == (16 * each, 16 * each)
+
+
+def test_memory_moves_the_weight_on_which_all_agree(lesson):
+    moved = [
+        launch(lesson["two_weights"], method, backend="gloo")[0][1]
+        for method in (
+            lesson["ddp"](), lesson["ddp"](lesson["top_k"], 0.5), lesson["remembering"](0.5)
+        )
+    ]  # fmt: skip
+    assert moved == [-2.5, 0.0, -2.2]
+
+
+def test_what_the_text_says_of_losses_holds_for_other_seeds(lesson):
+    def losses(method, rate=0.003, seeds=(7,)):
+        def last():
+            return [lesson["train"](method, seed, rate=rate)[0][-1] for seed in seeds]
+
+        found = launch(last, world_size=4, backend="gloo", timeout=100)
+        return torch.tensor(list(found)).mean(dim=0)
+
+    ddp, every, diloco = lesson["ddp"], lesson["every"](16), lesson["diloco"](16)
+    plain, top_1 = losses(ddp()), losses(ddp(lesson["top_k"], 0.01))
+    assert (losses(ddp(lesson["half"], torch.bfloat16)) - plain).abs().max() < 0.005
+    assert (losses(every) - plain).min() > 0.01
+    assert (top_1 - losses(every)).min() > 0.01
+    assert (losses(every) - losses(diloco)).max() < 0.01  # at the rate that was chosen for DDP
+    assert (losses(every, 0.001) - losses(diloco, 0.001)).min() > 0
