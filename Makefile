@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks progress challenge handout check bench gpu mutants look soak clean help
+.PHONY: lab fresh test quick notebooks progress challenge handout grade doctor check bench gpu mutants look soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -47,6 +47,14 @@ challenge: .venv/.ready ## your all-reduce on four networks: make challenge name
 
 handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
 	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only)
+
+grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
+	@$(RUN) tools/grade.py $(or $(in),$(error say where submitted/ is: make grade in=FOLDER)) \
+		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") $(if $(roster),--roster "$(roster)") \
+		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
+
+doctor: .venv/.ready ## what is wrong with this installation? one screen
+	@$(RUN) tools/doctor.py
 
 bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
 	@$(RUN) tools/bench.py $(if $(against),--against $(against))
@@ -95,7 +103,15 @@ help: ## this list
 	@$(PIP) -e '.[test]'
 	@touch $@
 
-.venv/.bench: .venv/.ready
+.venv/.grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
+	@$(RUN) tools/grade.py $(or $(in),$(error say where submitted/ is: make grade in=FOLDER)) \
+		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") $(if $(roster),--roster "$(roster)") \
+		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
+
+doctor: .venv/.ready ## what is wrong with this installation? one screen
+	@$(RUN) tools/doctor.py
+
+bench: .venv/.ready
 	@$(PIP) -e '.[bench]'
 	@touch $@
 

@@ -11,6 +11,7 @@ grades.csv, canvas.csv and moodle.csv. Of a notebook only the text of the answer
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import re
@@ -101,7 +102,9 @@ def texts(path: Path, lab: Lab) -> dict[str, str]:
     for cell in code:
         meta, source = cell.get("metadata"), cell.get("source", "")
         own = meta.get("nbgrader") if isinstance(meta, dict) else None
-        name = own.get("grade_id") if isinstance(own, dict) else lab.answers.get(str(cell.get("id")))
+        name = (
+            own.get("grade_id") if isinstance(own, dict) else lab.answers.get(str(cell.get("id")))
+        )
         text = "".join(map(str, source)) if isinstance(source, list) else str(source)
         if name in lab.answers.values():
             found[name] = text
@@ -114,22 +117,23 @@ class Judge:
     def __init__(self, contained: bool, slot: int) -> None:
         command = [sys.executable, "-s", str(Path(__file__).parent / "judge.py")]
         clean = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "HOME": "/tmp"}
-        clean |= {"USER": "nobody", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg"}
+        clean |= {"PYTHONPATH": str(build.HERE), "USER": "nobody"}
+        clean |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg"}
         self.slot, self.process = slot, subprocess.Popen(
             command + ["--bare"] * (not contained), env=clean, cwd="/", text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, cells: list[dict[str, Any]], **options: Any) -> tuple[str, list[dict[str, Any]]]:
-        """How it ended, and the verdicts."""
+    def run(self, cells: list[dict[str, Any]], **limits: Any) -> tuple[str, list[dict[str, Any]]]:
+        """How it ended, and the verdicts; limits are those of `sandbox.Limits`."""
         with tempfile.TemporaryDirectory() as folder:
             job, verdicts = Path(folder, "job"), Path(folder, "verdicts")
             job.write_text(json.dumps(cells))
             verdicts.touch()
-            asked = {"job": str(job), "verdicts": str(verdicts), "slot": self.slot, **options}
-            assert self.process.stdin and self.process.stdout
+            asked = {"job": str(job), "verdicts": str(verdicts), "slot": self.slot}
+            asked["limits"] = limits
             print(json.dumps(asked), file=self.process.stdin, flush=True)
-            ended = self.process.stdout.readline().strip()
+            ended = (self.process.stdout or io.StringIO()).readline().strip()
             if not ended:
                 raise RuntimeError("judge.py itself has failed; what it says stands above")
             return ended, [json.loads(line) for line in verdicts.read_text().splitlines()]
@@ -141,7 +145,7 @@ class Judge:
         self.process.wait()
 
 
-def judged(judge: Judge, lab: Lab, answers: dict[str, str], **options: Any) -> dict[str, Any]:
+def judged(judge: Judge, lab: Lab, answers: dict[str, str], **limits: Any) -> dict[str, Any]:
     """What each check says of a submission.
 
     Where an answer ends even the judge, it is left out and what it kept from being judged is
@@ -150,7 +154,7 @@ def judged(judge: Judge, lab: Lab, answers: dict[str, str], **options: Any) -> d
     answers, found = dict(answers), {}
     for _ in range(2 * len(lab.cells)):
         cells = [cell | {"text": answers.get(cell["name"], cell["text"])} for cell in lab.cells]
-        ended, said = judge.run([cell for cell in cells if cell["name"] not in found], **options)
+        ended, said = judge.run([cell for cell in cells if cell["name"] not in found], **limits)
         found |= {one["check"]: one for one in said if "check" in one}
         if ended == "done":
             break
@@ -257,7 +261,9 @@ def main(argv: list[str] | None = None) -> int:
         print(SENTENCE.format(why), file=sys.stderr)
     begun = time.monotonic()
     new = grade_all(works, folder, args.again or bool(args.who), args.jobs, contained=not why)
-    print(f"{new} of {len(works)} graded in {time.monotonic() - begun:.0f} s; the rest is as it was.")
+    print(
+        f"{new} of {len(works)} graded in {time.monotonic() - begun:.0f} s; the rest is as it was."
+    )
     print(*export.write(folder / "graded", args.roster), sep="\n")
     return 0
 

@@ -32,8 +32,8 @@ MOUNT_SETATTR, HERE, ALL_BELOW, DETACH = 442, -100, 0x8000, 2
 SET_PARENT_DEATH, SET_DUMPABLE, DROP_BOUND, NO_NEW_PRIVILEGES = 1, 4, 24, 38
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 NOBODY = 61184  # the first of the numbers that systemd keeps for users who are nobody
-DEVICES = "null zero full random urandom".split()
-SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /etc/ld.so.cache".split()
+DEVICES = ["null", "zero", "full", "random", "urandom"]
+SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache"]
 GB, MB = 1 << 30, 1 << 20
 
 
@@ -45,11 +45,12 @@ class Limits(NamedTuple):
     """What those inside may use."""
 
     process_bytes: int = 8 * GB  # of addresses, beyond what the process has when it is forked
-    all_bytes: int = 3 * GB  # of memory, all together; whoever waits outside looks at it
+    all_bytes: int = 3 * GB  # of memory, all together; as `cell_s`, for whoever waits outside
     file_bytes: int = 8 * GB  # a file, holes counted, of which a recording mostly consists
     disk_bytes: int = 512 * MB  # the temporary folder, and as much shared memory
     processes: int = 400  # threads counted
     files: int = 512  # open at once, by one process
+    cell_s: float = 300.0  # without a word; the checks have shorter deadlines of their own
 
 
 def fork_inside(
@@ -284,18 +285,21 @@ def used(keeper: int, beyond: int = 0) -> int:
         keeper: Its number.
         beyond: What each has had from the beginning, which is not counted.
     """
-    parents, inside, files = {}, {keeper}, {}
-    if sys.platform != "linux":
-        return 0
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            after_the_name = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            parents[int(entry)] = int(after_the_name[1])
-    while more := {pid for pid, parent in parents.items() if parent in inside} - inside:
-        inside |= more
+    inside, files, new = set(), {}, {keeper}
+    while new:
+        inside |= new
+        new = {child for pid in new for child in _children(pid)} - inside
     for pid in inside - {keeper}:
         files |= _nameless(pid)
     return sum(files.values()) + sum(max(0, memory(pid) - beyond) for pid in inside - {keeper})
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in path.read_text().split()]
+    return found
 
 
 def _nameless(pid: int) -> dict[tuple[int, int], int]:

@@ -174,7 +174,7 @@ def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) 
     known = {name: _binds_and_uses(text) for name, text in texts.items()}
     found = {name for name, text in texts.items() if "import *" in text} | {label}
     while True:
-        uses = set().union(*(known[name][1] for name in found)) - given
+        uses = set().union(*(known[name][1] - known[name][0] for name in found)) - given
         more = {name for name, (binds, _) in known.items() if binds & uses} - found
         if not more:
             return found
