@@ -187,9 +187,10 @@ def _rooms(readable: list[Path], limits: Limits) -> None:
     shown = {path: path.resolve() for path in (*map(Path, SYSTEM), *readable) if path.exists()}
     _mount("none", "/", "", PRIVATE | RECURSIVE)
     _mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
-    for name in ("/tmp/old", "/tmp/new"):
-        os.mkdir(name)
-    _call("pivot_root", b"/tmp", b"/tmp/old")
+    os.chdir("/tmp")
+    os.mkdir("old")
+    os.mkdir("new")
+    _call("pivot_root", b".", b"old")
     os.chdir("/")
     _mount("tmpfs", "/new", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
     for path, source in shown.items():

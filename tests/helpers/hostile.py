@@ -135,7 +135,8 @@ def fills_the_disk(tensor):
     "makes_files_without_end": """
 import os
 def makes_files_without_end(tensor):
-    for number in range(10**9): os.mkdir(f"/tmp/{number}")
+    os.chdir("/tmp")
+    for number in range(10**9): os.mkdir(f"{os.getpid()}-{number}")
 """,
     "opens_files_without_end": """
 import os
@@ -247,7 +248,7 @@ def lifts_the_limits(tensor):
     "makes_a_device": """
 import os, stat
 def makes_a_device(tensor):
-    os.mknod("/tmp/disk", 0o666 | stat.S_IFBLK, os.makedev(254, 0))
+    os.mknod("disk", 0o666 | stat.S_IFBLK, os.makedev(254, 0))
     return right(tensor)
 """,
 }
