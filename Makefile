@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks progress challenge handout grade doctor check bench gpu mutants look soak clean help
+.PHONY: lab fresh test quick notebooks progress challenge handout grade alike doctor check bench gpu mutants look soak clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -45,13 +45,18 @@ challenge: .venv/.ready ## your all-reduce on four networks: make challenge name
 	@$(RUN) tools/challenge.py $(if $(name),--name "$(name)") \
 		$(if $(merge),--merge "$(merge)") $(if $(again),--again)
 
-handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
-	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only)
+handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02 students=FILE
+	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only) \
+		$(if $(students),--students "$(students)") $(if $(repository),--repository)
 
 grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
 	@$(RUN) tools/grade.py $(or $(in),$(error say where submitted/ is: make grade in=FOLDER)) \
 		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") $(if $(roster),--roster "$(roster)") \
 		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
+
+alike: .venv/.ready ## for teachers: which answers are too much alike? make alike in=FOLDER only=02
+	@$(RUN) tools/alike.py $(or $(in),$(error say where submitted/ is: make alike in=FOLDER)) \
+		$(if $(only),--only $(only))
 
 doctor: .venv/.ready ## what is wrong with this installation? one screen
 	@$(RUN) tools/doctor.py
@@ -107,6 +112,10 @@ help: ## this list
 	@$(RUN) tools/grade.py $(or $(in),$(error say where submitted/ is: make grade in=FOLDER)) \
 		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") $(if $(roster),--roster "$(roster)") \
 		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
+
+alike: .venv/.ready ## for teachers: which answers are too much alike? make alike in=FOLDER only=02
+	@$(RUN) tools/alike.py $(or $(in),$(error say where submitted/ is: make alike in=FOLDER)) \
+		$(if $(only),--only $(only))
 
 doctor: .venv/.ready ## what is wrong with this installation? one screen
 	@$(RUN) tools/doctor.py

@@ -10,6 +10,7 @@ grades.csv, canvas.csv and moodle.csv. Of a notebook only the text of the answer
 """
 
 import argparse
+import functools
 import hashlib
 import io
 import json
@@ -30,7 +31,8 @@ import build
 import export
 import handout
 import sandbox
-from cells import BuildError, cut_solution
+import variants
+from cells import BuildError, cut_solution, read_percent
 from sealed import bound
 
 LARGEST = 20 << 20  # bytes of a notebook that is read
@@ -52,6 +54,7 @@ class Lab(NamedTuple):
     cells: list[dict[str, Any]]
     points: dict[str, float]  # by check
     answers: dict[str, str]  # by id of the exercise's cell, the answer's name
+    models: dict[str, str]  # by the answer's name, the solution; no judge sees it
 
 
 class Work(NamedTuple):
@@ -62,26 +65,34 @@ class Work(NamedTuple):
     notebook: Path
 
 
-def lab(target: build.Target) -> Lab:
-    """Read a lab's source."""
-    full = handout.graded(build.plan(target))
-    stubs = build.plan(target._replace(cut=True))
-    cells, points, answers = [], {}, {}
-    for number, (cell, stub) in enumerate(zip(full.cells, stubs.cells, strict=True)):
+def labs_of(root: Path, names: Iterable[str]) -> list[build.Target]:
+    """The labs of these numbers, or all."""
+    return [t for t in build.targets(root, names) if t.built.parent.name == "solutions"]
+
+
+def lab(target: build.Target, who: str = "", key: bytes | None = None) -> Lab:
+    """Read a lab's source, with a learner's variants in it where there is a secret."""
+    slug, text = target.built.stem, target.source.read_text(encoding="utf-8")
+    if key:
+        root = target.built.parents[1]
+        text = variants.varied(root, slug, text, variants.picked(root, slug, who, key))
+    full, stubs = handout.graded(read_percent(text)), read_percent(text, cut=True)
+    made = Lab(slug, [], {}, {}, {})
+    for cell, stub in zip(full.cells, stubs.cells, strict=True):
         if cell.cell_type != "code":
             continue
         about = cell.metadata.nbgrader
-        one = {"name": about.grade_id, "kind": "other", "text": cell.source, "number": number}
+        one = {"name": about.grade_id, "kind": "other", "text": cell.source}
         if about.solution:
             functions, values = bound(cell.source)
             one |= {"kind": "answer", "functions": functions, "values": values}
-            one["text"] = cut_solution(cell.source)
-            answers[stub.id] = about.grade_id
+            one["text"], made.models[about.grade_id] = cut_solution(cell.source), cell.source
+            made.answers[stub.id] = about.grade_id
         elif about.grade:
             one["kind"] = "check"
-            points[about.grade_id] = float(about.points)
-        cells.append(one)
-    return Lab(target.built.stem, cells, points, answers)
+            made.points[about.grade_id] = float(about.points)
+        made.cells.append(one)
+    return made
 
 
 def texts(path: Path, lab: Lab) -> dict[str, str]:
@@ -169,15 +180,17 @@ def judged(judge: Judge, lab: Lab, answers: dict[str, str], **limits: Any) -> di
     return {name: found.get(name, missing) for name in lab.points}
 
 
-def submissions(folder: Path, labs: Iterable[Lab], who: str | None) -> list[Work]:
+def submissions(
+    folder: Path, targets: Iterable[build.Target], key: bytes | None, who: str | None
+) -> list[Work]:
     """What there is to grade: of each lab the newest notebook of each learner."""
-    found = []
+    found, read = [], functools.cache(lab)
     for own in sorted(p for p in (folder / "submitted").iterdir() if p.is_dir()):
         there = sorted((p.stem.removeprefix("lab_"), p) for p in own.rglob("*.ipynb"))
-        for one in labs if who in (None, own.name) else ():
-            name = re.compile(rf"{re.escape(one.slug)}[\d_-]*")
-            mine = [path for stem, path in there if name.fullmatch(stem)]
-            found += [Work(own.name, one, mine[-1])] if mine else []
+        for target in targets if who in (None, own.name) else ():
+            name = re.compile(rf"{re.escape(target.built.stem)}[\d_-]*")
+            if mine := [path for stem, path in there if name.fullmatch(stem)]:
+                found.append(Work(own.name, read(target, own.name if key else "", key), mine[-1]))
     return found
 
 
@@ -248,9 +261,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = args.folder.resolve()
     try:
-        targets = build.targets(args.root.resolve(), args.only)
-        labs = [lab(t) for t in targets if t.built.parent.name == "solutions"]
-        works = submissions(folder, labs, args.who)
+        targets = labs_of(args.root.resolve(), args.only)
+        works = submissions(folder, targets, variants.secret(folder), args.who)
     except (BuildError, OSError) as error:
         print(f"nothing graded: {error}", file=sys.stderr)
         return 1

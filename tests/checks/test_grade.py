@@ -309,7 +309,7 @@ class Recorder:
 def test_what_is_no_notebook_is_refused(tmp_path, make, why):
     make(path := tmp_path / "handed_in.ipynb")
     with pytest.raises(ValueError, match=why):
-        grade.texts(path, grade.Lab("x", [], {}, {}))
+        grade.texts(path, grade.Lab("x", [], {}, {}, {}))
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_what_is_no_notebook_is_refused(tmp_path, make, why):
 )  # fmt: skip
 def test_odd_cells_are_no_answers(tmp_path, cell):
     (path := tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code"} | cell]}))
-    assert grade.texts(path, grade.Lab("x", [], {}, {"c1": "answer-f"})) == {}
+    assert grade.texts(path, grade.Lab("x", [], {}, {"c1": "answer-f"}, {})) == {}
 
 
 def test_where_there_is_no_sandbox_the_teacher_is_told(term, monkeypatch, capsys):
