@@ -286,13 +286,20 @@ def used(keeper: int, beyond: int = 0) -> int:
         keeper: Its number.
         beyond: What each has had from the beginning, which is not counted.
     """
-    inside, files, new = set(), {}, {keeper}
-    while new:
-        inside |= new
-        new = {child for pid in new for child in _children(pid)} - inside
-    for pid in inside - {keeper}:
+    inside, files = descendants(keeper) - {keeper}, {}
+    for pid in inside:
         files |= _nameless(pid)
-    return sum(files.values()) + sum(max(0, memory(pid) - beyond) for pid in inside - {keeper})
+    return sum(files.values()) + sum(max(0, memory(pid) - beyond) for pid in inside)
+
+
+def descendants(pid: int) -> set[int]:
+    """A process and all that it and they have started; Linux says so, other systems do not."""
+    found: set[int] = set()
+    new = {pid}
+    while new:
+        found |= new
+        new = {child for one in new for child in _children(one)} - found
+    return found
 
 
 def _children(pid: int) -> list[int]:

@@ -272,7 +272,7 @@ def lab() -> str:
     """The lab's source; one launch of two ranks for each check."""
     parts = []
     for name in order():
-        options = f'"timeout": {100.0 if name in INNOCENT else 0.7}, {ALLOWED}'
+        options = f'"timeout": {100.0 if name in INNOCENT else 0.4}, {ALLOWED}'
         text = cheats.EXERCISE.replace('"forbid": ("collectives",)', options)
         parts.append(text.replace('"points-2"', '"points-1"').replace("NAME", name))
     return cheats.HEAD + "".join(parts)
