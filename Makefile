@@ -33,10 +33,12 @@ check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m ruff check --quiet .
 	@$(RUN) tools/build.py --check
 	@$(RUN) tools/course_map.py --check
+	@$(RUN) tools/teaching.py --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
 	@$(RUN) tools/build.py $(only)
 	@$(RUN) tools/course_map.py
+	@$(RUN) tools/teaching.py
 
 progress: .venv/.ready ## which exercises pass? runs the labs in my/ as you saved them: make progress only=02
 	@$(RUN) tools/progress.py $(only)

@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     except (BuildError, OSError) as error:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1
-    print(f"{args.to}: {', '.join(labs)}. TEACHING.md says what to do there.")
+    print(f"{args.to}: {', '.join(labs)}. teaching/README.md says what to do there.")
     return 0
 
 

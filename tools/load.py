@@ -2,10 +2,10 @@
 
     python tools/load.py --learners 8
 
-All press Shift+Enter at the same moment, which a class does not, and once before it counts. Each learner has a number of its
-own, which its ranks add up: a wrong sum would be another learner's. Prints memory per learner, the
-median and the slowest time of a round, and ends with 1 if anything was crossed or failed, or if
-the slowest learner waited more than four times as long as the median one.
+All press Shift+Enter at the same moment, which a class does not, and once before it counts. Each
+learner has a number of its own, which its ranks add up: a wrong sum would be another learner's.
+Prints memory per learner, the median and the slowest time of a round, and ends with 1 if anything
+was crossed or failed, or if the slowest learner waited over four times as long as the median one.
 """
 
 import argparse

@@ -141,7 +141,9 @@ def require(**more: Any) -> None:
         RuntimeError: This kernel has run the answers itself.
     """
     if not _begun or not (last := _begun[0].last):
-        raise RuntimeError("grade in the folder that `make handout` has made: see TEACHING.md")
+        raise RuntimeError(
+            "grade in the folder that `make handout` has made: see teaching/README.md"
+        )
     fn, options, outcome = last
     _begun[0].last = None  # what is required next has to be checked before
     display(outcome)

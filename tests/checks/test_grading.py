@@ -33,7 +33,7 @@ import sealed
 
 pytestmark = pytest.mark.slow
 LAB = "02_process_groups"
-TEACHING = (labs.ROOT / "TEACHING.md").read_text()
+TEACHING = (labs.ROOT / "teaching/README.md").read_text()
 COMMANDS = re.findall(r"^    nbgrader (.*)$", TEACHING, re.M)  # what a teacher types
 WRONG = {
     "mean_of_all": "the_sum",  # as it is handed out
