@@ -63,6 +63,16 @@ def pairs(answers: Mapping[str, str], published: str) -> list[tuple[float, str, 
     return sorted((one for one in found if one[0] >= ALIKE), reverse=True)
 
 
+def groups(found: list[tuple[float, str, str]]) -> list[list[str]]:
+    """Whose answers are alike directly or by way of others: a line instead of many pairs."""
+    made: list[set[str]] = []
+    for _, one, other in found:
+        joined = [group for group in made if group & {one, other}]
+        made = [group for group in made if group not in joined]
+        made.append({one, other}.union(*joined))
+    return sorted(sorted(group) for group in made)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -79,8 +89,8 @@ def main(argv: list[str] | None = None) -> int:
         for name, published in grade.lab(target, "", None).models.items():
             answers = {who: own[name] for who, own in handed_in.items() if name in own}
             what = f"{target.built.stem} {name.removeprefix('answer-')}"
-            for share, one, other in pairs(answers, published):
-                print(f"{what}: {one} and {other}, {share:.0%} alike")
+            for group in groups(pairs(answers, published)):
+                print(f"{what}: alike: {', '.join(group)}")
             if who := as_published(answers, published):
                 print(f"{what}: as published: {', '.join(who)}")
     print(f"{len(works)} submissions compared.")

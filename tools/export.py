@@ -56,7 +56,8 @@ def write(folder: Path, roster: Path | None = None) -> list[str]:
         lines = [line[: len(CANVAS)] for line in lines] if lines[0][:2] == CANVAS[:2] else lines
         _table(folder / f"filled_{roster.name}", filled(lines, grades))
         known = {word.strip() for line in lines for word in line}
-        said += [f"not in {roster.name}: {who}" for who in grades.points if who not in known]
+        if lost := [who for who in grades.points if who not in known]:
+            said.append(f"not in {roster.name}: {', '.join(lost)}")
         said[0] += f", filled_{roster.name}"
     return said
 

@@ -23,6 +23,7 @@ import nbformat
 from nbformat import NotebookNode
 
 import build
+import copies
 import variants
 from cells import BuildError, read_percent
 from sealed import bound
@@ -143,6 +144,9 @@ def hand_out_variants(folder: Path, students: list[str], names: list[str], root:
             picks = variants.picked(root, slug, who, key or b"")
             notebook = read_percent(variants.varied(root, slug, text, picks), cut=True)
             path = folder / "hand_out" / who / f"lab_{slug}.ipynb"
+            for cell in notebook.cells:
+                if cell.cell_type == "markdown":  # it will lie among the learner's own copies
+                    cell.source = copies.relinked(cell.source, target.built, root, path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(notebook, path)
         labs.append(slug)
@@ -183,6 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1
     print(f"{args.to}: {', '.join(labs)}. teaching/README.md says what to do there.")
+    if args.students:
+        print("hand_out/NAME/ is for NAME. Keep `secret` to yourself: grading needs it.")
     return 0
 
 

@@ -155,8 +155,9 @@ def _do(part: Part) -> str:
     votes = [f"**vote:** {what}{_named(choices)}" for what, choices in part.predictions if choices]
     guesses = [f"**predict:** {what}" for what, choices in part.predictions if not choices]
     pairs = [f"**pairs:** write `{name}`" for name in dict.fromkeys(part.written)]
-    times = {0: [], 1: ["**discuss**"]}.get(n := len(part.questions), [f"**discuss**, {n} questions"])
-    return "; ".join(guesses + votes + pairs + times)
+    count = len(part.questions)
+    talk = ["**discuss**" + f", {count} questions" * (count > 1)] * (count > 0)
+    return "; ".join(guesses + votes + pairs + talk)
 
 
 def _named(choices: str) -> str:

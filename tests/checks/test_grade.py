@@ -253,7 +253,7 @@ def test_a_class_list_of_canvas_is_filled_in(term, capsys):
         ["Lovelace, Ada", "17", "u17", "ada", "S1", "4"],
         ["Nobody, Nick", "18", "u18", "nick", "S1", ""],
     ]
-    assert "not in class.csv: eve" in said
+    assert "not in class.csv: bob, eve, odd" in said
 
 
 def test_a_class_list_of_moodle_is_filled_in(term):

@@ -133,3 +133,8 @@ def test_short_answers_and_the_published_one_say_nothing():
     assert alike.pairs({"ada": short, "bob": short}, published="") == []
     assert alike.pairs({"ada": LONG, "bob": RENAMED}, published=LONG) == []
     assert alike.as_published({"ada": RENAMED, "bob": OTHER, "eve": "def f("}, LONG) == ["ada"]
+
+
+def test_many_pairs_are_told_as_one_group():
+    found = [(1.0, "ada", "bob"), (0.95, "eve", "dan"), (0.9, "bob", "cy")]
+    assert alike.groups(found) == [["ada", "bob", "cy"], ["dan", "eve"]]
