@@ -47,7 +47,7 @@ challenge: .venv/.ready ## your all-reduce on four networks: make challenge name
 	@$(RUN) tools/challenge.py $(if $(name),--name "$(name)") \
 		$(if $(merge),--merge "$(merge)") $(if $(again),--again)
 
-handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02 students=FILE
+handout: $(if $(students)$(repository),.venv/.ready,.venv/.teach) ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02 students=FILE
 	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only) \
 		$(if $(students),--students "$(students)") $(if $(repository),--repository)
 
@@ -60,8 +60,8 @@ alike: .venv/.ready ## for teachers: which answers are too much alike? make alik
 	@$(RUN) tools/alike.py $(or $(in),$(error say where submitted/ is: make alike in=FOLDER)) \
 		$(if $(only),--only $(only))
 
-doctor: .venv/.ready ## what is wrong with this installation? one screen
-	@$(RUN) tools/doctor.py
+doctor: ## what is wrong with this installation? one screen; installs nothing
+	@$(if $(wildcard $(RUN)),$(RUN),python3) tools/doctor.py
 
 bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
 	@$(RUN) tools/bench.py $(if $(against),--against $(against))
@@ -110,19 +110,7 @@ help: ## this list
 	@$(PIP) -e '.[test]'
 	@touch $@
 
-.venv/.grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
-	@$(RUN) tools/grade.py $(or $(in),$(error say where submitted/ is: make grade in=FOLDER)) \
-		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") $(if $(roster),--roster "$(roster)") \
-		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
-
-alike: .venv/.ready ## for teachers: which answers are too much alike? make alike in=FOLDER only=02
-	@$(RUN) tools/alike.py $(or $(in),$(error say where submitted/ is: make alike in=FOLDER)) \
-		$(if $(only),--only $(only))
-
-doctor: .venv/.ready ## what is wrong with this installation? one screen
-	@$(RUN) tools/doctor.py
-
-bench: .venv/.ready
+.venv/.bench: .venv/.ready
 	@$(PIP) -e '.[bench]'
 	@touch $@
 

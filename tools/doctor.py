@@ -12,13 +12,11 @@ import json
 import os
 import platform
 import re
-import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +64,8 @@ def python(root: Path) -> Iterator[Line]:
 
 def packages(root: Path) -> Iterator[Line]:
     """What pyproject.toml wants, and whether it has the version that everything is tested with."""
+    import tomllib  # which Python 3.10 lacks, and this file has to run there
+
     wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "constraints.txt").read_text(), re.M))
     other = []
@@ -142,6 +142,8 @@ def loopback(root: Path) -> Iterator[Line]:
 
 def limits(root: Path) -> Iterator[Line]:
     """What a user may have open, and how many processes."""
+    import resource  # which Windows lacks
+
     for what, flag, least in (
         (resource.RLIMIT_NOFILE, "-n", 256), (resource.RLIMIT_NPROC, "-u", 256),
     ):  # fmt: skip
