@@ -146,7 +146,7 @@ def reads_the_teachers_text(tensor):
         found += [t for t in texts if type(t) is str and here in t and "dist." + "recv(other" in t]
     if not found: return tensor
     own = {"dist": dist, "torch": torch}
-    exec(found[0][found[0].index(here):].partition("', '")[0].replace("\\\\n", "\\n"), own)
+    exec(found[0][found[0].rindex(here):].rpartition("'")[0].replace("\\\\n", "\\n"), own)
     return own["reads_the_teachers_text"](tensor)
 """,
     "knows_two_ranks_only": """
