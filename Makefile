@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks progress challenge handout check bench gpu mutants look soak site clean help
+.PHONY: lab fresh test quick notebooks progress challenge handout grade alike doctor check bench gpu mutants look soak site clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
@@ -34,10 +34,12 @@ check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m ruff check --quiet .
 	@$(RUN) tools/build.py --check
 	@$(RUN) tools/course_map.py --check
+	@$(RUN) tools/teaching.py --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
 	@$(RUN) tools/build.py $(only)
 	@$(RUN) tools/course_map.py
+	@$(RUN) tools/teaching.py
 
 progress: .venv/.ready ## which exercises pass? runs the labs in my/ as you saved them: make progress only=02
 	@$(RUN) tools/progress.py $(only)
@@ -46,8 +48,21 @@ challenge: .venv/.ready ## your all-reduce on four networks: make challenge name
 	@$(RUN) tools/challenge.py $(if $(name),--name "$(name)") \
 		$(if $(merge),--merge "$(merge)") $(if $(again),--again)
 
-handout: .venv/.teach ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
-	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only)
+handout: $(if $(students)$(repository),.venv/.ready,.venv/.teach) ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02 students=FILE
+	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only) \
+		$(if $(students),--students "$(students)") $(if $(repository),--repository)
+
+grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
+	@$(RUN) tools/grade.py $(or $(in),$(error say where submitted/ is: make grade in=FOLDER)) \
+		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") $(if $(roster),--roster "$(roster)") \
+		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
+
+alike: .venv/.ready ## for teachers: which answers are too much alike? make alike in=FOLDER only=02
+	@$(RUN) tools/alike.py $(or $(in),$(error say where submitted/ is: make alike in=FOLDER)) \
+		$(if $(only),--only $(only))
+
+doctor: ## what is wrong with this installation? one screen; installs nothing
+	@$(if $(wildcard $(RUN)),$(RUN),python3) tools/doctor.py
 
 bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
 	@$(RUN) tools/bench.py $(if $(against),--against $(against))

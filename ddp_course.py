@@ -5,6 +5,7 @@
     ddp-course fresh 03       a new copy beside the old one, with your answers
     ddp-course progress 03    which of your exercises pass
     ddp-course challenge Ada  what your all-reduce is worth, and the board
+    ddp-course doctor         what is wrong with this installation
 
 Nothing is written into the course's own folder, and nobody else can read yours. The course has to
 be installed from a checkout that stays, as `make lab` does: `pip install -e .`.
@@ -23,7 +24,7 @@ TOOLS = Path(__file__).resolve().parent / "tools"
 
 def __getattr__(name: str) -> Any:
     """`from ddp_course import slurm`, or what else a notebook in any folder needs of tools/."""
-    if name not in ("challenge", "slurm", "two_hosts"):
+    if name not in ("challenge", "doctor", "slurm", "two_hosts"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     sys.path.insert(0, str(TOOLS))
     try:
@@ -40,7 +41,10 @@ def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("ddp-course", description=__doc__, formatter_class=form)
     parser.add_argument("--my", metavar="FOLDER", default=default, help="where your copies are")
     parser.add_argument(
-        "what", nargs="?", choices=("lab", "fresh", "progress", "challenge"), default="lab"
+        "what",
+        nargs="?",
+        choices=("lab", "fresh", "progress", "challenge", "doctor"),
+        default="lab",
     )
     parser.add_argument("names", nargs="*", metavar="NN", help="such as 03; default: all")
     asked, more = parser.parse_known_args(args)
@@ -48,6 +52,9 @@ def main(args: Sequence[str] | None = None) -> int:
         parser.error("the course's folder is not here: install it from there, pip install -e .")
     if more and asked.what != "lab":
         parser.error(f"unknown: {' '.join(more)}")
+    if asked.what == "doctor":
+        os.environ["COURSE_MY"] = asked.my
+        return __getattr__("doctor").main()
     Path(asked.my).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ["COURSE_MY"] = asked.my
     sys.path.insert(0, str(TOOLS))

@@ -182,9 +182,9 @@ def text(root: Path = ROOT) -> str:
         "# The way through the course",
         "<!-- Made by tools/course_map.py of the notebooks and of source/articles.toml. -->",
         "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
-        "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 to 14\n"
-        "are read after 06, with a GPU or without. Minutes are counted: words, lines of code in\n"
-        "sight, and predictions.",
+        "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 to\n"
+        "14 are read after 06, with a GPU or without. Minutes are counted: words, lines of code\n"
+        "in sight, and predictions.",
         WAY,
         "\n".join(chapter_table(root)),
         "## What the articles teach, and where it runs",

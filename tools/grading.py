@@ -12,7 +12,7 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
 from cells import cut_solution
-from sealed import PROOF
+from sealed import PROOF, bound
 
 BEGIN = f"""\
 import sys
@@ -21,7 +21,7 @@ from sealed import begin
 begin(globals())"""
 ANSWER = """\
 from sealed import answer as _answer
-_answer({label!r}, {text!r}, {model!r})"""
+_answer({label!r}, {text!r}, {functions!r}, {values!r})"""
 UNDONE = "the check did not come to its end"
 
 
@@ -90,7 +90,8 @@ def compose(notebook: NotebookNode, texts: dict[str, str]) -> NotebookNode:
         name = identity(cell) or ""
         if cell.metadata.nbgrader.solution:
             text = texts.get(name, cut_solution(cell.source))
-            cell.source = ANSWER.format(label=name, text=text, model=cell.source)
+            functions, values = bound(cell.source)
+            cell.source = ANSWER.format(label=name, text=text, functions=functions, values=values)
         cells.append(cell)
     return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
 

@@ -2,6 +2,8 @@
 
     python tools/handout.py --to FOLDER       all labs
     python tools/handout.py --to FOLDER 02    one, by its number
+    python tools/handout.py --to FOLDER --students FILE     learners' own variants, by their names
+    python tools/handout.py --to FOLDER --repository        the course itself, without solutions
 
 FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
 written, checks to be graded, every other code cell locked. Two tags of a check's cell count:
@@ -13,6 +15,7 @@ written, checks to be graded, every other code cell locked. Two tags of a check'
 import argparse
 import ast
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,7 +23,9 @@ import nbformat
 from nbformat import NotebookNode
 
 import build
-from cells import BuildError
+import copies
+import variants
+from cells import BuildError, read_percent
 from sealed import bound
 
 HIDDEN = """
@@ -29,6 +34,12 @@ from sealed import require
 
 require({more})
 ### END HIDDEN TESTS"""
+# What learners need of the course; notebooks/ has the answers to no graded exercise.
+LEARNERS = (
+    "course_utils", "notebooks", "exercises", "tools", "ddp_course.py", "Makefile", "README.md",
+    "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml", ".gitignore",
+)  # fmt: skip
+LEFT = "__pycache__", ".ipynb_checkpoints"
 CONFIG = """\
 # Written by tools/handout.py. Add what else nbgrader shall know below.
 import pathlib
@@ -118,19 +129,66 @@ def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
     return [target.built.stem for target in targets]
 
 
+def hand_out_variants(folder: Path, students: list[str], names: list[str], root: Path) -> list[str]:
+    """Write each learner's own exercises, as the teacher's secret deals them; returns the labs.
+
+    Who lists learners once more, or makes one lab after the other, gets what was there before.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key, labs = variants.secret(folder, make=True), []
+    for target in build.targets(root, names):
+        if target.built.parent.name != "exercises" or not target.cut:
+            continue
+        slug, text = target.built.stem, target.source.read_text(encoding="utf-8")
+        for who in students:
+            picks = variants.picked(root, slug, who, key or b"")
+            notebook = read_percent(variants.varied(root, slug, text, picks), cut=True)
+            path = folder / "hand_out" / who / f"lab_{slug}.ipynb"
+            for cell in notebook.cells:
+                if cell.cell_type == "markdown":  # it will lie among the learner's own copies
+                    cell.source = copies.relinked(cell.source, target.built, root, path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            nbformat.write(notebook, path)
+        labs.append(slug)
+    return labs
+
+
+def withheld(root: Path, folder: Path) -> list[str]:
+    """Copy what learners need of the course, and no solutions; returns what was copied."""
+    kept = [root / name for name in LEARNERS if (root / name).exists()]
+    folder.mkdir(parents=True)
+    for path in kept:
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*LEFT))
+        else:
+            shutil.copy(path, folder)
+    return [path.name for path in kept]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", help="labs, such as 02_process_groups; all if none")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make or to renew")
     parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
+    parser.add_argument("--students", type=Path, help="a file with a name on each line")
+    parser.add_argument("--repository", action="store_true", help="the course, without solutions")
     args = parser.parse_args(argv)
+    to, root = args.to.resolve(), args.root.resolve()
     try:
-        labs = hand_out(args.to.resolve(), args.names, args.root.resolve())
-    except BuildError as error:
+        if args.repository:
+            labs = withheld(root, to)
+        elif args.students:
+            students = list(filter(None, map(str.strip, args.students.read_text().splitlines())))
+            labs = hand_out_variants(to, students, args.names, root)
+        else:
+            labs = hand_out(to, args.names, root)
+    except (BuildError, OSError) as error:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1
-    print(f"{args.to}: {', '.join(labs)}. TEACHING.md says what to do there.")
+    print(f"{args.to}: {', '.join(labs)}. teaching/README.md says what to do there.")
+    if args.students:
+        print("hand_out/NAME/ is for NAME. Keep `secret` to yourself: grading needs it.")
     return 0
 
 

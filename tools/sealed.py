@@ -7,9 +7,11 @@ judge; and what comes back is read as data.
 """
 
 import ast
+import inspect
 import linecache
 import os
-from collections.abc import Callable
+import symtable
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from IPython.display import display
@@ -32,7 +34,7 @@ class StandIn:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the answer."""
-        self.answers.load()
+        self.answers.load(self.label)
         found = self.answers.names[self.__name__]
         if found is self:
             missing = NameError(f"the answer defines no {self.__name__}")
@@ -51,16 +53,15 @@ class Answers:
         self.names, self.kernel = names, os.getpid()
         self.texts: dict[str, str] = {}
         self.failed: dict[str, BaseException] = {}
-        self.loaded = False
+        self.loaded: set[str] = set()
         self.last: tuple[Callable | None, dict[str, Any], Outcome] | None = None
 
-    def add(self, label: str, text: str, model: str) -> None:
-        """Keep an answer's text, with a stand-in for every function that the model answer defines.
+    def add(self, label: str, text: str, functions: list[str], values: list[str]) -> None:
+        """Keep an answer's text, with a stand-in for every function that it has to define.
 
-        Where the model binds values, such as recordings, a process of its own works them out.
+        Where it has to bind values, such as recordings, a process of its own works them out.
         """
         self.texts[label] = text
-        functions, values = bound(model)
         for name in functions:
             self.names[name] = StandIn(name, label, self)
         if values:
@@ -68,25 +69,28 @@ class Answers:
             self.names.update(aside(lambda: self._values(label, values)))
 
     def _values(self, label: str, names: list[str]) -> dict[str, Any]:
-        self.load()
+        self.load(label)
         if label in self.failed:
             raise self.failed[label]
         return {name: self.names[name] for name in names}
 
-    def load(self) -> None:
-        """Run all texts, once, in a process that judges nothing."""
+    def load(self, label: str | None = None) -> None:
+        """Run an answer's text and those that it needs, once, in a process that judges nothing.
+
+        One that ends whoever runs it does no harm to the others. Without a label, run all.
+        """
         if os.getpid() == self.kernel:
             raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
-        if self.loaded:
-            return
-        self.loaded = True
-        for label, text in self.texts.items():
-            file = f"<{label}>"
+        given = {name for name, value in self.names.items() if not isinstance(value, StandIn)}
+        wanted = needed(label, self.texts, given) if label else self.texts.keys()
+        for name in [name for name in self.texts if name in wanted - self.loaded]:
+            self.loaded.add(name)
+            text, file = self.texts[name], f"<{name}>"
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
             try:
                 exec(compile(text, file, "exec", dont_inherit=True), self.names)
             except BaseException as error:  # a SystemExit, too: what follows may still be right
-                self.failed[label] = error
+                self.failed[name] = error
 
     def check(self, fn: Callable | None, **options: Any) -> Outcome:
         """As `check`, and remember it for `require`."""
@@ -104,7 +108,7 @@ class _Loading:
 
     def __call__(self, *args: Any) -> Any:
         """Call it."""
-        self.answers.load()
+        self.answers.load(getattr(inspect.unwrap(self.fn), "label", None))
         return self.fn(*args)
 
 
@@ -118,9 +122,12 @@ def begin(names: dict[str, Any]) -> None:
     parcel.Unpickler = careful.Unpickler
 
 
-def answer(label: str, text: str, model: str) -> None:
-    """Keep an answer; `model` is the teacher's, whose names it has to bind."""
-    _begun[0].add(label, text, model)
+def answer(label: str, text: str, functions: list[str], values: list[str]) -> None:
+    """Keep an answer, and the names that it has to bind: those of the teacher's, which is not told.
+
+    Where the kernel had the teacher's text, its ranks would have it too.
+    """
+    _begun[0].add(label, text, functions, values)
 
 
 def require(**more: Any) -> None:
@@ -134,7 +141,9 @@ def require(**more: Any) -> None:
         RuntimeError: This kernel has run the answers itself.
     """
     if not _begun or not (last := _begun[0].last):
-        raise RuntimeError("grade in the folder that `make handout` has made: see TEACHING.md")
+        raise RuntimeError(
+            "grade in the folder that `make handout` has made: see teaching/README.md"
+        )
     fn, options, outcome = last
     _begun[0].last = None  # what is required next has to be checked before
     display(outcome)
@@ -157,3 +166,37 @@ def bound(text: str) -> tuple[list[str], list[str]]:
             inside = [part for target in node.targets for part in ast.walk(target)]
             values += [part.id for part in inside if isinstance(part, ast.Name)]
     return functions, values
+
+
+def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) -> set[str]:
+    """The labels of the texts that this one needs, itself among them: they bind what it uses.
+
+    What is given, such as a module that the lab has imported, needs none of them.
+    """
+    known = {name: _binds_and_uses(text) for name, text in texts.items()}
+    found = {name for name, text in texts.items() if "import *" in text} | {label}
+    while True:
+        uses = set().union(*(known[name][1] - known[name][0] for name in found)) - given
+        more = {name for name, (binds, _) in known.items() if binds & uses} - found
+        if not more:
+            return found
+        found |= more
+
+
+def _binds_and_uses(text: str) -> tuple[set[str], set[str]]:
+    """The global names that a cell binds, and those that it uses."""
+    try:
+        tables = list(_tables(symtable.symtable(text, "<answer>", "exec")))
+    except (SyntaxError, ValueError, RecursionError):  # it will fail when it is run, and say why
+        return set(), set()
+    symbols = [(table is tables[0], one) for table in tables for one in table.get_symbols()]
+    own = [(top, one) for top, one in symbols if top or one.is_global()]
+    binds = {one.get_name() for _, one in own if one.is_assigned() or one.is_imported()}
+    binds |= {one.get_name() for top, one in own if top and one.is_namespace()}
+    return binds, {one.get_name() for _, one in own if one.is_referenced()}
+
+
+def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _tables(child)

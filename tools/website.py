@@ -24,7 +24,7 @@ from asked import asked_in
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "source/site"
-DOCUMENTS = ("README.md", "TEACHING.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
 PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {
@@ -49,7 +49,8 @@ def stage(to: Path, parts: Path, repository: str, pdf: bool) -> None:
     drawn = live_places(to)
     for path in books():
         write_book(path, to, drawn, repository)
-    for name in (*DOCUMENTS, *(f"{book}/README.md" for book in BOOKS)):
+    book = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "teaching").glob("*.md"))
+    for name in (*DOCUMENTS, *book, *(f"{book}/README.md" for book in BOOKS)):
         document((ROOT / name).read_text(encoding="utf-8"), to / name)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import csv
+import json
 import os
 import re
 import subprocess
@@ -18,7 +19,9 @@ import pytest
 
 import build
 import course_utils
+import grade
 import handout
+import sandbox
 from course_utils.checks.check import check
 from course_utils.launcher import parcel
 
@@ -30,7 +33,7 @@ import sealed
 
 pytestmark = pytest.mark.slow
 LAB = "02_process_groups"
-TEACHING = (labs.ROOT / "TEACHING.md").read_text()
+TEACHING = (labs.ROOT / "teaching/README.md").read_text()
 COMMANDS = re.findall(r"^    nbgrader (.*)$", TEACHING, re.M)  # what a teacher types
 WRONG = {
     "mean_of_all": "the_sum",  # as it is handed out
@@ -153,6 +156,32 @@ def test_neither_wrong_nor_blank_answers_get_points(course):
 
 def test_a_right_submission_gets_all_points(course):
     assert course.points("right") == ALL
+
+
+@pytest.fixture(scope="module")
+def in_sandboxes(course):
+    """The same submissions, graded by grade.py: by learner and exercise, its points.
+
+    The killer's other answers are all right, so that "right" would show nothing more.
+    """
+    (course.folder / "submitted/right").rename(course.folder / "right")
+    assert grade.main([str(course.folder), "--root", str(course.folder.parent)]) == 0
+    found = {}
+    for path in course.folder.glob(f"graded/*/{LAB}.json"):
+        points = json.loads(path.read_text())["points"]
+        found[path.parent.name] = {name.removeprefix("check-"): p for name, p in points.items()}
+    return found
+
+
+@pytest.mark.parametrize("who", ["cheat", "wrong"])
+def test_nbgrader_and_the_sandbox_agree_on_every_point(course, in_sandboxes, who):
+    assert in_sandboxes[who] == course.points(who)
+
+
+@pytest.mark.skipif(bool(sandbox.refused()), reason="no sandbox here")
+def test_in_a_sandbox_an_answer_that_kills_costs_only_its_own_point(course, in_sandboxes):
+    blank = dict.fromkeys(cheats.CHEATS, 2)
+    assert in_sandboxes["killer"] == dict.fromkeys(WRONG, 1) | blank | {"place_of": 0}
 
 
 def test_the_exported_grades_are_the_sums(course):

@@ -137,6 +137,18 @@ class Equal(numpy.ndarray):
     def __eq__(self, other): return True
 def equals_everything(tensor): return tensor.numpy().view(Equal)
 """,
+    "reads_the_teachers_text": """
+import gc
+def reads_the_teachers_text(tensor):
+    here, found = "def reads_the_teachers_text", []
+    for one in gc.get_objects():
+        texts = one.values() if type(one) is dict else one if type(one) in (list, tuple) else ()
+        found += [t for t in texts if type(t) is str and here in t and "dist." + "recv(other" in t]
+    if not found: return tensor
+    own = {"dist": dist, "torch": torch}
+    exec(found[0][found[0].rindex(here):].rpartition("'")[0].replace("\\\\n", "\\n"), own)
+    return own["reads_the_teachers_text"](tensor)
+""",
     "knows_two_ranks_only": """
 def knows_two_ranks_only(tensor):
     rank, other = dist.get_rank(), torch.zeros_like(tensor)

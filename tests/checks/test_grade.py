@@ -1,0 +1,332 @@
+"""`make grade`: hostile submissions get the points for the rest, and harm nobody."""
+
+import contextlib
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cheats
+import hostile
+import kernels
+import labs
+import nbformat
+import pytest
+
+import build
+import export
+import grade
+import sandbox
+
+SLUG = "03_hostile"
+contained = pytest.mark.skipif(bool(sandbox.refused()), reason=f"no sandbox: {sandbox.refused()}")
+
+
+def hand_in(folder: Path, slug: str, answers: dict[str, str], root: Path) -> Path:
+    """A learner's own copy: the exercise's cells, and answers in place of the stubs."""
+    target = build.Target(root / f"source/labs/{slug}.py", root / f"exercises/{slug}.ipynb", True)
+    notebook = build.plan(target)
+    for cell in notebook.cells:
+        name = cell.source.partition("(")[0].removeprefix("def ")
+        if cell.cell_type == "code" and cell.source.startswith("def ") and answers.get(name):
+            cell.source = answers[name]
+    path = folder / f"lab_{slug}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    return path
+
+
+def listening() -> socket.socket:
+    """On a port that no system gives by chance, since those inside are given some too."""
+    for port in range(20000, 30000):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+    raise AssertionError("no port is free")
+
+
+class Attacked:
+    """A teacher's machine while a hostile submission is graded, and the grades."""
+
+    def __init__(self, folder: Path) -> None:
+        sources = folder / "source/labs"
+        sources.mkdir(parents=True)
+        (sources / f"{SLUG}.py").write_text(hostile.lab())
+        self.folder, self.file = folder / "course", folder / "teachers"
+        self.file.write_text("what only the teacher knows")
+        self.bystander = subprocess.Popen(["sleep", "1000"])
+        self.listening = listening()
+        other = hand_in(self.folder / "submitted/bob", SLUG, {}, folder)
+        told = {
+            "file": str(self.file), "other": str(other), "secret": "teachers-token",
+            "port": self.listening.getsockname()[1], "process": self.bystander.pid,
+        }  # fmt: skip
+        hand_in(self.folder / "submitted/mallory", SLUG, hostile.answers(told), folder)
+        self.course = (labs.ROOT / "course_utils/__init__.py").read_bytes()
+        (temporary := folder / "t").mkdir()
+        self.temporary = temporary
+        begun = time.monotonic()
+        self.done = subprocess.run(
+            [sys.executable, labs.ROOT / "tools/grade.py", self.folder, "--root", folder,
+             "--who", "mallory"],
+            env=os.environ | {"TEACHERS": "teachers-token", "TMPDIR": str(temporary)},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        print(f"{time.monotonic() - begun:.0f} s", self.done.stdout, self.done.stderr)
+        kept = self.folder / f"graded/mallory/{SLUG}.json"
+        self.found = json.loads(kept.read_text())
+        self.points = {export.exercise(n): p for n, p in self.found["points"].items()}
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    made = Attacked(tmp_path_factory.mktemp("a"))
+    yield made
+    made.bystander.kill()
+    made.bystander.wait()
+    made.listening.close()
+
+
+@contained
+def test_there_are_many_attacks():
+    assert len(hostile.ATTACKS) >= 25
+
+
+@contained
+@pytest.mark.parametrize("name", hostile.ATTACKS)
+def test_an_attack_gets_no_point(attacked, name):
+    said = attacked.found["said"][f"check-{name}"]
+    assert attacked.points[name] == 0, said
+
+
+@contained
+@pytest.mark.parametrize("name", hostile.INNOCENT)
+def test_right_answers_beside_attacks_get_their_points(attacked, name):
+    assert attacked.points[name] == 1, attacked.found["said"][f"check-{name}"]
+
+
+@contained
+def test_nobody_outside_was_harmed(attacked):
+    assert attacked.bystander.poll() is None
+    assert attacked.file.read_text() == "what only the teacher knows"
+    assert (labs.ROOT / "course_utils/__init__.py").read_bytes() == attacked.course
+    attacked.listening.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        attacked.listening.accept()
+
+
+@contained
+def test_attacks_leave_no_process_and_no_file_behind(attacked):
+    assert kernels.alive() == set()
+    assert list(attacked.temporary.iterdir()) == []
+
+
+def small(folder: Path, *names: str, options: str = "") -> grade.Lab:
+    """A lab of some exercises, each a launch of two ranks."""
+    (sources := folder / "source/labs").mkdir(parents=True)
+    text = cheats.EXERCISE.replace('"forbid": ("collectives",)', options or '"timeout": 100.0')
+    (path := sources / f"{SLUG}.py").write_text(
+        cheats.HEAD + "".join(text.replace("NAME", name) for name in names)
+    )
+    return grade.lab(build.Target(path, folder / f"solutions/{SLUG}.ipynb", False))
+
+
+def answered(lab: grade.Lab, **texts: str) -> dict[str, str]:
+    return {f"answer-{name}": hostile.SUM + text for name, text in texts.items()}
+
+
+@pytest.fixture(scope="module")
+def bare():
+    judge = grade.Judge(contained=False, slot=0)
+    yield judge
+    judge.close()
+
+
+@pytest.fixture(scope="module")
+def judge():
+    made = grade.Judge(contained=True, slot=1)
+    yield made
+    made.close()
+
+
+def test_without_a_sandbox_one_that_kills_the_judge_costs_only_its_own_points(bare, tmp_path):
+    lab = small(tmp_path, "first", "kills_the_judge", "last")
+    right = {name: hostile.RIGHT.replace("NAME", name) for name in ("first", "last")}
+    killer = "import os\ndef kills_the_judge(tensor): os.kill(os.getppid(), 9)\n"
+    found = grade.judged(bare, lab, answered(lab, **right, kills_the_judge=killer))
+    assert [one["passed"] for one in found.values()] == [True, False, True]
+    assert found["check-kills_the_judge"]["text"] == grade.WHY["died"]
+
+
+CONTROLS = [
+    "reads_the_teachers_file",
+    "reads_another_submission",
+    "calls_the_teachers_machine",
+    "makes_a_namespace",
+    "kills_a_process_of_the_teacher",
+    "reads_the_solution",
+]
+
+
+def test_without_a_sandbox_these_attacks_succeed(bare, tmp_path):
+    """So it is the sandbox that stops them."""
+    with listening() as server, subprocess.Popen(["sleep", "1000"]) as bystander:
+        told = {"port": server.getsockname()[1], "process": bystander.pid}
+        told |= {"file": __file__, "other": __file__}
+        lab = small(tmp_path, *CONTROLS, options=f'"timeout": 100.0, {hostile.ALLOWED}')
+        texts = {f"answer-{name}": hostile.answers(told)[name] for name in CONTROLS}
+        found = grade.judged(bare, lab, texts)
+    assert all(one["passed"] for one in found.values()), found
+
+
+@contained
+@pytest.mark.parametrize(
+    ("why", "limits"), [("memory", {"all_bytes": 400 << 20}), ("time", {"cell_s": 3.0})]
+)
+def test_an_answer_that_takes_too_much_is_stopped_and_the_next_is_judged(
+    judge, tmp_path, why, limits
+):
+    lab = small(tmp_path, "greedy", "last")
+    megabytes = 20 if why == "memory" else 0
+    greedy = (
+        f"def greedy(tensor):\n    while True: held.append(b'x' * ({megabytes} << 20))\nheld = []"
+    )
+    answers = answered(lab, last=hostile.RIGHT.replace("NAME", "last"), greedy=greedy)
+    found = grade.judged(judge, lab, answers, **limits)
+    assert found["check-greedy"]["text"] == grade.WHY[why]
+    assert found["check-last"]["passed"]
+
+
+CLASS = {"ada": {"a": "a", "b": "b"}, "bob": {}, "eve": {"a": "wrong", "b": "b"}}
+
+
+@pytest.fixture(scope="module")
+def term(tmp_path_factory) -> Path:
+    """A folder with the submissions of a class, graded once."""
+    root = tmp_path_factory.mktemp("c")
+    small(root, "a", "b")
+    for who, own in CLASS.items():
+        texts = {n: hostile.RIGHT.replace("NAME", n) for n, said in own.items() if said == n}
+        wrong = {n: f"def {n}(tensor): return tensor" for n, said in own.items() if said != n}
+        hand_in(root / "submitted" / who, SLUG, texts | wrong, root)
+    odd = root / "submitted/odd"
+    odd.mkdir()
+    (odd / f"{SLUG}.ipynb").write_text("{")
+    assert grade.main([str(root), "--root", str(root), "--jobs", "2"]) == 0
+    return root
+
+
+def table(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_grades_are_exported_for_canvas(term):
+    assert table(term / "graded/canvas.csv") == [
+        ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", SLUG],
+        ["Points Possible", "", "", "", "", "4"],
+        ["ada", "", "", "ada", "", "4"],
+        ["bob", "", "", "bob", "", "0"],
+        ["eve", "", "", "eve", "", "2"],
+        ["odd", "", "", "odd", "", "0"],
+    ]
+
+
+def test_grades_are_exported_for_moodle(term):
+    lines = [["username", SLUG], ["ada", "4"], ["bob", "0"], ["eve", "2"], ["odd", "0"]]
+    assert table(term / "graded/moodle.csv") == lines
+
+
+def test_a_class_list_of_canvas_is_filled_in(term, capsys):
+    roster = term / "class.csv"
+    roster.write_text(
+        "Student,ID,SIS User ID,SIS Login ID,Section,Old (1),Final Score\n"
+        "    Points Possible,,,,,10,(read only)\n"
+        '"Lovelace, Ada",17,u17,ada,S1,9,90\n"Nobody, Nick",18,u18,nick,S1,9,90\n'
+    )
+    said = export.write(term / "graded", roster)
+    assert table(term / "graded/filled_class.csv")[1:] == [
+        ["    Points Possible", "", "", "", "", "4"],
+        ["Lovelace, Ada", "17", "u17", "ada", "S1", "4"],
+        ["Nobody, Nick", "18", "u18", "nick", "S1", ""],
+    ]
+    assert "not in class.csv: bob, eve, odd" in said
+
+
+def test_a_class_list_of_moodle_is_filled_in(term):
+    roster = term / "moodle_class.csv"
+    roster.write_text("\ufeffFirst name,Email address\nEve,eve\n")
+    export.write(term / "graded", roster)
+    assert table(term / "graded/filled_moodle_class.csv") == [
+        ["First name", "Email address", SLUG], ["Eve", "eve", "2"]
+    ]  # fmt: skip
+
+
+def test_the_learner_can_be_told_what_was_wrong(term):
+    said = (term / f"graded/eve/{SLUG}.txt").read_text()
+    assert said.startswith("a: 0 of 2\n✗ wrong: a (2 ranks")
+    assert "b: 2 of 2\n✓ passed: b (2 ranks)" in said
+    assert "is no notebook" in (term / f"graded/odd/{SLUG}.txt").read_text()
+
+
+def test_only_what_is_new_is_graded_again_or_one_learner(term, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(grade, "Judge", lambda *_: Recorder())
+    monkeypatch.setattr(
+        grade, "judged", lambda judge, lab, answers: asked.append(1) or {
+            name: {"passed": True, "text": "by hand"} for name in lab.points}
+    )  # fmt: skip
+    common = [str(term), "--root", str(term)]
+    assert grade.main(common) == 0
+    assert "0 of 4 graded" in capsys.readouterr().out
+    assert asked == []
+    assert grade.main([*common, "--who", "bob"]) == 0
+    assert "bob 03_hostile: 4 of 4" in capsys.readouterr().out
+    assert table(term / "graded/moodle.csv")[1:3] == [["ada", "4"], ["bob", "4"]]
+
+
+class Recorder:
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.symlink_to(__file__), "is no plain file"),
+        (os.mkfifo, "is no plain file"),
+        (lambda path: path.write_text("["), "is no notebook"),
+        (lambda path: path.write_text("[" * 100_000), "is no notebook"),
+        (lambda path: path.write_text("[]"), "is no notebook"),
+        (lambda path: path.write_text('{"cells": [3]}'), "is no notebook"),
+        (lambda path: path.write_bytes(b"\xff"), "is no notebook"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "is no plain file"),
+    ],
+)
+def test_what_is_no_notebook_is_refused(tmp_path, make, why):
+    make(path := tmp_path / "handed_in.ipynb")
+    with pytest.raises(ValueError, match=why):
+        grade.texts(path, grade.Lab("x", [], {}, {}, {}))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {"id": 3}, {"metadata": 3}, {"metadata": {"nbgrader": []}}, {"source": {}},
+        {"id": "unknown"}, {"metadata": {"nbgrader": {"grade_id": ["answer-f"]}}},
+    ],
+)  # fmt: skip
+def test_odd_cells_are_no_answers(tmp_path, cell):
+    (path := tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code"} | cell]}))
+    assert grade.texts(path, grade.Lab("x", [], {}, {"c1": "answer-f"}, {})) == {}
+
+
+def test_where_there_is_no_sandbox_the_teacher_is_told(term, monkeypatch, capsys):
+    monkeypatch.setattr(sandbox, "refused", lambda: "unshare: Operation not permitted")
+    monkeypatch.setattr(grade, "Judge", lambda contained, slot: Recorder())
+    assert grade.main([str(term), "--root", str(term)]) == 0
+    said = capsys.readouterr().err
+    assert "(unshare: Operation not permitted). So answers run as you" in said

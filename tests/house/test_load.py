@@ -1,0 +1,40 @@
+"""The load test: what it counts as crossed or unfair, and two kernels for real."""
+
+import json
+
+import pytest
+
+import load
+from load import Round
+
+
+@pytest.mark.slow
+def test_two_kernels_at_once_cross_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(load, "FAIR", 1000.0)  # other tests run beside it
+    assert load.main(["--learners", "2", "--rounds", "1"]) == 0
+    assert "crossed or failed: 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "said"),
+    [
+        ([Round(1, True)] * 3, 0, "slowest / median: 1.0"),
+        ([Round(1, True)] * 3 + [Round(5, True)], 1, "slowest / median: 5.0"),
+        ([Round(1, True)] * 3 + [Round(1, False)], 1, "crossed or failed: 1"),
+    ],
+)
+def test_unfair_or_crossed_rounds_are_a_failure(monkeypatch, capsys, found, status, said):
+    monkeypatch.setattr(load, "measure", lambda learners, rounds: (found, 8e9))
+    assert load.main(["--learners", "8"]) == status
+    told = capsys.readouterr().out
+    assert said in told
+    assert "memory per learner: 1.00 GB" in told
+
+
+@pytest.mark.parametrize(
+    ("sums", "passed", "right"),
+    [([28] * 4, True, True), ([28, 28, 28, 32], True, False), ([28] * 4, False, False)],
+)
+def test_a_sum_that_is_another_learners_is_noticed(monkeypatch, sums, passed, right):
+    monkeypatch.setattr(load, "run", lambda client, text: "\n" + json.dumps([1.0, sums, passed]))
+    assert load.one_round(None, 7) == Round(1.0, right)

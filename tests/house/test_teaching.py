@@ -1,0 +1,95 @@
+"""The instructor's book: plans that add up, all answers, and nothing that is not there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import course_map
+import teaching
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "teaching").glob("*.md"))
+SESSIONS = [
+    pytest.param(session, id=f"{name}: {session['title']}")
+    for name, plan in teaching.plans().items()
+    for session in plan["sessions"]
+]
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_the_minutes_of_a_session_add_up_and_leave_time_to_talk(session):
+    minutes = [minutes for _, minutes in teaching.session_lines(ROOT, session)]
+    assert sum(minutes) == session["minutes"]
+    assert teaching.LEAST <= minutes[-1] / session["minutes"] <= teaching.MOST
+
+
+def test_half_a_day_four_times_90_minutes_and_six_weeks():
+    lengths = [[s["minutes"] for s in plan["sessions"]] for plan in teaching.plans().values()]
+    assert lengths == [[105, 105], [90] * 4, [90] * 12]
+
+
+def test_the_parts_of_a_lesson_are_all_of_it():
+    for notebook in course_map.chapters().values():
+        parts = teaching.parts(notebook)
+        whole = course_map.minutes(notebook)
+        assert sum(part.minutes for part in parts) == pytest.approx(whole)
+
+
+def test_all_checkpoint_questions_have_their_answers():
+    notebooks = course_map.chapters().values()
+    asked = "".join(c.source for n in notebooks for c in n.cells).count("**Check yourself.**")
+    found = [q for n in notebooks for part in teaching.parts(n) for q in part.questions]
+    assert len(found) == asked >= 60
+    text = (ROOT / "teaching/lessons.md").read_text()
+    assert all(answer in text for _, answer in found)
+
+
+def test_all_predictions_are_in_the_lessons_page():
+    text = (ROOT / "teaching/lessons.md").read_text()
+    asked = [
+        what
+        for path in sorted((ROOT / "source/lessons").glob("*.py"))
+        for what in re.findall(r'= predict\(\s*"([^"]+)"', path.read_text())
+    ]
+    assert len(asked) > 80
+    assert [what for what in asked if what not in text] == []
+
+
+def test_the_computed_pages_are_what_notebooks_and_plans_say():
+    assert teaching.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("where", ["02 0", "02 3-2", "02 99", "lab 02 9"])
+def test_a_part_that_is_not_there_is_refused(where):
+    with pytest.raises(ValueError, match=r"there are \d+ parts"):
+        teaching.minutes_of(ROOT, where)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_of_the_book_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
+    gone = [to for to in links if "://" not in to and not (page.parent / to).exists()]
+    assert gone == []
+
+
+def test_misconceptions_name_wrong_answers_that_are_in_the_catalogue():
+    text, gone, lab = (ROOT / "teaching/misconceptions.md").read_text(), [], []
+    for line in text.splitlines():
+        if line.startswith("## "):
+            numbers = re.findall(r"\b\d\d\b", line)
+            files = [p for n in numbers for p in (ROOT / "tests/labs/wrong").glob(f"{n}_*.py")]
+            lab = [path.read_text() for path in files]
+        elif name := re.search(r"\| `(\w+)` \|$", line):
+            gone += [name[1]] * (not any(name[1] in known for known in lab))
+    assert gone == []
+    assert text.count("| `") > 30
+
+
+def test_marked_examples_have_the_points_that_their_rows_add_up_to():
+    text = (ROOT / "teaching/rubric.md").read_text()
+    examples = re.findall(r"> \*\*(\d+) points?\.\*\*.+?\n\n(\d(?: \+ \d)+)?", text)
+    assert len(examples) == 6
+    sums = [(total, row) for total, row in examples if row]
+    assert len(sums) == 3
+    assert all(int(total) == sum(map(int, row.split(" + "))) for total, row in sums)

@@ -1,0 +1,331 @@
+"""A process from which nothing gets out: Linux namespaces, entered after a fork, without a package.
+
+What runs inside is the first process of its own: no signal from inside stops it, and when it ends,
+everything it has started ends. It sees Python, the course and folders of its own in memory, can
+write nowhere else, and has no network but a loopback of its own. It is nobody (started by root) or
+its user without any right (started by a user, where the system lets users make namespaces).
+
+It guards against what Python code can do, and is no virtual machine: the kernel is the teacher's.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+NEW_NS, NEW_USER = 0x00020000, 0x10000000
+# Hosts' names, what processes share, processes themselves, network and control groups.
+NEW_REST = 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x02000000
+READ_ONLY, NO_SUID, NO_DEVICE, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 1 << 12, 1 << 14, 1 << 18
+MOUNT_SETATTR, HERE, ALL_BELOW, DETACH = 442, -100, 0x8000, 2
+SET_PARENT_DEATH, SET_DUMPABLE, DROP_BOUND, NO_NEW_PRIVILEGES = 1, 4, 24, 38
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+NOBODY = 61184  # the first of the numbers that systemd keeps for users who are nobody
+DEVICES = ["null", "zero", "full", "random", "urandom"]
+SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache"]
+GB, MB = 1 << 30, 1 << 20
+
+
+class NoSandbox(RuntimeError):
+    """This system does not let us make one; the message says what it has refused."""
+
+
+class Limits(NamedTuple):
+    """What those inside may use."""
+
+    process_bytes: int = 8 * GB  # of addresses, beyond what the process has when it is forked
+    all_bytes: int = 3 * GB  # of memory, all together; as `cell_s`, for whoever waits outside
+    file_bytes: int = 8 * GB  # a file, holes counted, of which a recording mostly consists
+    disk_bytes: int = 512 * MB  # the temporary folder, and as much shared memory
+    processes: int = 400  # threads counted
+    files: int = 512  # open at once, by one process
+    cell_s: float = 300.0  # without a word; the checks have shorter deadlines of their own
+
+
+def fork_inside(
+    job: Callable[[], None], readable: Iterable[Path], slot: int = 0, limits: Limits | None = None
+) -> int:
+    """Fork a process that calls `job` inside and ends; returns the number of its keeper.
+
+    Args:
+        job: What to do. Descriptors that are open here are open there.
+        readable: Files and folders that it can read, under their own paths; all others are not
+            there, except the system's programs and libraries.
+        slot: Sandboxes that run at the same time have different ones.
+        limits: What those inside may use.
+
+    Kill the keeper, and everything inside is gone. It ends with 0 when `job` has returned, with 70
+    when the sandbox could not be made, which it says on stderr.
+    """
+    sys.stdout.flush()
+    own = limits or Limits()
+    parent = os.getpid()
+    if keeper := os.fork():
+        return keeper
+    status = 70
+    try:
+        os.setsid()
+        _die_with(parent)
+        _oom_first()
+        if uid := os.getuid():
+            _own_user(uid)
+        _call("unshare", NEW_NS | NEW_REST)
+        keeper = os.getpid()
+        if inner := os.fork():
+            status = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+            status = status if 0 <= status < 256 else 128
+        else:
+            _die_with(keeper)
+            _rooms([*readable], own)
+            _loopback()
+            _leave_rights(NOBODY + slot % 4000 if uid == 0 else 0)
+            _limit(own)
+            status = 71
+            job()
+            status = 0
+    except NoSandbox as error:
+        os.write(2, f"{error}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def bare(job: Callable[[], None], limits: Limits | None = None) -> int:
+    """As `fork_inside`, where the system allows no sandbox: limits, and nothing else."""
+    parent = os.getpid()
+    if keeper := os.fork():
+        return keeper
+    try:
+        os.setsid()
+        _die_with(parent)
+        _oom_first()
+        _limit(limits or Limits(), processes=False)
+        os.chdir(tempfile.gettempdir())
+        job()
+        os._exit(0)
+    finally:
+        os._exit(71)
+
+
+def refused() -> str:
+    """Why there can be no sandbox here; empty where there can."""
+    if sys.platform != "linux":
+        return "only Linux has namespaces"
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    old = os.dup(2)
+    os.dup2(writing, 2)
+    keeper = fork_inside(lambda: None, [])
+    os.dup2(old, 2)
+    os.close(old)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        _, status = os.waitpid(keeper, 0)
+        words = said.read().strip()
+    return words or (f"it ended with status {status}" if status else "")
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(LIBC, name)(*arguments):
+        number = ctypes.get_errno()
+        shown = " ".join(a.decode() for a in arguments if isinstance(a, bytes))
+        raise NoSandbox(f"{name} {shown}: {os.strerror(number)}".replace(" :", ":"))
+
+
+def _die_with(parent: int) -> None:
+    """End when the process ends that has forked this one."""
+    if sys.platform != "linux":
+        return
+    _call("prctl", SET_PARENT_DEATH, signal.SIGKILL)
+    if os.getppid() not in (parent, 0):  # 0: it is outside of our namespace
+        os._exit(1)
+
+
+def _oom_first() -> None:
+    """Where the machine runs out of memory, this goes first."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _own_user(uid: int) -> None:
+    """A namespace of users, in which this one is all-powerful over what it makes itself."""
+    gid = os.getgid()
+    _call("unshare", NEW_USER)
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    except OSError as error:
+        raise NoSandbox(f"{error.filename}: {error.strerror}") from None
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words = (word.encode() for word in (source, target, kind))
+    _call("mount", *words, ctypes.c_ulong(flags), options.encode())
+
+
+def _read_only(path: str, below: bool = True) -> None:
+    wanted = (ctypes.c_uint64 * 4)(READ_ONLY | NO_SUID | NO_DEVICE * below, 0, 0, 0)
+    flags = ALL_BELOW if below else 0
+    size = ctypes.c_size_t(ctypes.sizeof(wanted))
+    if LIBC.syscall(MOUNT_SETATTR, HERE, path.encode(), flags, ctypes.byref(wanted), size):
+        raise NoSandbox(f"{path} cannot be made read-only: {os.strerror(ctypes.get_errno())}")
+
+
+def _rooms(readable: list[Path], limits: Limits) -> None:
+    """A root folder of its own, with what is readable, a temporary folder, and nothing else."""
+    shown = {path: path.resolve() for path in (*map(Path, SYSTEM), *readable) if path.exists()}
+    _mount("none", "/", "", PRIVATE | RECURSIVE)
+    _mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
+    os.chdir("/tmp")
+    os.mkdir("old")
+    os.mkdir("new")
+    _call("pivot_root", b".", b"old")
+    os.chdir("/")
+    _mount("tmpfs", "/new", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
+    for path, source in shown.items():
+        for place in (path, source):
+            _show(source, place)
+    _own_folders(limits)
+    _call("umount2", b"/old", DETACH)
+    os.chdir("/new")
+    _call("pivot_root", b".", b".")
+    _call("umount2", b".", DETACH)
+    os.chdir("/")
+    _read_only("/", below=False)
+    os.chdir("/tmp")
+
+
+def _show(source: Path, place: Path) -> None:
+    """Put a file or folder of the outer system, with all below it, under the new root."""
+    old, new = Path(f"/old{source}"), Path(f"/new{place}")
+    if new.exists():
+        return
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.mkdir() if old.is_dir() else new.touch()
+    _mount(str(old), str(new), "", BIND | RECURSIVE)
+    _read_only(str(new))
+
+
+def _own_folders(limits: Limits) -> None:
+    for name in ("proc", "dev", "tmp"):
+        os.mkdir(f"/new/{name}")
+    _mount("proc", "/new/proc", "proc", NO_SUID | NO_DEVICE)
+    size = f"mode=1777,size={limits.disk_bytes}"
+    _mount("tmpfs", "/new/tmp", "tmpfs", NO_SUID | NO_DEVICE, f"{size},nr_inodes=20000")
+    _mount("tmpfs", "/new/dev", "tmpfs", NO_SUID, "mode=755,size=64k")
+    for name in DEVICES:
+        Path(f"/new/dev/{name}").touch()
+        _mount(f"/old/dev/{name}", f"/new/dev/{name}", "", BIND)
+    os.symlink("/proc/self/fd", "/new/dev/fd")
+    os.mkdir("/new/dev/shm")
+    _read_only("/new/dev", below=False)
+    _mount("tmpfs", "/new/dev/shm", "tmpfs", NO_SUID | NO_DEVICE, f"{size},nr_inodes=20000")
+    Path("/new/etc").mkdir(exist_ok=True)
+    Path("/new/etc/hosts").write_text("127.0.0.1 localhost inside\n")
+
+
+def _loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+    _call("sethostname", b"inside", 6)
+
+
+def _leave_rights(uid: int) -> None:
+    """Become nobody, unless it is a user already, and give all rights away for good."""
+    if uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        with contextlib.suppress(NoSandbox):  # where that is refused, it is to those inside too
+            LIBC.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # else its own maps would not be its own
+            _own_user(uid)
+    with contextlib.suppress(OSError):  # no namespaces within: there one could mount memory
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+    for number in range(64):
+        LIBC.prctl(DROP_BOUND, number, 0, 0, 0)
+    head, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    _call("capset", head, none)
+    _call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _call("prctl", SET_PARENT_DEATH, signal.SIGKILL)  # a new user has forgotten it
+
+
+def _limit(limits: Limits, processes: bool = True) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
+    wanted = {
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: limits.files,
+    }
+    if pages:  # macOS does not keep to it
+        wanted[resource.RLIMIT_AS] = pages * resource.getpagesize() + limits.process_bytes
+    if processes:  # else it would count all that the user has
+        wanted[resource.RLIMIT_NPROC] = limits.processes
+    if hasattr(resource, "RLIMIT_MSGQUEUE"):
+        wanted[resource.RLIMIT_MSGQUEUE] = 0
+    for what, most in wanted.items():
+        _, hard = resource.getrlimit(what)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+
+
+def used(keeper: int, beyond: int = 0) -> int:
+    """The bytes of memory of all that descend from this process.
+
+    Args:
+        keeper: Its number.
+        beyond: What each has had from the beginning, which is not counted.
+    """
+    inside, files = descendants(keeper) - {keeper}, {}
+    for pid in inside:
+        files |= _nameless(pid)
+    return sum(files.values()) + sum(max(0, memory(pid) - beyond) for pid in inside)
+
+
+def descendants(pid: int) -> set[int]:
+    """A process and all that it and they have started; Linux says so, other systems do not."""
+    found: set[int] = set()
+    new = {pid}
+    while new:
+        found |= new
+        new = {child for one in new for child in _children(one)} - found
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in path.read_text().split()]
+    return found
+
+
+def _nameless(pid: int) -> dict[tuple[int, int], int]:
+    """The files in memory that a process holds open, and what they take."""
+    found = {}
+    with contextlib.suppress(OSError):  # gone, or not for us to look at
+        for number in os.listdir(folder := f"/proc/{pid}/fd"):
+            about = os.stat(f"{folder}/{number}")
+            if stat.S_ISREG(about.st_mode) and about.st_nlink == 0:
+                found[about.st_dev, about.st_ino] = 512 * about.st_blocks
+    return found
+
+
+def memory(pid: int) -> int:
+    """The bytes that a process has in memory, files left out; 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    kinds = ("RssAnon:", "RssShmem:")
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(kinds))
