@@ -17,7 +17,8 @@ from babel.messages.catalog import Catalog, Message
 from babel.messages.pofile import read_po, write_po
 from nbformat import NotebookNode
 
-BEGINS = re.compile(r"\s*(\||[-*] |\d+\. |<details>|#+ )")
+BEGINS = re.compile(r"\s*(\||[-*] |1\. |<details>|#+ )")
+NUMBERED = re.compile(r"\s*\d+\. ")  # in the middle of a paragraph it is no item, but a number
 NO_PROSE = re.compile(r"`[^`]*`|<code>.*?</code>|<[^>]+>|\]\([^)]*\)|https?://\S+|&\w+;")
 LINK = re.compile(r'(\]\(|href="|src=")(?!https?:|#|mailto:)([^)"#\s]+)')
 ENGLISH = "english"  # the tag of a cell in which something has no translation yet
@@ -28,12 +29,12 @@ NOTES = ("> 本章有 {missing} 段尚未译成中文,暂时显示英文原文�
 def units(text: str) -> list[str]:
     """Returns the parts of a text; joined by line ends they are the text again."""
     parts: list[str] = []
-    fence = fresh = False
+    fence, fresh = False, True
     for line in text.split("\n"):
         fenced = line.lstrip().startswith("```")
-        if parts and not fresh and line.strip() and (fence or not (fenced or BEGINS.match(line))):
-            parts[-1] += "\n" + line
-        elif fence:
+        begins = fenced or not line.strip() or BEGINS.match(line)
+        begins = begins or (parts and NUMBERED.match(line) and NUMBERED.match(parts[-1]))
+        if fence or (parts and not fresh and not begins):
             parts[-1] += "\n" + line
         else:
             parts.append(line)
