@@ -8,7 +8,6 @@ those of the English notebook, so a language needs no run of its own.
 import copy
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -165,28 +164,3 @@ def deeper(text: str, folder: str, translations: set[str]) -> str:
         return match[1] + posixpath.relpath(there if to in translations else to, f"{folder}/zh")
 
     return LINK.sub(link, text)
-
-
-MARKS = {
-    "code": re.compile(r"`([^`]+)`|<code>(.*?)</code>"),
-    "links": re.compile(r'\]\(([^)]+)\)|href="([^"]+)"'),
-    "tags": re.compile(r"</?(?:details|summary|kbd|code|i|b|sup|sub|br)\b"),
-    "numbers": re.compile(r"(?<![\w.])(\d[\d,.]*\d|\d)"),
-}
-
-
-def slips(message: Message) -> Iterator[str]:
-    """Yields what a translation has lost of its English: code, links, HTML, numbers."""
-    for name, pattern in MARKS.items():
-        mine, theirs = (_marks(pattern, text) for text in (message.id, message.string))
-        lost, more = mine - theirs, theirs - mine
-        if name in ("code", "numbers"):  # may be said again, or twice where English says it once
-            lost, more = Counter(mine.keys() - theirs.keys()), Counter()
-        if name == "code":
-            more = Counter(theirs.keys() - mine.keys())
-        if lost or more:
-            yield f"{name} differ: {[*lost, *(f'+{each}' for each in more)]}"
-
-
-def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
-    return Counter("".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(key(text)))

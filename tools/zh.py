@@ -13,81 +13,121 @@ the folders zh/, which git ignores, and README.zh.md.
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import nbformat
+from babel.messages.catalog import Message
 from babel.messages.pofile import PoFileError
 
+import build
 import chinese
+import proofread
 import translation
 from cells import BuildError
 
-HERE = Path(__file__).resolve().parents[1]
+
+class Source(NamedTuple):
+    """An English text: a lesson, a lab, the challenge or a document; and its catalogue."""
+
+    name: str
+    file: Path
+    catalogue: Path
+    notebook: build.Target | None
+
+    def prose(self) -> list[str]:
+        """Returns what is to be translated, unit by unit."""
+        if self.notebook:
+            return translation.prose(build.plan(self.notebook))
+        return translation.prose_of(self.file.read_text(encoding="utf-8"))
+
+    def known(self) -> dict[str, Message]:
+        """Returns the entries of the catalogue by their keys; none if there is no catalogue."""
+        return translation.words(translation.read(self.catalogue))
+
+
+def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
+    """Returns all of them, or those named: `03` is a chapter with its lab.
+
+    Raises:
+        BuildError: Nothing has such a name.
+    """
+    texts = {target.source: target for target in build.targets(root) if not target.cut}
+    files = {
+        file.relative_to(root / "source").with_suffix("").as_posix(): (file, target)
+        for file, target in texts.items()
+    }
+    documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
+    files |= {name: (file, None) for name, file in documents.items() if file.exists()}
+    chosen = {start: [n for n in files if _begins(n, start)] for start in names}
+    if lost := [start for start, found in chosen.items() if not found]:
+        raise BuildError(f"nothing is called {', '.join(lost)}; there are: {', '.join(files)}")
+    return [
+        Source(name, file, root / "source/zh" / f"{name}.po", target)
+        for name, (file, target) in files.items()
+        if not chosen or any(name in found for found in chosen.values())
+    ]
+
+
+def _begins(name: str, start: str) -> bool:
+    return name.startswith(start) or name.partition("/")[2].startswith(start)
+
+
+def edition(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yields every file of the Chinese edition with its text."""
+    notebooks = [target.built for target in build.targets(root) if target.built.exists()]
+    documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
+    there = {path.relative_to(root).as_posix() for path in [*notebooks, *documents.values()]}
+    for path in notebooks:
+        notebook, folder = chinese.in_memory(path, root), path.parent.name
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = translation.deeper(cell.source, folder, there)
+        yield path.parent / "zh" / path.name, nbformat.writes(notebook) + "\n"
+    for file in filter(Path.exists, documents.values()):
+        text, folder = chinese.document(file, root), file.parent
+        if folder == root:
+            yield root / "README.zh.md", text
+        else:
+            yield folder / "zh" / file.name, translation.deeper(text, folder.name, there)
 
 
 def update(root: Path, names: list[str]) -> None:
     """Writes the catalogues as the English is now: those that are there, and those named."""
-    for source in chinese.sources(root, names):
+    for source in sources(root, names):
         if names or source.catalogue.exists():
             catalog = translation.take_up(translation.read(source.catalogue), source.prose())
             translation.write(catalog, source.catalogue, source.file.relative_to(root).as_posix())
 
 
-def build_all(root: Path) -> int:
-    """Writes the whole edition; returns how many files that were."""
-    number = 0
-    for number, (path, text) in enumerate(chinese.edition(root), start=1):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return number
-
-
-def begin(text: str) -> str:
-    """Returns the first words of a paragraph, to find it by."""
-    return translation.key(text)[:70]
-
-
-def faults(source: chinese.Source, root: Path) -> Iterator[str]:
-    """Yields what nobody has looked at in a catalogue, and what a translation has lost."""
-    where = source.catalogue.relative_to(root)
-    known, wanted = source.known(), {translation.key(unit) for unit in source.prose()}
-    new, gone = len(wanted - known.keys()), len(known.keys() - wanted)
-    if new or gone:
-        yield f"{where}: the English is another now ({new} new, {gone} gone): make zh"
-    for message in known.values():
-        if message.fuzzy:
-            yield f"{where}: changed in English, and nobody has looked: {begin(message.id)}"
-        elif message.string:
-            for slip in translation.slips(message):
-                yield f"{where}: {slip}: {begin(message.id)}"
-
-
 def check(root: Path) -> int:
     """Prints what is translated and what is not in order; returns the exit status."""
-    found, shares = [], []
-    for source in chinese.sources(root):
-        share = 0
+    found, shares = proofread.terms_at_odds(root), []
+    for source in sources(root):
+        share, number = 0, source.name.partition("_")[0]
         if source.catalogue.exists():
             known, wanted = source.known(), source.prose()
             have = [known.get(translation.key(unit)) for unit in wanted]
             share = 100 * sum(bool(m and m.string and not m.fuzzy) for m in have) // len(wanted)
-            found += faults(source, root)
-        shares.append(f"{source.name.removesuffix(source.name.partition('_')[2])} {share} %")
-    readme = chinese.readme(root)
-    if readme.exists() and readme.read_text("utf-8") != chinese.document(root / "README.md", root):
+            where = source.catalogue.relative_to(root)
+            found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted)]
+        shares.append(f"{number if '/' in number else source.name} {share} %")
+    readme, english = root / "README.zh.md", root / "README.md"
+    if readme.exists() and readme.read_text("utf-8") != chinese.document(english, root):
         found.append("README.zh.md is old: make zh")
     print("in Chinese:", ", ".join(shares))
     print("\n".join(found) or "every translation is of the English as it is now")
     if found:
-        print("\nto see them:       .venv/bin/python tools/zh.py --todo NAME")
-        print("to mend one:       edit source/zh/NAME.po; when it is right, take `#, fuzzy` away")
-        print('still right?       .venv/bin/python tools/zh.py --right "words of the English"')
+        print("\nto see them:   .venv/bin/python tools/zh.py --todo NAME")
+        print("to mend one:   edit source/zh/NAME.po; when it is right, take `#, fuzzy` away")
+        print('still right?   .venv/bin/python tools/zh.py --right "words of the English"')
     return int(bool(found))
 
 
 def todo(root: Path, names: list[str]) -> None:
     """Prints what has no translation, and what changed in the English of those that have one."""
-    for source in chinese.sources(root, names):
+    for source in sources(root, names):
         known = source.known()
         for unit in source.prose():
             message = known.get(translation.key(unit))
@@ -104,7 +144,7 @@ def right(root: Path, text: str) -> int:
     """Marks the one changed translation whose English has these words as looked at."""
     found = [
         (source, message)
-        for source in chinese.sources(root)
+        for source in sources(root)
         if source.catalogue.exists()
         for message in source.known().values()
         if message.fuzzy and translation.key(text) in translation.key(message.id)
@@ -114,11 +154,9 @@ def right(root: Path, text: str) -> int:
         return 1
     source, message = found[0]
     catalog = translation.read(source.catalogue)
-    entry = catalog[message.id]
-    entry.flags.discard("fuzzy")
-    entry.user_comments = []
+    catalog[message.id].flags.discard("fuzzy")
+    catalog[message.id].user_comments = []
     translation.write(catalog, source.catalogue, source.file.relative_to(root).as_posix())
-    print(f"{source.name}: {begin(message.id)}")
     return 0
 
 
@@ -129,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="report, change nothing")
     parser.add_argument("--todo", action="store_true", help="print what is to be done")
     parser.add_argument("--right", metavar="WORDS", help="looked at: it is still right")
-    parser.add_argument("--root", type=Path, default=HERE, help="the project's folder")
+    parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
     args = parser.parse_args(argv)
     root = args.root.resolve()
     try:
@@ -138,10 +176,13 @@ def main(argv: list[str] | None = None) -> int:
         if args.right:
             return right(root, args.right)
         if args.todo:
-            todo(root, args.names)
-            return 0
+            return todo(root, args.names) or 0
         update(root, args.names)
-        print(f"{build_all(root)} files in Chinese are built")
+        files = dict(edition(root))
+        for path, text in files.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        print(f"{len(files)} files in Chinese are built")
         return 0
     except (BuildError, PoFileError) as error:
         print(f"zh failed: {error}", file=sys.stderr)
