@@ -1,14 +1,13 @@
 """Texts in another language, made of the English ones and of a catalogue (gettext, by Babel).
 
-A unit is a paragraph, an item of a list, a row of a table or a folded answer; its English text is its
-key, however its lines are broken. Only Markdown is touched: code, outputs and the ids of cells stay
-those of the English notebook, so a language needs no run of its own.
+A unit is a paragraph, an item of a list, a row of a table or a folded answer; its English text is
+its key, however its lines are broken. Only Markdown is touched: code, outputs and the ids of cells
+stay those of the English notebook, so a language needs no run of its own.
 """
 
 import copy
 import posixpath
 import re
-from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -21,8 +20,11 @@ NUMBERED = re.compile(r"\s*\d+\. ")  # in the middle of a paragraph it is no ite
 NO_PROSE = re.compile(r"`[^`]*`|<code>.*?</code>|<[^>]+>|\]\([^)]*\)|https?://\S+|&\w+;")
 LINK = re.compile(r'(\]\(|href="|src=")(?!https?:|#|mailto:)([^)"#\s]+)')
 ENGLISH = "english"  # the tag of a cell in which something has no translation yet
-COMMENT = "# A translation of {0}. tools/zh.py keeps it up to date; CONTRIBUTING.md says how to edit it."
-NOTES = ("> 本章有 {missing} 段尚未译成中文,暂时显示英文原文。", "> 本章尚未译成中文,以下为英文原文。")
+COMMENT = "# A translation of {0}: see CONTRIBUTING.md."
+NOTES = (
+    "> 本章有 {missing} 段尚未译成中文，暂时显示英文原文。",
+    "> 本章尚未译成中文，以下为英文原文。",
+)
 
 
 def units(text: str) -> list[str]:
@@ -156,7 +158,7 @@ def translated(notebook: NotebookNode, known: dict[str, Message]) -> NotebookNod
 
 
 def deeper(text: str, folder: str, translations: set[str]) -> str:
-    """Returns a text of `folder` whose links lead on from `folder`/zh, where they can to Chinese."""
+    """Returns a text of `folder` with links that hold in `folder`/zh, to Chinese where that is."""
 
     def link(match: re.Match[str]) -> str:
         to = posixpath.normpath(posixpath.join(folder, match[2]))

@@ -1,4 +1,4 @@
-"""The Chinese edition: catalogues in source/zh are edited; notebooks are built of them and of English.
+"""The Chinese edition: catalogues in source/zh are edited, notebooks are built of English and them.
 
     python tools/zh.py                  takes up what has changed in English, builds everything anew
     python tools/zh.py 03               begins catalogues for a chapter and its lab, then the same
@@ -103,7 +103,7 @@ def update(root: Path, names: list[str]) -> None:
 
 def check(root: Path) -> int:
     """Prints what is translated and what is not in order; returns the exit status."""
-    found, shares = proofread.terms_at_odds(root), []
+    found, shares, terms = [], [], proofread.glossary(root)
     for source in sources(root):
         share, number = 0, source.name.partition("_")[0]
         if source.catalogue.exists():
@@ -111,7 +111,7 @@ def check(root: Path) -> int:
             have = [known.get(translation.key(unit)) for unit in wanted]
             share = 100 * sum(bool(m and m.string and not m.fuzzy) for m in have) // len(wanted)
             where = source.catalogue.relative_to(root)
-            found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted)]
+            found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted, terms)]
         shares.append(f"{number if '/' in number else source.name} {share} %")
     readme, english = root / "README.zh.md", root / "README.md"
     if readme.exists() and readme.read_text("utf-8") != chinese.document(english, root):
