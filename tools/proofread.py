@@ -51,8 +51,7 @@ def slips(message: Message) -> Iterator[str]:
         mine, theirs = (_marks(pattern, text) for text in (message.id, message.string))
         lost, more = mine - theirs, theirs - mine
         if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
-            lost = Counter(mine.keys() - theirs.keys())
-            more = Counter(theirs.keys() - mine.keys() if name == "code" else ())
+            lost, more = Counter(mine.keys() - theirs.keys()), Counter()
         if lost or more:
             yield f"{name} differ: {' '.join([*lost, *(f'+{each}' for each in more)])}"
     if found := HALF_WIDTH.search(SHOWN.sub("`", message.string)):

@@ -161,7 +161,7 @@ def test_a_translation_that_lost_something_is_not_in_order(course, capsys):
     ("english", "chinese", "slip"),
     [
         ("Call `wait()`.", "调用它。", "code differ: wait()"),
-        ("Call it.", "调用 `wait()`。", "code differ: +wait()"),
+        ("Call `wait()`.", "调用 `await()`。", "code differ: wait()"),
         ("See [it](a.md).", "见[它](b.md)。", "links differ: a.md +b.md"),
         ("1,442 digits", "1,424 个数字", "numbers differ: 1,442"),
         ("<details><summary>Answer</summary>\nNo.\n</details>", "<details>不。</details>", "tags"),
