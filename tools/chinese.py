@@ -10,9 +10,11 @@ import nbformat
 from babel.messages.catalog import Message
 from nbformat import NotebookNode
 
+import course_map
 import translation
 
-DOCUMENTS = {"README": "README.md", "course_map": "notebooks/README.md"}
+MAP = "course_map"
+DOCUMENTS = {"README": "README.md", MAP: "notebooks/README.md"}
 KINDS = {"notebooks": "lessons/", "exercises": "labs/", "solutions": "labs/"}
 
 
@@ -38,5 +40,21 @@ def in_memory(original: Path, root: Path) -> NotebookNode:
 
 def document(original: Path, root: Path) -> str:
     """Returns a document in Chinese, with links that hold where the English one lies."""
-    text = original.read_text(encoding="utf-8")
-    return translation.in_chinese(text, _known(catalogue_of(original, root)))[0]
+    known = _known(catalogue_of(original, root))
+    if original == root / DOCUMENTS[MAP]:  # made anew of the Chinese notebooks
+        read = functools.partial(in_memory, root=root)
+        tongue = course_map.Tongue(read, lambda text: translation.in_chinese(text, known)[0])
+        return course_map.text(root, tongue)
+    return translation.in_chinese(original.read_text(encoding="utf-8"), known)[0]
+
+
+def sentences_of_map(root: Path) -> list[str]:
+    """Returns what the course map says beside what it reads off the notebooks."""
+    said: list[str] = []
+
+    def note(text: str) -> str:
+        said.append(text)
+        return text
+
+    course_map.text(root, course_map.Tongue(course_map.ENGLISH.read, note))
+    return list(dict.fromkeys(said))

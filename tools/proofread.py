@@ -17,7 +17,7 @@ from translation import key
 
 CODE = r"`[^`]*`|<code>.*?</code>"
 MARKS = {
-    "code": re.compile(r"`([^`]+)`|<code>(.*?)</code>"),
+    "code": re.compile(r"(?<!`)`([^`]+)`(?!`)|<code>(.*?)</code>"),
     "links": re.compile(r'\]\(([^)]+)\)|href="([^"]+)"'),
     "tags": re.compile(r"</?(?:details|summary|kbd|i|b|sup|sub|br)\b"),
     "numbers": re.compile(r"(?<![\w.])(\d[\d,.]*\d|\d)(?!\w)"),

@@ -40,6 +40,8 @@ class Source(NamedTuple):
         """Returns what is to be translated, unit by unit."""
         if self.notebook:
             return translation.prose(build.plan(self.notebook))
+        if self.name == chinese.MAP:
+            return chinese.sentences_of_map(self.file.parents[1])
         return translation.prose_of(self.file.read_text(encoding="utf-8"))
 
     def known(self) -> dict[str, Message]:
