@@ -10,6 +10,7 @@ import pytest
 import build
 import cells
 import copies
+import ddp_course
 import my
 import proofread
 import translation
@@ -299,3 +300,13 @@ def test_a_language_that_is_not_there_is_refused(course, monkeypatch):
     monkeypatch.setenv("COURSE_LANG", "fr")
     with pytest.raises(SystemExit, match="COURSE_LANG is fr"):
         copies.home(course)
+
+
+def test_ddp_course_takes_the_language_by_an_option(tmp_path, monkeypatch, capsys):
+    for name in ("COURSE_MY", "COURSE_LANG"):
+        monkeypatch.setenv(name, "")  # and put back what the command sets
+    assert ddp_course.main(["--my", str(tmp_path), "--lang", "zh", "fresh", "lesson_00"]) == 0
+    assert "New: lesson_00_start_here.ipynb" in capsys.readouterr().out
+    copy = nbformat.read(tmp_path / "zh/lesson_00_start_here.ipynb", as_version=4)
+    assert copy.cells[0].source.startswith("# 00 · 从这里开始")
+    assert "](course_map.md)" in copy.cells[0].source
