@@ -4,10 +4,11 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks zh progress challenge handout check bench gpu mutants look soak clean help
+.PHONY: lab fresh test quick notebooks zh progress challenge handout check bench gpu mutants look soak site clean help
 
 RUN := .venv/bin/python
-PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
+PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
+	$(if $(CPU),$(foreach own,torch torchvision,--find-links https://download.pytorch.org/whl/cpu/$(own)/))
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
 	--nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*'
@@ -18,13 +19,13 @@ export COURSE_LANG := $(or $(lang),$(COURSE_LANG))
 # Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
 BESIDE := -n $(or $(workers),4) --dist loadscope
 
-lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER lang=zh
+lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER lang=zh CPU=1
 	@$(RUN) tools/my.py --lab
 
 fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the old: make fresh only=03
 	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
 
-test: check .venv/.teach .venv/.extras ## lint, drift, all tests, every notebook strictly compared (14 minutes)
+test: check .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (14 minutes)
 	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
 
 quick: .venv/.ready ## lint and the tests that take a moment
@@ -67,6 +68,9 @@ look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make l
 	@COURSE_SCREENSHOTS=$(or $(to),$(error say where: make look to=FOLDER only=05)) \
 		$(RUN) -m pytest tests/lessons/test_browser.py -m browser -k "to_its_end$(if $(only), and $(only))"
 
+site: .venv/.site ## the course as a web site, in build/site/html: make site pdf=1 repository=OWNER/NAME
+	@$(RUN) tools/website.py $(if $(repository),--repository $(repository)) $(if $(pdf),--pdf)
+
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak
 
@@ -97,7 +101,7 @@ help: ## this list
 	}
 
 .venv/.ready: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "Installing the pinned packages into .venv (once; about two minutes, 6 GB) ..."
+	@echo "Installing the pinned packages into .venv (once; about two minutes, $(if $(CPU),2,6) GB) ..."
 	@$(PIP) -e '.[test]'
 	@touch $@
 
@@ -108,6 +112,11 @@ help: ## this list
 # What chapters 09 and 10 need beside the rest.
 .venv/.extras: .venv/.ready
 	@$(PIP) -e '.[keras,cluster]'
+	@touch $@
+
+# Sphinx, which makes pages of notebooks; tools/website.py fetches Pyodide itself.
+.venv/.site: .venv/.ready
+	@$(PIP) -e '.[site]'
 	@touch $@
 
 # A learner's JupyterLab stays as it is: what nbgrader would add to it is switched off.

@@ -23,12 +23,13 @@ TOOLS = Path(__file__).resolve().parent / "tools"
 
 
 def __getattr__(name: str) -> Any:
-    """`from ddp_course import challenge` or `slurm`, from a notebook in any folder."""
-    if name not in ("challenge", "slurm"):
+    """`from ddp_course import slurm`, or what else a notebook in any folder needs of tools/."""
+    if name not in ("challenge", "slurm", "two_hosts"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     sys.path.insert(0, str(TOOLS))
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        return getattr(module, name, module)  # `two_hosts` is the function, the others are modules
     finally:
         sys.path.remove(str(TOOLS))  # a learner's own modules may have the names of these
 

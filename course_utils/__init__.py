@@ -11,21 +11,21 @@ from typing import Any
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 _ROOMS = {
-    "Network": "network.network",
-    "WorkerError": "launcher.errors",
-    "WorkerTimeout": "launcher.errors",
-    "check": "checks.check",
-    "digits": "data",
-    "explore": "pictures.widgets",
-    "hardware": "devices.hardware",
-    "launch": "notebook",
-    "plot_calls": "pictures.calls",
-    "plot_ranks": "pictures.squares",
-    "plot_timeline": "pictures.timeline",
-    "predict": "predictions",
-    "progress": "checks.outcome",
-    "report": "live",
-    "show": "pictures.style",
+    "Network": ".network.network",
+    "WorkerError": ".launcher.errors",
+    "WorkerTimeout": ".launcher.errors",
+    "check": ".checks.check",
+    "digits": "course_material.digits",
+    "explore": ".pictures.widgets",
+    "hardware": ".devices.hardware",
+    "launch": ".notebook",
+    "plot_calls": ".pictures.calls",
+    "plot_ranks": ".pictures.squares",
+    "plot_timeline": ".pictures.timeline",
+    "predict": "course_material.predictions",
+    "progress": ".checks.outcome",
+    "report": ".live",
+    "show": ".pictures.style",
 }
 __all__ = sorted(_ROOMS)
 
@@ -33,7 +33,7 @@ __all__ = sorted(_ROOMS)
 def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    value = getattr(importlib.import_module(_ROOMS[name], __name__), name)
     globals()[name] = value
     return value
 

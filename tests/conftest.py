@@ -26,7 +26,7 @@ from xdist.scheduler import LoadScopeScheduling
 # What takes longest comes first, so that no worker is left alone with it at the end.
 FIRST = (
     "tests/lessons/", "tests/checks/test_grading", "lab ", "tests/launcher/test_faults",
-    "tests/hang/", "solutions/", "notebooks/", "tests/machines/", "tests/checks/",
+    "tests/hang/", "tests/site/", "solutions/", "notebooks/", "tests/checks/",
     "tests/record/", "tests/launcher/",
 )  # fmt: skip
 
@@ -38,6 +38,8 @@ class Parts(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/site/"):  # it is built once
+            return "tests/site/"
         lab = re.search(r"test_labs\.py::.*\[(\d\d)", nodeid)
         return f"lab {lab[1]}" if lab else nodeid.split("::")[0]
 

@@ -32,7 +32,7 @@ flowchart TB
     subgraph B[One model in many processes]
         direction LR
         04[04 DDP] --> 05[05 from scratch] --> 06[06 costs] --> 07[07 data, numerics]
-        05 --> 13[13 on a GPU]
+        05 --> 14[14 on a GPU]
     end
     subgraph C[When it gets serious]
         direction LR
@@ -192,7 +192,7 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
         say(
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; "
-            "13 is\nread after 05, with a GPU or without. Minutes are counted: words, lines of "
+            "14 is\nread after 05, with a GPU or without. Minutes are counted: words, lines of "
             "code in\nsight, and predictions."
         ),
         say(WAY.rstrip("\n")) + "\n",

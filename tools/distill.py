@@ -1,4 +1,4 @@
-"""Makes the recordings of course_utils/recordings from the traces that they are distilled from.
+"""Makes the recordings of course_material/recordings from the traces that they are distilled from.
 
     python tools/distill.py FOLDER    where the three original traces are, as *.json.gz
 
@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from course_utils.recordings import KINDS, Row
+from course_material.recordings import KINDS, Row
 
 Event = dict[str, Any]
-INTO = Path(__file__).resolve().parents[1] / "course_utils/recordings"
+INTO = Path(__file__).resolve().parents[1] / "course_material/recordings"
 # By name: the original, and which of its steps are kept, so that all three stay below 300 KB.
 STEPS = {
     "resnet50_2xA100": ("resnet50_ddp_2xA100_rank0", slice(0, 3)),

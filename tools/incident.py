@@ -31,7 +31,7 @@ NODES = ("node-a", "node-b")
 
 def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
     """Cuts a delivery out of the novel: four parts of equal bytes, one with a printer's quotes."""
-    text = (files("course_utils") / "pride_and_prejudice.txt").read_text("utf-8")
+    text = (files("course_material") / "pride_and_prejudice.txt").read_text("utf-8")
     folder.mkdir(parents=True)
     for rank in range(4):
         part = text[22_000 * rank + begin :][:PART_BYTES]

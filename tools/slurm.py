@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from course_utils.machines.hosts import Hosts, two_hosts
+from two_hosts import Hosts, two_hosts
 
 RECORDED = Path(__file__).with_suffix(".json")  # what jobs wrote, by the name of their script
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])

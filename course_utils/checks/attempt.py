@@ -14,8 +14,7 @@ import os
 import struct
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -181,12 +180,10 @@ def _packed(result: Any, backend: str | None) -> bytes:
 
 
 def _split(record: Record, begun: list[list[float]]) -> list[Trace]:
-    """The recording of each run, its events counted from 0; `begun`: by rank, when each began."""
+    """The recording of each run, its events numbered as in the whole; `begun`: by rank, when."""
     begun = [[when - record.start_s for when in own] for own in begun]
     found: list[list[Event]] = [[] for _ in begun[0]]
-    parts = groupby(record.events(), lambda e: (e.rank, bisect(begun[e.rank], e.start_s)))
-    for (_, run), (first, *more) in parts:
-        for event in (first, *more) if run else ():  # 0: before the first one
-            of = None if event.of is None else event.of - first.index
-            found[run - 1].append(replace(event, index=event.index - first.index, of=of))
+    for event in record.events():
+        if run := bisect(begun[event.rank], event.start_s):  # 0: before the first one
+            found[run - 1].append(event)
     return [Trace(tuple(events), ((0.0,),) * len(begun)) for events in found]

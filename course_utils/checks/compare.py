@@ -77,11 +77,9 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _are_keys_of(wanted: dict, got: dict) -> bool:
-    further = got.keys() - wanted.keys()
-    if any(key not in got for key in wanted) or not further:
-        return len(wanted) == len(got) and not further
-    kinds = set(map(type, wanted.values()))
-    return len(kinds) > 1 or (kinds == {int} and not any(got[k] for k in further))
+    further, kinds = got.keys() - wanted.keys(), set(map(type, wanted.values()))
+    may = len(kinds) > 1 or (kinds == {int} and not any(got[key] for key in further))
+    return wanted.keys() <= got.keys() and (may or not further)
 
 
 def _items(keys: Iterable, wanted: Any, got: Any, *how: Any) -> str | None:

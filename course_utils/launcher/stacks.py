@@ -14,7 +14,10 @@ from pathlib import Path
 
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"  # `course_utils_lab/` beside it is a learner's
-_LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+_LIBRARIES = (
+    *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[2] / 'course_material'}{os.sep}",
+)
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,8 @@ class Frame:
         """The line among its neighbours, an arrow before it."""
         around = range(self.line - 2, self.line + 2)
         lines = ((n, linecache.getline(self.file, n).rstrip()) for n in around)
-        told = (
-            f"{'-->' if n == self.line else '   '} {n:3d} | {text}" for n, text in lines if text
-        )
-        return "\n".join(f"    {row}" for row in told)
+        mark = {self.line: "-->"}
+        return "\n".join(f"    {mark.get(n, '   ')} {n:3d} | {text}" for n, text in lines if text)
 
 
 def from_dump(text: str) -> list[Frame]:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -46,17 +47,14 @@ class Team:
     def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
         stopped = _family({m.pid for m in self.members if m.pid and m.status is None})
-        with contextlib.ExitStack() as steps:  # taken from the last to the first
-            steps.callback(self._listening.close)
-            steps.callback(remove_segments, stopped)
-            steps.callback(self.meet.close)
-            for member in self.members:
-                steps.callback(member.close)
-            steps.callback(self._tick, final=True)
-            for member in self.members:
-                steps.callback(member.reap)
-            for member in self.members:
-                steps.callback(member.kill)
+        steps = [member.kill for member in self.members]
+        steps += [member.reap for member in self.members]
+        steps.append(partial(self._tick, final=True))
+        steps += [member.close for member in self.members]
+        steps += [self.meet.close, partial(remove_segments, stopped), self._listening.close]
+        with contextlib.ExitStack() as taken:  # from the last to the first
+            for step in reversed(steps):
+                taken.callback(step)
 
     def output(self) -> list[str]:
         """What each rank has printed."""

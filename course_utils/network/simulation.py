@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,110 +52,104 @@ class Replay:
 
 # Microseconds that a rank computes before an event; where that is None, before it begins.
 Think = Callable[[int, Event | None], float]
+# What a rank does, or its part in a collective: yields until when it waits, or for which end.
+Process = Iterator[float | End]
 _ARRIVE, _RESUME = range(2)  # at one moment, arrivals come first
-
-
-@dataclass(eq=False, slots=True)
-class _Runner:
-    """A rank's program, or its part in a collective, on its way through its steps."""
-
-    rank: int
-    end: End
-    steps: Sequence[Step]
-    event: Event | None = None  # of a collective; a program has none
-    at: int = 0
-    now: float = 0.0
-    called: float = 0.0  # a collective may be called before it can begin
-    left: float = 0.0  # when the last byte that it has sent left
 
 
 class Simulation:
     """A schedule on its way through a network; `think` tells what ranks compute before events."""
 
     def __init__(self, schedule: Schedule, network: Network, think: Think) -> None:
-        self.think, self.network, self.messages = think, network, schedule.messages
-        own, tasks = enumerate(schedule.programs), enumerate(schedule.tasks)
-        self.programs = [_Runner(rank, ("program", rank), steps) for rank, steps in own]
-        self.tasks = [_Runner(call.rank, ("done", n), steps, call) for n, (call, steps) in tasks]
+        self.network, self.think, self.messages = network, think, schedule.messages
+        self.programs, self.tasks = schedule.programs, schedule.tasks
         size = len(self.programs)
         self.links = [[network.link(a, b, size) for b in range(size)] for a in range(size)]
         self.slow = [network.slow_ranks.get(rank, 1.0) for rank in range(size)]
         self.out_free, self.in_free = [0.0] * size, [0.0] * size
+        self.now, self.finish = 0.0, [0.0] * size
+        self.held: dict[int, Event | None] = {}  # by rank what its program is at, until its end
         self.ended: dict[End, float] = {}
-        self.waiters: dict[End, list[_Runner]] = defaultdict(list)
+        self.waiters: dict[End, list[tuple[int, int, Process]]] = defaultdict(list)
         self.moments: list[tuple] = []
         self.intervals: list[Interval] = []
 
     def run(self) -> Replay:
         """Run all programs to their ends; raises ReplayError where a rank waits for ever."""
-        for program in self.programs:
-            self._advance(program)
+        for rank, steps in enumerate(self.programs):
+            self._go_on(-1, rank, self._program(rank, steps))
         while self.moments:
-            now, kind, _, _, which = heapq.heappop(self.moments)
-            (self._arrive if kind == _ARRIVE else self._resume)(now, which)
-        finish = [0.0] * len(self.programs)
-        for runner in (*self.programs, *self.tasks):
-            if runner.end not in self.ended:
-                raise ReplayError(f"{runner.steps[runner.at - 1][2]!r}: it waits for ever.")
-            finish[runner.rank] = max(finish[runner.rank], self.ended[runner.end])
-        return Replay(tuple(finish), tuple(self.intervals), self.network)
+            self.now, kind, order, rank, what = heapq.heappop(self.moments)
+            (self._arrive if kind == _ARRIVE else self._go_on)(order, rank, what)
+        for event in self.held.values():
+            raise ReplayError(f"{event!r}: it waits for ever.")
+        return Replay(tuple(self.finish), tuple(self.intervals), self.network)
 
-    def _advance(self, runner: _Runner) -> None:
-        """Take steps until one ends at a later moment, or nobody knows when."""
-        while runner.at < len(runner.steps):
-            code, what, _ = runner.steps[runner.at]
-            runner.at, until = runner.at + 1, runner.now
-            if code == "compute":
-                until += self.think(runner.rank, what) * self.slow[runner.rank]
-            elif code == "send":
-                self._send(runner, what)
+    def _program(self, rank: int, steps: Sequence[Step]) -> Process:
+        """What a rank does itself."""
+        left = 0.0
+        for code, what, event in steps:
+            if code == "send":
+                left = self._send(what)
             elif code == "start":
-                task = self.tasks[what]
-                task.now = task.called = runner.now
-                self._advance(task)
-            elif what in self.ended:
-                until = self.ended[what]
+                call, own = self.tasks[what]
+                self._go_on(call.index, rank, self._task(("done", what), call, own))
             else:
-                self.waiters[what].append(runner)
+                begun, until, self.held[rank] = self.now, what, event
+                if code == "compute":
+                    until = begun + self.think(rank, event) * self.slow[rank]
+                if until != begun:
+                    yield until
+                if self.now > begun:
+                    self.intervals.append(Interval(rank, begun, self.now, code, event))
+        del self.held[rank]
+        self.finish[rank] = max(self.finish[rank], self.now, left)
+
+    def _task(self, end: End, call: Event, steps: Sequence[Step]) -> Process:
+        """A rank's part in a collective, beside its program."""
+        called, left = self.now, 0.0
+        for code, what, _ in steps:
+            if code == "send":
+                left = self._send(what)
+            else:
+                yield what
+        done = max(self.now, left)
+        self.intervals.append(Interval(call.rank, called, done, "collective", call))
+        self.finish[call.rank] = max(self.finish[call.rank], done)
+        self._tell(end, done)
+
+    def _go_on(self, order: int, rank: int, process: Process) -> None:
+        """Let a process run until it waits for a later moment, or nobody knows when."""
+        for until in process:
+            if isinstance(until, tuple):
+                if until not in self.ended:
+                    self.waiters[until].append((order, rank, process))
+                    return
+                until = self.ended[until]
+            if until > self.now:
+                heapq.heappush(self.moments, (until, _RESUME, order, rank, process))
                 return
-            if until > runner.now:
-                self._later(until, runner)
-                return
-        done, call = max(runner.now, runner.left), runner.event
-        if call is not None:
-            self.intervals.append(Interval(call.rank, runner.called, done, "collective", call))
-        self._tell(runner.end, done)
 
-    def _later(self, moment: float, runner: _Runner) -> None:
-        order = runner.event.index if runner.event else -1  # programs first
-        heapq.heappush(self.moments, (moment, _RESUME, order, runner.rank, runner))
-
-    def _resume(self, now: float, runner: _Runner) -> None:
-        if runner.event is None:
-            code, _, event = runner.steps[runner.at - 1]
-            self.intervals.append(Interval(runner.rank, runner.now, now, code, event))
-        runner.now = now
-        self._advance(runner)
-
-    def _send(self, runner: _Runner, number: int) -> None:
+    def _send(self, number: int) -> float:
+        """Let a message leave as soon as it can; returns when its last byte has left."""
         sent, taken, size, order = self.messages[number]
         source, target = sent.rank, taken.rank
-        (alpha, beta), start = self.links[source][target], max(runner.now, self.out_free[source])
+        (alpha, beta), start = self.links[source][target], max(self.now, self.out_free[source])
         end = start + size * beta
-        self.out_free[source] = self.ended["left", number] = runner.left = end
+        self.out_free[source] = self.ended["left", number] = end
         self.intervals.append(Interval(source, start, end, "send", sent, target, size))
         heapq.heappush(self.moments, (start + alpha, _ARRIVE, order, target, number))
+        return end
 
-    def _arrive(self, now: float, number: int) -> None:
+    def _arrive(self, _order: tuple[int, int], target: int, number: int) -> None:
         sent, taken, size, _ = self.messages[number]
-        source, target = sent.rank, taken.rank
-        start = max(now, self.in_free[target])
-        end = start + size * self.links[source][target][1]
+        start = max(self.now, self.in_free[target])
+        end = start + size * self.links[sent.rank][target][1]
         self.in_free[target] = end
-        self.intervals.append(Interval(target, start, end, "receive", taken, source, size))
+        self.intervals.append(Interval(target, start, end, "receive", taken, sent.rank, size))
         self._tell(("arrived", number), end)
 
     def _tell(self, end: End, moment: float) -> None:
         self.ended[end] = moment
-        for runner in self.waiters.pop(end, ()):
-            self._later(moment, runner)
+        for waiter in self.waiters.pop(end, ()):
+            heapq.heappush(self.moments, (moment, _RESUME, *waiter))

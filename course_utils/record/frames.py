@@ -82,8 +82,3 @@ def operator(inner: list[FrameType]) -> Any:
         if found:  # "reduceOp": functional
             return found
     return None
-
-
-def argument(inner: list[FrameType], name: str) -> Any:
-    """What torch's function was called with that asked for an operation; None if it has no such."""
-    return inner[0].f_locals.get(name) if inner else None

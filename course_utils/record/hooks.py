@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, KINDS, UNFINISHED, WAKES, Kind
-from course_utils.record.memory import ISSUED, ON_ITS_WAY, Row, Writer
+from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
 from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
@@ -45,7 +45,7 @@ def _called() -> dict[int, tuple[str, Kind, bool]]:
 class Recorder:
     """The hooks of all groups of this rank."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Part) -> None:
         self.writer, self.waits = writer, Waits(writer) if writer.whole else None
         self.forked = self.unfinished = False
         self.ends: list[weakref.finalize] = []  # of the models that the rank has wrapped in DDP
@@ -137,13 +137,14 @@ class Recorder:
             "group": group, "group_name": name, "peer" if how.message else "root": peer,
         }  # fmt: skip
         counted = group, name  # groups that only their members make can have one name
+        asked = inner[0].f_locals if inner and (how.message or how.parted) else {}
         if how.message:
-            fields["tag"] = frames.argument(inner, "tag") or 0
+            fields["tag"] = asked.get("tag") or 0
             counted = group, name, kind, peer, fields["tag"]
         if how.reduces:
             fields["op"] = _name(frames.operator(inner))
         if how.parted:
-            splits = frames.argument(inner, "input_split_sizes") or (1,) * len(group)
+            splits = asked.get("input_split_sizes") or (1,) * len(group)
             even = (size // (sum(splits) or 1) * split for split in splits if inputs)
             fields["parts"] = tuple(tensor.nbytes for tensor in inputs) if listed else tuple(even)
         later = call.async_op and not frames.is_blocking(inner, own)

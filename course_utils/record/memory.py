@@ -26,7 +26,6 @@ KEPT = 1024  # rows of a ring that can be read
 _ALL = 8 << 20  # rows of a whole record
 _TOLD = {False: 2 << 20, True: 448 << 20}  # bytes of descriptions; a file takes what was written
 ISSUED, ON_ITS_WAY = -1, -2  # in `Row.of`
-_TRIES = 5
 
 
 class _Head(ctypes.Structure):
@@ -57,71 +56,44 @@ _ROWS, _ROW = ctypes.sizeof(_Head), ctypes.sizeof(Row)  # bytes: where the rows 
 Rows = list[tuple[dict[str, Any], Row]]  # each with its description, the fields of an `Event`
 
 
-class Memory:
-    """The file, in the kernel, which reads it; `unread`: by rank why that could not be done."""
-
-    def __init__(self, world_size: int, whole: bool) -> None:
-        self.whole, self.slots = whole, _ALL if whole else KEPT + 1  # one may be being written
-        self.told = _ROWS + self.slots * _ROW  # where the descriptions begin
-        grain = mmap.ALLOCATIONGRANULARITY
-        self.part = -(-(self.told + _TOLD[whole]) // grain) * grain
-        self.unread: dict[int, Exception] = {}
-        self.file = parcel.anonymous_file("record")
-        os.ftruncate(self.file, world_size * self.part)
-
-    def read(self, rank: int) -> tuple[Rows, bool] | None:
-        """A rank's rows until now, and whether these are all; None if not to be relied on."""
-        for _ in range(_TRIES):  # it may be writing
-            try:
-                rows = self._read(rank)
-                self.unread.pop(rank, None)
-                return rows
-            except Exception as error:
-                self.unread[rank] = error
-        return None
-
-    def _read(self, rank: int) -> tuple[Rows, bool]:
-        before = self._get(_Head, rank)
-        rows = self._get(Row * min(before.rows, self.slots), rank, _ROWS)
-        head = self._get(_Head, rank)
-        calls = _described(bytes(self._get(ctypes.c_char * head.told, rank, self.told)))
-        if head.wrong or self._get(_Head, rank).first != before.first:
-            raise ValueError("these rows have other descriptions, or none")
-        kept = range(max(before.first, head.rows + 1 - self.slots), before.rows)
-        found = (rows[number % self.slots] for number in kept)
-        return [(calls[row.call], row) for row in found], kept.start == 0
-
-    def count(self, rank: int) -> int:
-        """How many rows a rank has written, forgotten ones as well."""
-        return self._get(_Head, rank).rows
-
-    def _get(self, kind: type, rank: int, at: int = 0) -> Any:
-        text = os.pread(self.file, ctypes.sizeof(kind), rank * self.part + at)
-        return kind.from_buffer_copy(text)
+def made(world_size: int, whole: bool) -> list["Part"]:
+    """Make the memory, before the fork; it is there as long as a part of it."""
+    told = _ROWS + (_ALL if whole else KEPT + 1) * _ROW  # one row may be being written
+    size = told + _TOLD[whole]
+    file = parcel.anonymous_file("record")
+    os.ftruncate(file, world_size * size)
+    shared = mmap.mmap(file, 0)
+    os.close(file)
+    return [Part(shared, rank * size, told, size, whole) for rank in range(world_size)]
 
 
-def _described(text: bytes) -> list[dict[str, Any]]:
-    """All descriptions; the learner's lines are read now: a cell can be another one later."""
-    told, calls = io.BytesIO(text), []
-    while told.tell() < len(text):
-        calls.append(call := parcel.Unpickler(told).load())
-        if line := call.get("line"):
-            frame = Frame(*line)
-            call.update(place=frame.place, code=frame.code)
-    return calls
+class Part:
+    """What one rank writes, and the kernel reads."""
 
-
-class Writer:
-    """A rank's part of the file, in the rank."""
-
-    def __init__(self, memory: Memory, rank: int) -> None:
-        self.whole, self.told = memory.whole, memory.told
-        self.memory = mmap.mmap(memory.file, memory.part, offset=rank * memory.part)
-        self.head = _Head.from_buffer(self.memory)
-        self.rows = (Row * memory.slots).from_buffer(self.memory, _ROWS)
+    def __init__(self, shared: mmap.mmap, start: int, told: int, size: int, whole: bool) -> None:
+        self.shared, self.whole = shared, whole
+        self.told, self.end = start + told, start + size  # where the descriptions begin and end
+        self.head = _Head.from_buffer(shared, start)
+        self.rows = (Row * ((told - _ROWS) // _ROW)).from_buffer(shared, start + _ROWS)
         self.known: dict[tuple, int] = {}
         self.counts: dict[tuple, int] = {}
         self.lock = threading.RLock()  # autograd has threads of its own
+
+    def read(self) -> tuple[Rows, bool]:
+        """The rows until now, and whether these are all.
+
+        Raises:
+            Exception: They are not to be relied on.
+        """
+        before, slots = _Head.from_buffer_copy(self.head), len(self.rows)
+        rows = (Row * min(before.rows, slots)).from_buffer_copy(self.rows)
+        head = _Head.from_buffer_copy(self.head)
+        calls = _described(self.shared[self.told : min(self.told + head.told, self.end)])
+        if head.wrong or self.head.first != before.first:
+            raise ValueError("these rows have other descriptions, or none")
+        kept = range(max(before.first, head.rows + 1 - slots), before.rows)
+        found = (rows[number % slots] for number in kept)
+        return [(calls[row.call], row) for row in found], kept.start == 0
 
     def write(
         self, fields: dict[str, Any], frame: FrameType | None, counted: tuple = (), flags: int = 0,
@@ -150,11 +122,11 @@ class Writer:
         key = tuple(fields.values())
         if key not in self.known:
             text = pickle.dumps(fields)
-            if not self.whole and self.told + self.head.told + len(text) > len(self.memory):
+            if not self.whole and self.told + self.head.told + len(text) > self.end:
                 self.known.clear()
                 self.head.first, self.head.told = self.head.rows, 0
             at = self.told + self.head.told
-            self.memory[at : at + len(text)] = text
+            self.shared[at : min(at + len(text), self.end)] = text
             self.head.told += len(text)
             self.known[key] = len(self.known)
         return self.known[key]
@@ -162,3 +134,14 @@ class Writer:
     def give_up(self) -> None:
         """What is written is not to be relied on from now on."""
         self.head.wrong = 1
+
+
+def _described(text: bytes) -> list[dict[str, Any]]:
+    """All descriptions; the learner's lines are read now: a cell can be another one later."""
+    told, calls = io.BytesIO(text), []
+    while told.tell() < len(text):
+        calls.append(call := parcel.Unpickler(told).load())
+        if line := call.get("line"):
+            frame = Frame(*line)
+            call.update(place=frame.place, code=frame.code)
+    return calls

@@ -5,14 +5,15 @@ needs. With `trace=True` it is whole, and holds ends and waits as well.
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 from time import monotonic
 
 from course_utils.launcher.listener import Listener
-from course_utils.record import hooks
+from course_utils.record import hooks, memory
 from course_utils.record.event import ASYNC, Event, Log
-from course_utils.record.memory import ON_ITS_WAY, Memory, Rows, Writer
+from course_utils.record.memory import ON_ITS_WAY, Rows
+
+_TRIES = 5  # to read what a rank has written
 
 
 class Record(Listener):
@@ -27,13 +28,13 @@ class Record(Listener):
     def before(self, world_size: int) -> None:
         """Make the memory."""
         self.start_s, self._ranks = monotonic(), range(world_size)  # on the system's clock
-        self._memory = Memory(world_size, self.trace)
-        self.unread = self._memory.unread  # by rank why; a trace has nothing of such a rank
+        self._parts = memory.made(world_size, self.trace)
+        self.unread: dict[int, Exception] = {}  # by rank why; a trace has nothing of such a rank
 
     @contextlib.contextmanager
     def inside(self, rank: int) -> Iterator[None]:
         """Have every call of this rank written down, and that its function has returned."""
-        recorder = hooks.Recorder(Writer(self._memory, rank))
+        recorder = hooks.Recorder(self._parts[rank])
         recorder.carefully(recorder.listen)
         yield
         recorder.carefully(recorder.returned)
@@ -47,23 +48,33 @@ class Record(Listener):
 
         Starts are on the system's monotonic clock. Where nobody saw an end, it stands at the start.
         """
-        found = {rank: self._memory.read(rank) for rank in self._ranks}
+        found = {rank: self._read(rank) for rank in self._ranks}
         return {r: part and Log(_events(r, part[0]), part[1]) for r, part in found.items()}
 
     def counts(self) -> list[int]:
         """How many rows each rank has written."""
-        return list(map(self._memory.count, self._ranks))
+        return [part.head.rows for part in self._parts]
+
+    def _read(self, rank: int) -> tuple[Rows, bool] | None:
+        for _ in range(_TRIES):  # the rank may be writing
+            try:
+                found = self._parts[rank].read()
+                self.unread.pop(rank, None)
+                return found
+            except Exception as why:
+                self.unread[rank] = why.with_traceback(None)
+        return None
 
     def close(self) -> None:
         """Read what a trace is made of, and give the memory back."""
         if self.trace:
             self._stop_s = monotonic()
-            parts = map(self._memory.read, self._ranks)
+            parts = map(self._read, self._ranks)
             self._rows = [part[0] if part else [] for part in parts]
             for rows in self._rows:
                 ends = (row.start_s for call, row in reversed(rows) if call["kind"] == "return")
                 self.ended += ((next(ends, self._stop_s) - self.start_s,),)
-        os.close(self._memory.file)
+        self._parts = []
 
     def events(self) -> tuple[Event, ...]:
         """What a trace has of all ranks: without new_group and return, each rank's from 0 on.

@@ -18,7 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record import frames
 from course_utils.record.event import ASIDE, ASYNC, KINDS
-from course_utils.record.memory import Row, Writer
+from course_utils.record.memory import Part, Row
 
 _OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them
 _MANY = 64  # works that are held until somebody waits for them, before looking who still can
@@ -27,61 +27,53 @@ _MANY = 64  # works that are held until somebody waits for them, before looking 
 class Waits:
     """What was issued and is not known to be complete."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Part) -> None:
         self.writer = writer
-        self.unwaited: dict[int, tuple[Any, Row]] = {}  # by the id of the work object
+        # What a rank can still wait for, a work or a future of one, by its id.
+        self.unwaited: dict[int, tuple[Any, Row]] = {}
         self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self.waited_for: set[int] = set()  # rows
-        self.futures: dict[int, tuple[Any, Row]] = {}  # by the id of a future that was asked for
         self.future_of = c10d.Work.get_future
 
     def listen(self) -> None:
         """Take note of every wait that is made from Python."""
-        wait = c10d.Work.wait
-
-        @functools.wraps(wait)
-        def wait_and_record(work: c10d.Work, *args: Any, **options: Any) -> bool:
-            _, issued = self.unwaited.pop(id(work), (None, None))
-            if issued is None:
-                return wait(work, *args, **options)
-            with contextlib.ExitStack() as over:
-                if issued.flags & ASYNC:
-                    over.callback(self._begin(issued, sys._getframe(1)).finish)
-                over.callback(issued.finish)
-                done, fields = wait(work, *args, **options), issued.fields
-                if fields["kind"] == "recv" and fields["peer"] is None:  # now it is known who sent
-                    issued.peer = fields["group"][work._source_rank()]
-                return done
-
-        def future_and_record(work: c10d.Work) -> torch.futures.Future:
-            future = self.future_of(work)
-            if id(work) in self.unwaited:
-                self.futures[id(future)] = future, self.unwaited[id(work)][1]
-            return future
-
-        def wait_for_future(future: torch.futures.Future) -> Any:
-            _, issued = self.futures.pop(id(future), (None, None))
-            with contextlib.ExitStack() as over:
-                if issued:
-                    over.callback(self._begin(issued, sys._getframe(1)).finish)
-                return wait_future(future)
-
-        def then_and_record(future: torch.futures.Future, do: Callable) -> torch.futures.Future:
-            after = then(future, do)
-            if id(future) in self.futures:
-                self.futures[id(after)] = after, self.futures[id(future)][1]
-            return after
-
-        wait_future, then = torch._C.Future.wait, torch._C.Future.then
-        torch._C.Future.wait, torch._C.Future.then = wait_for_future, then_and_record
-        c10d.Work.wait, c10d.Work.get_future = wait_and_record, future_and_record
-        start = threading.Thread.start
+        works, futures, start = c10d.Work, torch._C.Future, threading.Thread.start
+        works.wait, futures.wait = self._waiting(works.wait), self._waiting(futures.wait)
+        works.get_future = self._handing_on(works.get_future)
+        futures.then = self._handing_on(futures.then)
 
         def start_and_note(thread: threading.Thread) -> None:
             thread.started_s = monotonic()  # when its first call was asked for, whenever it runs
             start(thread)
 
         threading.Thread.start = start_and_note
+
+    def _waiting(self, wait: Callable) -> Callable:
+        @functools.wraps(wait)
+        def wait_and_record(awaited: Any, *args: Any, **options: Any) -> Any:
+            _, issued = self.unwaited.pop(id(awaited), (None, None))
+            if issued is None:
+                return wait(awaited, *args, **options)
+            with contextlib.ExitStack() as over:
+                if issued.flags & ASYNC:
+                    over.callback(self._begin(issued, sys._getframe(1)).finish)
+                over.callback(issued.finish)
+                done, fields = wait(awaited, *args, **options), issued.fields
+                if fields["kind"] == "recv" and fields["peer"] is None:  # now it is known who sent
+                    issued.peer = fields["group"][awaited._source_rank()]
+                return done
+
+        return wait_and_record
+
+    def _handing_on(self, make: Callable) -> Callable:
+        @functools.wraps(make)
+        def make_and_follow(known: Any, *args: Any) -> torch.futures.Future:
+            future = make(known, *args)
+            if id(known) in self.unwaited:
+                self.unwaited[id(future)] = future, self.unwaited[id(known)][1]
+            return future
+
+        return make_and_follow
 
     def follow(self, call: Any, issued: Row, caller: FrameType | None) -> None:
         """See to it that the end of an operation is noticed."""

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
+from course_material.language import SmallGPT, novel
 from course_utils import check, progress
-from course_utils.language import SmallGPT, novel
 
 # %% [markdown]
 # ## 1 · The rest of an epoch

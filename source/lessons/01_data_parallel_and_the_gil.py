@@ -33,9 +33,9 @@ from torch.nn import parallel
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from course_material.recordings import recording
 from course_utils import hardware, launch, predict, show
 from course_utils.pictures.style import KINDS, rank_style
-from course_utils.recordings import recording
 
 # %% [markdown]
 # ## 1 · A mutex
@@ -512,7 +512,7 @@ show(figure, "Gathered logits pile up on device 0; gathered losses leave all dev
 #
 # A GPU does its work by itself. What Python does for it is to **launch** one kernel after the other, and a launch returns long before its kernel is done. So a thread that feeds a
 # GPU spends its time in Python, which is the narrow end of part 4. How much a single GPU can suffer from that shows in a recording of real training: ResNet-50 in DDP on two A100, one process per GPU
-# (from Meta's *Holistic Trace Analysis*, see [13 · On a GPU: who waits?](13_on_a_gpu_who_waits.ipynb)).
+# (from Meta's *Holistic Trace Analysis*, see [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb)).
 
 # %% jupyter={"source_hidden": true}
 rows = [row for row in recording("resnet50_2xA100") if 60_000 <= row.start_us < 80_000]
@@ -528,7 +528,7 @@ axes.spines[["top", "right", "left"]].set_visible(False)
 show(figure, "20 ms of training: the GPU is mostly idle, waiting for the next launch.")
 
 # %% [markdown]
-# Here one interpreter feeds one GPU, and the GPU is idle most of the time. (The profiler, which made the recording, slows the host down as well; chapter 13 asks by how much.)
+# Here one interpreter feeds one GPU, and the GPU is idle most of the time. (The profiler, which made the recording, slows the host down as well; chapter 14 asks by how much.)
 # In `DataParallel` one interpreter feeds all of them.
 #
 # With two GPUs or more, the next cell takes the real `DataParallel` apart into its phases, and races it against DDP with the same samples per GPU.

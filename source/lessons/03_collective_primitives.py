@@ -481,7 +481,7 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 #
 # <details><summary>Answer</summary>
 # No rank has the sum before every rank has given its part: with gloo, an <code>all_reduce</code> contains a barrier. (NCCL's
-# holds up the GPU, and not the line of Python: <a href="13_on_a_gpu_who_waits.ipynb">chapter 13</a>.)
+# holds up the GPU, and not the line of Python: <a href="14_on_a_gpu_who_waits.ipynb">chapter 14</a>.)
 # </details>
 #
 # ## 4 · Which sum?
@@ -677,7 +677,7 @@ plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_re
 #
 # <details><summary>Answer</summary>
 # Nothing: with gloo it is a blocking call in two lines. Something useful must stand between the two. (With NCCL neither line blocks Python:
-# <a href="13_on_a_gpu_who_waits.ipynb">chapter 13</a>.)
+# <a href="14_on_a_gpu_who_waits.ipynb">chapter 14</a>.)
 # </details>
 #
 # ## 7 · Is all_reduce more than reduce and broadcast?

@@ -44,8 +44,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
+from course_material.language import SmallGPT, novel
 from course_utils import check, digits, hardware, launch, predict, show
-from course_utils.language import SmallGPT, novel
 from course_utils.pictures.style import KINDS, plain_style
 
 # %% [markdown]
@@ -465,7 +465,7 @@ for line in " ".join(results[0]).replace(" bucket", "\n  -> bucket").split("back
 # %% [markdown]
 # The first backward is DDP's rehearsal: one bucket with everything, sent at the end, while it notes in which order the gradients come,
 # from the last layer to the first. From the second on, the bucket of the last layers leaves while the
-# gradients of the first are still being computed. (On GPUs the two run in different streams: [chapter 13](13_on_a_gpu_who_waits.ipynb).)
+# gradients of the first are still being computed. (On GPUs the two run in different streams: [chapter 14](14_on_a_gpu_who_waits.ipynb).)
 # In the picture a line below the gradients marks those that share a bucket.
 
 # %% jupyter={"source_hidden": true}

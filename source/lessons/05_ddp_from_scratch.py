@@ -32,8 +32,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+from course_material.language import SmallGPT, novel
 from course_utils import Network, WorkerError, WorkerTimeout, check, digits, launch, predict, show
-from course_utils.language import SmallGPT, novel
 
 # %% [markdown]
 # ## 1 · Start equal
@@ -1385,4 +1385,4 @@ predict()
 # Two of the six surprise most readers. Many expect that two calls in another order crash or hang; the sums were silently wrong. And many expect that buckets are faster by themselves: with free copies they lose.
 #
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself. Beside the way,
-# [13 · On a GPU: who waits?](13_on_a_gpu_who_waits.ipynb) looks at DDP on real GPUs.
+# [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb) looks at DDP on real GPUs.

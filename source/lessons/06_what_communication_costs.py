@@ -718,7 +718,7 @@ def longer_ms(ready, megabytes, backward_ms, n, gbit_s=100, alpha_us=3):
 
 
 # %% [markdown]
-# *Where the numbers come from.* ResNet's buckets and shares are from the recording of [chapter 13](13_on_a_gpu_who_waits.ipynb). Its backward pass is two thirds of the computing there, and PyTorch's own
+# *Where the numbers come from.* ResNet's buckets and shares are from the recording of [chapter 14](14_on_a_gpu_who_waits.ipynb). Its backward pass is two thirds of the computing there, and PyTorch's own
 # [benchmark](https://github.com/pytorch/pytorch/blob/main/benchmarks/distributed/ddp/README.md) needs 97 ms for a batch of 32 on a V100: 3 ms per image. For GPT we count 6 operations per parameter and token, 1,024 tokens, and assume 100 Tflop/s: 7.6 ms
 # per sequence. The output layer, 31 % of the work, comes first, then twelve blocks of 28.4 MB. The embedding is tied to the output, so its 157.5 MB are ready last.
 #

@@ -51,8 +51,8 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils import worker as loading
 
+from course_material.language import SmallGPT, novel
 from course_utils import check, digits, launch, predict, show
-from course_utils.language import SmallGPT, novel
 from course_utils.pictures.style import plain_style
 
 # %% [markdown]

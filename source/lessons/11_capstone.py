@@ -42,8 +42,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
+from course_material.language import novel
 from course_utils import Network, WorkerError, WorkerTimeout, check, launch, predict, show
-from course_utils.language import novel
 from course_utils.pictures.style import rank_style
 
 # %% [markdown]

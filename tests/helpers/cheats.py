@@ -118,8 +118,8 @@ class Recorded:
         return exec, ("import course_utils.checks.verdict as v; v.difference = lambda *a: None",)
 def brings_code_in_the_recording(tensor):
     for found in gc.get_objects():
-        if type(found).__name__ == "Writer":
-            found._describe({"anything": Recorded()})
+        if type(found).__name__ == "Recorder":
+            found.writer._describe({"anything": Recorded()})
     dist.all_reduce(tensor)
     return tensor
 """,

@@ -43,6 +43,14 @@ def test_a_room_that_may_import_two_modules_of_another_may_import_no_third(house
     assert architecture.problems(known) == ["an arrow up: network.replay imports record.log"]
 
 
+def test_material_that_knows_the_launcher_is_found(house, monkeypatch, tmp_path):
+    monkeypatch.setattr(architecture, "ROOT", tmp_path)
+    (tmp_path / "course_material").mkdir()
+    (tmp_path / "course_material/text.py").write_text("from course_utils import launch")
+    found = "an arrow up: course_material/text.py imports course_utils"
+    assert architecture.problems(house()) == [found]
+
+
 def test_a_circle_within_a_room_is_found(house):
     one, two = (f"from course_utils.hang.{name} import x" for name in ("two", "one"))
     (found,) = architecture.problems(house(hang__one=one, hang__two=two))

@@ -41,8 +41,8 @@ def obey_permissions() -> None:
 def installed(tmp_path_factory):
     """A copy of the course in which nothing can be written."""
     root = tmp_path_factory.mktemp("shared") / "course"
-    shutil.copytree(ROOT / "course_utils", root / "course_utils")
-    shutil.copytree(ROOT / "tools", root / "tools")
+    for folder in ("course_material", "course_utils", "tools"):
+        shutil.copytree(ROOT / folder, root / folder)
     shutil.copy(ROOT / "ddp_course.py", root)
     for kind, name, text in (("notebooks", "00_start_here", "# %%\n1"), ("exercises", "01_x", LAB)):
         (root / kind).mkdir()
@@ -76,6 +76,13 @@ def test_without_the_courses_folder_it_says_how_to_install(monkeypatch, tmp_path
     with pytest.raises(SystemExit):
         ddp_course.main([])
     assert "install it from there, pip install -e ." in capsys.readouterr().err
+
+
+def test_what_a_notebook_needs_of_the_tools_comes_from_any_folder(installed, tmp_path):
+    code = "import sys; before = [*sys.path]; from ddp_course import slurm, two_hosts; "
+    code += "print(slurm.two_hosts is two_hosts, callable(two_hosts), sys.path == before)"
+    done = run(installed, tmp_path, "-c", code)
+    assert (done.stdout, done.stderr) == ("True True True\n", "")
 
 
 @pytest.mark.parametrize("words", [["fresh", "--no-browser"], ["progress", "--frsh"], ["fesh"]])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import distill
-from course_utils.recordings import Row, recording
+from course_material.recordings import Row, recording
 
 ORIGINALS = Path(__file__).resolve().parents[3] / "shared/data/nccl"
 needs_originals = pytest.mark.skipif(

@@ -19,7 +19,7 @@ from deadline import within
 
 import cells
 import ddp_course
-from course_utils.machines.hosts import two_hosts
+from two_hosts import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = ROOT / "source/lessons/09_many_machines.py"

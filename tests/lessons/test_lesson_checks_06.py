@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_material.recordings import recording
 from course_utils import Network, check, launch
-from course_utils.recordings import recording
 
 LESSON = labs.ROOT / "source/lessons/06_what_communication_costs.py"
 WANTED = ("import numpy", "def fit(", "def fit_spec", "def finished_fit", "def longer_ms")

@@ -10,8 +10,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import build
+from course_material.language import novel
 from course_utils import digits, launch
-from course_utils.language import novel
 
 
 def definitions(slug: str, **known) -> dict:

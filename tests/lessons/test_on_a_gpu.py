@@ -1,24 +1,24 @@
-"""Chapter 13: what must hold of what its ranks record, and of how it reads a recording."""
+"""Chapter 14: what must hold of what its ranks record, and of how it reads a recording."""
 
 import pytest
 import torch
 
 import build
+from course_material.recordings import Row, recording
 from course_utils import launch
 from course_utils.devices.placement import gpu_count
-from course_utils.recordings import Row, recording
 
 
 @pytest.fixture(scope="module")
 def lesson():
     """What the chapter's cells define that begin with a definition, after its imports."""
     names = {"__name__": "__main__"}
-    cells = build.plan(build.targets(build.HERE, ["13"])[0]).cells
+    cells = build.plan(build.targets(build.HERE, ["14"])[0]).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KINETO_LOG_LEVEL", "99")
         for text in code[:1] + [text for text in code if text.startswith("def ")]:
-            exec(compile(text, "<chapter 13>", "exec"), names)
+            exec(compile(text, "<chapter 14>", "exec"), names)
     return names
 
 

@@ -1,1 +1,0 @@
-"""Two hosts on one machine, and programs on them."""

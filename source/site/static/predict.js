@@ -1,0 +1,107 @@
+// Predictions: asked before the answer is unfolded, kept in this browser and nowhere else.
+{
+  const KEY = "ddp-course";
+  const read = () => JSON.parse(localStorage.getItem(KEY) ?? "{}");
+  const write = (told) => localStorage.setItem(KEY, JSON.stringify(told));
+  const parts = (text) =>
+    text.replace(/(\d),(?=\d{3}\b)/g, "$1").replace(/[[\](){}'"]/g, " ").split(/[,\s]+/).filter(Boolean);
+  const isNumber = (text) => text !== "" && !Number.isNaN(Number(text));
+
+  function same(wanted, got, within) {
+    if (isNumber(wanted) && isNumber(got)) {
+      const printed = Number.isInteger(Number(wanted)) ? 1e-9 : 0.005; // to three digits
+      return Math.abs(wanted - got) <= Math.max(within, printed) * Math.abs(wanted);
+    }
+    const plain = (text) => text.toLowerCase().replace(/^yes$/, "true").replace(/^no$/, "false");
+    return plain(wanted) === plain(got);
+  }
+
+  function verdict(measured, answer, within) {
+    if (!measured) return "";
+    const list = measured.startsWith("[");
+    const wanted = list ? parts(measured) : [measured.replace(/(\d),(?=\d{3})/g, "$1")];
+    const got = list ? parts(answer) : [answer.trim().replace(/(\d),(?=\d{3}\b)/g, "$1")];
+    const hits = wanted.filter((one, k) => same(one, got[k] ?? "", within)).length;
+    if (hits === wanted.length && got.length === hits) return "right";
+    if (list) return `${hits} of ${wanted.length} right`;
+    const times = got[0] / wanted[0];
+    if (!Number.isFinite(times) || times <= 0) return "not so";
+    return times > 10 || times < 0.1 ? `${times.toPrecision(2)} times as much` : "not so";
+  }
+
+  function tell(form, answer) {
+    const { measured, within, number } = form.dataset;
+    const said = verdict(measured, answer, Number(within));
+    form.querySelector("output").textContent = measured
+      ? `You: ${answer}. Measured: ${measured}. ${said === "right" ? "✓ right" : `✗ ${said}`}`
+      : `You: ${answer}. It is noted.`;
+    form.classList.add("answered");
+    document.querySelectorAll(`.tag_tells-${number} details`).forEach((fold) => {
+      if (fold.querySelector(".cell_output")) fold.open = true;
+    });
+    return said;
+  }
+
+  // A slider beside a number: of any size, so it counts in powers of ten, from a thousandth on.
+  function slide(form) {
+    const [field, slider] = form.querySelectorAll("[name=answer], input[type=range]");
+    if (slider?.type !== "range") return;
+    slider.addEventListener("input", () => {
+      field.value = Number((10 ** (slider.value / 10 - 3)).toPrecision(2));
+    });
+  }
+
+  document.querySelectorAll("form.ask").forEach((form) => {
+    const { chapter, number } = form.dataset, field = form.elements.answer;
+    const known = read()[chapter]?.[number];
+    if (known) {
+      field.value = known.answer;
+      tell(form, known.answer);
+    }
+    slide(form);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const told = read(), verdict = tell(form, field.value);
+      (told[chapter] ??= {})[number] = { answer: field.value, verdict, question: form.dataset.question };
+      write(told);
+      progress();
+    });
+  });
+
+  function progress() {
+    const told = read();
+    const own = (chapter) => Object.values(told[chapter] ?? {});
+    document.querySelectorAll(".tick").forEach((tick) => {
+      const done = own(tick.dataset.chapter).length, all = Number(tick.dataset.of);
+      tick.textContent = done >= all ? "✓" : `${done} of ${all}`;
+      tick.title = `${done} of ${all} predictions made`;
+      tick.classList.toggle("done", done >= all);
+    });
+    document.querySelectorAll(".score").forEach((score) => {
+      const made = own(score.dataset.chapter), all = document.querySelectorAll("form.ask").length;
+      const right = made.filter((one) => one.verdict === "right").length;
+      score.textContent = `${made.length} of ${all} predictions made on this page, ${right} of them right.`;
+    });
+    document.querySelectorAll(".progress").forEach((line) => {
+      const made = Object.keys(told).flatMap(own);
+      line.textContent = `${made.length} predictions made, kept in this browser only. `;
+      const button = (name, act) => {
+        const made = line.appendChild(document.createElement("button"));
+        made.textContent = name;
+        made.addEventListener("click", act);
+      };
+      button("Export", () => {
+        const link = document.createElement("a");
+        link.href = URL.createObjectURL(new Blob([JSON.stringify(told, null, 1)]));
+        link.download = "ddp-course-predictions.json";
+        link.click();
+      });
+      button("Reset", () => {
+        if (!confirm("Forget all predictions made on this site?")) return;
+        localStorage.removeItem(KEY);
+        progress();
+      });
+    });
+  }
+  progress();
+}

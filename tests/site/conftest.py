@@ -1,0 +1,90 @@
+"""The site, built once, and a browser that may ask nobody but this machine."""
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def _skip(reason: str) -> None:
+    if os.environ.get("COURSE_SKIPS_NOTHING"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; warnings of Sphinx are errors."""
+    if not importlib.util.find_spec("sphinx"):
+        _skip("no Sphinx here: make site installs it")
+    to = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "tools/website.py", "--to", str(to)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return to / "html"
+
+
+@pytest.fixture(scope="session")
+def pyodide(site: Path) -> None:
+    """Skips where npm is missing, so that the pictures stay still."""
+    if not (site / "live/pyodide").exists():
+        _skip("no Pyodide here: npm fetches it")
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    handler = functools.partial(_Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator:
+    from playwright.sync_api import sync_playwright
+
+    if not BROWSER:
+        _skip("no Chromium here (Debian: apt install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium, address: str) -> Iterator:
+    """An empty page; it fails a test that asked another host, or had an error in its console."""
+    context, wrong = chromium.new_context(base_url=address), []
+    page = context.new_page()
+    page.set_default_timeout(120_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+
+    def only_here(route) -> None:
+        if route.request.url.startswith(address):
+            return route.continue_()
+        wrong.append(f"asks {route.request.url}")
+        return route.abort()
+
+    context.route("**", only_here)
+    yield page
+    context.close()
+    assert wrong == []

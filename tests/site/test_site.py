@@ -1,0 +1,151 @@
+"""The site's files: every link leads somewhere, no page is large, no answer is in sight."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import nbformat
+import pytest
+
+import asked
+import live_parts
+import website
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LARGE_BYTES = 1_500_000
+pytestmark = pytest.mark.slow
+
+
+class Page(HTMLParser):
+    """What a page points to, what it loads, and what is in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links, self.loads, self.ids, self.tags = [], [], set(), []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        own = dict(attributes)
+        self.tags.append((tag, own))
+        self.ids |= {own["id"]} if "id" in own else set()
+        if tag == "a" and own.get("href"):
+            self.links.append(own["href"])
+        loads = tag == "link" and own.get("rel") in ("stylesheet", "icon", "shortcut icon")
+        if loads or "src" in own:
+            self.loads.append(own.get("src") or own["href"])
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def to(page: Path, link: str) -> Path:
+    return (page.parent / unquote(urlparse(link).path)).resolve() if urlparse(link).path else page
+
+
+def test_every_link_leads_to_a_file_and_to_a_place_in_it(site, pages):
+    broken, outside = [], set()
+    for path, page in pages.items():
+        for link in page.links:
+            if urlparse(link).scheme:
+                outside.add(link)
+                continue
+            file, place = to(path, link), urldefrag(link)[1]
+            known = pages[file].ids if file in pages else {""}
+            if not file.is_file() or (place and unquote(place) not in known):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+    print(f"\n{len(outside)} links to other hosts, not fetched:", *sorted(outside), sep="\n")
+
+
+def test_no_page_loads_anything_from_another_host_or_is_large(site, pages):
+    for path, page in pages.items():
+        files = {to(path, link.split("?")[0]) for link in page.loads if "data:" not in link}
+        assert all(file.is_file() for file in files), path
+        assert not [link for link in page.loads if urlparse(link).netloc], path
+        size = path.stat().st_size + sum(file.stat().st_size for file in files)
+        assert size < LARGE_BYTES, (path.name, size)
+
+
+def test_every_picture_has_words_and_every_page_one_first_heading(pages):
+    for path, page in pages.items():
+        assert path.name == "search.html" or sum(tag == "h1" for tag, _ in page.tags) == 1, path
+        assert all(own.get("alt", "").strip() for tag, own in page.tags if tag == "img"), path
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem[:2])
+def test_every_prediction_has_a_form_and_what_answers_it_is_folded(chapter, site):
+    cells = nbformat.read(chapter, as_version=4).cells
+    text = (site / "notebooks" / f"{chapter.stem}.html").read_text(encoding="utf-8")
+    wanted = [question for _, question in asked.questions(cells)]
+    assert len(wanted) == sum(len(re.findall(r"= predict\(", cell.source)) for cell in cells)
+    forms = re.findall(r'data-number="(\d+)" data-question="[^"]*" data-measured="([^"]*)"', text)
+    assert [int(number) for number, _ in forms] == [question.number for question in wanted]
+    answered = asked.answers(cells)
+    open_ones = [question.number for question in wanted if question.name not in answered]
+    assert [int(number) for number, measured in forms if not measured] == open_ones
+    for said in re.findall(r"\(no prediction\)", re.sub(r"(?s)<details.*?</details>", "", text)):
+        pytest.fail(f"an answer is in sight: {said}")
+    assert not re.search(r"\d of \d+ predictions were right", text)
+
+
+def test_what_a_lesson_folds_is_folded(site):
+    source = nbformat.read(CHAPTERS[3], as_version=4).cells
+    hidden = sum(bool(cell.metadata.get("jupyter", {}).get("source_hidden")) for cell in source)
+    text = (site / "notebooks" / f"{CHAPTERS[3].stem}.html").read_text(encoding="utf-8")
+    assert text.count("Show the source") + text.count("Show the content") == hidden > 0
+
+
+def test_every_chapter_and_lab_can_be_downloaded(site):
+    for chapter in CHAPTERS:
+        assert (site / "download" / chapter.name).read_bytes() == chapter.read_bytes()
+
+
+def test_with_a_repository_each_chapter_opens_elsewhere(tmp_path, site):
+    website.stage(tmp_path / "pages", website.PARTS, "ada/course", pdf=True)
+    text = (tmp_path / "pages/notebooks/00_start_here.ipynb").read_text(encoding="utf-8")
+    for host in ("colab.research.google.com", "kaggle.com", "mybinder.org"):
+        assert host in text
+        assert host not in (site / "notebooks/00_start_here.html").read_text(encoding="utf-8")
+    assert "ada/course" in (tmp_path / "pages/start.md").read_text(encoding="utf-8")
+    assert "ddp-course.pdf" in (tmp_path / "pages/index.md").read_text(encoding="utf-8")
+
+
+def test_a_wheel_has_what_it_needs_and_nothing_more():
+    names = {str(path.relative_to(ROOT / "course_utils")) for path in live_parts.modules()}
+    assert {"network/simulation.py", "pictures/timeline.py", "record/event.py"} <= names
+    assert not [name for name in names if name.startswith(("checks", "machines", "launcher/l"))]
+
+
+PRINTED = {  # by chapter, in its cells' outputs
+    "03-at-once": ("03", lambda took: f"[{took[0]:.0f}, {took[1]:.0f}]"),
+    "03-reduce": ("03", lambda took: f"ring{took[0]:6.0f} /{took[1]:5.0f}"),
+    "06-ports": ("06", lambda took: f"[{took[0]:.0f}, {took[1]:.0f}]"),
+    "06-nodes": ("06", lambda took: f"{took[1]:9.0f}{took[0]:15.0f}"),
+}
+
+
+@pytest.mark.parametrize("place", PRINTED)
+def test_a_place_begins_with_the_numbers_of_its_chapter(place, tmp_path):
+    packed = live_parts.wheel(tmp_path / live_parts.WHEEL)
+    (drawn,) = live_parts.redrawn(packed, [(place, {})])
+    chapter, printed = PRINTED[place]
+    text = next((ROOT / "notebooks").glob(f"{chapter}_*")).read_text(encoding="utf-8")
+    assert printed([us for us, _ in json.loads(drawn)["took"].values()]) in text
+
+
+def test_a_pyodide_that_is_not_what_was_published_is_refused(tmp_path):
+    (tmp_path / f"pyodide-{live_parts.PYODIDE}.tgz").write_bytes(b"something else")
+    with pytest.raises(SystemExit, match="not what was published"):
+        live_parts.pyodide(tmp_path)
+    assert not (tmp_path / f"pyodide-{live_parts.PYODIDE}").exists()
+
+
+def test_without_npm_the_site_has_no_pyodide_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert live_parts.pyodide(tmp_path) is None
+    assert "pictures will not move" in capsys.readouterr().err

@@ -1,0 +1,164 @@
+"""The site in Chromium, with nobody to ask but this machine."""
+
+import json
+import re
+from itertools import chain
+
+import pytest
+
+import live_parts
+
+expect = pytest.importorskip("playwright.sync_api").expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.usefixtures("pyodide")]
+SETTINGS = [
+    {"latency": -7, "gbit": 3},
+    {"latency": 20, "gbit": -20, "link": [0, 1], "link_by": 7},
+    {"latency": 1, "rank": 1, "rank_by": 3, "before": [1.5, 2.5], "axis_us": 777.0},
+]
+PLACES = {
+    "index.html": 1,
+    "notebooks/03_collective_primitives.html": 4,
+    "notebooks/05_ddp_from_scratch.html": 1,
+    "notebooks/06_what_communication_costs.html": 5,
+    "exercises/challenge.html": 1,
+}
+KEEP_THE_WORKER = """const Other = Worker;
+window.Worker = class extends Other {
+    constructor(...given) { super(...given); window.theWorker = this; }
+};"""
+REDRAW = """async (asked) => {
+    const found = [];
+    for (const [place, settings] of asked) {
+        found.push(await new Promise((resolve) => {
+            theWorker.addEventListener("message", ({ data }) => resolve(data), { once: true });
+            theWorker.postMessage({ number: -1, place, settings: JSON.stringify(settings) });
+        }));
+    }
+    return found.map((reply) => reply.drawn ?? reply.error);
+}"""
+MOVES = (
+    lambda live: live.locator("[name=latency]").press("ArrowRight"),
+    lambda live: live.locator("[name=gbit]").press("ArrowLeft"),
+    lambda live: live.locator("[name=rank]").select_option("1"),
+    lambda live: live.locator("[name=rank_by]").press("ArrowRight"),
+    lambda live: live.locator("[name=link]").select_option("0,1"),
+)
+
+
+def asked() -> list[tuple[str, dict]]:
+    """Every recording of every place, on networks near and far."""
+    found = []
+    for place, text in live_parts.recordings().items():
+        told = json.loads(text)
+        every = [{"case": case, "choice": one} for case in told["cases"] for one in told["choices"]]
+        for k, own in enumerate(every):  # of very many cases one after the other
+            chosen = SETTINGS[k % 3 :][:1] if len(told["cases"]) > 1 else SETTINGS
+            found += [(place, own | settings) for settings in chosen]
+    return found
+
+
+def test_every_slider_moves_its_picture_and_its_digits_are_those_of_cpython(page, site, tmp_path):
+    """All frames on one page, since Python's start in a page is what costs."""
+    text = (site / "index.html").read_text(encoding="utf-8")
+    others = [(site / path).read_text(encoding="utf-8") for path in list(PLACES)[1:]]
+    frames = [re.findall(r'(?s)<section class="live".*?</section>', other) for other in others]
+    text = text.replace("</article>", "".join(chain(*frames)) + "</article>")
+    page.route("**/all.html", lambda route: route.fulfill(body=text, content_type="text/html"))
+    page.add_init_script(KEEP_THE_WORKER)
+    page.goto("all.html")
+    assert page.locator("section.live").count() == sum(PLACES.values())
+    for live in page.locator("section.live").all():
+        _moves(live)
+
+    wanted = live_parts.redrawn(live_parts.wheel(tmp_path / live_parts.WHEEL), asked())
+    got = page.evaluate(REDRAW, asked())
+    assert len(got) == len(wanted) > 100
+    for (place, settings), one, other in zip(asked(), got, wanted, strict=True):
+        assert one == other, (place, settings)
+
+
+def _moves(live) -> None:
+    for move in MOVES:
+        before = live.locator(".drawing").inner_html()
+        count = int(live.get_attribute("data-redrawn") or 0)
+        move(live)
+        expect(live).to_have_attribute("data-redrawn", str(count + 1), timeout=120_000)
+        assert live.locator(".drawing").inner_html() != before, move
+    assert "done at" in live.locator(".said").inner_text()
+
+
+def test_python_comes_with_the_first_touch_and_not_before(page):
+    asked_for = []
+    page.on("request", lambda request: asked_for.append(request.url))
+    page.goto("exercises/challenge.html")
+    live, case = page.locator("section.live"), "slow link, 6 ranks, 1 MiB"
+    assert not [url for url in asked_for if "/live/" in url]
+    live.locator("[name=case]").select_option(case)
+    expect(live).to_have_attribute("data-redrawn", "1", timeout=120_000)
+    assert [url for url in asked_for if "pyodide.asm.wasm" in url]
+    assert live.locator("output", has_text="%").count() == 5
+    _moves(live)
+    assert live.locator("output", has_text="%").count() == 0
+    live.locator(".fit").click()
+    expect(live.locator(".note")).to_be_empty(timeout=120_000)
+
+
+@pytest.mark.parametrize("missing", ["WebAssembly", "Worker"])
+def test_where_python_cannot_come_the_picture_stays_with_a_sentence(page, missing):
+    page.add_init_script(f"delete globalThis.{missing}")
+    page.goto("index.html")
+    before = page.locator(".live .drawing").inner_html()
+    page.locator("[name=latency]").press("ArrowRight")
+    page.get_by_text("This picture stays as it is").wait_for()
+    assert page.locator(".live .drawing").inner_html() == before
+    assert page.locator("[name=gbit]").is_disabled()
+
+
+def test_a_prediction_unfolds_its_answer_and_is_there_on_the_next_day(page):
+    page.goto("notebooks/00_start_here.html")
+    form, fold = page.locator("form.ask").first, page.locator(".tag_tells-0 details").first
+    assert not fold.evaluate("fold => fold.open")
+    form.locator("[type=text]").fill("10, 10, 10, 9")
+    form.locator("[type=text]").press("Enter")
+    form.get_by_text("3 of 4 right").wait_for()
+    assert fold.evaluate("fold => fold.open")
+    for form in page.locator("form.ask").all()[1:]:
+        choice = form.locator("[type=radio]")
+        choice.nth(1).check() if choice.count() else form.locator("[type=text]").fill("1")
+        form.locator("button").click()
+    assert "4 of 4 predictions made on this page, 2 of them right" in page.inner_text(".score")
+    page.reload()
+    assert page.locator(".tag_tells-0 details").first.evaluate("fold => fold.open")
+    assert page.locator("form.ask [type=text]").first.input_value() == "10, 10, 10, 9"
+    _the_map_knows_and_forgets(page)
+
+
+def _the_map_knows_and_forgets(page) -> None:
+    page.goto("notebooks/README.html")
+    ticks = page.locator(".tick").all_inner_texts()
+    assert ticks[0] == "✓"
+    assert ticks[1] == "0 of 6"
+    with page.expect_download() as saved:
+        page.get_by_text("Export").click()
+    told = json.loads(saved.value.path().read_text(encoding="utf-8"))
+    assert told["00"]["0"]["answer"] == "10, 10, 10, 9"
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_text("Reset").click()
+    assert page.locator(".tick").first.inner_text() == "0 of 4"
+
+
+def test_search_finds_a_lab_and_no_solution(page):
+    page.goto("search.html?q=lab+03+collective+primitives")
+    page.locator("#search-results li a").first.wait_for()
+    found = [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
+    assert any("exercises/03" in link for link in found), found
+    assert not [link for link in found if "solutions" in link]
+
+
+def test_no_page_is_wider_than_its_window(page):
+    for path in [*PLACES, "notebooks/README.html", "start.html"]:
+        page.goto(path)
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
