@@ -4,20 +4,22 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks progress challenge handout grade alike doctor check bench gpu mutants look soak site clean help
+.PHONY: lab fresh test quick notebooks zh progress challenge handout grade alike doctor check bench gpu mutants look soak site clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
 	$(if $(CPU),$(foreach own,torch torchvision,--find-links https://download.pytorch.org/whl/cpu/$(own)/))
 # Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
-	--nbval-sanitize-with=tests/nbval_sanitize.cfg
+	--nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*'
 # Where a learner's own copies are: make lab my=FOLDER
 export COURSE_MY := $(or $(my),$(COURSE_MY))
+# English, or Chinese: make lab lang=zh
+export COURSE_LANG := $(or $(lang),$(COURSE_LANG))
 # Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
 BESIDE := -n $(or $(workers),4) --dist loadscope
 
-lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER CPU=1
+lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER lang=zh CPU=1
 	@$(RUN) tools/my.py --lab
 
 fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the old: make fresh only=03
@@ -35,11 +37,15 @@ check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) tools/build.py --check
 	@$(RUN) tools/course_map.py --check
 	@$(RUN) tools/teaching.py --check
+	@$(RUN) tools/zh.py --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
 	@$(RUN) tools/build.py $(only)
 	@$(RUN) tools/course_map.py
 	@$(RUN) tools/teaching.py
+
+zh: .venv/.ready ## take up in Chinese what has changed in English, build it anew: make zh only=03
+	@$(RUN) tools/zh.py $(only)
 
 progress: .venv/.ready ## which exercises pass? runs the labs in my/ as you saved them: make progress only=02
 	@$(RUN) tools/progress.py $(only)

@@ -2,6 +2,7 @@
 
     ddp-course                JupyterLab on your own copies, in ~/ddp-course or --my FOLDER;
                               options that it does not know, such as --no-browser, go to JupyterLab
+    ddp-course --lang zh      the same in Chinese, in the folder zh there; and so for what follows
     ddp-course fresh 03       a new copy beside the old one, with your answers
     ddp-course progress 03    which of your exercises pass
     ddp-course challenge Ada  what your all-reduce is worth, and the board
@@ -40,6 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("ddp-course", description=__doc__, formatter_class=form)
     parser.add_argument("--my", metavar="FOLDER", default=default, help="where your copies are")
+    parser.add_argument("--lang", choices=("en", "zh"), help="English or Chinese")
     parser.add_argument(
         "what",
         nargs="?",
@@ -57,6 +59,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return __getattr__("doctor").main()
     Path(asked.my).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ["COURSE_MY"] = asked.my
+    if asked.lang:
+        os.environ["COURSE_LANG"] = asked.lang
     sys.path.insert(0, str(TOOLS))
     import my
     import progress
@@ -66,6 +70,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if asked.what == "progress":
         return progress.main(asked.names)
     elsewhere = f"--my {asked.my} " * (asked.my != default)
+    elsewhere += f"--lang {asked.lang} " * bool(asked.lang)
     what = [f"--{asked.what}", *asked.names, *more]
     return my.main(what, again=f"ddp-course {elsewhere}fresh ")
 

@@ -23,6 +23,8 @@ from census import FORKS, beyond, census
 from jupyter_client import KernelManager
 from xdist.scheduler import LoadScopeScheduling
 
+os.environ.pop("COURSE_LANG", None)  # tests speak English where they do not say otherwise
+
 # What takes longest comes first, so that no worker is left alone with it at the end.
 FIRST = (
     "tests/lessons/", "tests/checks/test_grading", "lab ", "tests/launcher/test_faults",

@@ -2,7 +2,8 @@
 
 A copy knows its original: the notebook's metadata holds, for every cell, the digest of the text
 that was copied, so a cell that the learner has edited is known by its text. No file that a person
-has written into is ever replaced.
+has written into is ever replaced. Chinese copies are made of the English notebooks, in zh/, and a
+cell's id is the English one's: answers that were written in one language are cells of the other.
 """
 
 import datetime
@@ -23,9 +24,34 @@ MAP, MY_MAP = "README.md", "course_map.md"
 LINK = re.compile(r"\]\((?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)")
 
 
+def language() -> str:
+    """`zh` if the environment's COURSE_LANG says so, or nothing, which is English."""
+    chosen = os.environ.get("COURSE_LANG", "").strip().lower()
+    if chosen not in ("", "en", "zh"):
+        raise SystemExit(f"COURSE_LANG is {chosen}, and the course is there in en and in zh")
+    return chosen.removeprefix("en")
+
+
 def home(root: Path) -> Path:
     """The folder of the copies."""
-    return Path(os.environ.get("COURSE_MY") or root / "my").expanduser().resolve()
+    folder = Path(os.environ.get("COURSE_MY") or root / "my")
+    return (folder / language()).expanduser().resolve()
+
+
+def _original(path: Path, root: Path) -> NotebookNode:
+    if not language():
+        return nbformat.read(path, as_version=4)
+    from chinese import in_memory
+
+    return in_memory(path, root)
+
+
+def _document(path: Path, root: Path) -> str:
+    if not language():
+        return path.read_text(encoding="utf-8")
+    from chinese import document
+
+    return document(path, root)
 
 
 def originals(root: Path) -> dict[str, Path]:
@@ -62,7 +88,7 @@ def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
 
 def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
     """Returns a notebook without outputs, whose links lead to the other copies."""
-    notebook = nbformat.read(original, as_version=4)
+    notebook = _original(original, root)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = relinked(cell.source, original, root, folder)
@@ -107,7 +133,8 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
             _write(wanted, folder / f"{name}.ipynb")
             made += 1
     if made:
-        said.insert(0, f"{made} notebooks of your own are in {folder.name}/: write there.")
+        place = f"{folder.parent.name}/" * bool(language()) + folder.name
+        said.insert(0, f"{made} notebooks of your own are in {place}/: write there.")
     return said + lay_out_scripts(root, folder) + lay_out_map(root, folder)
 
 
@@ -135,7 +162,7 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
     original, copy = root / FOLDERS["lesson"] / MAP, folder / MY_MAP
     if not original.exists():
         return []
-    text = relinked(original.read_text(encoding="utf-8"), original, root, folder)
+    text = relinked(_document(original, root), original, root, folder)
     wanted = f"{text}\n<!-- {_digest(text)} -->\n"
     there = copy.read_text(encoding="utf-8") if copy.exists() else wanted
     mine, _, digest = there.rpartition("\n<!-- ")
@@ -164,9 +191,9 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     return f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
 
 
-def _cells_of_original(copy: NotebookNode | None) -> set[str]:
-    """The ids of the cells from which a copy was made; an id is the hash of its cell's text."""
-    return set(copy.metadata.get("course", {}).get("texts", {})) if copy else set()
+def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:
+    """The cells from which a copy was made: the hash of the English text, and of what is there."""
+    return set(copy.metadata.get("course", {}).get("texts", {}).items()) if copy else set()
 
 
 def _read(path: Path) -> NotebookNode | None:

@@ -11,7 +11,8 @@ import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,16 @@ flowchart TB
 WORDS = {"B9"}  # advice, which no cell can run
 
 
+class Tongue(NamedTuple):
+    """A language: how a notebook is read in it, and how a text of this file is said."""
+
+    read: Callable[[Path], NotebookNode]
+    say: Callable[[str], str]
+
+
+ENGLISH = Tongue(partial(nbformat.read, as_version=4), str)
+
+
 class Place(NamedTuple):
     """A cell that does a row: its notebook, the heading above it, its number when run (or 0)."""
 
@@ -57,16 +68,14 @@ class Place(NamedTuple):
     count: int
 
 
-def chapters(root: Path = ROOT) -> dict[Path, NotebookNode]:
+def chapters(root: Path = ROOT, tongue: Tongue = ENGLISH) -> dict[Path, NotebookNode]:
     """Returns the lessons in their order."""
-    found = sorted((root / "notebooks").glob("[0-9]*_*.ipynb"))
-    return {path: nbformat.read(path, as_version=4) for path in found}
+    return {path: tongue.read(path) for path in sorted((root / "notebooks").glob("[0-9]*_*.ipynb"))}
 
 
-def labs(root: Path = ROOT) -> dict[Path, NotebookNode]:
+def labs(root: Path = ROOT, tongue: Tongue = ENGLISH) -> dict[Path, NotebookNode]:
     """Returns the solved labs in their order."""
-    found = sorted((root / "solutions").glob("[0-9]*_*.ipynb"))
-    return {path: nbformat.read(path, as_version=4) for path in found}
+    return {path: tongue.read(path) for path in sorted((root / "solutions").glob("[0-9]*_*.ipynb"))}
 
 
 def rows(root: Path = ROOT) -> dict[str, dict[str, str]]:
@@ -101,9 +110,9 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
     text = notebook.cells[0].source
     patterns = {
         "title": r"^# \d+ · (.+)$",
-        "question": r"^\*\*([^*]+\?)\*\*$",
-        "minutes": r"(\d+) minutes",
-        "hardware": r"\*\*Hardware:\*\* (.+?)(?: \*\*Before|$)",
+        "question": r"^\*\*([^*]+[?\uff1f])\*\*$",
+        "minutes": r"(\d+) (?:minutes|分钟)",
+        "hardware": r"\*\*(?:Hardware:|硬件\uff1a)\*\* (.+?)(?: ?\*\*(?:Before|前一章)|$)",
     }
     found = {name: re.search(pattern, text, re.M) for name, pattern in patterns.items()}
     if lost := [name for name, match in found.items() if not match]:
@@ -130,12 +139,12 @@ def minutes(notebook: NotebookNode) -> float:
     return words / 150 + lines / 6 + asked
 
 
-def chapter_table(root: Path) -> Iterator[str]:
+def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields the table of chapters and labs."""
-    yield "| | chapter | the question | minutes | hardware | lab |"
+    yield tongue.say("| | chapter | the question | minutes | hardware | lab |")
     yield "| --- | --- | --- | --- | --- | --- |"
-    total, solved = 0, labs(root)
-    for path, notebook in chapters(root).items():
+    total, solved, unit = 0, labs(root), tongue.say("minutes")
+    for path, notebook in chapters(root, tongue).items():
         about, number = facts(notebook), path.name[:2]
         total += int(about["minutes"])
         row = f"| {number} | [{about['title']}]({path.name}) | {about['question']} "
@@ -143,21 +152,23 @@ def chapter_table(root: Path) -> Iterator[str]:
         if lab := solved.get(root / "solutions" / path.name):
             minutes = int(re.search(r"(\d+) minutes", lab.cells[0].source)[1])
             total += minutes
-            row += f"[{minutes} minutes](../exercises/{path.name}) |"
+            row += f"[{minutes} {unit}](../exercises/{path.name}) |"
         yield row + ("" if lab else "|")
-    yield f"\nAll of it: about {round(total / 60)} hours."
+    yield "\n" + tongue.say("All of it: about {hours} hours.").format(hours=round(total / 60))
 
 
-def row_tables(root: Path) -> Iterator[str]:
+def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields a table per article: what it teaches, and the cells that do it."""
     found: dict[str, list[Place]] = {}
-    for row, place in places(chapters(root) | labs(root)):
+    for row, place in places(chapters(root, tongue) | labs(root, tongue)):
         found.setdefault(row, []).append(place)
     for letter, article in rows(root).items():
-        yield f"\n### {letter} · {article['title']}\n\n| | what | where |\n| --- | --- | --- |"
+        head = tongue.say("| | what | where |")
+        yield f"\n### {letter} · {tongue.say(article['title'])}\n\n{head}\n| --- | --- | --- |"
         for row, what in article.items():
             if row != "title":
-                yield f"| {row} | {what} | {'; '.join(map(link, merged(found.get(row, []))))} |"
+                links = "; ".join(map(link, merged(found.get(row, []))))
+                yield f"| {row} | {tongue.say(what)} | {links} |"
 
 
 def merged(found: list[Place]) -> Iterator[tuple[Place, list[int]]]:
@@ -176,21 +187,27 @@ def link(part: tuple[Place, list[int]]) -> str:
     return f"[{name}]({to}) {place.heading} " + " ".join(f"[{count}]" for count in counts if count)
 
 
-def text(root: Path = ROOT) -> str:
+def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
     """Returns the whole map."""
+    say = tongue.say
     parts = [
-        "# The way through the course",
+        say("# The way through the course"),
         "<!-- Made by tools/course_map.py of the notebooks and of source/articles.toml. -->",
-        "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
-        "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 to\n"
-        "14 are read after 06, with a GPU or without. Minutes are counted: words, lines of code\n"
-        "in sight, and predictions.",
-        WAY,
-        "\n".join(chapter_table(root)),
-        "## What the articles teach, and where it runs",
-        "The course grew out of five published articles. Each thing that one of them teaches runs "
-        "here in\nreal workers: in the numbered cells of these notebooks.\n"
-        + "\n".join(row_tables(root)),
+        say(
+            "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
+            "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
+            "to\n14 are read after 06, with a GPU or without. Minutes are counted: words, lines "
+            "of code\nin sight, and predictions."
+        ),
+        say(WAY.rstrip("\n")) + "\n",
+        "\n".join(chapter_table(root, tongue)),
+        say("## What the articles teach, and where it runs"),
+        say(
+            "The course grew out of five published articles. Each thing that one of them teaches "
+            "runs here in\nreal workers: in the numbered cells of these notebooks."
+        )
+        + "\n"
+        + "\n".join(row_tables(root, tongue)),
     ]
     return "\n\n".join(parts) + "\n"
 

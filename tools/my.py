@@ -5,6 +5,7 @@
     python tools/my.py --fresh 03    a new copy beside the old one, with the answers moved over
 
 The copies lie in my/, or where the environment's COURSE_MY says, such as a home on a shared server.
+With COURSE_LANG=zh they are Chinese, and lie in zh/ there.
 """
 
 import argparse
@@ -14,12 +15,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from copies import HERE, fresh, home, lay_out, newest, originals
+from copies import HERE, fresh, home, language, lay_out, newest, originals
 
 
-def main(
-    args: Iterable[str] | None = None, root: Path = HERE, again: str = "make fresh only="
-) -> int:
+def main(args: Iterable[str] | None = None, root: Path = HERE, again: str = "") -> int:
     """Does what the command line asks and returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="such as 03 or lab_03; default: all")
@@ -27,6 +26,7 @@ def main(
     parser.add_argument("--lab", action="store_true", help="open JupyterLab on them")
     asked, more = parser.parse_known_args(args)
     folder, known = home(root), originals(root)
+    again = again or f"make fresh {'lang=zh ' * bool(language())}only="
     if more and not asked.lab:
         parser.error(f"unknown: {' '.join(more)}")
     if not asked.fresh:
