@@ -36,8 +36,9 @@ require({more})
 ### END HIDDEN TESTS"""
 # What learners need of the course; notebooks/ has the answers to no graded exercise.
 LEARNERS = (
-    "course_utils", "notebooks", "exercises", "tools", "ddp_course.py", "Makefile", "README.md",
-    "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml", ".gitignore",
+    "course_utils", "course_material", "notebooks", "exercises", "tools", "ddp_course.py",
+    "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml",
+    ".gitignore",
 )  # fmt: skip
 LEFT = "__pycache__", ".ipynb_checkpoints"
 CONFIG = """\

@@ -24,7 +24,7 @@ from asked import asked_in
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "source/site"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
+DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
 PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {

@@ -60,10 +60,9 @@ def made(world_size: int, whole: bool) -> list["Part"]:
     """Make the memory, before the fork; it is there as long as a part of it."""
     told = _ROWS + (_ALL if whole else KEPT + 1) * _ROW  # one row may be being written
     size = told + _TOLD[whole]
-    file = parcel.anonymous_file("record")
-    os.ftruncate(file, world_size * size)
-    shared = mmap.mmap(file, 0)
-    os.close(file)
+    with os.fdopen(parcel.anonymous_file("record"), "r+b") as file:
+        file.truncate(world_size * size)
+        shared = mmap.mmap(file.fileno(), 0)
     return [Part(shared, rank * size, told, size, whole) for rank in range(world_size)]
 
 

@@ -117,7 +117,8 @@ def under_ddp(hook):
     def run(steps, share, order):
         network, means = Given(steps[0], order), []
         model = DistributedDataParallel(network)
-        model.register_comm_hook(SimpleNamespace(share=share, left_over={}), hook)
+        state = SimpleNamespace(share=share, left_over={})
+        model.register_comm_hook(state, lambda own, bucket: hook(own, bucket))
         for gradients in steps:
             model.zero_grad()
             model(gradients).backward()

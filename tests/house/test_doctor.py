@@ -58,7 +58,7 @@ def test_this_installation_has_nothing_wrong(capsys):
 @pytest.mark.parametrize(
     ("name", "version", "said"),
     [
-        ("torch", "2.4.1", "torch 2.4.1 is too old, 2.11 is needed"),
+        ("torch", "2.4.1", "torch 2.4.1 is too old, 2.15 is needed"),
         ("torch", None, "torch is not installed"),
         ("torchvision", None, "torchvision is not installed: `make lab` installs it"),
     ],
