@@ -40,7 +40,7 @@ LEARNERS = (
     "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml",
     ".gitignore",
 )  # fmt: skip
-LEFT = "__pycache__", ".ipynb_checkpoints"
+LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
 CONFIG = """\
 # Written by tools/handout.py. Add what else nbgrader shall know below.
 import pathlib

@@ -70,7 +70,8 @@ def _part(cells: list[NotebookNode], first: bool) -> Part:
 
 def _plain(text: str) -> str:
     """On one line; what is linked from a lesson is found from teaching/ too."""
-    return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", " ".join(text.split()))
+    text = re.sub(r'<a href="([\w-]+\.ipynb)">(.*?)</a>', r"[\2](\1)", " ".join(text.split()))
+    return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", text)
 
 
 def minutes_of(root: Path, where: str) -> float:
