@@ -193,10 +193,10 @@ def _rooms(readable: list[Path], limits: Limits) -> None:
     _call("pivot_root", b".", b"old")
     os.chdir("/")
     _mount("tmpfs", "/new", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
+    _own_folders(limits)  # before what is readable, which may lie in the temporary folder
     for path, source in shown.items():
         for place in (path, source):
             _show(source, place)
-    _own_folders(limits)
     _call("umount2", b"/old", DETACH)
     os.chdir("/new")
     _call("pivot_root", b".", b".")
