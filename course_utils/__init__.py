@@ -14,7 +14,7 @@ _ROOMS = {
     "Network": ".network.network",
     "WorkerError": ".launcher.errors",
     "WorkerTimeout": ".launcher.errors",
-    "check": ".checks.check",
+    "check": "course_checks.check",
     "digits": "course_material.digits",
     "explore": ".pictures.widgets",
     "hardware": ".devices.hardware",
@@ -23,7 +23,7 @@ _ROOMS = {
     "plot_ranks": ".pictures.squares",
     "plot_timeline": ".pictures.timeline",
     "predict": "course_material.predictions",
-    "progress": ".checks.outcome",
+    "progress": "course_checks.outcome",
     "report": ".live",
     "show": ".pictures.style",
 }

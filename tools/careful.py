@@ -16,7 +16,7 @@ _DATA = {
     "course_utils.record.event": {"Event"},
     "course_utils.launcher.stacks": {"Frame"},
     "course_utils.network.trace": {"Trace"},
-    "course_utils.checks.outcome": {"Outcome", "Row"},
+    "course_checks.outcome": {"Outcome", "Row"},
     "numpy": {"dtype", "ndarray"},
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
     "numpy._core.numeric": {"_frombuffer"},

@@ -23,9 +23,9 @@ import nbformat
 import torch
 
 import copies
+from course_checks.edited import overtaken
+from course_checks.outcome import Outcome
 from course_utils import check
-from course_utils.checks.edited import overtaken
-from course_utils.checks.outcome import Outcome
 from course_utils.network.trace import Trace
 from fence import Entry, Refused
 from leagues import LEAGUES, SIZES, WORLD_SIZES

@@ -36,9 +36,9 @@ require({more})
 ### END HIDDEN TESTS"""
 # What learners need of the course; notebooks/ has the answers to no graded exercise.
 LEARNERS = (
-    "course_utils", "course_material", "notebooks", "exercises", "tools", "ddp_course.py",
-    "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml",
-    ".gitignore",
+    "course_utils", "course_material", "course_checks", "notebooks", "exercises", "tools",
+    "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
+    "environment.yml", ".gitignore",
 )  # fmt: skip
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
 CONFIG = """\

@@ -24,17 +24,12 @@ from typing import Any
 
 import sandbox
 import sealed
-from course_utils.checks.outcome import CheckFailed, Outcome
+from course_checks.outcome import CheckFailed, Outcome
 from course_utils.devices.fork import import_what_ranks_need
 
 ROOT = Path(__file__).resolve().parents[1]
-COURSE = (
-    "course_utils",
-    "course_material",
-    "notebooks",
-    "tools",
-    "ddp_course.py",
-)  # and no solutions
+# Without solutions.
+COURSE = "course_utils", "course_material", "course_checks", "notebooks", "tools", "ddp_course.py"
 LOOK_S = 0.15
 SHOWN = 20_000  # characters of a verdict
 

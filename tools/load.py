@@ -35,7 +35,7 @@ import os, json, time
 os.environ["LEARNER"] = "{learner}"
 import torch, torch.distributed as dist
 from course_utils import check, launch
-from course_utils.checks.cases import CASES
+from course_checks.cases import CASES
 
 def add_up():
     number = torch.tensor([int(os.environ["LEARNER"])])

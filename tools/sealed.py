@@ -19,8 +19,8 @@ from IPython.display import display
 import careful
 import course_utils
 from aside import aside
-from course_utils.checks.check import check
-from course_utils.checks.outcome import Outcome
+from course_checks.check import check
+from course_checks.outcome import Outcome
 from course_utils.launcher import parcel
 
 PROOF = {"course": "passed"}  # in the metadata of an output: `require` came to its end

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_HERE = f"{Path(__file__).parents[1]}{os.sep}"  # `course_utils_lab/` beside it is a learner's
-_LIBRARIES = (
-    *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-    f"{Path(__file__).parents[2] / 'course_material'}{os.sep}",
+_LIBRARIES = *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen"
+_COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
+    f"{Path(__file__).parents[2] / name}{os.sep}"
+    for name in ("course_utils", "course_material", "course_checks")
 )
 
 
@@ -31,7 +31,7 @@ class Frame:
     @property
     def is_learners(self) -> bool:
         """Whether this line stands in a cell or file of the learner, not in a library."""
-        return not self.file.startswith((*_LIBRARIES, _HERE, "<frozen"))
+        return not self.file.startswith(_LIBRARIES + _COURSE)
 
     @property
     def place(self) -> str:
@@ -65,7 +65,7 @@ def from_dump(text: str) -> list[Frame]:
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
     for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
         frames.append(Frame(file, int(line), name))
-        if file.startswith(_HERE) and name == "_work":
+        if file.startswith(_COURSE) and name == "_work":
             break
     return frames[::-1]
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from course_checks.cases import CASES, Case
 from course_utils import Network, check, launch, plot_timeline, progress
-from course_utils.checks.cases import CASES, Case
 from course_utils.network.trace import Event, Trace
 
 # %% [markdown]

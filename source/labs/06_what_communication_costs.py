@@ -14,8 +14,8 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
+from course_checks.cases import CASES
 from course_utils import Network, check, progress
-from course_utils.checks.cases import CASES
 
 network = Network(latency_us=10, gbit_s=80)
 alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte

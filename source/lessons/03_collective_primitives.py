@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from course_checks.cases import CASES
 from course_utils import Network, check, digits, explore, launch, plot_ranks, plot_timeline, predict
-from course_utils.checks.cases import CASES
 from course_utils.pictures.steps import plot_steps
 
 # %% [markdown]

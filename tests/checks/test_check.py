@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_checks.cases import CASES
+from course_checks.outcome import CheckFailed
 from course_utils import Network, check, progress
-from course_utils.checks.cases import CASES
-from course_utils.checks.outcome import CheckFailed
 
 WRONG = {
     answers.alone: "Rank 0: element [0]: wanted",

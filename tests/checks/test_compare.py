@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import tensor
 
-from course_utils.checks.compare import brief, difference, dtypes_of
+from course_checks.compare import brief, difference, dtypes_of
 
 double, single, whole = torch.float64, torch.float32, torch.int64
 RECORD = {"loss": 0.5, "rank": 2}

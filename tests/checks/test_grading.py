@@ -22,7 +22,7 @@ import course_utils
 import grade
 import handout
 import sandbox
-from course_utils.checks.check import check
+from course_checks.check import check
 from course_utils.launcher import parcel
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -e '.[teach]'")

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from course_checks.cases import CASES
 from course_utils import Network, check
-from course_utils.checks.cases import CASES
 
 OFTEN = 4  # times that what chance might let pass is tried in each run
 

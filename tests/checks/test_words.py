@@ -10,8 +10,8 @@ import torch.distributed as dist
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 
+from course_checks.cases import CASES
 from course_utils import check
-from course_utils.checks.cases import CASES
 
 CASE = {"cases": CASES[1:2], "world_sizes": (2,), "timeout": 60.0}
 

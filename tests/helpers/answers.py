@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from course_utils.checks.cases import draw, public_seed
+from course_checks.cases import draw, public_seed
 
 another_name = dist.all_reduce
 kept = torch.zeros(1)

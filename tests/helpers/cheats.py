@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import check
-from course_utils.checks.cases import CASES
+from course_checks.cases import CASES
 
 
 # %%
@@ -62,9 +62,9 @@ def returns_what_it_got(tensor): return tensor
     "patches_the_course": """
 import sys
 import course_utils
-from course_utils.checks.outcome import Outcome
-for module in ("checks.check", "checks.verdict"):
-    sys.modules["course_utils." + module].judge = lambda *args: None
+from course_checks.outcome import Outcome
+for module in ("check", "verdict"):
+    sys.modules["course_checks." + module].judge = lambda *args: None
 Outcome.__bool__, Outcome.require = (lambda self: True), (lambda self: self)
 course_utils.check = check = lambda fn, **options: Outcome(fn.__name__, "passed")
 def patches_the_course(tensor): return tensor
@@ -77,7 +77,7 @@ def patches_the_kernel(tensor): return tensor
 raise SystemExit
 """,
     "knows_the_seeds": """
-from course_utils.checks.cases import draw, public_seed
+from course_checks.cases import draw, public_seed
 def knows_the_seeds(tensor):
     n = dist.get_world_size()
     return sum(draw(total_inputs, r, n, CASES[1], public_seed(r, n, 0))[0] for r in range(n))
@@ -108,14 +108,14 @@ def calls_what_is_beneath(tensor):
     "brings_code": """
 class Brought:
     def __reduce__(self):
-        return exec, ("import course_utils.checks.verdict as v; v.difference = lambda *a: None",)
+        return exec, ("import course_checks.verdict as v; v.difference = lambda *a: None",)
 def brings_code(tensor): return Brought()
 """,
     "brings_code_in_the_recording": """
 import gc
 class Recorded:
     def __reduce__(self):
-        return exec, ("import course_utils.checks.verdict as v; v.difference = lambda *a: None",)
+        return exec, ("import course_checks.verdict as v; v.difference = lambda *a: None",)
 def brings_code_in_the_recording(tensor):
     for found in gc.get_objects():
         if type(found).__name__ == "Recorder":
@@ -127,7 +127,7 @@ def brings_code_in_the_recording(tensor):
 import course_utils.launcher.parcel
 def changes_a_class(tensor):
     # as text, for pickle: setattr(Outcome, "__bool__", set), after which no outcome is wrong
-    text = b"ccourse_utils.checks.outcome\\nOutcome\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
+    text = b"ccourse_checks.outcome\\nOutcome\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
     course_utils.launcher.parcel.pack = lambda value, *inside: text
     return tensor
 """,

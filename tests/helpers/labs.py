@@ -13,8 +13,8 @@ from unittest import mock
 
 import build
 import course_utils
-from course_utils.checks.cases import CASES, Case
-from course_utils.checks.outcome import Outcome
+from course_checks.cases import CASES, Case
+from course_checks.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 RAN: dict[str, dict[str, Any]] = {}  # by lab, what its cells defined when they last ran

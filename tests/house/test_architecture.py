@@ -15,7 +15,8 @@ def house(tmp_path):
 
     def build(**modules: str) -> dict[str, Path]:
         for name, text in {"": "_ROOMS = {'launch': 'x'}", **modules}.items():
-            path = tmp_path.joinpath("course_utils", *filter(None, name.split("__")))
+            inside = [] if name.startswith("course_") else ["course_utils"]
+            path = tmp_path.joinpath(*inside, *filter(None, name.split("__")))
             folder = path if not name or name.count("__") == 0 else path.parent
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "__init__.py").touch()
@@ -41,6 +42,14 @@ def test_a_room_that_may_import_two_modules_of_another_may_import_no_third(house
         record__log="",
     )
     assert architecture.problems(known) == ["an arrow up: network.replay imports record.log"]
+
+
+def test_a_library_that_knows_who_judges_its_answers_is_found(house):
+    known = house(launcher__rank="import course_checks.check", course_checks__check="")
+    assert architecture.problems(known) == [
+        "an arrow up: launcher.rank imports course_checks.check",
+        "a package from outside: launcher.rank imports course_checks",
+    ]
 
 
 def test_material_that_knows_the_launcher_is_found(house, monkeypatch, tmp_path):

@@ -41,7 +41,7 @@ def obey_permissions() -> None:
 def installed(tmp_path_factory):
     """A copy of the course in which nothing can be written."""
     root = tmp_path_factory.mktemp("shared") / "course"
-    for folder in ("course_material", "course_utils", "tools"):
+    for folder in ("course_material", "course_utils", "course_checks", "tools"):
         shutil.copytree(ROOT / folder, root / folder)
     shutil.copy(ROOT / "ddp_course.py", root)
     for kind, name, text in (("notebooks", "00_start_here", "# %%\n1"), ("exercises", "01_x", LAB)):

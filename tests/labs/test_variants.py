@@ -11,7 +11,7 @@ import course_utils
 import grade
 import handout
 import variants
-from course_utils.checks.cases import CASES, draw, public_seed
+from course_checks.cases import CASES, draw, public_seed
 
 SLUGS = sorted(path.stem for path in (labs.ROOT / "source/variants").glob("*.toml"))
 CLASS = [f"learner_{number}" for number in range(30)]

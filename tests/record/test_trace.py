@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from course_checks.rules import unwaited
 from course_utils import Network, WorkerError, WorkerTimeout, explore, launch
-from course_utils.checks.rules import unwaited
 from course_utils.network.trace import Event, Trace
 from course_utils.record import hooks
 

@@ -21,12 +21,16 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from course_utils.checks.transit import Transit
+import course_utils
+from course_checks.transit import Transit
 from course_utils.launcher.stacks import Frame
 from course_utils.record.frames import is_learners
 
-_TORCH, _HERE = (f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
-_OWN_BUSINESS = _TORCH, _HERE.removesuffix(f"checks{os.sep}"), "<frozen"
+_TORCH, _UTILS, _HERE = (
+    f"{os.path.dirname(module.__file__)}{os.sep}"
+    for module in (torch, course_utils, sys.modules[__package__])
+)
+_OWN_BUSINESS = _TORCH, _UTILS, _HERE, "<frozen"
 _FOR_OTHERS = __file__, f"{_TORCH}serialization", f"{_TORCH}distributed{os.sep}elastic"
 _DOES = {  # side channels, by their names in `allow`
     "store": "uses a store",

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from course_utils.checks.attempt import Attempt, Run
-from course_utils.checks.cases import Inputs, Misuse, draw
-from course_utils.checks.compare import brief, difference, dtypes_of
-from course_utils.checks.outcome import Outcome, Row
-from course_utils.checks.rules import Rules, broken, unwaited
-from course_utils.checks.watch import flops
+from course_checks.attempt import Attempt, Run
+from course_checks.cases import Inputs, Misuse, draw
+from course_checks.compare import brief, difference, dtypes_of
+from course_checks.outcome import Outcome, Row
+from course_checks.rules import Rules, broken, unwaited
+from course_checks.watch import flops
 from course_utils.launcher import parcel
 from course_utils.launcher.words import ranks
 from course_utils.network.trace import Trace

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from course_utils.checks.cases import Inputs, draw, public_seed, seed_cpu
-from course_utils.checks.outcome import WRONG, Outcome, Row, many
-from course_utils.checks.watch import Watch
+from course_checks.cases import Inputs, draw, public_seed, seed_cpu
+from course_checks.outcome import WRONG, Outcome, Row, many
+from course_checks.watch import Watch
 from course_utils.devices.fork import ReadyToFork
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport

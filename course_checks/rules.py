@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from course_utils.checks.cases import Misuse
-from course_utils.checks.compare import Tolerance
-from course_utils.checks.watch import WORDS
+from course_checks.cases import Misuse
+from course_checks.compare import Tolerance
+from course_checks.watch import WORDS
 from course_utils.launcher.words import ranks
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError

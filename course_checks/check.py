@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from course_utils.checks.attempt import Attempt, Run, attempt
-from course_utils.checks.cases import CASES, Inputs
-from course_utils.checks.edited import overtaken
-from course_utils.checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, note
-from course_utils.checks.rules import Budget, Rules
-from course_utils.checks.verdict import judge
-from course_utils.checks.watch import Watch
+from course_checks.attempt import Attempt, Run, attempt
+from course_checks.cases import CASES, Inputs
+from course_checks.edited import overtaken
+from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, note
+from course_checks.rules import Budget, Rules
+from course_checks.verdict import judge
+from course_checks.watch import Watch
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
 from course_utils.launcher.words import ranks_named as ranks
