@@ -66,6 +66,7 @@ def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
 
 def _plain(text: str) -> str:
     """The words of a text as Markdown shows them, without its code."""
+    text = re.sub("(<code>).*?</code>", r"\1", text)  # its words are text to Markdown
     inline = MarkdownIt().parseInline(text)[0].children or []
     return "".join(token.content for token in inline if token.type == "text")
 

@@ -185,6 +185,7 @@ def test_a_slip_of_a_translation_is_found(english, chinese, slip):
         ("It waits in `f(a, b)` (twice).", "它停在 `f(a, b)`（两次）。"),
         ("| `a` | the whole |", "| `a` | **全部** |"),
         ("a [node](a.md), not a rank", "一个[节点](a.md)，不是 rank"),
+        ("<code>(a - b) ** 2</code> is", "<code>(a - b) ** 2</code> 是"),
     ],
 )
 def test_a_translation_may_say_it_in_its_own_way(english, chinese):
