@@ -48,6 +48,11 @@ def document(original: Path, root: Path) -> str:
     return translation.in_chinese(original.read_text(encoding="utf-8"), known)[0]
 
 
+def of_map(text: str, root: Path) -> str:
+    """Returns a sentence of the course map in Chinese; in English where nobody has said it."""
+    return translation.in_chinese(text, _known(root / "source/zh" / f"{MAP}.po"))[0]
+
+
 def sentences_of_map(root: Path) -> list[str]:
     """Returns what the course map says beside what it reads off the notebooks."""
     said: list[str] = []

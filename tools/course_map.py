@@ -90,11 +90,17 @@ def places(notebooks: dict[Path, NotebookNode]) -> Iterator[tuple[str, Place]]:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 heading = (re.findall(r"^##+ (.*)$", cell.source, re.M) or [heading])[-1]
-            count = (cell.get("outputs") and cell.execution_count) or 0
-            for tag in cell.metadata.get("tags", []):
-                row = tag.removeprefix("row-")
-                if row != tag and (count or row in WORDS):
-                    yield row, Place(path, heading, count)
+            for row, count in rows_of(cell):
+                yield row, Place(path, heading, count)
+
+
+def rows_of(cell: NotebookNode) -> Iterator[tuple[str, int]]:
+    """Yields each row that a cell was run for (or tells, if in WORDS), and its number (or 0)."""
+    count = (cell.get("outputs") and cell.execution_count) or 0
+    for tag in cell.metadata.get("tags", []):
+        row = tag.removeprefix("row-")
+        if row != tag and (count or row in WORDS):
+            yield row, count
 
 
 def missing(root: Path = ROOT) -> list[str]:

@@ -52,6 +52,8 @@ def slips(message: Message) -> Iterator[str]:
         lost, more = mine - theirs, theirs - mine
         if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
             lost, more = Counter(mine.keys() - theirs.keys()), Counter()
+        if name == "links" and not lost:  # its readers may be led further
+            more = Counter()
         if lost or more:
             yield f"{name} differ: {' '.join([*lost, *(f'+{each}' for each in more)])}"
     if found := HALF_WIDTH.search(SHOWN.sub("`", message.string)):

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "source/site"
 DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
 PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
+FOLDERS = ("teaching", "articles")
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {
     "Colab": "https://colab.research.google.com/github/{}/blob/HEAD/{}",
@@ -49,8 +50,8 @@ def stage(to: Path, parts: Path, repository: str, pdf: bool) -> None:
     drawn = live_places(to)
     for path in books():
         write_book(path, to, drawn, repository)
-    book = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "teaching").glob("*.md"))
-    for name in (*DOCUMENTS, *book, *(f"{book}/README.md" for book in BOOKS)):
+    more = sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.md"))
+    for name in (*DOCUMENTS, *more, *(f"{book}/README.md" for book in BOOKS)):
         document((ROOT / name).read_text(encoding="utf-8"), to / name)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")

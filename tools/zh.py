@@ -7,7 +7,7 @@
     python tools/zh.py --right "words"  looked at: the translation of that paragraph is still right
 
 Nothing is executed: code, outputs and ids of cells are copied from the English notebooks. Built are
-the folders zh/, which git ignores, and README.zh.md.
+the folders zh/, which git ignores, README.zh.md and the pages about the articles.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import nbformat
 from babel.messages.catalog import Message
 from babel.messages.pofile import PoFileError
 
+import articles
 import build
 import chinese
 import proofread
@@ -93,6 +94,7 @@ def edition(root: Path) -> Iterator[tuple[Path, str]]:
             yield root / "README.zh.md", text
         else:
             yield folder / "zh" / file.name, translation.deeper(text, folder.name, there)
+    yield from articles.pages(root)
 
 
 def update(root: Path, names: list[str]) -> None:
@@ -115,9 +117,12 @@ def check(root: Path) -> int:
             where = source.catalogue.relative_to(root)
             found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted, terms)]
         shares.append(f"{number if '/' in number else source.name} {share} %")
+    found += articles.faults(root, terms)
     readme, english = root / "README.zh.md", root / "README.md"
-    if readme.exists() and readme.read_text("utf-8") != chinese.document(english, root):
-        found.append("README.zh.md is old: make zh")
+    kept = {readme: chinese.document(english, root)} if readme.exists() else {}
+    for path, text in (kept | dict(articles.pages(root))).items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            found.append(f"{path.relative_to(root)} is old: make zh")
     print("in Chinese:", ", ".join(shares))
     print("\n".join(found) or "every translation is of the English as it is now")
     if found:

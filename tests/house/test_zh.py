@@ -185,6 +185,7 @@ def test_a_slip_of_a_translation_is_found(english, chinese, slip):
         ("It waits in `f(a, b)` (twice).", "它停在 `f(a, b)`（两次）。"),
         ("| `a` | the whole |", "| `a` | **全部** |"),
         ("a [node](a.md), not a rank", "一个[节点](a.md)，不是 rank"),
+        ("See [it](a.md).", "见[它](a.md)，中文另有[一页](b.md)。"),
         ("<code>(a - b) ** 2</code> is", "<code>(a - b) ** 2</code> 是"),
     ],
 )
