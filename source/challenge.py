@@ -133,7 +133,7 @@ print(challenge.bounds())
 # The smaller of the last two holds. The largest of the three results is the bound.
 #
 # **Late rank.** Time counts from its start. Each other rank needs a whole tensor's worth of news, and none arrives before alpha: *T* ≥ alpha + *w*. The late rank sends each place
-# directly to *d* others, on average. That keeps its outgoing port busy: *T* ≥ alpha + *d w*. The other *n* − 1 − *d* learn it from somebody else, after 2 alpha. Shared by *n* − 1
+# directly to *d* others, averaged over the places. That keeps its outgoing port busy: *T* ≥ alpha + *d w*. The other *n* − 1 − *d* learn it from somebody else, after 2 alpha. Shared by *n* − 1
 # incoming ports that is *T* ≥ 2 alpha + (1 − *d*/(*n* − 1)) *w*. The two meet, and there
 #
 # > *T* ≥ alpha + (*n* − 1)(alpha + *w*)/*n*, or, if it sends everything to all, *T* ≥ alpha + (*n* − 1) *w*

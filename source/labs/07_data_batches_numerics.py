@@ -207,7 +207,7 @@ check(kth_smallest, **kth_check)
 # %% [markdown]
 # ## 3 · A norm for numbers far from zero
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* A synced norm that adds up sums and sums of squares fails far from zero. Time stamps are near 1.8 billion and their squares near 3 · 10¹⁸, where a float64 rounds to hundreds. The variance is the small
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A synced norm that adds up sums and sums of squares fails far from zero. Time stamps are near 1.8 billion and their squares near 3 · 10¹⁸, where a float64 rounds to hundreds. The variance is the small
 # difference of two such numbers, and is lost. **Goal:** return this rank's `rows` with the mean and the deviation of **all** ranks' rows, column by column, as the specification says. Each rank has any number of rows, perhaps
 # one or none. Send only statistics, in no more messages than one `all_reduce` takes.
 #
@@ -242,7 +242,7 @@ def normalise(rows):
 # Subtract a mean before you square, and nothing is lost. Which mean does a rank know before it has heard of the others? And what is missing, if two ranks' rows lie close together, but around different means?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Each rank computes count, mean and the sum of squares *around its own mean*. Gather the three. The mean of all is the means' mean, weighted by the counts. The sum of squares around it: the ranks' sums, and for each rank its count times
+# Each rank computes count, mean and the sum of squares <i>around its own mean</i>. Gather the three. The mean of all is the means' mean, weighted by the counts. The sum of squares around it: the ranks' sums, and for each rank its count times
 # the square of the distance between its mean and the mean of all
 # (<a href="https://doi.org/10.1080/00031305.1983.10483115">Chan, Golub and LeVeque 1983</a>).
 # </details>

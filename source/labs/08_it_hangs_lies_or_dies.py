@@ -236,7 +236,7 @@ def best(log_probs, keep):
 # Leave out what only says that a peer is gone. Which log is left? And what would the other ranks do if that rank caught its error and went on without the call?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# A rank that has nothing must come to the call as well, with a number that changes no maximum. Zero does: a log probability is
+# A rank that has nothing must come to the call as well, with a number that changes no maximum. Zero would change it: a log probability is
 # below it.
 # </details>
 # <details><summary>Hint 3: the code</summary>

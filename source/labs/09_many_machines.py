@@ -70,7 +70,7 @@ def ranks_of(environment):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which of Slurm's names is there in every task that <code>srun</code> started, and in no other process?
+# Which of Slurm's names is there in every task that <code>srun</code> started, and not in the batch script?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Look for each launcher's world size, the innermost launcher first. The first that is there says which column to read. What an environment holds is text.
@@ -491,8 +491,8 @@ check(starting_again(train), **train_check)
 # %% [markdown]
 # ## 4 · Told to end
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Before its time is up, Slurm sends SIGTERM to every task of a job, and it reaches the ranks at different moments, some perhaps not at all. Who leaves
-# alone leaves the others hanging. **Goal:** call `take_step(0)`, `take_step(1)`, ... until `steps` are done or **any** rank has got SIGTERM; then call `save(done)` once on every rank and return `done`, the number of
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* A job that asked for it (`--signal=TERM@60`) gets SIGTERM before its time is up. Slurm sends it to every task, and it reaches the ranks
+# at different moments, some perhaps not at all. Who leaves alone leaves the others hanging. **Goal:** call `take_step(0)`, `take_step(1)`, ... until `steps` are done or **any** rank has got SIGTERM; then call `save(done)` once on every rank and return `done`, the number of
 # steps, the same on all ranks. The step in which the signal comes is the last.
 #
 # | of 6 steps; SIGTERM comes to | every rank saves and returns |

@@ -331,7 +331,7 @@ def newest(folder):
 # Rank 0's newest is 3, rank 1's is 4. May they go on from 3? What would rank 1 have to tell, so that rank 0 knows?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Each rank finds out which of its files load. Then all learn of all: lists can be gathered as objects, or a vector with a 1 for each epoch, as long as the newest of all asks for, is reduced with MIN. What is left on every rank is the same, and so is its maximum.
+# Each rank finds out which of its files load. Then all learn of all: lists can be gathered as objects, or each rank makes a vector with a 1 for each epoch that loads, long enough for the newest file of all ranks, and MIN reduces them. What is left on every rank is the same, and so is its maximum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.all_gather_object(every, whole)</code> with a set from each rank, then <code>max(set.intersection(*every), default=0)</code>.

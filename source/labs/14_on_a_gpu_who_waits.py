@@ -15,7 +15,7 @@ from course_material.recordings import Row, recording
 from course_utils import check, progress
 
 # %% [markdown]
-# The chapter's stopwatch is given. It counts time once in which several rows last.
+# The chapter's stopwatch is given. Time in which several rows overlap counts once.
 
 
 # %%
@@ -31,7 +31,7 @@ def busy_us(rows):
 # %% [markdown]
 # ## 1 · What would make it faster?
 #
-# *●●○, 15 minutes.* `rows` are a recording of some steps. **Goal:** return three things. First the bytes **all-reduced** per step. Second the share of
+# *Difficulty ●●○ · importance ●●○ · 15 minutes.* `rows` are a recording of some steps. **Goal:** return three things. First the bytes **all-reduced** per step. Second the share of
 # communication that lies beside compute kernels, 0 if there is none. Third what would help most: `"GPU"`, `"network"` or `"host"`, as computing, communication
 # alone, or neither of them takes most of the steps.
 #
