@@ -43,6 +43,7 @@ WRONG = {
     "grid_sums": "columns_first",
 }
 ALL = dict.fromkeys(WRONG, 1) | dict.fromkeys(cheats.CHEATS, 2)
+TWO = (*WRONG, *list(cheats.CHEATS)[:2])  # what the lab itself asks for, and two of two points
 
 
 class Course:
@@ -75,7 +76,7 @@ class Course:
 
     def models(self) -> dict[str, str]:
         found = {grading.identity(cell) or "": cell.source for cell in self.read("source").cells}
-        return {name[7:]: text for name, text in found.items() if name.startswith("answer-")}
+        return {name: found[f"answer-{name}"] for name in TWO}
 
     def hand_in(self, who: str, answers: dict[str, str], edit=None) -> Path:
         """Write these answers, by exercise, into the hand-out; returns the learner's folder."""
@@ -154,8 +155,8 @@ def test_neither_wrong_nor_blank_answers_get_points(course):
     assert course.points("wrong") == dict.fromkeys(ALL, 0) | {"place_of": 1}
 
 
-def test_a_right_submission_gets_all_points(course):
-    assert course.points("right") == ALL
+def test_what_is_right_gets_all_points(course):
+    assert course.points("right") == dict.fromkeys(ALL, 0) | {name: ALL[name] for name in TWO}
 
 
 @pytest.fixture(scope="module")
@@ -180,15 +181,15 @@ def test_nbgrader_and_the_sandbox_agree_on_every_point(course, in_sandboxes, who
 
 @pytest.mark.skipif(bool(sandbox.refused()), reason="no sandbox here")
 def test_in_a_sandbox_an_answer_that_kills_costs_only_its_own_point(course, in_sandboxes):
-    blank = dict.fromkeys(cheats.CHEATS, 2)
-    assert in_sandboxes["killer"] == dict.fromkeys(WRONG, 1) | blank | {"place_of": 0}
+    others = {name: ALL[name] for name in TWO if name != "place_of"}
+    assert in_sandboxes["killer"] == dict.fromkeys(ALL, 0) | others
 
 
 def test_the_exported_grades_are_the_sums(course):
     with (course.folder / "grades.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["student_id"]: float(row["score"]) for row in rows} == {
-        "cheat": 0, "killer": 2, "wrong": 1, "right": sum(ALL.values()),
+        "cheat": 0, "killer": 2, "wrong": 1, "right": sum(ALL[name] for name in TWO),
     }  # fmt: skip
     assert {float(row["max_score"]) for row in rows} == {sum(ALL.values())}
 
