@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{what}: alike: {', '.join(group)}")
             if who := as_published(answers, published):
                 print(f"{what}: as published: {', '.join(who)}")
-    print(f"{len(works)} submissions compared.")
+    print(f"{len(works)} submissions compared; answers of a few lines are left out.")
     return 0
 
 
