@@ -159,6 +159,8 @@ def hand_out_variants(folder: Path, students: list[str], names: list[str], root:
 def withheld(root: Path, folder: Path) -> list[str]:
     """Copy what learners need of the course, and no solutions; returns what was copied."""
     kept = [root / name for name in LEARNERS if (root / name).exists()]
+    if folder.exists():
+        raise BuildError(f"{folder} is there already: name a folder that is not")
     folder.mkdir(parents=True)
     for path in kept:
         if path.is_dir():

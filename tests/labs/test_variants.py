@@ -110,6 +110,8 @@ def test_each_learner_is_handed_the_own_variant_and_graded_by_it(tmp_path, capsy
 def test_a_repository_for_learners_has_no_solutions(tmp_path):
     handout.withheld(labs.ROOT, tmp_path / "course")
     names = {path.name for path in (tmp_path / "course").iterdir()}
+    with pytest.raises(cells.BuildError, match="is there already"):
+        handout.withheld(labs.ROOT, tmp_path / "course")
     assert {"course_utils", "exercises", "notebooks", "tools", "Makefile"} <= names
     assert not names & {"solutions", "source", "tests", "teaching", ".git", "my"}
     marked = "BEGIN " + "SOLUTION"
