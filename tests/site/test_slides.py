@@ -11,7 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 import asked
 import course_map
 import slides
-from deck import Deck
+from deck import BLOCK, Deck
+from pages import pictures_to_files
 
 OVERFLOWS = """() => {
     const style = document.createElement("style");
@@ -26,6 +27,14 @@ OVERFLOWS = """() => {
         });
         return wrong.map((child) => `${page.innerText.slice(0, 40)}: ${child.outerHTML}`);
     });
+}"""
+
+IN_SIGHT = """() => {
+    const own = Reveal.getCurrentSlide();
+    const marks = [...own.querySelectorAll("[data-asks], [data-tells]")];
+    const shown = marks.filter((mark) => getComputedStyle(mark).visibility !== "hidden");
+    const named = ({ asks, tells }) => asks ? `asks ${asks}` : `tells ${tells}`;
+    return [JSON.stringify(Reveal.getIndices()), shown.map((mark) => named(mark.dataset))];
 }"""
 
 
@@ -75,6 +84,34 @@ def test_no_slide_overflows_and_no_request_leaves(built, texts, chromium):
     page.evaluate("document.querySelector('.page').firstChild.style.minHeight = '800px'")
     assert len(page.evaluate(OVERFLOWS)) > 0, "it would be found"
     browser.close()
+
+
+def test_who_presses_one_key_sees_each_vote_and_then_its_answer(built, chromium):
+    page, seen = chromium.new_page(), []
+    page.goto(f"file://{built}/00_start_here.html")
+    page.wait_for_function("Reveal.isReady()")
+    while not seen or seen[-1] != page.evaluate(IN_SIGHT):
+        seen.append(page.evaluate(IN_SIGHT))
+        page.keyboard.press("ArrowRight")
+    steps = [step for _, step in seen]
+    first = {mark: n for n, marks in reversed([*enumerate(steps)]) for mark in marks}
+    assert sorted(first, key=first.get) == [
+        f"{what} {number}" for number in range(4) for what in ("asks", "tells")
+    ]
+    assert len(set(first.values())) == len(first), "each takes a step of its own"
+    page.close()
+
+
+def test_what_a_chapter_says_is_in_the_notes_and_no_slide_has_two_pictures(tmp_path):
+    for notebook in course_map.chapters().values():
+        pictures_to_files(notebook.cells, tmp_path, "")
+        made = [slide for part in Deck(notebook.cells).parts for slide in part]
+        assert max("".join(slide.shown).count("<img") for slide in made) <= 1
+        notes = {note for slide in made for note in slide.notes}
+        said = "\n\n".join(c.source for c in notebook.cells[1:] if c.cell_type == "markdown")
+        aside = "#", "<details>", "**Check yourself.**"  # headings, hints and answers, questions
+        blocks = [one for one in re.findall(BLOCK, said) if not one.startswith(aside)]
+        assert [one for one in blocks if one not in notes] == []
 
 
 def cell(source: str, *outputs, **metadata):
