@@ -30,8 +30,8 @@ INTEGRITY = (  # sha512, as npm publishes it
 NEEDED = "dist/reveal.js", "dist/reveal.css", "dist/reset.css", "dist/plugin/notes.js", "LICENSE"
 
 
-def page(chapter: Path, to: Path) -> str:
-    """Writes the slides of a chapter, a column for each of its parts; returns its title."""
+def page(chapter: Path, to: Path) -> None:
+    """Writes the slides of a chapter, a column for each of its parts."""
     notebook = course_map.ENGLISH.read(chapter)
     pictures_to_files(notebook.cells, to / "_static/pictures", "")
     columns = [[slide.html() for slide in part] for part in Deck(notebook.cells).parts]
@@ -42,7 +42,6 @@ def page(chapter: Path, to: Path) -> str:
     }
     text = Template(SHAPE.read_text(encoding="utf-8")).substitute(said)
     (to / f"{chapter.stem}.html").write_text(text, encoding="utf-8")
-    return said["title"]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,13 +54,16 @@ def main(argv: list[str] | None = None) -> int:
     if not (reveal := from_npm.fetched(args.parts, REVEAL, INTEGRITY, NEEDED)):
         print("slides need reveal.js, which npm brings once", file=sys.stderr)
         return 1
+    rows: list[str] = []
     (args.to / "_static/pictures").mkdir(parents=True, exist_ok=True)
     shutil.copytree(reveal, args.to / "_static/reveal", dirs_exist_ok=True)
-    found = [
-        path for path in course_map.chapters() if path.name[:2] in (args.chapters or path.name)
-    ]
-    rows = [f'<li><a href="{path.stem}.html">{page(path, args.to)}</a></li>' for path in found]
-    (args.to / "index.html").write_text(f"<!doctype html><ol>{''.join(rows)}</ol>")
+    for path, notebook in course_map.chapters().items():
+        if path.name[:2] in (args.chapters or path.name):
+            page(path, args.to)
+        if (args.to / f"{path.stem}.html").exists():
+            title = html.escape(course_map.facts(notebook)["title"])
+            rows.append(f'<li>{path.name[:2]} <a href="{path.stem}.html">{title}</a></li>')
+    (args.to / "index.html").write_text(f"<!doctype html><ul>{''.join(rows)}</ul>")
     print(f"Open {args.to / 'index.html'} in a browser; the key S shows the notes.")
     return 0
 

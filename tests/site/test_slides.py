@@ -86,6 +86,13 @@ def test_no_slide_overflows_and_no_request_leaves(built, texts, chromium):
     browser.close()
 
 
+def test_the_first_page_lists_what_there_is(built, texts):
+    links = re.findall(r'href="(\d\d)_', (built / "index.html").read_text())
+    assert links == [path.name[:2] for path in texts]
+    assert slides.main(["--to", str(built), "03"]) == 0
+    assert re.findall(r'href="(\d\d)_', (built / "index.html").read_text()) == links
+
+
 def test_who_presses_one_key_sees_each_vote_and_then_its_answer(built, chromium):
     page, seen = chromium.new_page(), []
     page.goto(f"file://{built}/00_start_here.html")
