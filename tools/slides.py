@@ -63,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         if (args.to / f"{path.stem}.html").exists():
             title = html.escape(course_map.facts(notebook)["title"])
             rows.append(f'<li>{path.name[:2]} <a href="{path.stem}.html">{title}</a></li>')
-    (args.to / "index.html").write_text(f"<!doctype html><ul>{''.join(rows)}</ul>")
+    first = f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{"".join(rows)}</ul>'
+    (args.to / "index.html").write_text(first, encoding="utf-8")
     print(f"Open {args.to / 'index.html'} in a browser; the key S shows the notes.")
     return 0
 
