@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks zh progress challenge handout grade alike doctor check bench gpu mutants look soak site clean help
+.PHONY: lab fresh test quick notebooks zh progress challenge handout grade alike doctor check bench gpu mutants look soak site slides clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
@@ -85,6 +85,9 @@ look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make l
 
 site: .venv/.site ## the course as a web site, in build/site/html: make site pdf=1 repository=OWNER/NAME
 	@$(RUN) tools/website.py $(if $(repository),--repository $(repository)) $(if $(pdf),--pdf)
+
+slides: .venv/.ready ## every chapter as slides, in build/slides: make slides only=03
+	@$(RUN) tools/slides.py $(only)
 
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import build
+import cells
 import grade
 import variants
 
@@ -80,9 +81,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="labs, such as 02; all if none")
     parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
     args = parser.parse_args(argv)
-    key = variants.secret(args.folder)
-    targets = grade.labs_of(args.root.resolve(), args.only)
-    works = grade.submissions(args.folder, targets, key, None)
+    try:
+        targets = grade.labs_of(args.root.resolve(), args.only)
+        works = grade.submissions(args.folder, targets, variants.secret(args.folder), None)
+    except (cells.BuildError, OSError) as error:
+        print(f"nothing compared: {error}", file=sys.stderr)
+        return 1
     for target in targets:
         mine = [work for work in works if work.lab.slug == target.built.stem]
         handed_in = {work.who: _texts(work) for work in mine}
@@ -93,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{what}: alike: {', '.join(group)}")
             if who := as_published(answers, published):
                 print(f"{what}: as published: {', '.join(who)}")
-    print(f"{len(works)} submissions compared.")
+    print(f"{len(works)} submissions compared; answers of a few lines are left out.")
     return 0
 
 

@@ -127,7 +127,8 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
     for name, original in originals(root).items():
         wanted = copied(original, root, folder)
         if copy := newest(folder, name):
-            if _cells_of_original(_read(copy)) != _cells_of_original(wanted):
+            mine = _read(copy)
+            if not handed_out(mine) and _cells_of_original(mine) != _cells_of_original(wanted):
                 said.append(f"{copy.name} has a newer original: {again}{name}")
         else:
             _write(wanted, folder / f"{name}.ipynb")
@@ -179,16 +180,23 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     original, old = originals(root)[name], newest(folder, name)
     notebook, path = copied(original, root, folder), folder / f"{name}.ipynb"
     number, moved = 1, 0
+    mine = _read(old) if old else None
+    if handed_out(mine):
+        return f"{old.name} was handed out to you, and the course has no other: it is as it was."
     while path.exists():
         path = folder / (f"{name}_{today}" + f"_{number}" * (number > 1) + ".ipynb")
         number += 1
-    mine = _read(old) if old else None
     if mine and "course" in mine.metadata:
         moved = merged(mine, notebook)
     _write(notebook, path)
     unread = "" if mine else "could not be read, and "
     kept = f" Your {old.name} {unread}is as it was." if old else ""
     return f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
+
+
+def handed_out(copy: NotebookNode | None) -> bool:
+    """Whether a teacher has made this one, for one learner: the course's own is another."""
+    return bool(copy and copy.metadata.get("course", {}).get("handed_out"))
 
 
 def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:

@@ -180,16 +180,44 @@ def judged(judge: Judge, lab: Lab, answers: dict[str, str], **limits: Any) -> di
     return {name: found.get(name, missing) for name in lab.points}
 
 
+def learners(folder: Path) -> list[Path]:
+    """Their folders.
+
+    Raises:
+        BuildError: There are none.
+    """
+    found = sorted(path for path in folder.glob("submitted/*") if path.is_dir())
+    if not found:
+        raise BuildError(f"put each learner's notebooks into {folder / 'submitted'}/NAME/")
+    return found
+
+
+def _is_of(stem: str, slug: str) -> bool:
+    return re.fullmatch(rf"(lab_)?{re.escape(slug)}[\d_-]*", stem) is not None
+
+
+def left_out(folder: Path, root: Path) -> list[Path]:
+    """Notebooks whose names are no lab's, such as what a browser has called `... (1).ipynb`."""
+    slugs = {target.built.stem for target in labs_of(root, [])}
+    there = (path for own in learners(folder) for path in sorted(own.rglob("*.ipynb")))
+    return [
+        path.relative_to(folder)
+        for path in there
+        if ".ipynb_checkpoints" not in path.parts
+        and not path.stem.startswith(("lesson_", "challenge"))  # who hands in all of my/
+        and not any(_is_of(path.stem, slug) for slug in slugs)
+    ]
+
+
 def submissions(
     folder: Path, targets: Iterable[build.Target], key: bytes | None, who: str | None
 ) -> list[Work]:
     """What there is to grade: of each lab the newest notebook of each learner."""
     found, read = [], functools.cache(lab)
-    for own in sorted(p for p in (folder / "submitted").iterdir() if p.is_dir()):
+    for own in learners(folder):
         there = sorted((p.stem.removeprefix("lab_"), p) for p in own.rglob("*.ipynb"))
         for target in targets if who in (None, own.name) else ():
-            name = re.compile(rf"{re.escape(target.built.stem)}[\d_-]*")
-            if mine := [path for stem, path in there if name.fullmatch(stem)]:
+            if mine := [path for stem, path in there if _is_of(stem, target.built.stem)]:
                 found.append(Work(own.name, read(target, own.name if key else "", key), mine[-1]))
     return found
 
@@ -263,11 +291,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         targets = labs_of(args.root.resolve(), args.only)
         works = submissions(folder, targets, variants.secret(folder), args.who)
+        for path in left_out(folder, args.root.resolve()):
+            print(f"{path} is left out: its name is no lab's", file=sys.stderr)
     except (BuildError, OSError) as error:
         print(f"nothing graded: {error}", file=sys.stderr)
         return 1
     if not works:
-        print(f"nothing to grade in {folder / 'submitted'}", file=sys.stderr)
+        whose = f" of {args.who}" * bool(args.who)
+        print(f"nothing{whose} to grade in {folder / 'submitted'}", file=sys.stderr)
         return 1
     if why := sandbox.refused():
         print(SENTENCE.format(why), file=sys.stderr)

@@ -41,6 +41,7 @@ LEARNERS = (
     "environment.yml", ".gitignore",
 )  # fmt: skip
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
+AFTERWARDS = "teaching/README.md says what to do there"
 CONFIG = """\
 # Written by tools/handout.py. Add what else nbgrader shall know below.
 import pathlib
@@ -144,6 +145,7 @@ def hand_out_variants(folder: Path, students: list[str], names: list[str], root:
         for who in students:
             picks = variants.picked(root, slug, who, key or b"")
             notebook = read_percent(variants.varied(root, slug, text, picks), cut=True)
+            notebook.metadata["course"] = {"handed_out": True}  # not to be renewed by `make fresh`
             path = folder / "hand_out" / who / f"lab_{slug}.ipynb"
             for cell in notebook.cells:
                 if cell.cell_type == "markdown":  # it will lie among the learner's own copies
@@ -157,13 +159,27 @@ def hand_out_variants(folder: Path, students: list[str], names: list[str], root:
 def withheld(root: Path, folder: Path) -> list[str]:
     """Copy what learners need of the course, and no solutions; returns what was copied."""
     kept = [root / name for name in LEARNERS if (root / name).exists()]
+    if folder.exists():
+        raise BuildError(f"{folder} is there already: name a folder that is not")
     folder.mkdir(parents=True)
     for path in kept:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*LEFT))
         else:
             shutil.copy(path, folder)
+    for path in folder.rglob("*.md"):
+        path.write_text(_for_learners(path.read_text(encoding="utf-8"), path), encoding="utf-8")
     return [path.name for path in kept]
+
+
+def _for_learners(text: str, path: Path) -> str:
+    """A document without links to what is not there, and without the command that tests it."""
+    text = re.sub(r"(?m)^    make test .*\n", "", text)
+    return re.sub(
+        r"\[([^]]+)\]\(((?!https?:|#)[^)#]+)[^)]*\)",
+        lambda link: link[0] if (path.parent / link[2]).exists() else link[1],
+        text,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -187,9 +203,11 @@ def main(argv: list[str] | None = None) -> int:
     except (BuildError, OSError) as error:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1
-    print(f"{args.to}: {', '.join(labs)}. teaching/README.md says what to do there.")
+    then = "learners run `make lab` there" if args.repository else AFTERWARDS
+    print(f"{args.to}: {', '.join(labs)}; {then}.")
     if args.students:
-        print("hand_out/NAME/ is for NAME. Keep `secret` to yourself: grading needs it.")
+        print("hand_out/NAME/ is for NAME, who puts it into my/, over what is there.")
+        print("Keep `secret` to yourself: grading needs it.")
     return 0
 
 

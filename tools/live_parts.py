@@ -1,20 +1,19 @@
 """What moves on the site: Pyodide, a wheel of the modules it runs, recordings, and their frames."""
 
 import ast
-import base64
-import hashlib
 import html
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
+
+import from_npm
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "source/site"
@@ -30,26 +29,10 @@ WHEEL = "course_live-1-py3-none-any.whl"
 
 def pyodide(parts: Path) -> Path | None:
     """Returns the folder with Pyodide's files, after fetching them if need be; None without npm."""
-    folder = parts / f"pyodide-{PYODIDE}"
-    if not folder.exists():
-        packed = parts / f"pyodide-{PYODIDE}.tgz"
-        parts.mkdir(parents=True, exist_ok=True)
-        if not packed.exists():
-            command = ["npm", "pack", "--silent", f"pyodide@{PYODIDE}"]
-            try:
-                subprocess.run(command, cwd=parts, check=True, stdout=subprocess.DEVNULL)
-            except (OSError, subprocess.CalledProcessError) as error:
-                print(f"no Pyodide ({error}): the pictures will not move", file=sys.stderr)
-                return None
-        found = base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode()
-        if found != INTEGRITY:
-            raise SystemExit(f"{packed.name} is not what was published: {found}")
-        with tarfile.open(packed) as archive:
-            for name in NEEDED:
-                member = archive.getmember(f"package/{name}")
-                member.name = name
-                archive.extract(member, folder, filter="data")
-    return folder
+    found = from_npm.fetched(parts, f"pyodide@{PYODIDE}", INTEGRITY, NEEDED)
+    if not found:
+        print("the pictures will not move", file=sys.stderr)
+    return found
 
 
 def modules() -> list[Path]:

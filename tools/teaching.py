@@ -19,6 +19,7 @@ import nbformat
 from nbformat import NotebookNode
 
 import course_map
+from asked import questions
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST, MOST = 0.1, 0.4  # of a session, for talk
@@ -30,7 +31,7 @@ class Part(NamedTuple):
 
     title: str
     minutes: float
-    predictions: list[tuple[str, str]]  # what is asked, and the choices if there are any
+    predictions: list[tuple[str, list[str]]]  # what is asked, and the choices if there are any
     written: list[str]  # functions that learners write
     questions: list[tuple[str, str]]  # checkpoint questions and their answers
 
@@ -51,10 +52,11 @@ def _headings(cell: NotebookNode) -> list[str]:
 
 def _part(cells: list[NotebookNode], first: bool) -> Part:
     prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
+    code = "\n".join(cell.source for cell in shown if cell.cell_type == "code")
+    stub = "raise NotImplementedError" in code  # finished forms are checked as well
     none = [] if first else [nbformat.v4.new_markdown_cell()]
     minutes = course_map.minutes(nbformat.v4.new_notebook(cells=[*none, *cells]))
-    asked = re.findall(r'predict\(\s*"([^"]+)",\s*\.\.\.(?:,\s*choices=([^\n]+)\))?', code)
     found = re.findall(
         r"\*\*Check yourself\.\*\*(.+?)<details><summary>Answer</summary>(.+?)</details>",
         prose, re.S,
@@ -62,8 +64,8 @@ def _part(cells: list[NotebookNode], first: bool) -> Part:
     return Part(
         (re.findall(r"^## (.+)$", prose, re.M) or [""])[0],
         minutes,
-        [(" ".join(what.split()), choices.strip("()")) for what, choices in asked],
-        [n.removesuffix("_done") for n in re.findall(r"check\((?:\w+\()*(\w+)", code)],
+        [(question.text, question.choices) for _, question in questions(cells)],
+        re.findall(r"check\((?:\w+\()*(\w+)", code) if stub else [],
         [(_plain(question), _plain(answer)) for question, answer in found],
     )
 
@@ -153,17 +155,12 @@ def lesson_text(root: Path = ROOT) -> str:
 
 
 def _do(part: Part) -> str:
-    votes = [f"**vote:** {what}{_named(choices)}" for what, choices in part.predictions if choices]
-    guesses = [f"**predict:** {what}" for what, choices in part.predictions if not choices]
+    votes = [f"**vote:** {what} ({', '.join(named)})" for what, named in part.predictions if named]
+    guesses = [f"**predict:** {what}" for what, named in part.predictions if not named]
     pairs = [f"**pairs:** write `{name}`" for name in dict.fromkeys(part.written)]
     count = len(part.questions)
     talk = ["**discuss**" + f", {count} questions" * (count > 1)] * (count > 0)
     return "; ".join(guesses + votes + pairs + talk)
-
-
-def _named(choices: str) -> str:
-    """The choices, unless they are only a name for them."""
-    return f" ({choices})" if "," in choices else ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,6 +17,7 @@ import labs
 import nbformat
 import pytest
 
+import alike
 import build
 import export
 import grade
@@ -320,6 +321,34 @@ def test_what_is_no_notebook_is_refused(tmp_path, make, why):
 def test_odd_cells_are_no_answers(tmp_path, cell):
     (path := tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code"} | cell]}))
     assert grade.texts(path, grade.Lab("x", [], {}, {"c1": "answer-f"}, {})) == {}
+
+
+def test_a_notebook_by_another_name_is_not_left_out_in_silence(tmp_path):
+    """A browser calls the second download `(1)`."""
+    names = "lab_02_process_groups (1)", "lab_02_process_groups_2026-11-22", "02_process_groups"
+    names += "lesson_00_start_here", "challenge", ".ipynb_checkpoints/lab_02-checkpoint", "my lab"
+    for name in names:
+        path = tmp_path / f"submitted/ada/{name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    found = [path.name for path in grade.left_out(tmp_path, labs.ROOT)]
+    assert found == ["lab_02_process_groups (1).ipynb", "my lab.ipynb"]
+
+
+@pytest.mark.parametrize("tool", [grade, alike], ids=lambda tool: tool.__name__)
+def test_without_a_folder_for_each_learner_the_teacher_is_told_where_they_go(
+    tool, tmp_path, capsys
+):
+    (tmp_path / "submitted").mkdir()
+    (tmp_path / "submitted/lab_02_process_groups.ipynb").write_text("{}")
+    assert tool.main([str(tmp_path)]) == 1
+    assert "submitted/NAME/" in capsys.readouterr().err
+
+
+def test_a_learner_who_handed_in_nothing_is_named(tmp_path, capsys):
+    (tmp_path / "submitted/ada").mkdir(parents=True)
+    assert grade.main([str(tmp_path), "--who", "zoe"]) == 1
+    assert "nothing of zoe to grade" in capsys.readouterr().err
 
 
 def test_where_there_is_no_sandbox_the_teacher_is_told(term, monkeypatch, capsys):

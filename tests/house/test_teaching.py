@@ -1,6 +1,7 @@
 """The instructor's book: plans that add up, all answers, and nothing that is not there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,31 @@ def test_all_predictions_are_in_the_lessons_page():
     assert [what for what in asked if what not in text] == []
 
 
+def test_pairs_write_what_is_left_to_write_and_no_finished_form():
+    notebooks = course_map.chapters().items()
+    written = {
+        path.name[:2]: [n for part in teaching.parts(own) for n in part.written]
+        for path, own in notebooks
+    }
+    assert written["12"] == ["my_half", "my_top_k", "my_low_rank"]
+    assert written["13"] == ["MyZero1", "MyZero2", "MyZero3"]
+    assert "ring" in written["03"]
+    assert not {"finished_ring", "OurDDP"} & {name for own in written.values() for name in own}
+
+
+def test_every_vote_names_its_choices():
+    text = (ROOT / "teaching/lessons.md").read_text()
+    assert re.findall(r"\*\*vote:\*\* ([^;|]+[^;|) ])(?: \||;)", text) == []
+    assert "all_reduce of 4 and 6 numbers (hangs, lies, dies)" in text
+
+
+def test_what_degrades_speaks_of_every_extra_that_a_learner_or_teacher_can_have():
+    text = (ROOT / "teaching/what_degrades.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = set(project["optional-dependencies"]) - {"test", "bench"}
+    assert [name for name in wanted if f"the extra `{name}`" not in text] == []
+
+
 def test_the_computed_pages_are_what_notebooks_and_plans_say():
     assert teaching.main(["--check"]) == 0
 
@@ -78,12 +104,30 @@ def test_misconceptions_name_wrong_answers_that_are_in_the_catalogue():
     for line in text.splitlines():
         if line.startswith("## "):
             numbers = re.findall(r"\b\d\d\b", line)
-            files = [p for n in numbers for p in (ROOT / "tests/labs/wrong").glob(f"{n}_*.py")]
+            files = [p for n in numbers for p in (ROOT / "tests").glob(f"l*/wrong/{n}_*.py")]
             lab = [path.read_text() for path in files]
         elif name := re.search(r"\| `(\w+)` \|$", line):
             gone += [name[1]] * (not any(name[1] in known for known in lab))
     assert gone == []
-    assert text.count("| `") > 30
+    assert text.count("| `") > 50
+
+
+@pytest.mark.parametrize("page", ["board", "misconceptions"])
+def test_a_page_speaks_of_every_chapter(page):
+    heads = re.findall(r"^## (.+)$", (ROOT / f"teaching/{page}.md").read_text(), re.M)
+    spoken = {number for head in heads for number in re.findall(r"\b\d\d\b", head)}
+    assert spoken == {path.name[:2] for path in course_map.chapters()}
+
+
+def test_a_sketch_for_the_board_fits_on_one_and_stands_below_its_chapter():
+    _, *parts = re.split(r"^## ", (ROOT / "teaching/board.md").read_text(), flags=re.M)
+    for part, notebook in zip(parts, course_map.chapters().values(), strict=True):
+        title, sketch = part.split("\n", 1)[0], re.findall(r"```text\n(.+?)```", part, re.S)
+        assert title[5:] == course_map.facts(notebook)["title"]
+        assert len(sketch) == 1, title
+        assert len(sketch[0].splitlines()) <= 11, title
+        assert max(map(len, sketch[0].splitlines())) <= 92, title
+        assert "**Ask" in part or title.startswith("11"), title
 
 
 def test_marked_examples_have_the_points_that_their_rows_add_up_to():
@@ -91,5 +135,5 @@ def test_marked_examples_have_the_points_that_their_rows_add_up_to():
     examples = re.findall(r"> \*\*(\d+) points?\.\*\*.+?\n\n(\d(?: \+ \d)+)?", text)
     assert len(examples) == 6
     sums = [(total, row) for total, row in examples if row]
-    assert len(sums) == 3
+    assert len(sums) == 6
     assert all(int(total) == sum(map(int, row.split(" + "))) for total, row in sums)

@@ -1,5 +1,10 @@
 """Variants: each is solved by its own solution and by no other, and a secret deals them."""
 
+import datetime
+import re
+import shutil
+from pathlib import Path
+
 import labs
 import nbformat
 import pytest
@@ -7,6 +12,7 @@ import pytest
 import alike
 import build
 import cells
+import copies
 import course_utils
 import grade
 import handout
@@ -104,10 +110,31 @@ def test_each_learner_is_handed_the_own_variant_and_graded_by_it(tmp_path, capsy
 def test_a_repository_for_learners_has_no_solutions(tmp_path):
     handout.withheld(labs.ROOT, tmp_path / "course")
     names = {path.name for path in (tmp_path / "course").iterdir()}
+    with pytest.raises(cells.BuildError, match="is there already"):
+        handout.withheld(labs.ROOT, tmp_path / "course")
     assert {"course_utils", "exercises", "notebooks", "tools", "Makefile"} <= names
     assert not names & {"solutions", "source", "tests", "teaching", ".git", "my"}
     marked = "BEGIN " + "SOLUTION"
     assert not [p for p in (tmp_path / "course/exercises").glob("*") if marked in p.read_text()]
+    readme = (tmp_path / "course/README.md").read_text()
+    assert "    make lab" in readme
+    assert "    make test" not in readme
+    for path in (tmp_path / "course").rglob("*.md"):
+        links = re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text())
+        assert [to for to in links if not (path.parent / to).exists()] == [], path
+
+
+def test_a_lab_that_was_handed_out_is_not_replaced_by_the_published_one(tmp_path):
+    """Else `make lab` would advise it, and the learner would solve another exercise."""
+    (tmp_path / "class.txt").write_text("ada\n")
+    handout.hand_out_variants(tmp_path, ["ada"], ["02"], labs.ROOT)
+    folder, name = tmp_path / "my", "lab_02_process_groups"
+    assert not [said for said in copies.lay_out(labs.ROOT, folder) if "newer" in said]
+    mine = Path(shutil.copy(tmp_path / f"hand_out/ada/{name}.ipynb", folder))
+    assert copies.lay_out(labs.ROOT, folder) == []
+    said = copies.fresh(labs.ROOT, folder, name, datetime.date(2026, 11, 22))
+    assert "handed out to you" in said
+    assert [path.name for path in folder.glob("lab_02*")] == [mine.name]
 
 
 LONG = """
