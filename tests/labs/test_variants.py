@@ -1,5 +1,8 @@
 """Variants: each is solved by its own solution and by no other, and a secret deals them."""
 
+import itertools
+
+import dealt
 import labs
 import nbformat
 import pytest
@@ -11,61 +14,56 @@ import course_utils
 import grade
 import handout
 import variants
-from course_utils.checks.cases import CASES, draw, public_seed
 
 SLUGS = sorted(path.stem for path in (labs.ROOT / "source/variants").glob("*.toml"))
+MADE = [slug for slug in SLUGS if slug in labs.SLUGS]  # of which what they need is installed
+NAMED = ("08_it_hangs_lies_or_dies",)  # here a specification does not say all that is wanted
+LAB = "02_process_groups"
 CLASS = [f"learner_{number}" for number in range(30)]
 
 
-def exercises(slug, picks, monkeypatch) -> dict[str, labs.Exercise]:
-    """What a lab hands to check, with these variants in it."""
-    text = (labs.ROOT / f"source/labs/{slug}.py").read_text()
-    text = variants.varied(labs.ROOT, slug, text, picks)
-    caught: dict[str, labs.Exercise] = {}
-    with monkeypatch.context() as patch:
-        patch.setattr(course_utils, "check", lambda fn, **options: caught.update(
-            {fn.__name__: labs.Exercise(fn, options)}
-        ))  # fmt: skip
-        names = {"__name__": "__main__"}
-        for number, cell in enumerate(cells.read_percent(text).cells):
-            if cell.cell_type == "code":
-                labs.run(cell.source, f"<{slug} {sorted(picks.items())} {number}>", names)
-            if picks.keys() <= caught.keys() and picks:
-                break
-    return caught
-
-
-def wanted(one: labs.Exercise, size: int) -> list[str]:
-    """What its specification returns for each case, with the same numbers every time."""
-    found = []
-    for number, case in enumerate(one.options.get("cases", CASES)):
-        seeds = [public_seed(rank, size, number) for rank in range(size)]
-        drawn = [
-            draw(one.options["inputs"], rank, size, case, seed) for rank, seed in enumerate(seeds)
-        ]
-        found.append(str(one.options["spec"](*map(list, zip(*drawn, strict=True)))))
-    return found
-
-
-@pytest.mark.parametrize("slug", SLUGS)
-def test_a_variant_is_solved_by_its_own_solution_and_by_no_other(slug, monkeypatch):
+@pytest.mark.parametrize("slug", MADE)
+def test_a_variant_is_solved_by_its_own_solution_and_by_no_other(slug):
     """Who does what another specification wants is wrong: that takes no launch to see."""
     known = variants.known(labs.ROOT, slug)
-    sets = [{name: sorted(own)[n] for name, own in known.items()} for n in range(2)]
-    found = [exercises(slug, picks, monkeypatch) for picks in ({}, *sets)]
-    for name in known:
-        size = min(n for n in labs.sizes(found[0][name].options) if n > 2)
-        assert len({tuple(wanted(one[name], size)) for one in found}) == 3, name
-        for one in found[1:]:
-            options = one[name].options | {"world_sizes": (size,)} | labs.PATIENT
-            assert course_utils.check(one[name].fn, **options), name
+    found = [dealt.judged(slug, number) for number in range(3)]
+    alone = dealt.ALONE.get(slug, ())
+    for number in (1, 2):
+        own = {name: found[number][name, number] for name in known}
+        assert dealt.in_one_launch({name: own[name] for name in known if name not in alone})
+        for fn, options in (own[name] for name in alone):
+            assert course_utils.check(fn, **options | {"cases": options["cases"][:1]})
+    for name, judge, whose in itertools.product(known, (1, 2), range(3)):
+        one, answer = found[judge][name, judge], found[judge][name, whose]
+        named = slug in NAMED or (name, judge, whose) == (min(known), 1, 2)
+        if judge != whose and (named or not dealt.told_apart(one, found[whose][name, whose])):
+            few = {"world_sizes": (dealt.size_of(one),)}
+            outcome = course_utils.check(answer.fn, **answer.options | few)
+            assert outcome.state == "wrong", (name, judge, whose)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("slug", MADE)
+def test_each_version_accepts_its_own_solution_and_no_other(slug, number):
+    for (name, whose), (fn, options) in dealt.judged(slug, number).items():
+        if whose == number:
+            assert course_utils.check(fn, **options | labs.PATIENT), name
+        else:
+            parts = labs.cheapest_first(options)
+            assert not all(labs.hung_or_judged(fn, part) for part in parts), (name, whose)
 
 
 @pytest.mark.parametrize("slug", SLUGS)
-def test_a_lab_with_variants_has_them_for_three_exercises_or_more(slug):
+def test_a_lab_has_variants_of_three_exercises_or_of_all_that_it_has(slug):
     known = variants.known(labs.ROOT, slug)
-    assert len(known) >= 3
+    assert len(known) >= min(3, len(labs.names(slug)))
+    assert known.keys() <= set(labs.names(slug))
     assert all(len(own) >= 2 for own in known.values())
+
+
+def test_every_lab_has_variants():
+    assert {path.stem for path in (labs.ROOT / "source/labs").glob("[0-9]*.py")} == set(SLUGS)
 
 
 def test_what_a_lab_no_longer_has_is_noticed():
@@ -77,9 +75,9 @@ def test_what_a_lab_no_longer_has_is_noticed():
 
 def test_the_secret_deals_all_variants_and_always_the_same():
     def deal(key):
-        return [variants.picked(labs.ROOT, SLUGS[0], who, key) for who in CLASS]
+        return [variants.picked(labs.ROOT, LAB, who, key) for who in CLASS]
 
-    for exercise, own in variants.known(labs.ROOT, SLUGS[0]).items():
+    for exercise, own in variants.known(labs.ROOT, LAB).items():
         assert {picks[exercise] for picks in deal(b"one")} == set(own)
     assert deal(b"one") == deal(b"one") != deal(b"another")
 
@@ -94,8 +92,8 @@ def test_each_learner_is_handed_the_own_variant_and_graded_by_it(tmp_path, capsy
     for who in ("learner_0", "learner_1"):
         path = tmp_path / f"hand_out/{who}/lab_02_process_groups.ipynb"
         texts = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-        own, lab = variants.known(labs.ROOT, SLUGS[0]), grade.lab(target, who, key)
-        for exercise, name in variants.picked(labs.ROOT, SLUGS[0], who, key).items():
+        own, lab = variants.known(labs.ROOT, LAB), grade.lab(target, who, key)
+        for exercise, name in variants.picked(labs.ROOT, LAB, who, key).items():
             assert own[exercise][name]["yours"] in texts
         assert "SOLUTION" not in texts
         assert grade.texts(path, lab).keys() == set(lab.answers.values())
