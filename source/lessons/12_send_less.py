@@ -425,9 +425,9 @@ def top_k_spec(all_steps, shares, limits_mb):
 
 top_k_cases = {  # share, size of buckets in MB
     "three tenths": (0.3, 25),
-    "a tenth, many buckets": (0.1, 1e-5),
     "less than one number": (0.01, 25),
     "everything": (1.0, 25),
+    "a tenth, many buckets": (0.1, 1e-5),
 }
 
 
@@ -479,7 +479,7 @@ def all_above(limit, bucket):
     large = bucket.buffer()[bucket.buffer().abs() > limit]
     from_all = large.new_empty(dist.get_world_size() * len(large))
     dist.all_gather_into_tensor(from_all, large)
-    return ready(bucket.buffer())  # we do not come as far as this
+    return ready(bucket.buffer())  # the mean would come here
 
 
 def step_above(gradients):
@@ -490,7 +490,7 @@ def step_above(gradients):
 launch(step_above, torch.tensor([[9.0, -7, 1], [8, 2, 0]]), backend="gloo", timeout=5)
 
 # %% [markdown]
-# Rank 0 sends two numbers, rank 1 one: *shape (2,)* and *shape (1,)* in the same collective. Other numbers of bytes may hang instead (chapter 08). A hook runs on each rank's own gradients, so **how much it sends must not depend on them.** *k* does not. Whoever wants a limit has to agree on the largest count first.
+# Rank 0 sends two numbers, rank 1 one: *shape (2,)* and *shape (1,)* in the same collective. Other sizes hang or lie instead (chapter 08). A hook runs on each rank's own gradients, so **how much it sends must not depend on them.** *k* does not. Whoever wants a limit has to agree on the largest count first.
 
 # %%
 measure("top 1 %", ddp(top_k, 0.01))
