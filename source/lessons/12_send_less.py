@@ -109,7 +109,7 @@ def ddp(hook=None, state=None):
     return method
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def train(method, seed=0, steps=48, rate=0.003):
     network = copy.deepcopy(begun)
     model, after_step = method(network)
@@ -128,7 +128,7 @@ def train(method, seed=0, steps=48, rate=0.003):
 
 
 # %% [markdown]
-# The folded `measure` trains with three seeds, which differ in what is read, replays 16 recorded steps, and prints a row. In this model nothing overlaps: a step computes for 1 ms, then its
+# `train`, folded, is the usual loop. The folded `measure` trains with three seeds, which differ in what is read, replays 16 recorded steps, and prints a row. In this model nothing overlaps: a step computes for 1 ms, then its
 # messages travel.
 
 

@@ -949,13 +949,7 @@ def evaluate_on_rank_0():
 launch(evaluate_on_rank_0, backend="gloo", timeout=2)
 
 # %% [markdown]
-# Nobody has the model: rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. All ranks have to read the same layers in the same order, in evaluation and when a checkpoint is saved.
-#
-# **Check yourself.** On one rank the data take another path through the layers. What happens?
-#
-# <details><summary>Answer</summary>
-# It gathers what its peers do not: a hang, or, if sizes match, a layer with another layer's numbers.
-# </details>
+# Nobody has the model: rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. All ranks have to read the same layers in the same order, in evaluation and when a checkpoint is saved. If one rank's data take another path, it hangs like this; or, where sizes match, a layer gets another layer's numbers.
 #
 # ## What cannot be said here
 #
