@@ -891,7 +891,7 @@ straggling_ms.measured([round(ms) for ms in found])
 #
 # ## 6 · Bytes per unit of progress
 #
-# Now the whole table, without the time of compressing, and the loss against what a rank has sent.
+# Now the whole table, without the time of compressing, and the loss against what a rank has sent, and against virtual time.
 
 # %%
 print_rows(rows)
