@@ -130,9 +130,9 @@ def under_ddp(hook):
 
 remember_cases = {  # share, and the order in which forward uses the weights
     "a quarter": (0.25, (0, 1, 2)),
-    "a tenth, gradients arrive in another order": (0.1, (2, 0, 1)),
     "one number of 36": (0.01, (2, 1, 0)),
     "a tenth, some gradients cancel each other": (0.1, (1, 2, 0)),
+    "a tenth, gradients arrive in another order": (0.1, (2, 0, 1)),
 }
 SIZES, STEPS = ((4, 5), (7,), (3, 3)), 5
 
@@ -390,7 +390,7 @@ def choose(cluster):
 # <code>4 * max(1, numbers // 100)</code> bytes each.
 # </details>
 #
-# The specification does not know these prices: it makes a recording of each method's calls and replays it.
+# The specification does not know these prices: it makes a recording of each method's calls and replays it. `replayed_ms(cluster, name)` says what it finds.
 
 
 # %% jupyter={"source_hidden": true}
@@ -435,19 +435,24 @@ def choose_spec(all_clusters):
         least = min(took_ms.values())
         return next(name for name, ms in took_ms.items() if ms <= least * (1 + 1e-12))
 
-    return [[choice(cluster) for cluster in clusters] for clusters in all_clusters]
+    return [{where(cluster): choice(cluster) for cluster in own} for own in all_clusters]
 
 
 models = {  # shapes of parameters
     "the small GPT": [(72, 64), (32, 64), (192, 64), (192,), (64, 64), (64,), (256, 64), (256,),
                       (64, 256), (64,), (64,), (64,)],
     "a wide layer": [(4096, 4096), (4096,)],
-    "narrow layers": [(9, 9)] * 30 + [(16, 16), (18, 18)] * 9 + [(300, 7)]
-                     + [(900, 12), (12, 700), (2000,)],
     "three numbers": [(3,)],
     "199 numbers": [(199,)],
+    "narrow layers": [(9, 9)] * 30 + [(16, 16), (18, 18)] * 9 + [(300, 7)]
+                     + [(900, 12), (12, 700), (2000,)],
 }  # fmt: skip
 METHODS = "DDP", "bfloat16", "top 1 %", "PowerSGD", "every 16 steps"
+
+
+def where(cluster):
+    """What a message says of a cluster."""
+    return f"{cluster.ranks} ranks, {cluster.latency_us:.3g} µs, {cluster.gbit_s:.3g} Gbit/s"
 
 
 def for_all(answer):
@@ -455,7 +460,7 @@ def for_all(answer):
 
     @functools.wraps(answer)
     def chosen(clusters):
-        return [answer(cluster) for cluster in clusters]
+        return {where(cluster): answer(cluster) for cluster in clusters}
 
     return chosen
 

@@ -275,10 +275,10 @@ clusters = {  # nodes, ranks in each, what fits just so (a shard size, bytes mor
     "three nodes of two, almost no memory": (3, 2, (6, 0), 10),
     "two nodes of six, room for a third": (2, 6, (3, 5), 10),
     "one node of six": (1, 6, (2, 100), 1),
-    "one node of six, one byte less than a half": (1, 6, (2, -1), 1),
     "one node of four, the whole model fits to the byte": (1, 4, (1, 0), 1),
     "a byte too little for all ways": (2, 4, (8, -1), 10),
     "one rank": (1, 1, (1, 0), 1),
+    "one node of six, one byte less than a half": (1, 6, (2, -1), 1),
 }
 
 

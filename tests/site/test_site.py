@@ -126,6 +126,7 @@ PRINTED = {  # by chapter, in its cells' outputs
     "03-reduce": ("03", lambda took: f"ring{took[0]:6.0f} /{took[1]:5.0f}"),
     "06-ports": ("06", lambda took: f"[{took[0]:.0f}, {took[1]:.0f}]"),
     "06-nodes": ("06", lambda took: f"{took[1]:9.0f}{took[0]:15.0f}"),
+    "12-methods": ("12", lambda took: f"340.6{took[0] / 16_000:9.2f} ms"),
 }
 
 

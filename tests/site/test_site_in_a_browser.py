@@ -21,6 +21,7 @@ PLACES = {
     "notebooks/03_collective_primitives.html": 4,
     "notebooks/05_ddp_from_scratch.html": 1,
     "notebooks/06_what_communication_costs.html": 5,
+    "notebooks/12_send_less.html": 1,
     "exercises/challenge.html": 1,
 }
 KEEP_THE_WORKER = """const Other = Worker;
