@@ -122,7 +122,7 @@ def step(units, x, target):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Write down which weights are whole while layer 1 of four computes forward, and while it computes backward. Which layer's weight is needed last in forward, and first in backward?
+# Write down which weights are whole while layer 1 of the layers 0 to 3 computes forward, and while it computes backward. Which layer's weight is needed last in forward, and first in backward?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Begin with the first gather. Then for each layer: gather the next one, compute, free. Keep the last layer. Backward is the same from the end, with a reduce-scatter after each <code>free()</code>. Wait for all of them at the
@@ -188,7 +188,7 @@ check(stepping(step), spec=step_spec, inputs=step_inputs, **options)
 # %% [markdown]
 # ## 2 · A plan for a cluster
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 7 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies keep equal. A rank holds 4 / *s* of the model (weights, gradients, two moments). If *s* is more than 1, two whole layers
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 7 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies keep equal. A rank holds 4 / *s* times the model's weights (weights, gradients, two moments). If *s* is more than 1, two whole layers
 # come on top. **Goal:** return (*s*, *n* / *s*) of the fastest way whose bytes are at most `memory_bytes`, or `None` if nothing fits. All `layers` have `layer_bytes`. `step_us` below prices a step by a replay, without computing.
 
 

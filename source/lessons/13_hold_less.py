@@ -68,7 +68,7 @@ class OurDDP(nn.Module):
 # The folded `report` trains eight layers, each `relu(x @ weight)` with 256 × 256 weights, on four ranks. It counts the tensors that are alive when the gradients are averaged, each piece of memory once. **Peak** is the most
 # that was alive at any time, with activations and temporary tensors. What libraries allocate for themselves is not counted. Bytes come from the recording, where a collective is a ring.
 #
-# **Predict.** How many MiB do weights, gradients and optimiser take together on each rank, and how many if the team held each number only once? Answer with a list of two numbers.
+# **Predict.** How many MiB do weights, gradients and optimiser take together on each rank, and how many would a rank hold if the team had each number only once? Answer with a list of two numbers.
 
 # %%
 held_mib = predict("MiB per rank, replicated and held once by four ranks", ...)
@@ -282,8 +282,8 @@ class Shards(OurDDP):
 # %% [markdown]
 # ### Write it
 #
-# *About 5 minutes.* `gather` makes a whole tensor of this shape from everybody's shards; `mine` is this rank's. `reduce` starts the reduce-scatter of a gradient's **mean** and appends `(shard, mine, work)` to `self.sent`, where `mine` is the tensor that the rank's share will be in. The frame's `collect`
-# waits and puts it into `shard.grad`. There are `self.n` ranks, and `self.copies` of the model (1 until part 7).
+# *About 5 minutes.* `gather` makes a whole tensor of `shape` from everybody's shards; `mine` is this rank's. `reduce` starts the reduce-scatter of a gradient's **mean** and appends `(shard, mine, work)` to `self.sent`, where `mine` is the tensor that the rank's share will be in. The frame's `collect`
+# waits and puts it into `shard.grad`. There are `self.n` ranks that share a copy, and `self.copies` of the model (1 until part 7).
 
 
 # %%
@@ -646,7 +646,7 @@ zero3, sends = report(Sharded)
 zero3_sends.measured(sends, within=0.05)
 
 # %% [markdown]
-# A quarter of everything: 2 MiB instead of 8. And 2.875 instead of 3, since **the first weight is not gathered again.** Backward needs a weight for the gradient of its layer's *input*, and nobody asks for that of the data. So 3 is the paper's formula, and our network needs an eighth less.
+# A quarter of everything: 2 MiB instead of 8. And 2.875 instead of 3, since **the first weight is not gathered again.** Backward needs a weight for the gradient of its layer's *input*, and nobody asks for that of the data. So 3 is the paper's formula, and our network sends 3 − 1/8.
 #
 # **Check yourself.** Why is the peak above 2 MiB?
 #
@@ -898,7 +898,7 @@ show(figure, text)
 #
 # ## 7 · Shard inside, replicate across
 #
-# Between nodes the network is slow. **Hybrid sharding** shards over the ranks of a node, and every node has a copy. After a reduce-scatter, ranks with the same shard add it up across nodes: one line in `collect`. A mesh of two dimensions says who is who; `fully_shard` takes it too.
+# Between nodes the network is slow. **Hybrid sharding** shards over the ranks of a node, and every node has a copy. After a reduce-scatter, ranks with the same shard add it up across nodes: one more condition in `collect`. A mesh of two dimensions says who is who; `fully_shard` takes it too.
 
 
 # %%
@@ -930,7 +930,7 @@ def on_two_nodes(wrap):
 crossing_mib.measured([on_two_nodes(Sharded), on_two_nodes(hybrid)])
 
 # %% [markdown]
-# All sharded, 24 rings cross the border, each with 7/8 of a layer. Hybrid, only the sums of a rank's own shards do, 2 · 1/2 of 0.5 MiB, and through all ports at once. In all they send nearly the same, 2.875 and 2.75 times 7/8 of the weights. But on the slower network hybrid takes 2.2 ms instead of 5.9, of which 1.4 are computing. The price is twice the memory. Which
+# All sharded, 24 rings cross the border, each with 7/8 of a layer. Hybrid, only the sums of a rank's own shards do, 2 · 1/2 of 0.5 MiB, and through all ports at once. In all they send nearly the same, 2.875 and 2.75 times 7/8 of the weights. But on the slower network hybrid takes 2.2 ms instead of 5.9. Computing is 1.4 of both. The price is twice the memory. Which
 # group is best depends on memory and on both networks; the lab asks for the plan.
 #
 # ## 8 · One rank alone
