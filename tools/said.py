@@ -3,14 +3,14 @@
 An f-string is a template: its words stay, an expression in it is a place, such as {rank}. Every
 string that has words in it counts, unless NOT_SAID names it, so nobody has to keep a list. In
 Chinese they stand in `source/zh/messages.po`; `course_material/messages.json` is made of both and
-is installed. What may stand in a place, the Chinese template says: see `course_material/messages.py`.
+is installed. What may stand in a place, the Chinese says: see `course_material/speaker.py`.
 """
 
 import ast
 import json
 import re
-from collections.abc import Iterator
-from itertools import product, zip_longest
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 from babel.messages.catalog import Message
@@ -25,7 +25,7 @@ PLACE = re.compile(r"\\\d|\{([\w.\[\]]*)(?:![rs])?(?::[^{}]*)?\}")  # of str.for
 NAMED = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 SENTENCE = re.compile(r"(?<=[.?!]) +(?=[A-Z{])")
 CODE = re.compile(r"[<|\\]|\dpx|rgba|^\.\.\.$")  # what has words, but says nothing
-# What is no message: it goes to whoever writes an exercise, is a part of a page, or of other strings.
+# What is no message: it goes to whoever writes an exercise, or is a part of a page or of a message.
 NOT_SAID = re.compile(
     r"cases\.draw|check\.check: check |rules\.(Rules|_over_budget: .*(budget|Network))|"
     r"verdict\.(_draw_again|_wanted)|transit\.Transit|watch\.(_EVENTS|WORDS)|watch\..*: "
@@ -48,8 +48,9 @@ SHORT = {
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.
 LINES = re.compile(
-    r"errors\.(worker_|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|placement\._refuse: (backend|device|NCCL)|"
-    r"verdict\._judge_run: [A-Z]|whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{what"
+    r"errors\.(worker_|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
+    r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
+    r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{what"
 )
 
 
@@ -81,7 +82,7 @@ class Reader:
                 return said and ["", *said]
         return None
 
-    def _both(self, one: ast.AST, other: ast.AST, how) -> list[str] | None:  # noqa: ANN001
+    def _both(self, one: ast.AST, other: ast.AST, how: Callable) -> list[str] | None:
         said = self.forms(one), self.forms(other)
         return how(said[0] or [_place(one)], said[1] or [_place(other)]) if any(said) else None
 
@@ -126,20 +127,18 @@ def _name(words: str) -> str:
 
 
 def _place(node: ast.AST) -> str:
-    while isinstance(node, ast.Call) or (
-        isinstance(node, ast.Subscript) and "split" in ast.unparse(node)
-    ):
-        node = node.func if isinstance(node, ast.Call) else node.value
-        if isinstance(node, ast.Attribute) and node.attr in ("capitalize", "get", "split", "join"):
-            node = node.value
-    if isinstance(node, ast.Constant):
-        return "{x}"
-    if (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    ):
-        node = ast.Name(node.attr)
+    """A name for what stands there: that of the variable, or of the function that is called."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="capitalize" | "get" | "split" | "join")
+        ):
+            return _place(inner)
+        case ast.Call(func=inner) | ast.Subscript(value=ast.Call() as inner):
+            return _place(inner)
+        case ast.Constant():
+            return "{x}"
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return f"{{{_name(name)}}}"
     return f"{{{_name(ast.unparse(node))}}}"
 
 
@@ -198,11 +197,18 @@ def compiled(root: Path, known: dict[str, Message]) -> str:
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 
-def faults(message: Message) -> Iterator[str]:
-    """What a Chinese template has lost, or has too much, of the places of the English one."""
-    mine, theirs = (set(NAMED.findall(text)) for text in (message.id, message.string))
-    if message.string and mine != theirs:
-        yield f"places differ: {' '.join(sorted(mine ^ theirs))}: {message.id[:70]}"
+def faults(root: Path, known: dict[str, Message]) -> Iterator[str]:
+    """What Chinese templates have lost, or have too much, of the places of the English ones."""
+    contexts = {context for where in templates(root).values() for context in where}
+    for message in (one for one in known.values() if one.string):
+        mine, theirs = (set(NAMED.findall(text)) for text in (message.id, message.string))
+        takes = re.findall(r"\{\w+:([a-z][^{}]*)\}", message.string)
+        kinds = {kind.partition("=")[0] for one in takes for kind in one.rstrip("?~*+").split("|")}
+        odd = {
+            kind for kind in kinds if not any(f"{own}.".startswith(f"{kind}.") for own in contexts)
+        }
+        if mine != theirs or odd:
+            yield f"places differ: {' '.join(sorted((mine ^ theirs) | odd))}: {message.id[:70]}"
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def check(root: Path) -> int:
             where = source.catalogue.relative_to(root)
             found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted, terms)]
             if source.name == said.NAME:
-                found += [fault for one in known.values() for fault in said.faults(one)]
+                found += [f"{where}: {fault}" for fault in said.faults(root, known)]
                 if source.file.read_text("utf-8") != said.compiled(root, known):
                     found.append(f"{said.COMPILED} is old: make zh")
         shares.append(f"{number if '/' in number else source.name} {share} %")
