@@ -19,7 +19,7 @@ NAME, COMPILED = "messages", "course_material/messages.json"
 FILES = (
     "course_checks/*.py", "course_utils/hang/*.py", "course_utils/launcher/*.py",
     "course_utils/notebook.py", "course_utils/live.py", "course_utils/devices/[fnp]*.py",
-    "course_utils/record/event.py", "course_utils/network/schedule.py",
+    "course_utils/record/event.py", "course_utils/network/schedule.py", "tools/cells.py",
 )  # fmt: skip
 PLACE = re.compile(r"\\\d|\{([\w.\[\]]*)(?:![rs])?(?::[^{}]*)?\}")  # of str.format and of re.sub
 NAMED = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
@@ -34,7 +34,8 @@ NOT_SAID = re.compile(
     r"report\..*: data size|notebook\..*Default process|stacks\.from_dump|launch\._print|"
     r"team\.Team: (in _work|\{name\})|facts\._there: , in|errors\._(LOST|WAITED)|nccl\._MORE|"
     r"errors\.from_exception: RuntimeError|member\.Member: .*left out|compare\.brief: item|"
-    r"check\._told: (\{were|would)|attempt\.attempt: \(more|rules\._(ARRIVED|BUFFERS)"
+    r"check\._told: (\{were|would)|attempt\.attempt: \(more|rules\._(ARRIVED|BUFFERS)|"
+    r"cells\.(?!cut_solution: about)"
 )
 # Templates of one word, or of none, in which others stand together.
 SHORT = {
