@@ -146,15 +146,17 @@ class Speaker:
         return value if said is None and may else said
 
     def _list(self, takes: str, value: str) -> str | None:
-        """Several of a kind; the first has as many commas in it as it can."""
-        if (whole := self._place(takes, value)) is not None:
-            return whole
-        stops = list(_LIST.finditer(value))
-        for stop in stops[:: 1 if takes in ("#", "~") else -1]:
+        """Several of a kind; the first is as short as it can be."""
+        if (key := (f"{takes}+", value)) in self._found:
+            return self._found[key]
+        self._found[key] = None
+        for stop in _LIST.finditer(value):
             first = self._place(takes, value[: stop.start()])
             if first is not None and (rest := self._list(takes, value[stop.end() :])) is not None:
-                return f"{first}{'；' if stop[0] == '; ' else '、'}{rest}"
-        return None
+                self._found[key] = f"{first}{'；' if stop[0] == '; ' else '、'}{rest}"
+                return self._found[key]
+        self._found[key] = self._place(takes, value)
+        return self._found[key]
 
 
 def _template(english: str, chinese: str, *contexts: str) -> Template:

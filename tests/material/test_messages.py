@@ -99,7 +99,7 @@ def test_a_failing_check_speaks_the_language_of_the_moment(wrong, monkeypatch):
         assert "forgets_to_return（2 个 rank，5 个数）" in text
         assert "rank 0 和 1 的结果不对。rank 0：要的是张量，得到的是 None。" in text
         assert "是不是每条路径都会走到 `return`？它调用了发给 rank 1 的 send（20 字节）" in text
-        assert "得到的" in text
+        assert "得到的（got）" in text
         assert "[rank 1] rank 0 failed: It called nothing." in text  # what it printed
     assert wrong.state == "wrong"
     assert wrong.message.startswith("Ranks 0 and 1 are wrong.")
@@ -145,7 +145,7 @@ def test_a_hang_is_told_in_chinese_with_every_rank_and_line(in_chinese):
     )
     assert "函数 waits_alone：dist.all_reduce(torch.ones(3))\n" in told
     assert "          第 1 次集合操作，形状为 (3,) 的 float32\n  rank 1：它的函数已经返回" in told
-    assert "rank 0 在等 rank 1，后者始终没有到：" in told
+    assert "rank 0 在等 rank 1，后者始终没到：" in told
     assert "waited" not in told
 
 
