@@ -24,6 +24,7 @@ SENTENCE, LINE = "sentence", "line"
 _PLACE = re.compile(r"( ?)\{(\w+)(?::([^{}]*))?\}( ?)")
 _WORD, _DIGITS = re.compile(r"\S*[^\s,;]"), re.compile(r"-?\d[\d.,%e+-]*")
 _BRACKETS, _STOP, _LIST = map(re.compile, (r"\([^()]*\)", r"(?<=[.?!]) ", r", |; | and "))
+_FAILED = re.compile("ranks? [0-9, and]+ failed: ", re.IGNORECASE)  # until there is an empty line
 _EDGE = re.compile("[\ue000\ue001]+")  # of a place, with a space and without one
 _HAN, _WIDE = re.compile("[\u4e00-\u9fff]"), re.compile("[\u3000-\u303f\uff00-\uffef]")
 _LOOKS = 20_000  # at places, for one line: whatever it says, it takes a moment
@@ -52,13 +53,17 @@ class Speaker:
         self._of: dict[str, list[Template]] = {}  # by contexts
 
     def text(self, text: str, contexts: str = "") -> str:
-        """A message, line by line."""
+        """A message, line by line; of what a learner's exception says, no line is touched."""
         if _EDGE.search(text):  # signs that stand for edges of places here
             return text
-        rows = ((row, row.lstrip()) for row in text.split("\n"))
-        return "\n".join(
-            row[: len(row) - len(own)] + (own and self.line(own, contexts)) for row, own in rows
-        )
+        told, theirs = [], False
+        for row in text.split("\n"):
+            own = row.lstrip()
+            if own and not (theirs and own == row):
+                row = row.removesuffix(own) + self.line(own, contexts)
+            theirs = bool(own) and (theirs or bool(_FAILED.match(own)))
+            told.append(row)
+        return "\n".join(told)
 
     def line(self, text: str, contexts: str) -> str:
         """One line of a message; it begins with a template, else it is no line of ours."""
