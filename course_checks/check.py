@@ -27,10 +27,11 @@ from course_utils.network.network import Network
 
 _JUDGE_S = 60.0
 _ADVICE = {  # of the launcher, whose timeout a learner has not set, and what is said instead
-    r"not done after ([\d.]+ s)\.": r"not done after \1, in which {all} to be done.",
+    r"(.*) not done after ([\d.]+ s)\.": r"\1 not done after \2, in which {all} to be done.",
     r"Raise timeout= if the work is long; look for an endless loop if it is not\.": "Look for an "
     "endless loop, or for work that is done far more often than it need be.",
-    r"If the work is long, raise timeout=; if it is not, look for": "Look for",
+    r"If the work is long, raise timeout=; .*": "Look for different groups, and for a peer or a "
+    "source that does not match.",
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from course_material.messages import said
 from course_utils.launcher.words import ranks_named
 
 PASSED, NOT_ATTEMPTED, WRONG = "passed", "not attempted", "wrong"
@@ -52,18 +53,19 @@ class Outcome:
         return self
 
     def __repr__(self) -> str:
-        parts = [self._headline(), self._table(), self.message, self._output()]
+        parts = [self._headline(), self._table(), said(self.message), self._output()]
         return "\n\n".join(filter(None, parts))
 
     def _headline(self) -> str:
         """Such as `✗ wrong: broadcast (3 ranks, 5 numbers)`."""
         where = f" ({self.where})" if self.where else ""
-        return f"{_SIGNS[self.state]} {self.state}: {self.name}{where}"
+        text = f"{_SIGNS[self.state]} {self.state}: {self.name}{where}"
+        return said(text, "outcome.Outcome")
 
     def _table(self) -> str:
         if not self.rows:
             return ""
-        lines = [_HEAD, *((str(r), *row[:3]) for r, row in enumerate(self.rows))]
+        lines = [_head(), *((str(r), *row[:3]) for r, row in enumerate(self.rows))]
         wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         marks = [" ", *("→" if row.wrong else " " for row in self.rows)]
         return "\n".join(
@@ -78,21 +80,25 @@ class Outcome:
             lines += [f"[rank {rank}] {line}" for line in own[:_PRINTED]]
             if len(own) > _PRINTED:
                 lines.append(f"[rank {rank}] ... and {len(own) - _PRINTED} more lines")
-        return "It printed:\n" + "\n".join(lines) if lines else ""
+        return "\n".join([said("It printed:"), *lines]) if lines else ""
 
     def _repr_html_(self) -> str:
         colour, (sign, text) = _COLOURS[self.state], self._headline().split(" ", 1)
         page = f'<div style="{_CARD}border-left:4px solid {colour}">'
         page += f'<b style="color:{colour}">{sign}</b> <b>{html.escape(text)}</b>'
         if self.rows:
-            head = "".join(f'<th style="{_CELL}">{name}</th>' for name in _HEAD)
+            head = "".join(f'<th style="{_CELL}">{name}</th>' for name in _head())
             rows = "".join(_row(rank, row) for rank, row in enumerate(self.rows))
             page += f'<table style="margin:6px 0"><tr>{head}</tr>{rows}</table>'
-        for text in filter(None, (self.message, self._output())):
+        for text in filter(None, (said(self.message), self._output())):
             # Launcher's reports, whose columns matter, in a fixed width.
             face = f"{_MONO}font-size:12px;margin-top:6px" if "\n" in text else ""
             page += f'<div style="white-space:pre-wrap;{face}">{html.escape(text)}</div>'
         return page + "</div>"
+
+
+def _head() -> list[str]:
+    return [said(name, "outcome._HEAD") for name in _HEAD]
 
 
 def _row(rank: int, row: Row) -> str:
@@ -120,15 +126,16 @@ class Overview(list[Outcome]):
     """One line per exercise."""
 
     def __repr__(self) -> str:
-        lines = (f"{_SIGNS[own.state]} {own.name}: {own.state}" for own in self)
-        return "\n".join([f"{sum(map(bool, self))} of {len(self)} exercises pass", *lines])
+        lines = [f"{_SIGNS[own.state]} {own.name}: {own.state}" for own in self]
+        lines.insert(0, f"{sum(map(bool, self))} of {len(self)} exercises pass")
+        return said("\n".join(lines), "outcome.Overview")
 
     def _repr_html_(self) -> str:
         total, *_ = repr(self).split("\n")
         rows = "".join(
             f'<tr><td style="color:{_COLOURS[own.state]};font-weight:bold">{_SIGNS[own.state]}</td>'
             f'<td style="text-align:left"><code>{html.escape(own.name)}</code></td>'
-            f'<td style="text-align:left">{own.state}</td></tr>'
+            f'<td style="text-align:left">{said(own.state, "outcome")}</td></tr>'
             for own in self
         )
         return f"<b>{total}</b><table>{rows}</table>"

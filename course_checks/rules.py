@@ -15,9 +15,9 @@ from course_utils.record.event import COLLECTIVES, KINDS, Event
 
 Budget = Mapping[str, float]
 _SPENT = {
-    "sent_bytes": "sends {:g} bytes; {:g} are enough.",
-    "sent_messages": "sends {:g} messages; {:g} are enough.",
-    "finish_us": "is done after {:.6g} µs on the modelled network; {:.6g} µs are enough.",
+    "sent_bytes": "sends {:g} bytes; {:g} are enough",
+    "sent_messages": "sends {:g} messages; {:g} are enough",
+    "finish_us": "is done after {:.6g} µs on the modelled network; {:.6g} µs are enough",
 }
 
 
@@ -63,7 +63,8 @@ def broken(
         spent = _over_budget(trace, case, rules)
     except ReplayError as error:
         said = str(error)
-        return f"{said[0].upper()}{said[1:]} Every message needs a sender and a receiver."
+        why = "Every message needs a sender and a receiver."
+        return " ".join([said[0].upper() + said[1:], why])
     if spent or trace.world_size == 1:
         return spent
     work = rules.work and _overworked(flops, whole, _for(rules.work, trace, case))
@@ -140,7 +141,7 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
         most, rank = max(used), used.index(max(used))
         if most > limit * (1 + 1e-9):
             said = _SPENT[name].format(most, limit)
-            return f"Rank {rank} {said} {_calls(trace, rank)}".rstrip()
+            return " ".join([f"Rank {rank} {said}.", _calls(trace, rank)]).rstrip()
     return None
 
 

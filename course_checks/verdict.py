@@ -91,8 +91,8 @@ def _judge_run(
     first, said = wrong[0], found[wrong[0]]
     columns = (given, *([brief(x, said) for x in own] for own in (wanted, got)), map(bool, found))
     who = f"{ranks(wrong).capitalize()} are wrong. " if len(wrong) > 1 else ""
-    reason = f"{who}Rank {first}: {said}. {_hint(wanted, got, wrong)}{_ON_FRESH * run.fresh}"
-    reason += _calls(trace, first)
+    hint, calls = _hint(wanted, got, wrong), _calls(trace, first)
+    reason = "".join([who, f"Rank {first}: {said}. ", hint, _ON_FRESH * run.fresh, calls])
     return attempt.wrong(number, reason.rstrip(), [Row(*row) for row in zip(*columns, strict=True)])
 
 
@@ -115,7 +115,8 @@ def _calls(trace: Trace, rank: int) -> str:
     if len(calls) > _CALLS:
         counts = Counter(event.kind for event in called)
         calls = [f"{kind} {f'{n} times' if n > 1 else 'once'}" for kind, n in counts.items()]
-    return f"It called {', '.join(calls) or 'nothing'}." if trace.world_size > 1 else ""
+    said = f"It called {', '.join(calls)}." if calls else "It called nothing."
+    return said if trace.world_size > 1 else ""
 
 
 def _empty(wanted: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import DisplayHandle
 
+from course_material.messages import said
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport, table
 from course_utils.launcher.listener import Listener
@@ -165,7 +166,7 @@ class Early(HangReport):
         """Nothing where no rank waits: a long computation moves nothing that could be seen here."""
         if not dead.for_ever and dead.waits_for and not self._alone:
             still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
-            self.moved(f"{still}\nTime is up after {self._timeout:g} s.")
+            self.moved(said(f"{still}\nTime is up after {self._timeout:g} s."))
         return dead.for_ever
 
     def moved(self, text: str = "") -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython import get_ipython
 
+from course_material import messages
 from course_utils.devices import fork
 from course_utils.devices.placement import place
 from course_utils.launcher import launch as launcher
@@ -63,15 +64,18 @@ def launch(
         WorkerError: a rank failed; the message names the root cause, its rank and its line.
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
-    _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
-    placement, record = place(backend, device, world_size, nodes), Record(trace)
-    listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
-    how = {"backend": placement.backend, "listeners": listeners}
-    how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
+    record = Record(trace)
     try:
+        _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
+        placement = place(backend, device, world_size, nodes)
+        listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
+        how = {"backend": placement.backend, "listeners": listeners}
+        how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
         results = launcher.launch(fn, *args, **how)
-    except WorkerError as error:
-        error.trace = _trace(record)
+    except BaseException as error:
+        if isinstance(error, WorkerError):
+            error.trace = _trace(record)
+        messages.retell(error)
         raise
     results.trace = _trace(record)
     return results
@@ -109,10 +113,10 @@ def _misfit(fn: Callable[..., Any], args: tuple) -> str:
             signature.bind(*args)
         except TypeError as error:
             name = getattr(fn, "__name__", type(fn).__name__)
-            message = f"{name}{signature} does not fit the {len(args)} arguments given to launch"
             ways = [f"{_ASKED[it]} for {it}" for it in signature.parameters if it in _ASKED]
             hint = f" A rank asks {' and '.join(ways)}: nobody hands it in." if ways else ""
-            return f"{message}: {error}.{hint}"
+            what = f"{name}{signature} does not fit"
+            return f"{what} the {len(args)} arguments given to launch: {error}.{hint}"
     return ""
 
 
@@ -124,7 +128,7 @@ def _told_in_no_rank(result: Any) -> None:
         own = [f.f_code.co_name for f in frames if f.f_globals.get("__name__") == "__main__"]
         name = own[1] if len(own) > 1 else "fn"  # the first is the cell
         told = f"launch calls it in every rank: write launch({name}), not launch({name}())."
-        print(f"This ran in the notebook itself, which is no rank. {told}")
+        print(messages.said(f"This ran in the notebook itself, which is no rank. {told}"))
 
 
 fork.watch()

@@ -23,6 +23,7 @@ outputs is byte for byte the same file. A cell's id is the hash of its text.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -94,7 +95,7 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
         resources={"metadata": {"path": str(folder)}},
     )
     try:
-        client.execute()
+        client.execute(env=os.environ | {"COURSE_LANG": "en"})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         hint = "a cell failed (if it should, tag it raises-exception)"
         raise BuildError(f"{hint}\n{ANSI.sub('', str(error))}") from None

@@ -136,7 +136,8 @@ def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
     assert not left, f"{notebook} has no cell for {', '.join(left)}"
     book.cells = cells
     folder = {"metadata": {"path": str(ROOT / notebook.split("/")[0])}}
-    NotebookClient(book, timeout=600, kernel_name="python3", resources=folder).execute()
+    client = NotebookClient(book, timeout=600, kernel_name="python3", resources=folder)
+    client.execute(env=os.environ | {"COURSE_LANG": "en"})
     for cell in (cell for cell in cells if cell.source.startswith("%env SITE_PLACE=")):
         print("".join(output.get("text", "") for output in cell.outputs).split("\n", 1)[1], end="")
 

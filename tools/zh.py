@@ -7,7 +7,8 @@
     python tools/zh.py --right "words"  looked at: the translation of that paragraph is still right
 
 Nothing is executed: code, outputs and ids of cells are copied from the English notebooks. Built are
-the folders zh/, which git ignores, README.zh.md and the pages about the articles.
+the folders zh/, which git ignores, README.zh.md, the pages about the articles, and the catalogue
+of what the course says while it runs (`messages`, see said.py).
 """
 
 import argparse
@@ -25,6 +26,7 @@ import articles
 import build
 import chinese
 import proofread
+import said
 import translation
 from cells import BuildError
 
@@ -41,6 +43,8 @@ class Source(NamedTuple):
         """Returns what is to be translated, unit by unit."""
         if self.notebook:
             return translation.prose(build.plan(self.notebook))
+        if self.name == said.NAME:
+            return said.prose(self.file.parents[1])
         if self.name == chinese.MAP:
             return chinese.sentences_of_map(self.file.parents[1])
         return translation.prose_of(self.file.read_text(encoding="utf-8"))
@@ -62,6 +66,7 @@ def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
         for file, target in texts.items()
     }
     documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
+    documents[said.NAME] = root / said.COMPILED
     files |= {name: (file, None) for name, file in documents.items() if file.exists()}
     chosen = {start: [n for n in files if _begins(n, start)] for start in names}
     if lost := [start for start, found in chosen.items() if not found]:
@@ -95,6 +100,8 @@ def edition(root: Path) -> Iterator[tuple[Path, str]]:
         else:
             yield folder / "zh" / file.name, translation.deeper(text, folder.name, there)
     yield from articles.pages(root)
+    if messages := sources(root, [said.NAME]) if (root / said.COMPILED).exists() else []:
+        yield messages[0].file, said.compiled(root, messages[0].known())
 
 
 def update(root: Path, names: list[str]) -> None:
@@ -116,6 +123,10 @@ def check(root: Path) -> int:
             share = 100 * sum(bool(m and m.string and not m.fuzzy) for m in have) // len(wanted)
             where = source.catalogue.relative_to(root)
             found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted, terms)]
+            if source.name == said.NAME:
+                found += [f"{where}: {fault}" for fault in said.faults(root, known)]
+                if source.file.read_text("utf-8") != said.compiled(root, known):
+                    found.append(f"{said.COMPILED} is old: make zh")
         shares.append(f"{number if '/' in number else source.name} {share} %")
     found += articles.faults(root, terms)
     readme, english = root / "README.zh.md", root / "README.md"

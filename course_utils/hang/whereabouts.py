@@ -66,8 +66,8 @@ class Whereabouts:
         """One line about it, or two: what it does, at which line, and in which call."""
         if self.state in _SAID:
             return _SAID[self.state]
-        doing = {"waiting": "waiting in ", "held": "waiting for "}.get(self.state, "running")
-        doing += self.what or ""
+        doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
+        doing = doing.get(self.state, "running")
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
@@ -118,8 +118,9 @@ def told(call: Event, world: tuple[int, ...]) -> str:
         head = f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}{tag}"
     if call.kind == "barrier":
         return head
-    root = "" if call.root is None else f"root {call.root}"
-    return ", ".join(filter(None, (head, content(call) if call.dtype else "", root)))
+    data = f", {content(call)}" if call.dtype else ""
+    root = "" if call.root is None else f", root {call.root}"
+    return f"{head}{data}{root}"
 
 
 def content(call: Event) -> str:
@@ -131,8 +132,8 @@ def of_group(call: Event, world: tuple[int, ...]) -> str:
     """Such as ` of group 1 (ranks 0 and 2)`; nothing for the group of all ranks."""
     if call.group_name == "0" and call.group == world:
         return ""
-    name = f"group {call.group_name} (" if call.group_name.isdigit() else "("
-    return f" of {name}{ranks_named(call.group)})"
+    who = f"({ranks_named(call.group)})"
+    return f" of group {call.group_name} {who}" if call.group_name.isdigit() else f" of {who}"
 
 
 def waits_in(frames: list[Frame]) -> str | None:

@@ -132,8 +132,8 @@ class Member:
                     content = parcel.receive_buffer(*files) if files else message[6:]
                     self._take(message[:6], content)
                 except Exception as error:
-                    what = "its result arrived but cannot be rebuilt"
-                    note = f"{what}: {type(error).__name__}: {error}"
+                    kind = type(error).__name__
+                    note = f"its result arrived but cannot be rebuilt: {kind}: {error}"
                     failure = errors.from_exception(self.rank, error, note)
                     self.failure = self.failure or failure  # what follows a lost part fails, too
 
