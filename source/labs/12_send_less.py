@@ -26,7 +26,7 @@ from course_utils.record.event import Event
 # *Difficulty ●●○ · importance ●●○ · 18 minutes.* The chapter's top-k forgets what it does not send. Write the hook with error feedback. `state.share` is the share of a bucket to send, and `state.left_over` a dict of your own, empty at first. **Goal:** add to each gradient what was left over of it,
 # send the *k* largest of the whole bucket by absolute value, keep the rest, and return a future of the mean. The chapter's two gathers are given: `mean_of_sent(flat, places)`.
 #
-# The trap: DDP's first bucket is in another order than all later ones. `bucket.parameters()` says whose gradients `bucket.gradients()` are.
+# The trap: in the first step DDP's buckets hold the parameters in another order than in all later ones. `bucket.parameters()` says whose gradients `bucket.gradients()` are.
 
 
 # %%
@@ -161,7 +161,7 @@ check(under_ddp(remember), **options)
 # ## 2 · DiLoCo, and some ranks are slow
 #
 # *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone, and the slow ones read fewer sequences until they meet. So a rank counts as much as it has `read`; one that has read nothing counts nothing. `anchor` is the network as all had it after the last exchange, and
-# `outer` an optimiser that holds the anchor's parameters. **Goal:** take the mean way of all ranks, from anchor to network, as the anchor's gradient, with the right sign. Let `outer` make one step. Then each network goes on from the anchor, its floating-point buffers from their mean over the ranks. Inner
+# `outer` an optimiser that holds the anchor's parameters. **Goal:** take the mean way of all ranks, between anchor and network, as the anchor's gradient, with the right sign. Let `outer` make one step. Then each network goes on from the anchor, its floating-point buffers from their mean over the ranks, weighted alike. Inner
 # optimisers go on too, so change tensors in place. Frozen parameters stay as they are. Send each tensor once. At the end everything is **equal to the last bit** on all ranks.
 
 
@@ -332,7 +332,7 @@ check(exchanging(outer_step), **options)
 # | --- | --- |
 # | DDP, bfloat16 | one all-reduce of all gradients; half the bytes |
 # | top 1 % | two all-gathers: *k* values and *k* int32 places; *k* is 1 % of all numbers, rounded down, at least 1 |
-# | PowerSGD | three all-reduces: first all that does not pay, then all *P* together, then all *Q*. A matrix of *a* rows and *b* columns has a *P* of 4 *a* and a *Q* of 4 *b* numbers. It pays if these together are less than half of *ab*; a vector never does |
+# | PowerSGD | three all-reduces: first all parameters that do not pay, then all *P* together, then all *Q*. A matrix of *a* rows and *b* columns has a *P* of 4 *a* and a *Q* of 4 *b* numbers. It pays if these together are less than half of *ab*; a vector never does |
 # | every 16 steps | one all-reduce of all weights, after every 16th step; steps are multiples of 16 |
 
 

@@ -5,7 +5,7 @@
 #
 # In 50 minutes you will be able to
 #
-# 1. write three hooks that send fewer bytes, and say what each of them loses;
+# 1. write hooks that send fewer bytes, and say what each of them loses;
 # 2. let ranks talk every sixteenth step only, and say what that breaks;
 # 3. choose a method for a given network and number of ranks, by bytes and time per unit of progress.
 #
@@ -226,7 +226,7 @@ for name, row in short.items():
     print(f"{name:24}", *(f"{number:12.5g}" for number in row.tolist()))
 
 # %% [markdown]
-# float16 loses both ends, bfloat16 the third digit of 1.001. Scaling up saves the small number, and makes large ones overflow earlier: trainings in float16 have to adapt their scale.
+# float16 loses both ends, bfloat16 the third decimal of 1.001. Scaling up saves the small number, and makes large ones overflow earlier: trainings in float16 have to adapt their scale.
 #
 # ### Write it
 #
@@ -471,7 +471,7 @@ check(under_ddp(top_k), **top_k_judged)
 
 
 # %% [markdown]
-# Why *k* of them, and not all that are larger than some limit? That would need no sorting. Rank 0 has the gradient (9, −7, 1), rank 1 (8, 2, 0), and the limit is 5. This is meant to fail:
+# Why *k* of them, and not all whose absolute value is above some limit? That would need no sorting. Rank 0 has the gradient (9, −7, 1), rank 1 (8, 2, 0), and the limit is 5. This is meant to fail:
 
 
 # %%
@@ -545,7 +545,7 @@ second_weight.measured(found["top-1"][1])
 
 # %% [markdown]
 # Nowhere: numbers that cancel crowd out the one that counts. **Error feedback** keeps what was not sent and adds it to the next gradient
-# ([Seide and others, 2014](https://www.microsoft.com/en-us/research/publication/1-bit-stochastic-gradient-descent-and-application-to-data-parallel-distributed-training-of-speech-dnns/)). The second weight is sent late, but in full. With it, top-k
+# ([Seide and others, 2014](https://www.microsoft.com/en-us/research/publication/1-bit-stochastic-gradient-descent-and-application-to-data-parallel-distributed-training-of-speech-dnns/)). The second weight is sent late, but nothing of it is lost. With it, top-k
 # converges at the rate of SGD ([Stich and others, 2018](https://arxiv.org/abs/1809.07599)). And our GPT?
 
 # %%
@@ -570,13 +570,14 @@ for name, method in {"top 1 %": ddp(top_k, 0.01), "with feedback": remembering(0
     print(f"{name:14} loss {told(after_192(method))}")
 
 # %% [markdown]
-# What is sent late helps late. The proof is for SGD; of Adam, which divides by the size of past gradients, [Tang and others (2021)](https://arxiv.org/abs/2102.02888) say that error feedback does not work with it as it is. Our AdamW gains all the same, in this one model.
+# What is sent late helps late. The proof is for SGD; Adam divides by the size of past gradients, and [Tang and others (2021)](https://arxiv.org/abs/2102.02888) say that
+# error feedback does not work with it unchanged. Our AdamW gains all the same, in this one model.
 #
 # ### On 64 ranks
 #
 # `stretched`, folded, takes the recording of one rank's step and lets 64 ranks make the same calls. That is a model: no 64 ranks ran.
 #
-# **Predict.** How many times fewer bytes than DDP does a rank send on 64 ranks?
+# **Predict.** With top-k, how many times fewer bytes than DDP does a rank send on 64 ranks?
 
 # %%
 fewer = predict("times fewer bytes on 64 ranks", ...)
@@ -782,7 +783,7 @@ EXCHANGES["every 16 steps"] = EXCHANGES["DiLoCo, every 16 steps"] = 1
 measure("every 16 steps", every(16))
 
 # %% [markdown]
-# A 16th of the bytes **and** of the latencies. **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) makes more of an exchange. The mean way that weights have gone since the last one is taken for a gradient, and an **outer** optimiser makes a step with it: SGD with
+# A 16th of the bytes **and** of the latencies. **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) makes more of an exchange. The mean way back to the last exchange, where the weights were then minus where they are, is taken for a gradient, and an **outer** optimiser makes a step with it: SGD with
 # Nesterov momentum 0.9 and a rate of 0.7. (Rate 1 and no momentum would be the plain mean.) The inner optimiser is AdamW, as here. Leave its cell folded: lab 12 asks you to write it.
 
 
@@ -955,7 +956,7 @@ for name in rows:
     print(f"{name:27}{each_hundredth(name, kb_of):22}{each_hundredth(name, us_of)}")
 
 # %% [markdown]
-# Per byte, top-k and a mean every 16 steps are alike, and twelve times as good as DDP. Per µs the mean leads, because its steps take less and bring more. All this is of 48 steps, the beginning of a training: error feedback had hardly begun to pay, and DiLoCo had made three outer steps.
+# Per byte, top-k and a mean every 16 steps are alike, and twelve times as good as DDP. Per µs the mean leads: beside top-k its steps take less time and bring more. All this is of 48 steps, the beginning of a training: error feedback had hardly begun to pay, and DiLoCo had made three outer steps.
 #
 # ### 25 Gbit/s, 64 ranks, this model: which?
 #
