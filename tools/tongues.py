@@ -27,7 +27,7 @@ TEXTS = ("source/site/index.md", "source/site/start.md", "exercises/README.md")
 TEXTS += ("solutions/README.md",)
 SAYS = ("tools/asked.py", "tools/live_parts.py", "tools/website.py", "source/site/static/*.js")
 FILLED = re.compile(r"[A-Z]+")  # stands in a text for what the tools put there
-TITLE = re.compile(r"^(?::caption: (.+)|(.+) <[\w/]+>)$", re.M)  # inside a toctree
+TITLE = re.compile(r"^(?::caption: (.+)|(.+) <[\w/]+>|(make lab.*))$", re.M)  # inside a fence
 LABEL = re.compile(r'(?<=>)([^<>$\n]*[a-z][^<>$\n]*?)(?=\s?<)|(?<=aria-label=")([^"$]+)')
 THEME = (  # words of Sphinx's theme and of MyST-NB that they themselves have in English only
     *("Next", "Previous", "Home", "On this page", "Back to top", "Skip to content", "Made with "),
@@ -143,8 +143,8 @@ def labelled(text: str, say: Callable[[str], str]) -> str:
 
 
 def titled(text: str, say: Callable[[str], str]) -> str:
-    """Returns a text with the captions and titles of its toctrees in a language."""
-    return TITLE.sub(lambda found: found[0].replace(own := found[1] or found[2], say(own)), text)
+    """Returns a text with the titles of its toctrees, and its commands, in a language."""
+    return TITLE.sub(lambda found: found[0].replace(own := max(found.groups("")), say(own)), text)
 
 
 def catalogue(root: Path = ROOT) -> Catalog:
