@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,10 +188,28 @@ def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
         (to / name).write_text(text, encoding="utf-8")
 
 
+def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
+    """Returns Sphinx's highlighter that does a cell once: code is the same in both languages."""
+    if hasattr(highlight, "known"):
+        return highlight
+    known: dict[str, str] = {}
+
+    def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
+        key = repr((source, lang, options))
+        if key not in known:
+            known[key] = highlight(self, source, lang, location=location, **options)
+        return known[key]
+
+    again.known = known
+    return again
+
+
 def built(folder: Path, source: str, to: str) -> int:
     """Lets Sphinx make HTML of pages; returns how it went. Warnings are errors."""
     from sphinx.cmd.build import main as sphinx  # costs a second
+    from sphinx.highlighting import PygmentsBridge
 
+    PygmentsBridge.highlight_block = remembered(PygmentsBridge.highlight_block)
     options = ["-q", "-W", "--keep-going", "-d", str(folder / f"cache-{source}")]
     return sphinx([*options, str(folder / source), str(folder / to)])
 

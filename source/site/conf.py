@@ -51,7 +51,6 @@ class Pairs(SearchEnglish):
     """
 
     lang = "zh"
-    language_name = "Chinese"
     js_splitter_code = """
 var splitQuery = (query) =>
   (query.match(/[\\u4e00-\\u9fff]+|[\\p{Letter}\\p{Number}_]+?(?=[\\u4e00-\\u9fff]|[^\\p{Letter}\\p{Number}_]|$)/gu) ?? [])
@@ -65,6 +64,10 @@ var splitQuery = (query) =>
             chinese = run[0] >= "\u4e00"
             found += [*map("".join, itertools.pairwise(run)), *run] if chinese else [run]
         return found
+
+    def stem(self, word: str) -> str:
+        """Returns an English word's stem; only they have one."""
+        return word if word[0] >= "\u4e00" else super().stem(word)
 
 
 def anchors(app, doctree: nodes.document) -> None:
