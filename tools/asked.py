@@ -3,7 +3,7 @@
 import ast
 import html
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ def answers(cells: Iterable[NotebookNode]) -> dict[str, tuple[NotebookNode, floa
     return found
 
 
-def fold(cells: list[NotebookNode], chapter: str) -> int:
+def fold(cells: list[NotebookNode], chapter: str, say: Callable[[str], str] = str) -> int:
     """Folds what answers a prediction, puts the question on the page; returns how many there are.
 
     Between a question and its answer an experiment may show the answer, so all of it is folded.
@@ -82,7 +82,7 @@ def fold(cells: list[NotebookNode], chapter: str) -> int:
         told = re.search(
             rf"^{re.escape(question.text)}: (about )?(.*) \(no prediction\)$", _said(last), re.M
         )
-        cell.outputs.append(markup(ask(chapter, question, told[2] if told else "", within)))
+        cell.outputs.append(markup(ask(chapter, question, told[2] if told else "", within, say)))
     for cell in cells:
         if cell.cell_type == "code" and "predict()" in cell.source.splitlines():
             cell.outputs = [markup(f'<p class="score" data-chapter="{chapter}"></p>')]
@@ -93,27 +93,37 @@ def _said(cell: NotebookNode) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
-def ask(chapter: str, question: Question, measured: str, within: float) -> str:
+def ask(
+    chapter: str,
+    question: Question,
+    measured: str,
+    within: float,
+    say: Callable[[str], str] = str,
+) -> str:
     """The form of a question: choices, a slider beside a number, or a line for anything else."""
     choices = question.choices or (["True", "False"] if measured in ("True", "False") else [])
+    yes_no = {"True": say("yes"), "False": say("no")}
     if choices:
         fields = "".join(
             f'<label><input type="radio" name="answer" value="{_safe(one)}" required>'
-            f"{ {'True': 'yes', 'False': 'no'}.get(one, _safe(one)) }</label>"
+            f"{yes_no.get(one, _safe(one))}</label>"
             for one in choices
         )
     else:
-        hint = "a list: numbers or words" if measured.startswith("[") else "a number or a word"
-        fields = '<input type="text" name="answer" aria-label="your answer" required '
+        mine, list_of = say("your answer"), say("a list: numbers or words")
+        hint = list_of if measured.startswith("[") else say("a number or a word")
+        fields = f'<input type="text" name="answer" aria-label="{mine}" required '
         fields += f'autocomplete="off" placeholder="{hint}">'
         if _number(measured) is not None:
-            fields += '<input type="range" max="100" step="any" aria-label="your answer, roughly">'
+            roughly = say("your answer, roughly")
+            fields += f'<input type="range" max="100" step="any" aria-label="{roughly}">'
+    first, compare = say("Predict first:"), say("Compare")
     facts = {"chapter": chapter, "number": question.number, "question": question.text}
     facts |= {"measured": measured, "within": within}
     data = " ".join(f'data-{name}="{_safe(str(value))}"' for name, value in facts.items())
     return (
-        f'<form class="ask" {data}><fieldset><legend>Predict first: {_safe(question.text)} …'
-        f"</legend>{fields}<button>Compare</button></fieldset><output></output></form>"
+        f'<form class="ask" {data}><fieldset><legend>{first} {_safe(question.text)} …'
+        f"</legend>{fields}<button>{compare}</button></fieldset><output></output></form>"
     )
 
 

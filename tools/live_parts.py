@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import from_npm
+from tongues import labelled
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "source/site"
@@ -86,37 +87,45 @@ def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[s
     return json.loads(done.stdout)
 
 
-def block(place: str, told: dict[str, str], drawn: dict[str, Any], text: str) -> str:
+def block(
+    place: str,
+    told: dict[str, str],
+    drawn: dict[str, Any],
+    text: str,
+    say: Callable[[str], str] = str,
+) -> str:
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
     recording = json.loads(text)
     size = len(next(iter(next(iter(recording["runs"].values())).values()))["ranks"])
+    none, to = (say("none"), ""), say("{0} to {1}")
     pairs = [(a, b) for a in range(size) for b in range(size) if a != b]
     facts = {
         "place": place,
-        "title": _safe(told["title"]),
-        "text": _safe(told["text"]),
+        "title": _safe(say(told["title"])),
+        "text": _safe(say(told["text"])),
         "cases": _options((case, case) for case in recording["cases"]),
         "case_is": "" if len(recording["cases"]) > 1 else "hidden",
-        "choices": "".join(_choice(place, drawn, one) for one in drawn["took"]),
+        "choices": "".join(_choice(place, drawn, one, say) for one in drawn["took"]),
         "single": "single" * (len(drawn["took"]) == 1),
-        "links": _options([("none", ""), *((f"{a} to {b}", f"{a},{b}") for a, b in pairs)]),
-        "ranks": _options([("none", ""), *((str(rank), str(rank)) for rank in range(size))]),
-        "slow": "slow" if drawn["unit_us"] is None else "late",
+        "links": _options([none, *((to.format(a, b), f"{a},{b}") for a, b in pairs)]),
+        "ranks": _options([none, *((str(rank), str(rank)) for rank in range(size))]),
+        "slow": say("slow rank") if drawn["unit_us"] is None else say("late rank"),
         "unit_us": drawn["unit_us"] or "",
     }
-    frame = Template((SITE / "live.html").read_text(encoding="utf-8"))
-    return frame.substitute(drawn | facts)
+    frame = labelled((SITE / "live.html").read_text(encoding="utf-8"), say)
+    return Template(frame).substitute(drawn | facts)
 
 
-def _choice(place: str, drawn: dict[str, Any], one: str) -> str:
+def _choice(place: str, drawn: dict[str, Any], one: str, say: Callable[[str], str]) -> str:
     """One of those that are compared, with its bar; the first is drawn, the fastest stands out."""
     took, (us, said) = drawn["took"], drawn["took"][one]
     slowest, fastest = (pick(took.values())[0] for pick in (max, min))
     box = f'name="{place}" value="{_safe(one)}"{" checked" * (one == next(iter(took)))}'
+    alone = say("all are done at")
     wide = f'<span class="bar"><i style="width:{100 * us / slowest:.0f}%"></i></span>'
     return (
         f'<label{" class=wins" * (us == fastest)}><input type="radio" {box}>'
-        f"<span>{_safe(one) or 'all are done at'}</span>{wide}"
+        f"<span>{_safe(say(one)) or alone}</span>{wide}"
         f"<output>{said} {drawn['percent'].get(one, '')}</output></label>"
     )
 

@@ -4,6 +4,7 @@ Nothing is run: a page shows what `tools/build.py` has saved. `tools/website.py`
 """
 
 import base64
+import copy
 import hashlib
 import html
 import json
@@ -11,10 +12,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import nbformat
 from nbformat import NotebookNode
 
 from asked import fold, markup
+from tongues import Tongue
 
 
 def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) -> None:
@@ -26,7 +27,8 @@ def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) ->
                 continue
             png = base64.b64decode(data["image/png"])
             name = f"{hashlib.sha256(png).hexdigest()[:16]}.png"
-            (folder / name).write_bytes(png)
+            if not (folder / name).exists():  # both languages show it
+                (folder / name).write_bytes(png)
             words = html.escape(data["text/plain"].removeprefix("Figure: "))
             wide, high = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
             width = output.get("metadata", {}).get("image/png", {}).get("width", wide)
@@ -36,8 +38,10 @@ def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) ->
             output.metadata = {}
 
 
-def page(path: Path, folder: Path, live: dict[str, str], head: str, solution: bool) -> NotebookNode:
-    """Returns a notebook as a page.
+def page(
+    path: Path, folder: Path, live: dict[str, str], head: str, solution: bool, tongue: Tongue
+) -> NotebookNode:
+    """Returns a notebook as a page; of its cells' ids become anchors, in both languages the same.
 
     Args:
         path: The executed notebook.
@@ -45,10 +49,11 @@ def page(path: Path, folder: Path, live: dict[str, str], head: str, solution: bo
         live: By a text of a cell: a frame with sliders, which takes the place of its timeline.
         head: Markdown that follows the first heading.
         solution: Whether it is kept out of the search.
+        tongue: The language it is read in.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook = copy.deepcopy(tongue.read(path))
     for cell in notebook.cells:
-        cell.metadata["tags"] = tags = []
+        cell.metadata["tags"] = tags = [f"cell-{cell.id}"]
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             tags.append("hide-input")
         if cell.cell_type == "markdown":
@@ -67,8 +72,8 @@ def page(path: Path, folder: Path, live: dict[str, str], head: str, solution: bo
     chapter = path.stem[:2]
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     if path.parent.name == "notebooks":
-        fold(notebook.cells, chapter)
-    pictures_to_files(notebook.cells, folder, "../")
+        fold(notebook.cells, chapter, tongue.say)
+    pictures_to_files(notebook.cells, folder, tongue.up)
     notebook.metadata |= {"nosearch": True, "orphan": True} if solution else {}
     return notebook
 

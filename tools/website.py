@@ -11,125 +11,95 @@ the npm package `pyodide`, by `npm`, once; where it cannot be had, the pictures 
 import argparse
 import json
 import os
-import re
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import course_map
 import live_parts
-import pages
-from asked import asked_in
+import site_pages
+import tongues
+from site_pages import Site
+from tongues import Tongue
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "source/site"
-DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
 PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
-FOLDERS = ("teaching", "articles")
-BOOKS = ("notebooks", "exercises", "solutions")
-ELSEWHERE = {
-    "Colab": "https://colab.research.google.com/github/{}/blob/HEAD/{}",
-    "Kaggle": "https://kaggle.com/kernels/welcome?src=https://github.com/{}/blob/HEAD/{}",
-    "Binder": "https://mybinder.org/v2/gh/{}/HEAD?labpath={}",
-}
 
 
-def stage(to: Path, parts: Path, repository: str, pdf: bool) -> None:
+def stage(to: Path, parts: Path, repository: str, pdf: bool) -> Site:
     """Writes all that Sphinx reads: pages, pictures, downloads, and what the sliders need."""
-    shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(SITE / "static", to / "_static")
-    (to / "_static/pictures").mkdir()
-    worker = to / "_static/worker.js"
-    worker.write_text(worker.read_text(encoding="utf-8").replace("WHEEL", live_parts.WHEEL))
-    (to / "extra/live/recordings").mkdir(parents=True)
-    (to / "extra/download").mkdir()
+    english = tongues.english()
+    begin(to, english)
+    site = Site(to / "_static/pictures", live_places(to), repository, pdf)
+    site.pictures.mkdir()
     if found := live_parts.pyodide(parts):
         shutil.copytree(found, to / "extra/live/pyodide")
-    shutil.copy(SITE / "conf.py", to)
-    drawn = live_places(to)
-    for path in books():
-        write_book(path, to, drawn, repository)
-    more = sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.md"))
-    for name in (*DOCUMENTS, *more, *(f"{book}/README.md" for book in BOOKS)):
-        document((ROOT / name).read_text(encoding="utf-8"), to / name)
-    for path in (ROOT / "notebooks").glob("*.py"):
-        shutil.copy(path, to / "notebooks")
-    front(to, drawn["front"][1], repository, pdf)
+    site_pages.write_pages(to, site, english)
+    return site
 
 
-def live_places(to: Path) -> dict[str, tuple[dict[str, str], str]]:
-    """Packs what moves; returns each place as places.toml tells of it, and its frame."""
+def stage_chinese(to: Path, site: Site) -> None:
+    """Writes the same pages in Chinese; figures and recordings are those of the English ones."""
+    chinese = tongues.in_chinese()
+    begin(to, chinese)
+    tongues.write_theme(to)
+    for path in sorted((ROOT / "articles").glob("*.md")):
+        site_pages.document(path, to, chinese)
+    site_pages.write_pages(to, site, chinese)
+
+
+def begin(to: Path, tongue: Tongue) -> None:
+    """Writes settings, scripts and styles."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(SITE / "static", to / "_static")
+    shutil.copytree(SITE / "templates", to / "templates")
+    worker, say = to / "_static/worker.js", to / "_static/say.js"
+    worker.write_text(worker.read_text(encoding="utf-8").replace("WHEEL", live_parts.WHEEL))
+    say.write_text(tongues.for_scripts(tongue, say.read_text(encoding="utf-8")), encoding="utf-8")
+    (to / "extra/download").mkdir(parents=True)
+    settings = (SITE / "conf.py").read_text(encoding="utf-8")
+    (to / "conf.py").write_text(f'TONGUE = "{tongue.code}"\n{settings}', encoding="utf-8")
+
+
+def live_places(to: Path) -> dict[str, tuple[dict[str, str], dict[str, Any], str]]:
+    """Packs what moves; returns each place as places.toml tells of it, drawn, and recorded."""
+    (to / "extra/live/recordings").mkdir(parents=True)
     packed = live_parts.wheel(to / "extra/live" / live_parts.WHEEL)
     texts, told = live_parts.recordings(), live_parts.places()
     for place, text in texts.items():
         (to / f"extra/live/recordings/{place}.json").write_text(text, encoding="utf-8")
     drawn = map(json.loads, live_parts.redrawn(packed, [(place, {}) for place in texts]))
     return {
-        place: (told[place], live_parts.block(place, told[place], own, texts[place]))
-        for place, own in zip(texts, drawn, strict=True)
+        place: (told[place], own, texts[place]) for place, own in zip(texts, drawn, strict=True)
     }
 
 
-def books() -> list[Path]:
-    """Returns every executed notebook."""
-    return [path for book in BOOKS for path in sorted((ROOT / book).glob("*.ipynb"))]
+def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
+    """Returns Sphinx's highlighter that does a cell once: code is the same in both languages."""
+    if hasattr(highlight, "known"):
+        return highlight
+    known: dict[str, str] = {}
+
+    def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
+        key = repr((source, lang, options))
+        if key not in known:
+            known[key] = highlight(self, source, lang, location=location, **options)
+        return known[key]
+
+    again.known = known
+    return again
 
 
-def write_book(path: Path, to: Path, drawn: dict, repository: str) -> None:
-    """Writes a notebook's page, and the notebook itself as a download."""
-    own = path.relative_to(ROOT)
-    live = {
-        told["after"]: frame
-        for place, (told, frame) in drawn.items()
-        if told["notebook"] == str(own) and place != "front"
-    }
-    name = f"{'lab_' * (own.parts[0] == 'exercises')}{path.name}"
-    links = ["Only the sliders run here."] if own.parts[0] == "notebooks" else []
-    links += [f'<a href="../download/{name}" download>Download this notebook</a>']
-    links.append('<a href="../start.html">Start anywhere</a>')
-    links += [
-        f'<a href="{address.format(repository, own)}">Open in {service}</a>'
-        for service, address in ELSEWHERE.items()
-        if repository
-    ]
-    solved = own.parts[0] == "solutions"
-    head = "" if solved else f'<p class="elsewhere">{" · ".join(links)}</p>\n'
-    pages.write(pages.page(path, to / "_static/pictures", live, head, solved), to / own)
-    if not solved:
-        shutil.copy(path, to / "extra/download" / name)
+def built(folder: Path, source: str, to: str) -> int:
+    """Lets Sphinx make HTML of pages; returns how it went. Warnings are errors."""
+    from sphinx.cmd.build import main as sphinx  # costs a second
+    from sphinx.highlighting import PygmentsBridge
 
-
-def document(text: str, to: Path) -> None:
-    """Writes a document; the map's chart, which GitHub draws, becomes links."""
-    if "```mermaid" in text:
-        chapters = course_map.chapters()
-        names = {path.stem[:2]: path.stem for path in chapters}
-        counts = {path.stem[:2]: asked_in(path) for path in chapters}
-        chart = re.search(r"```mermaid\n(.*?)```", text, re.S)
-        text = text.replace(chart[0], pages.way(chart[1], counts, names))
-    if to.parent.name == "solutions":
-        text = f"---\norphan: true\nnosearch: true\n---\n{text}"
-    to.parent.mkdir(exist_ok=True)
-    to.write_text(text, encoding="utf-8")
-
-
-def front(to: Path, frame: str, repository: str, pdf: bool) -> None:
-    """Writes the front page, and the one that tells where else the course runs."""
-    rows = ["| | chapter | the question |", "| --- | --- | --- |"]
-    for path, notebook in course_map.chapters().items():
-        about, where = course_map.facts(notebook), f"notebooks/{path.name}"
-        rows.append(f"| {path.stem[:2]} | [{about['title']}]({where}) | {about['question']} |")
-    said = {
-        "FRONT": frame,
-        "CHAPTERS": "\n".join(rows),
-        "REPOSITORY": repository or "OWNER/NAME",
-        "PDF": ' <a href="ddp-course.pdf">All of it as one PDF</a>.' * pdf,
-    }
-    for name in ("index.md", "start.md"):
-        text = (SITE / name).read_text(encoding="utf-8")
-        text = re.sub(f"({'|'.join(said)})\\b", lambda found: said[found[1]], text)
-        (to / name).write_text(text, encoding="utf-8")
+    PygmentsBridge.highlight_block = remembered(PygmentsBridge.highlight_block)
+    options = ["-q", "-W", "--keep-going", "-d", str(folder / f"cache-{source}")]
+    return sphinx([*options, str(folder / source), str(folder / to)])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,15 +110,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repository", default="", help="OWNER/NAME on GitHub")
     parser.add_argument("--pdf", action="store_true", help="print it, by Chromium (minutes)")
     args = parser.parse_args(argv)
-    source, built = args.to / "pages", args.to / "html"
-    stage(source, args.parts, args.repository, args.pdf)
-    command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(args.to / "cache")]
-    done = subprocess.run([sys.executable, *command, str(source), str(built)])
-    if args.pdf and done.returncode == 0:
+    site = stage(args.to / "pages", args.parts, args.repository, args.pdf)
+    stage_chinese(args.to / "pages-zh", site)
+    faults = built(args.to, "pages", "html") or built(args.to, "pages-zh", "html/zh")
+    if args.pdf and not faults:
         from print_site import printed
 
         printed(args.to)
-    return done.returncode
+    return faults
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import build
 import chinese
 import proofread
 import said
+import tongues
 import translation
 from cells import BuildError
 
@@ -47,6 +48,8 @@ class Source(NamedTuple):
             return said.prose(self.file.parents[1])
         if self.name == chinese.MAP:
             return chinese.sentences_of_map(self.file.parents[1])
+        if self.name == "site":
+            return tongues.sentences(self.file.parents[2])
         return translation.prose_of(self.file.read_text(encoding="utf-8"))
 
     def known(self) -> dict[str, Message]:
@@ -67,6 +70,7 @@ def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
     }
     documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
     documents[said.NAME] = root / said.COMPILED
+    documents["site"] = root / "source/site/index.md"
     files |= {name: (file, None) for name, file in documents.items() if file.exists()}
     chosen = {start: [n for n in files if _begins(n, start)] for start in names}
     if lost := [start for start, found in chosen.items() if not found]:

@@ -1,16 +1,30 @@
 """Sphinx's settings; `tools/website.py` puts this file beside the pages that it has prepared."""
 
+import itertools
+import re
+
+from docutils import nodes
+from sphinx.search.en import SearchEnglish
+
+CHINESE = TONGUE == "zh"  # noqa: F821  its first line is written by tools/website.py
+
 project = "Distributed data parallel training"
 author = "the course authors"
 copyright = "the course authors, MIT license"
 extensions = ["myst_nb", "sphinx_copybutton"]
 html_theme = "furo"
-html_title = "DDP course"
+language = "zh_CN" if CHINESE else "en"
+locale_dirs = ["locale"]
+html_title = "DDP 课程" if CHINESE else "DDP course"
+templates_path = ["templates"]
+html_use_index = False
 html_static_path = ["_static"]
 html_extra_path = ["extra"]
 html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
-html_js_files = [("predict.js", {"defer": "defer"}), ("live.js", {"defer": "defer"})]
+html_js_files = [
+    (name, {"defer": "defer"}) for name in ("say.js", "predict.js", "live.js", "tongue.js")
+]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {
@@ -18,12 +32,58 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#00598c", "color-brand-content": "#00598c"},
     "dark_css_variables": {"color-brand-primary": "#7cc4f2", "color-brand-content": "#7cc4f2"},
 }
-exclude_patterns = ["extra", "_static"]
+exclude_patterns = ["extra", "_static", "templates", "locale"]
 nb_execution_mode = "off"  # what is shown was run by tools/build.py
-nb_code_prompt_show = "Show the {type}"
-nb_code_prompt_hide = "Hide the {type}"
+nb_code_prompt_show = "展开 {type}" if CHINESE else "Show the {type}"
+nb_code_prompt_hide = "收起 {type}" if CHINESE else "Hide the {type}"
 nb_merge_streams = True
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
 copybutton_selector = "div.cell_input div.highlight pre, div.highlight-bash pre"
 suppress_warnings = ["misc.highlighting_failure"]  # the messages of a launch are no tracebacks
+
+
+class Pairs(SearchEnglish):
+    """Chinese words without a dictionary: each two neighbours, and each sign, can be found.
+
+    Sphinx's own search for Chinese finds nothing in a text unless jieba is installed, and with it
+    finds a word only where jieba has cut the text as the reader has cut the question.
+    """
+
+    lang = "zh"
+    js_splitter_code = """
+var splitQuery = (query) =>
+  (query.match(/[\\u4e00-\\u9fff]+|[\\p{Letter}\\p{Number}_]+?(?=[\\u4e00-\\u9fff]|[^\\p{Letter}\\p{Number}_]|$)/gu) ?? [])
+    .flatMap((run) => /[\\u4e00-\\u9fff]{2}/.test(run) ? [...run].slice(1).map((sign, k) => run[k] + sign) : [run]);
+"""
+
+    def split(self, text: str) -> list[str]:
+        """Returns words, signs, and pairs of signs."""
+        found: list[str] = []
+        for run in re.findall(r"[\u4e00-\u9fff]+|[^\W\u4e00-\u9fff]+", text):
+            chinese = run[0] >= "\u4e00"
+            found += [*map("".join, itertools.pairwise(run)), *run] if chinese else [run]
+        return found
+
+    def stem(self, word: str) -> str:
+        """Returns an English word's stem; only they have one."""
+        return word if word[0] >= "\u4e00" else super().stem(word)
+
+
+def anchors(app, doctree: nodes.document) -> None:
+    """Gives headings and cells anchors that are the same in both languages."""
+    if app.builder.name != "html":
+        return
+    for number, section in enumerate(doctree.findall(nodes.section)):
+        section["ids"].append(f"part-{number}")
+    for cell in doctree.findall(nodes.container):
+        for name in [name for name in cell["classes"] if name.startswith("tag_cell-")]:
+            cell["ids"].append(name.removeprefix("tag_"))
+            cell["classes"].remove(name)
+
+
+def setup(app) -> None:
+    """Sphinx calls this."""
+    app.connect("doctree-read", anchors)
+    if CHINESE:
+        app.add_search_language(Pairs)

@@ -11,6 +11,7 @@ import pytest
 
 import asked
 import live_parts
+import tongues
 import website
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +104,65 @@ def test_what_a_lesson_folds_is_folded(site):
 def test_every_chapter_and_lab_can_be_downloaded(site):
     for chapter in CHAPTERS:
         assert (site / "download" / chapter.name).read_bytes() == chapter.read_bytes()
+        chinese = nbformat.read(site / "zh/download" / chapter.name, as_version=4)
+        assert [cell.id for cell in chinese.cells] == [
+            cell.id for cell in nbformat.read(chapter, as_version=4).cells
+        ]
+
+
+def test_every_page_leads_to_itself_in_the_other_language_and_to_the_same_cells(site, pages):
+    own = {path.relative_to(site).as_posix(): path for path in pages}
+    english = {name for name in own if not name.startswith("zh/")}
+    chinese = {name.removeprefix("zh/") for name in own if name.startswith("zh/")}
+    assert chinese - english == {f"articles/{letter}.html" for letter in "ABCDE"}
+    assert english <= chinese
+    for name in english:
+        one, other = own[name], own[f"zh/{name}"]
+        assert switches(one, pages) == {other}
+        assert switches(other, pages) == {one}
+        assert anchors(pages[one]) == anchors(pages[other]), name
+    for name in chinese - english:
+        assert switches(own[f"zh/{name}"], pages) == {site / "notebooks/README.html"}
+    assert sum(len(anchors(pages[own[name]])) for name in english) > 1000
+
+
+def switches(path: Path, pages: dict[Path, Page]) -> set[Path]:
+    links = [own for tag, own in pages[path].tags if tag == "a" and own.get("class") == "tongue"]
+    assert len(links) == 2  # in the sidebar and in the header
+    return {to(path, own["href"]) for own in links}
+
+
+def anchors(page: Page) -> set[str]:
+    return {name for name in page.ids if name.startswith(("cell-", "part-"))}
+
+
+def test_in_chinese_page_theme_and_scripts_speak_it_and_the_pictures_are_not_there_twice(site):
+    text = (site / "zh/notebooks/00_start_here.html").read_text(encoding="utf-8")
+    for words in ('lang="zh-CN"', "展开代码", "展开输出", "先预测：", "本页内容", "下载这份"):
+        assert words in text
+    for words in ("Show the", "Predict first", "On this page", "Download", "Toggle", ">Compare"):
+        assert words not in text
+    script = (site / "zh/_static/say.js").read_text(encoding="utf-8")
+    assert '"Reset": "清除"' in script
+    assert "const WORDS = {};" in (site / "_static/say.js").read_text(encoding="utf-8")
+    assert not (site / "zh/live").exists()
+    assert not (site / "zh/_static/pictures").exists()
+
+
+def test_what_is_english_only_stands_among_the_chinese_pages_with_a_mark(site):
+    for name, mark in (("teaching/README", True), ("README", False), ("start", False)):
+        text = (site / f"zh/{name}.html").read_text(encoding="utf-8")
+        assert ("本页尚未译成中文" in text) == mark, name
+
+
+def test_a_word_that_nobody_translated_stays_english_and_a_lost_heading_is_no_link():
+    chinese = tongues.in_chinese()
+    assert chinese.say("Nobody has said this before") == "Nobody has said this before"
+    link = "[x](../notebooks/02_process_groups.ipynb#{})"
+    found = tongues._to_headings(link.format("1--is-there-a-master"), ROOT / "articles")
+    assert found == link.format("1--有没有-master")
+    with pytest.raises(KeyError, match="no-such-heading"):
+        tongues._to_headings(link.format("no-such-heading"), ROOT / "articles")
 
 
 def test_with_a_repository_each_chapter_opens_elsewhere(tmp_path, site):

@@ -92,7 +92,7 @@ def _moves(live) -> None:
 def test_python_comes_with_the_first_touch_and_not_before(page):
     asked_for = []
     page.on("request", lambda request: asked_for.append(request.url))
-    page.goto("exercises/challenge.html")
+    page.goto("zh/exercises/challenge.html")  # whose recordings lie in the English site
     live, case = page.locator("section.live"), "slow link, 6 ranks, 1 MiB"
     assert not [url for url in asked_for if "/live/" in url]
     live.locator("[name=case]").select_option(case)
@@ -157,8 +157,43 @@ def test_search_finds_a_lab_and_no_solution(page):
     assert not [link for link in found if "solutions" in link]
 
 
+@pytest.mark.parametrize(
+    ("words", "chapter"),
+    [("梯度", "04"), ("梯度累积", "04"), ("桶", "05"), ("all-reduce 环", "06")],
+)
+def test_search_finds_chinese_words_of_one_sign_or_more(page, words, chapter):
+    page.goto(f"zh/search.html?q={words}")
+    page.locator("#search-results li a").first.wait_for()
+    found = [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
+    assert any(link.startswith(f"notebooks/{chapter}") for link in found), found
+
+
+def test_the_switch_leads_to_the_cell_that_is_read_and_back(page):
+    page.goto("notebooks/03_collective_primitives.html")
+    cell = page.locator(".cell[id]").nth(20)
+    name = cell.get_attribute("id")
+    cell.evaluate("cell => cell.scrollIntoView()")
+    for language, folder in (("zh-CN", "/zh/notebooks/"), ("en", "/notebooks/")):
+        page.wait_for_function(f"""Math.abs(
+            document.getElementById("{name}").getBoundingClientRect().top - 90) < 2""")
+        page.locator("a.tongue:visible").click()
+        page.wait_for_url(f"**{folder}03_collective_primitives.html#{name}")
+        assert page.locator("html").get_attribute("lang") == language
+    page.goto("zh/notebooks/03_collective_primitives.html")
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.locator("header a.tongue").click()
+    page.wait_for_url("**/notebooks/03_collective_primitives.html")  # from the top to the top
+
+
+def test_in_chinese_a_prediction_is_answered_in_chinese(page):
+    page.goto("zh/notebooks/00_start_here.html")
+    page.locator("form.ask [type=text]").first.fill("1")
+    page.locator("form.ask button").first.click()
+    assert "你的预测：1。实测：" in page.locator("form.ask output").first.inner_text()
+
+
 def test_no_page_is_wider_than_its_window(page):
-    for path in [*PLACES, "notebooks/README.html", "start.html"]:
+    for path in [*PLACES, "notebooks/README.html", "start.html", "zh/index.html", "zh/start.html"]:
         page.goto(path)
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 900})

@@ -1,6 +1,8 @@
 // Sliders under a recording. The saved picture is there at once; touching a slider starts Python.
 {
-  const root = new URL(document.documentElement.dataset.content_root, location.href);
+  const page = document.documentElement, root = new URL(
+    page.dataset.content_root + (page.lang.startsWith("zh") ? "../" : ""), location.href,
+  );
   const asked = new Map();
   let worker, count = 0;
 
@@ -49,7 +51,7 @@
       $("[name=link_by]").previousElementSibling.textContent =
         value("link") && `× ${value("link_by")}`;
       $("[name=rank_by]").previousElementSibling.textContent =
-        value("rank") && (unit ? `by ${Number((by * unit).toPrecision(3))} µs` : `× ${by}`);
+        value("rank") && (unit ? say("by {0} µs", Number((by * unit).toPrecision(3))) : `× ${by}`);
       $("[name=link_by]").disabled = !value("link");
       $("[name=rank_by]").disabled = !value("rank");
     }
@@ -67,21 +69,21 @@
         choice.querySelector("i").style.width = `${(100 * us) / slowest}%`;
         choice.querySelector("output").textContent = `${told} ${drawn.percent[name] ?? ""}`;
       });
-      note.textContent = drawn.cut ? "▸ The axis ends before they are done: press fit." : "";
+      note.textContent = drawn.cut ? say("▸ The axis ends before they are done: press fit.") : "";
     }
 
     function stop(error) {
       live.classList.add("still");
       live.querySelectorAll("input, select, button").forEach((field) => (field.disabled = true));
-      note.textContent =
-        "This picture stays as it is: to move it, the page needs WebAssembly, and to come from a web " +
-        "server and not from a file. In the notebook, the same sliders move it.";
+      note.textContent = say(
+        "This picture stays as it is: to move it, the page needs WebAssembly, and to come from a web server and not from a file. In the notebook, the same sliders move it.",
+      );
       if (error?.message !== "none") console.warn("no Python in this page:", error);
     }
 
     function begin() {
       if (!worker) start();
-      if (!ready) note.textContent = "Python is on its way into your browser, once (6 to 14 MB) …";
+      if (!ready) note.textContent = say("Python is on its way into your browser, once (6 to 14 MB) …");
     }
 
     async function move() {

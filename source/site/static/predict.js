@@ -23,18 +23,20 @@
     const got = list ? parts(answer) : [answer.trim().replace(/(\d),(?=\d{3}\b)/g, "$1")];
     const hits = wanted.filter((one, k) => same(one, got[k] ?? "", within)).length;
     if (hits === wanted.length && got.length === hits) return "right";
-    if (list) return `${hits} of ${wanted.length} right`;
+    if (list) return say("{0} of {1} right", hits, wanted.length);
     const times = got[0] / wanted[0];
-    if (!Number.isFinite(times) || times <= 0) return "not so";
-    return times > 10 || times < 0.1 ? `${times.toPrecision(2)} times as much` : "not so";
+    const no = say("not so");
+    if (!Number.isFinite(times) || times <= 0) return no;
+    return times > 10 || times < 0.1 ? say("{0} times as much", times.toPrecision(2)) : no;
   }
 
   function tell(form, answer) {
     const { measured, within, number } = form.dataset;
     const said = verdict(measured, answer, Number(within));
+    const judged = said === "right" ? `✓ ${say("right")}` : `✗ ${said}`;
     form.querySelector("output").textContent = measured
-      ? `You: ${answer}. Measured: ${measured}. ${said === "right" ? "✓ right" : `✗ ${said}`}`
-      : `You: ${answer}. It is noted.`;
+      ? say("You: {0}. Measured: {1}. {2}", answer, measured, judged)
+      : say("You: {0}. It is noted.", answer);
     form.classList.add("answered");
     document.querySelectorAll(`.tag_tells-${number} details`).forEach((fold) => {
       if (fold.querySelector(".cell_output")) fold.open = true;
@@ -73,31 +75,31 @@
     const own = (chapter) => Object.values(told[chapter] ?? {});
     document.querySelectorAll(".tick").forEach((tick) => {
       const done = own(tick.dataset.chapter).length, all = Number(tick.dataset.of);
-      tick.textContent = done >= all ? "✓" : `${done} of ${all}`;
-      tick.title = `${done} of ${all} predictions made`;
+      tick.textContent = done >= all ? "✓" : say("{0} of {1}", done, all);
+      tick.title = say("{0} of {1} predictions made", done, all);
       tick.classList.toggle("done", done >= all);
     });
     document.querySelectorAll(".score").forEach((score) => {
       const made = own(score.dataset.chapter), all = document.querySelectorAll("form.ask").length;
       const right = made.filter((one) => one.verdict === "right").length;
-      score.textContent = `${made.length} of ${all} predictions made on this page, ${right} of them right.`;
+      score.textContent = say("{0} of {1} predictions made on this page, {2} of them right.", made.length, all, right);
     });
     document.querySelectorAll(".progress").forEach((line) => {
       const made = Object.keys(told).flatMap(own);
-      line.textContent = `${made.length} predictions made, kept in this browser only. `;
+      line.textContent = `${say("{0} predictions made, kept in this browser only.", made.length)} `;
       const button = (name, act) => {
         const made = line.appendChild(document.createElement("button"));
         made.textContent = name;
         made.addEventListener("click", act);
       };
-      button("Export", () => {
+      button(say("Export"), () => {
         const link = document.createElement("a");
         link.href = URL.createObjectURL(new Blob([JSON.stringify(told, null, 1)]));
         link.download = "ddp-course-predictions.json";
         link.click();
       });
-      button("Reset", () => {
-        if (!confirm("Forget all predictions made on this site?")) return;
+      button(say("Reset"), () => {
+        if (!confirm(say("Forget all predictions made on this site?"))) return;
         localStorage.removeItem(KEY);
         progress();
       });
