@@ -60,9 +60,11 @@ def test_a_thousand_launches_leave_nothing_behind() -> None:
     launch_many(1000)
 
 
-@pytest.mark.slow
-def test_four_kernels_that_launch_at_once_do_not_collide() -> None:
-    ready = threading.Barrier(4, timeout=120)
+@pytest.mark.parametrize(
+    "kernels", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.soak)]
+)
+def test_kernels_that_launch_at_once_do_not_collide(kernels: int) -> None:
+    ready = threading.Barrier(kernels, timeout=120)
 
     def crowd(_: int) -> tuple[str, list]:
         kernel = Kernel()
@@ -73,5 +75,5 @@ def test_four_kernels_that_launch_at_once_do_not_collide() -> None:
             kernel.close()
         return outcome.value, outcome.errors
 
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(crowd, range(4))) == [("'fine'", [])] * 4
+    with ThreadPoolExecutor(kernels) as pool:
+        assert list(pool.map(crowd, range(kernels))) == [("'fine'", [])] * kernels
