@@ -25,7 +25,7 @@ lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make
 fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the old: make fresh only=03
 	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
 
-test: check .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (14 minutes)
+test: check .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (18 minutes)
 	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
 
 quick: .venv/.ready ## lint and the tests that take a moment
