@@ -24,6 +24,7 @@ import grade
 import sandbox
 
 SLUG = "03_hostile"
+pytestmark = pytest.mark.slow
 contained = pytest.mark.skipif(bool(sandbox.refused()), reason=f"no sandbox: {sandbox.refused()}")
 
 

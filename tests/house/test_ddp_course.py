@@ -103,6 +103,7 @@ def test_jupyterlab_opens_on_the_copies_with_the_courses_settings(installed, tmp
     assert "lesson_00_start_here.ipynb" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_copies_may_lie_elsewhere_and_the_commands_that_it_names_say_so(installed, tmp_path):
     said = run(installed, tmp_path, "-m", "ddp_course", "--my", "there", "fresh", "01").stdout
     assert said.startswith("New: lab_01_x.ipynb, with 0 cells that you wrote.")

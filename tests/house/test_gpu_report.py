@@ -67,6 +67,7 @@ def test_launch_and_torchrun_are_measured_side_by_side(monkeypatch):
     assert [line.split(" | ")[0] for line in text.splitlines()[-2:]] == ["| 1,024", "| 2,048"]
 
 
+@pytest.mark.slow
 def test_a_chapter_is_run_and_what_launch_chose_is_told(monkeypatch, tmp_path):
     text = "# %%\nfrom course_utils import launch\nlaunch(lambda: 1, world_size=1)\n"
     for name, more in (("00_good", ""), ("01_bad", "# %%\n1 / 0\n")):

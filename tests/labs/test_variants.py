@@ -27,6 +27,7 @@ LAB = "02_process_groups"
 CLASS = [f"learner_{number}" for number in range(30)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", MADE)
 def test_a_variant_is_solved_by_its_own_solution_and_by_no_other(slug):
     """Who does what another specification wants is wrong: that takes no launch to see."""

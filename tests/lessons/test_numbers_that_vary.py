@@ -54,6 +54,7 @@ def test_readers_with_one_seed_are_one_reader_and_their_loss_falls(monkeypatch, 
     assert loss < 3.3  # a blind guess has 4.3
 
 
+@pytest.mark.slow
 def test_a_gpt_in_our_ddp_and_in_pytorchs_differ_by_less_than_a_step():
     (path,) = (build.HERE / "tests/lessons/wrong").glob("05_*.py")
     lesson = runpy.run_path(str(path))["lesson"]

@@ -68,6 +68,8 @@ def test_every_prediction_is_a_vote_and_its_answer_comes_later(texts):
         assert not re.search(r'<p class="measured', text), "it is there from the start"
 
 
+@pytest.mark.browser
+@pytest.mark.slow
 def test_no_slide_overflows_and_no_request_leaves(built, texts, chromium):
     browser, wrong = chromium.new_context(viewport={"width": 1280, "height": 720}), []
     page = browser.new_page()
@@ -93,6 +95,8 @@ def test_the_first_page_lists_what_there_is(built, texts):
     assert re.findall(r'href="(\d\d)_', (built / "index.html").read_text()) == links
 
 
+@pytest.mark.browser
+@pytest.mark.slow
 def test_who_presses_one_key_sees_each_vote_and_then_its_answer(built, chromium):
     page, seen = chromium.new_page(), []
     page.goto(f"file://{built}/00_start_here.html")
