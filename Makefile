@@ -17,7 +17,7 @@ export COURSE_MY := $(or $(my),$(COURSE_MY))
 # English, or Chinese: make lab lang=zh
 export COURSE_LANG := $(or $(lang),$(COURSE_LANG))
 # Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
-BESIDE := -n $(or $(workers),5) --dist loadscope
+BESIDE := -n $(or $(workers),4) --dist loadscope
 
 lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER lang=zh CPU=1
 	@$(RUN) tools/my.py --lab
