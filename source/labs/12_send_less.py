@@ -161,7 +161,7 @@ check(under_ddp(remember), **options)
 # ## 2 · DiLoCo, and some ranks are slow
 #
 # *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone, and the slow ones read fewer sequences until they meet. So a rank counts as much as it has `read`; one that has read nothing counts nothing. `anchor` is the network as all had it after the last exchange, and
-# `outer` an optimiser that holds the anchor's parameters. **Goal:** take the mean way of all ranks, between anchor and network, as the anchor's gradient, with the right sign. Let `outer` make one step. Then each network goes on from the anchor, its floating-point buffers from their mean over the ranks, weighted alike. Inner
+# `outer` an optimiser that holds the anchor's parameters. **Goal:** take the mean way of all ranks, between anchor and network, as the anchor's gradient, with the right sign. Let `outer` make one step. Then each network goes on from the anchor, its floating-point buffers from their mean over the ranks, weighted by the same shares. Inner
 # optimisers go on too, so change tensors in place. Frozen parameters stay as they are. Send each tensor once. At the end everything is **equal to the last bit** on all ranks.
 
 

@@ -783,7 +783,7 @@ EXCHANGES["every 16 steps"] = EXCHANGES["DiLoCo, every 16 steps"] = 1
 measure("every 16 steps", every(16))
 
 # %% [markdown]
-# A 16th of the bytes **and** of the latencies. **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) makes more of an exchange. The mean way back to the last exchange, where the weights were then minus where they are, is taken for a gradient, and an **outer** optimiser makes a step with it: SGD with
+# A 16th of the bytes **and** of the latencies. **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) makes more of an exchange. The mean over ranks of (weights at the last exchange minus weights now) is taken for a gradient, and an **outer** optimiser makes a step with it: SGD with
 # Nesterov momentum 0.9 and a rate of 0.7. (Rate 1 and no momentum would be the plain mean.) The inner optimiser is AdamW, as here. Leave its cell folded: lab 12 asks you to write it.
 
 

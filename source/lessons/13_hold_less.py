@@ -949,7 +949,7 @@ def evaluate_on_rank_0():
 launch(evaluate_on_rank_0, backend="gloo", timeout=2)
 
 # %% [markdown]
-# Nobody has the model: rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. All ranks have to read the same layers in the same order, in evaluation and when a checkpoint is saved. If one rank's data take another path, it hangs like this; or, where sizes match, a layer gets another layer's numbers.
+# Nobody has the model: rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. All ranks have to read the same layers in the same order, in evaluation and when a checkpoint is saved. A rank whose data take another path hangs the others like this, or gives a layer another layer's numbers where sizes match: chapter 08 has such a lie.
 #
 # ## What cannot be said here
 #
