@@ -135,10 +135,11 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
         _refuse_misuse(last.error)
         if _is_stub(last.error):
             return Outcome(last.name, NOT_ATTEMPTED, _headline(last.error).partition(": ")[2])
+    launched, found = [one for one in attempts if not one.error], None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            launched = [one for one in attempts if not one.error]
-            found = launch(judging, launched, world_size=1, timeout=_JUDGE_S)[0]
+            if launched:
+                found = launch(judging, launched, world_size=1, timeout=_JUDGE_S)[0]
     except WorkerError as error:
         _refuse_misuse(error)
         return launched[-1].wrong(0, f"Its results and calls cannot be judged: {error}")

@@ -14,7 +14,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -47,14 +47,15 @@ _EVENTS = {  # of those that `sys.addaudithook` is told of
     "memory": "mmap.__new__",
 }
 _KINDS = {event: kind for kind, events in _EVENTS.items() for event in events.split()}
+_BACKEND = torch._C._distributed_c10d.Backend
 _METHODS = {  # of these classes, which an answer's own lines are not to call
-    "store": (c10d.Store, "set$|get$|add|append|wait|check|compare|delete|list|num|queue|barrier"),
-    "backend": (
-        torch._C._distributed_c10d.Backend,
-        "broadcast|reduce|gather|scatter|to_?all|send|recv|barrier",
-    ),
-    "files": (os, "^writev?$"),
-}
+    kind: (owner, re.compile(names))  # here, once, and not in each rank
+    for kind, owner, names in (
+        ("store", c10d.Store, "set$|get$|add|append|wait|check|compare|delete|list|num|queue|bar"),
+        ("backend", _BACKEND, "broadcast|reduce|gather|scatter|to_?all|send|recv|barrier"),
+        ("files", os, "^writev?$"),
+    )
+}  # fmt: skip
 _ONLY = "Here ranks are to know of each other by messages and collectives alone."
 _HOOK = 0x7ACF  # the number of the delays among a group's hooks: behind the recorder's
 _LATEST_S = 0.006  # how much later than the first one the last rank comes to its first calls
@@ -70,7 +71,7 @@ def _random_numbers() -> tuple:
 _OPTIONAL = "random numbers"  # only to be left as they were where an exercise says so
 _KEPT: dict[str, tuple[Callable[[], Any], str]] = {  # to be left as it was, and what is said else
     "folder": (lambda: os.stat(".").st_ino, "the working folder is another one"),
-    "environment": (lambda: dict(os.environ), "os.environ has changed"),
+    "environment": (lambda: os.environ._data.copy(), "os.environ has changed"),
     "grad mode": (torch.is_grad_enabled, "gradients are switched over for all that follows"),
     "dtype": (torch.get_default_dtype, "torch's default dtype has changed"),
     _OPTIONAL: (_random_numbers, "the global random numbers are not where they were"),
@@ -93,13 +94,15 @@ def flops(counts: bool) -> Iterator[Callable[[], int]]:
 class Watch:
     """The watch over one rank; `seen` is what it saw first in a run, or an empty string."""
 
-    seen, flops, late_s, calls, on = "", 0, None, 0, False
+    seen, flops, late_s, calls, on, words = "", 0, None, 0, False, frozenset()
 
     def __init__(self, fn: Callable, spec: Callable, makes_group: bool, rules: Any) -> None:
         self.fn, self.spec, self.makes_group, self.allow = fn, spec, makes_group, set(rules.allow)
         free = {"environment"} if makes_group else set()  # where to meet may be said there
         free |= self.allow | {_OPTIONAL} - set(rules.keep)
         self.kept, self.counts = _KEPT.keys() - free, rules.work
+        with contextlib.suppress(OSError, TypeError, ValueError):  # fn may have no text
+            self.words = set(re.findall(r"\w+", inspect.getsource(fn)))
 
     def listen(self) -> None:
         """In the rank, before the answer runs: notice side channels, and be able to come late."""
@@ -108,11 +111,11 @@ class Watch:
         self.exercise.discard(_file(own))
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # a class; a closure
             inspect.unwrap(self.spec).__code__ = _no_answer.__code__
-        self.shared = _shared(own, named := getattr(own, "__globals__", {}))
+        self.shared = _shared(self.words, named := getattr(own, "__globals__", {}))
         named.update({name: self._nap for name, value in named.items() if value is time.sleep})
         time.sleep = self._nap
         for kind, (owner, names) in _METHODS.items():
-            for name in filter(re.compile(names).search, vars(owner)):
+            for name in filter(names.search, vars(owner)):
                 setattr(owner, name, self._noticed(kind, getattr(owner, name)))
         torch._C.PyTorchFileWriter = self._noticed("files", torch._C.PyTorchFileWriter)
         sys.addaudithook(self._audit)
@@ -188,12 +191,10 @@ def _file(own: Any) -> str:
     return getattr(getattr(own, "__code__", None), "co_filename", "")
 
 
-def _shared(own: Any, named: dict[str, Any]) -> str:
+def _shared(words: Collection[str], named: dict[str, Any]) -> str:
     """The name of a value that stands in an answer and that all ranks share, or an empty string."""
-    with contextlib.suppress(OSError, TypeError):  # it may have no text
-        words = set(re.findall(r"\w+", inspect.getsource(own)))
-        for name in words.intersection(named):
-            shared = isinstance(named[name], torch.Tensor) and named[name].is_shared()
-            if shared or type(named[name]).__module__.startswith(("multiprocessing", "mmap")):
-                return name
+    for name in named.keys() & words:
+        shared = isinstance(named[name], torch.Tensor) and named[name].is_shared()
+        if shared or type(named[name]).__module__.startswith(("multiprocessing", "mmap")):
+            return name
     return ""

@@ -14,13 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mnist_files
 import nbval.kernel
 import pytest
 import torch
+import warm_kernels
 from census import FORKS, beyond, census
 from jupyter_client import KernelManager
+from jupyter_client.provisioning import local_provisioner
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ["COURSE_LANG"] = "en"  # whatever this machine speaks, unless a test says otherwise
@@ -54,11 +57,20 @@ class Parts(LoadScopeScheduling):
 
 
 SOCKETS, KERNELS = tempfile.TemporaryDirectory(prefix="k"), itertools.count()
+NURSERY = warm_kernels.Nursery()
+
+
+class Manager(KernelManager):
+    """For nbval: its kernels are forked from one that is warm."""
+
+    def start_kernel(self, **options: Any) -> None:
+        with mock.patch.object(local_provisioner, "launch_kernel", NURSERY.start):
+            super().start_kernel(**options)
 
 
 def kernel_manager(**options: Any) -> KernelManager:
     """As nbval's, over files: ranks may take a port that was chosen before the kernel does."""
-    return KernelManager(transport="ipc", ip=f"{SOCKETS.name}/{next(KERNELS)}", **options)
+    return Manager(transport="ipc", ip=f"{SOCKETS.name}/{next(KERNELS)}", **options)
 
 
 nbval.kernel.KernelManager = kernel_manager
