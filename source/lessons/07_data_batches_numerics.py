@@ -654,7 +654,7 @@ def train(global_batch, learning_rate, criterion=cross_entropy):
     part = Subset(training, range(1280))
     sampler = DistributedSampler(part)
     loader = DataLoader(part, global_batch // dist.get_world_size(), sampler=sampler)
-    for epoch in range(3):
+    for epoch in range(2):
         sampler.set_epoch(epoch)
         for images, labels in loader:
             update(optimizer, criterion(model(images), labels))
