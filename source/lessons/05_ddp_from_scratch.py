@@ -233,7 +233,7 @@ def batch(step, size=16):
 
 
 # %%
-def train(wrap, network, steps=20):
+def train(wrap, network, steps=10):
     torch.manual_seed(dist.get_rank())
     model = wrap(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -460,7 +460,7 @@ class PerParameter(Equal):
 check(trained(PerParameter), **average_judged)
 
 # %% [markdown]
-# **Predict.** We train `plain` with it and with PyTorch's DDP, each on two ranks. After 20 steps, what is the largest difference between a weight of ours and the same weight of PyTorch's?
+# **Predict.** We train `plain` with it and with PyTorch's DDP, each on two ranks. After 10 steps, what is the largest difference between a weight of ours and the same weight of PyTorch's?
 
 # %%
 from_pytorch = predict("largest difference of a weight to PyTorch's", ...)
@@ -1319,7 +1319,7 @@ check(trained(OurDDP), **order_judged | {"budget": None})  # which has no room f
 # | `takewhile`, zeros, the first loop of `finish` | wrong sums, and a hang (6) |
 # | `talks` | silence where nobody needs to talk (7) |
 #
-# Now the examination, against PyTorch's DDP with buckets of the same size: 20 steps of both networks.
+# Now the examination, against PyTorch's DDP with buckets of the same size: 10 steps of both networks.
 
 # %%
 PyTorchs = functools.partial(DistributedDataParallel, bucket_cap_mb=2)
