@@ -1,6 +1,7 @@
 """The tree as a whole: sizes, leaks, commands, pins, and what strict nbval really compares."""
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -37,6 +38,7 @@ def files(suffixes: str = "") -> list[Path]:
     return [p for p in found if p.is_file() and (not suffixes or p.suffix in suffixes.split())]
 
 
+@functools.cache
 def notebooks() -> dict[str, nbformat.NotebookNode]:
     """Returns every built notebook by its place in the tree."""
     return {str(p.relative_to(ROOT)): nbformat.read(p, as_version=4) for p in files(".ipynb")}
