@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import nbformat
+import other_copy
 import pytest
 
 import cells
@@ -91,10 +92,7 @@ def say(installed: Path, home: Path, *words: str) -> str:
         os.environ.update(own)
         os.chdir(home)
         obey_permissions()
-        for name, module in [*sys.modules.items()]:
-            if ours(getattr(module, "__file__", None) or ""):
-                del sys.modules[name]
-        sys.path[:] = [str(installed), *(path for path in sys.path if path and not ours(path))]
+        other_copy.take(installed, "")
         command = importlib.import_module("ddp_course")
         assert Path(command.__file__).parent == installed
         os.execve = lambda *_: sys.exit()
@@ -103,10 +101,6 @@ def say(installed: Path, home: Path, *words: str) -> str:
         return out.getvalue()
 
     return aside(learner, timeout=200)
-
-
-def ours(path: str) -> bool:
-    return Path(path).is_relative_to(ROOT) and not Path(path).is_relative_to(sys.prefix)
 
 
 def test_the_installed_command_is_there():
