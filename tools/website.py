@@ -9,6 +9,7 @@ the npm package `pyodide`, by `npm`, once; where it cannot be had, the pictures 
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -110,6 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repository", default="", help="OWNER/NAME on GitHub")
     parser.add_argument("--pdf", action="store_true", help="print it, by Chromium (minutes)")
     args = parser.parse_args(argv)
+    gc.set_threshold(50_000)  # most of Sphinx's many nodes stay: looking for others takes a tenth
     site = stage(args.to / "pages", args.parts, args.repository, args.pdf)
     stage_chinese(args.to / "pages-zh", site)
     faults = built(args.to, "pages", "html") or built(args.to, "pages-zh", "html/zh")

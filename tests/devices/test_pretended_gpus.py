@@ -117,26 +117,34 @@ def test_no_chapters_imports_start_cuda(pretending):
     assert pretending(text).endswith("inits 0\n")
 
 
-@pytest.mark.parametrize(
-    ("culprit", "named"),
-    [
-        ("torch.ones(1, device='cuda')", "`torch.ones(1, device='cuda')` (cell [2], line 3)"),
-        ("ctypes.CDLL('libcuda.so.1').cuInit(0)", "something in cell [2]"),
-    ],
-)
-def test_what_started_cuda_is_named_and_nothing_is_forked(pretending, culprit, named):
+CULPRITS = {
+    "torch.ones(1, device='cuda')": "`torch.ones(1, device='cuda')` (cell [2], line 3)",
+    "ctypes.CDLL('libcuda.so.1').cuInit(0)": "something in cell [2]",
+}
+
+
+def test_what_started_cuda_is_named_and_nothing_is_forked(pretending):
+    """Each culprit in a fork of a kernel that has run its first cell."""
     told = pretending(
         f"""
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
-for cell in (
-    "import ctypes\\nimport torch\\nfrom course_utils import launch",
-    "import contextlib\\nwith contextlib.suppress(RuntimeError):\\n    " + {culprit!r},
-    "try:\\n    launch(print)\\nexcept RuntimeError as error:\\n    print(error)",
-):
-    shell.run_cell(cell, store_history=True)
-print("inits", inits())
+first = "import ctypes\\nimport torch\\nfrom course_utils import launch"
+shell.run_cell(first, store_history=True)
+for culprit in {[*CULPRITS]!r}:
+    print("CULPRIT", flush=True)
+    if not os.fork():
+        for cell in (
+            "import contextlib\\nwith contextlib.suppress(RuntimeError):\\n    " + culprit,
+            "try:\\n    launch(print)\\nexcept RuntimeError as error:\\n    print(error)",
+        ):
+            shell.run_cell(cell, store_history=True)
+        print("inits", inits(), flush=True)
+        os._exit(0)
+    os.wait()
 """
     )
-    assert told.endswith("inits 1\n")
-    assert f"this kernel already uses CUDA: {named} started it. Restart the kernel" in told
+    _, *told = told.split("CULPRIT\n")
+    for said, named in zip(told, CULPRITS.values(), strict=True):
+        assert said.endswith("inits 1\n")
+        assert f"this kernel already uses CUDA: {named} started it. Restart the kernel" in said

@@ -1,11 +1,13 @@
 """The tree as a whole: sizes, leaks, commands, pins, and what strict nbval really compares."""
 
 import contextlib
+import functools
+import io
 import os
 import re
+import runpy
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from statistics import median
@@ -17,6 +19,7 @@ from packaging.requirements import Requirement
 
 import build
 import cells
+from aside import aside
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pieced together so that these lines do not find themselves.
@@ -37,6 +40,7 @@ def files(suffixes: str = "") -> list[Path]:
     return [p for p in found if p.is_file() and (not suffixes or p.suffix in suffixes.split())]
 
 
+@functools.cache
 def notebooks() -> dict[str, nbformat.NotebookNode]:
     """Returns every built notebook by its place in the tree."""
     return {str(p.relative_to(ROOT)): nbformat.read(p, as_version=4) for p in files(".ipynb")}
@@ -229,8 +233,10 @@ def test_the_readme_is_short_and_its_example_prints_what_it_says(tmp_path):
     assert len(readme.splitlines()) < 150
     code, wanted = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", readme, re.S).groups()
     (tmp_path / "example.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert sanitized(done.stdout) == sanitized(wanted)
+
+    def example() -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(str(tmp_path / "example.py"), run_name="__main__")
+        return out.getvalue()
+
+    assert sanitized(aside(example)) == sanitized(wanted)

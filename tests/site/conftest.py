@@ -2,18 +2,20 @@
 
 import functools
 import importlib.util
+import io
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+import website
+from aside import aside
+
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -25,13 +27,16 @@ def _skip(reason: str) -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; warnings of Sphinx are errors."""
+    """The built site; warnings of Sphinx are errors. A fork builds it, which imports less."""
     if not importlib.util.find_spec("sphinx"):
         _skip("no Sphinx here: make site installs it")
     to = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "tools/website.py", "--to", str(to)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def build() -> tuple[int, str]:
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+            return website.main(["--to", str(to)]), out.getvalue()
+
+    assert aside(build, timeout=380) == (0, "")
     return to / "html"
 
 
