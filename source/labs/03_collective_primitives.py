@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Lab 03 · Collective primitives
 #
-# Seven exercises on [chapter 03](../notebooks/03_collective_primitives.ipynb) and a bonus, 100 minutes without the bonus, on any computer. You make
-# collectives of messages that torch does not have, find out who holds the others up, and end with a report of your own measurements.
+# Seven exercises on [chapter 03](../notebooks/03_collective_primitives.ipynb) and a bonus, 100 minutes without the bonus, on any computer. You build
+# collectives from messages, some of which torch does not have, find out who holds the others up, and end with a report of your own measurements.
 #
 # Each exercise shows what is wanted by an example. `check` runs your function in real workers, on several numbers of ranks, and compares what they
 # return with a specification that is folded up. It also reads the recording of what was called. Each exercise says how difficult it is and how
@@ -447,7 +447,7 @@ check(straggler, **straggler_check)
 #
 # *Difficulty ●●● · importance ●●○ · 25 minutes.* [The DDP lab](../notebooks/README.md), one of the five articles behind this course, asks for this: compare two ways to sum gradients, and see what one slow
 # rank does to all. Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
-# with `dist.all_reduce` again, where one rank of your choice is slow.
+# with `dist.all_reduce` again, where one rank of your choice is slow. Put the three into the list `recordings` below.
 
 
 # %%

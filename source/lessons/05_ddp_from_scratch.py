@@ -654,7 +654,7 @@ draw(["PerParameter", "Flat"], "Flat sends without gaps, but its port waits for 
 # **Check yourself.** For which networks is `Flat` slower than `PerParameter`?
 #
 # <details><summary>Answer</summary>
-# Where the 17 saved latencies, 17 × 14 × α, are less than the two copies, 3.6 ms: with α below 15 µs. With free copies, nowhere.
+# Where the 17 saved latencies of 14 messages each, 17 × 14 × *latency*, are less than the two copies, 3.6 ms: with a latency below 15 µs. With free copies, nowhere.
 # </details>
 #
 # ## 4 · Buckets
@@ -864,7 +864,7 @@ draw(forms, "Overlapped begins to send after 2.5 ms, and its port never rests un
 # The first bucket leaves when a quarter of the gradients are there. From then on the port is the bottleneck: 2.5 + 12.6 + latency. And overlap wins at *both* rates of copying. These are numbers for this model and network.
 # Where backward is longer, overlap hides nearly everything; where it is shorter, only fewer bytes help.
 #
-# How large should a bucket be? Here with 30 µs of latency, and with ten times as much:
+# How large should a bucket be? Here with 30 µs of latency, and with ten times as much. In the column *alone*, each gradient is a bucket of its own:
 
 # %%
 sizes_mb = [1e-6, 1, 2, 4, 6, 16]  # the first is less than any tensor has
