@@ -69,7 +69,7 @@ def packages(root: Path) -> Iterator[Line]:
     wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "constraints.txt").read_text(), re.M))
     other = []
-    for name, least in (line.split(">=") for line in wanted):
+    for name, least in (line.split(">=") for line in wanted if ">=" in line):
         try:
             own = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -27,7 +27,7 @@ from course_utils.launcher.listener import Listener
 from course_utils.launcher.rank import LIBC
 from course_utils.launcher.stacks import Frame, learners_line
 
-_WORTH_IT = 64  # ranks; a kernel with so many starts more
+_WORTH_IT = 64  # ranks; a kernel with so many starts as many again
 _AT_MOST, _MADV_COLLAPSE = 1 << 30, 25  # bytes: not a learner's data of many gigabytes
 _MAPS = Path("/proc/self/maps")
 _STARTERS = "keras", "tensorflow", "jax", "cupy", "torchao", "bitsandbytes", "accelerate"
@@ -120,16 +120,17 @@ def _autograd_threads() -> bool:
 
 
 def enlarge(ranks: int) -> None:
-    """Enlarge pages once, before the first rank of the launch that makes it worth while.
+    """Enlarge pages before each launch that makes it worth while: what has come since is small.
 
     A fork copies an entry for each page of the kernel, some 95,000 of 4 KiB after `import torch`.
-    Linux can put 512 neighbours into one. That takes 0.6 to 1.0 s of CPU time, and saves 10 of the
-    27 ms that each rank costs from then on (measured on two cores).
+    Linux can put 512 neighbours into one. That takes 0.6 to 1.0 s of CPU time, 4 ms where nothing
+    has come, and saves 10 of the 27 ms that each rank costs from then on (measured on two cores).
     Source: Linux man-pages, madvise(2), MADV_COLLAPSE (since Linux 6.1; an older one declines).
     """
     global _started
     _started, before = _started + ranks, _started
-    left = _AT_MOST if before < _WORTH_IT <= _started and _MAPS.exists() else 0
+    due = _started // _WORTH_IT > before // _WORTH_IT
+    left = _AT_MOST if due and _MAPS.exists() else 0
     for line in _MAPS.read_text().splitlines() if left else ():
         addresses, access, _, _, inode, *name = line.split()
         begin, end = (int(number, 16) for number in addresses.split("-"))

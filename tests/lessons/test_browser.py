@@ -84,8 +84,11 @@ SHOWN = """async () => {
 }"""
 INSTEAD = """async name => {
     const {commands, shell} = window.jupyterapp;
-    await commands.execute('application:close');
-    await commands.execute('docmanager:open', {path: name});
+    const before = [...shell.widgets('main')];
+    const widget = await commands.execute('docmanager:open', {path: name});
+    // a command to close one is not always heard
+    before.filter(old => old !== widget).forEach(old => old.dispose());
+    shell.activateById(widget.id);
 }"""
 READY = """async () => {
     const widget = window.jupyterapp.shell.currentWidget;
