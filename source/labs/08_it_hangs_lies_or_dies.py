@@ -114,6 +114,7 @@ def provoke(broken, inputs, case, world_size=3):
         arguments = inputs(dist.get_rank(), world_size, case)
         looking = threading.Timer(2, tell_where, [threading.get_ident()])
         looking.start()
+        dist.monitored_barrier()  # all are connected before one can leave
         try:
             broken(*arguments)
             print("done")

@@ -153,7 +153,7 @@ def _found(page, address: str) -> list[str]:
     """The links on a page of search, when the last is there: they come one after the other."""
     page.goto(address)
     page.locator("#search-results li a").first.wait_for()
-    page.wait_for_function("Search._pulse_status === -1")
+    page.wait_for_function("Search.status.innerText")  # "Search finished": its dots go on for ever
     return [link.get_attribute("href") for link in page.locator("#search-results li a").all()]
 
 
