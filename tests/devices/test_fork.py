@@ -26,6 +26,7 @@ def after(ranks, before):
 SAME = "numbers.sum().item() == 49_999_995_000_000, words == [str(n) for n in range(100_000)]"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NEW, reason="needs Linux 6.1")
 def test_from_the_sixty_fourth_rank_on_pages_are_large_and_memory_holds_what_it_did():
     kernel = Kernel()
@@ -97,6 +98,7 @@ for thread in threads:
 """
 
 
+@pytest.mark.slow
 def test_first_launches_from_several_threads_do_not_fork_amid_an_import(script):
     printed = script(FOUR_AT_ONCE).stdout.read()
     assert printed.count("[0, 1]") == 4, printed

@@ -48,6 +48,7 @@ def without(name):
     return lambda asked, *more: None if asked == name else real(asked, *more)
 
 
+@pytest.mark.slow
 def test_this_installation_has_nothing_wrong(capsys):
     assert doctor.main() == 0, capsys.readouterr().out
     said = capsys.readouterr().out

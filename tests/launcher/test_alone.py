@@ -136,6 +136,7 @@ print({name.split(".")[1] for name in sys.modules if name.startswith("course_uti
 """
 
 
+@pytest.mark.slow
 def test_it_runs_the_functions_of_chapter_02_with_the_other_rooms_deleted(tmp_path):
     root = Path(__file__).parents[2]
     shutil.copytree(root / "course_utils/launcher", tmp_path / "course_utils/launcher")

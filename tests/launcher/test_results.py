@@ -182,6 +182,8 @@ SMALL = """
 """
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @linux
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
 def test_256_mb_per_rank_arrive_where_shared_memory_is_small(script):

@@ -44,6 +44,7 @@ def test_averaged_weights_do_for_sgd_with_momentum_and_decay_and_not_for_adam(
     assert bool((mine - ddp).abs().max() < 1e-6) is weights_do
 
 
+@pytest.mark.slow
 def test_readers_with_one_seed_are_one_reader_and_their_loss_falls(monkeypatch):
     monkeypatch.syspath_prepend(str(build.HERE / "notebooks"))
     own = definitions("04_ddp_training")

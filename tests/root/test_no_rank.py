@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
 CELLS = '''
 from IPython.core.interactiveshell import InteractiveShell
 
