@@ -546,10 +546,10 @@ said = run(script_of(work, under_torchrun), [*torchrun, "script.py"])
 
 # %% tags=["row-A7"]
 parcel = pickle.dumps(work)
-new_python = [sys.executable, "-c", f"import pickle\npickle.loads({parcel})"]
+new_python = [sys.executable, "-E", "-c", f"import pickle\npickle.loads({parcel})"]
 done = subprocess.run(new_python, capture_output=True, text=True)
 print(parcel)
-print(done.stderr.splitlines()[-1])
+print(done.stderr.splitlines()[-1].partition(" on <module")[0])
 
 # %% [markdown]
 # There is no code in the parcel, only two names: look up `work` in the module `__main__`. In a script, `__main__` is the file, which the new Python
