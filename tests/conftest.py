@@ -57,14 +57,13 @@ class Parts(LoadScopeScheduling):
 
 
 SOCKETS, KERNELS = tempfile.TemporaryDirectory(prefix="k"), itertools.count()
-NURSERY = warm_kernels.Nursery()
 
 
 class Manager(KernelManager):
     """For nbval: its kernels are forked from one that is warm."""
 
     def start_kernel(self, **options: Any) -> None:
-        with mock.patch.object(local_provisioner, "launch_kernel", NURSERY.start):
+        with mock.patch.object(local_provisioner, "launch_kernel", warm_kernels.NURSERY.start):
             super().start_kernel(**options)
 
 

@@ -85,6 +85,8 @@ class Part:
             Exception: They are not to be relied on.
         """
         before, slots = _Head.from_buffer_copy(self.head), len(self.rows)
+        if before.told > self.end - self.told:  # else a spoilt head would have us copy gigabytes
+            raise ValueError("more descriptions than there is room for")
         rows = (Row * min(before.rows, slots)).from_buffer_copy(self.rows)
         head = _Head.from_buffer_copy(self.head)
         calls = _described(self.shared[self.told : min(self.told + head.told, self.end)])

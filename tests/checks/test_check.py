@@ -112,8 +112,9 @@ def test_an_answer_with_other_parameters_is_wrong():
 
 @pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)
 def test_a_right_answer_passes(fn):
-    outcome = summed(fn, world_sizes=(3, 1, 2, 5))
-    assert str(outcome) == f"✓ passed: {fn.__name__} (1, 2, 3 and 5 ranks)"
+    sizes, told = ((3, 1, 2, 5), "1, 2, 3 and 5") if fn is answers.right else ((3, 1), "1 and 3")
+    outcome = summed(fn, world_sizes=sizes)
+    assert str(outcome) == f"✓ passed: {fn.__name__} ({told} ranks)"
     assert outcome.require() is outcome
     assert outcome
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import cheats
 import hostile
@@ -16,6 +17,7 @@ import kernels
 import labs
 import nbformat
 import pytest
+from warm_kernels import WARM
 
 import alike
 import build
@@ -26,6 +28,13 @@ import sandbox
 SLUG = "03_hostile"
 pytestmark = pytest.mark.slow
 contained = pytest.mark.skipif(bool(sandbox.refused()), reason=f"no sandbox: {sandbox.refused()}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """Judges are forked from a process that is warm, but the one who is attacked."""
+    with mock.patch.object(grade, "subprocess", WARM):
+        yield
 
 
 def hand_in(folder: Path, slug: str, answers: dict[str, str], root: Path) -> Path:

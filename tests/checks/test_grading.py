@@ -6,17 +6,19 @@ import csv
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import cheats
-import kernels
 import labs
 import nbformat
+import psutil
 import pytest
+from jupyter_client.provisioning import local_provisioner
+from warm_kernels import NURSERY, WARM
 
 import build
 import course_utils
@@ -65,26 +67,20 @@ class Course:
     def nbgrader(self, command: str) -> None:
         """Run it as a teacher does, who has activated .venv.
 
-        What runs no kernel runs in a fork: nbgrader takes three seconds to import.
+        In a fork, and its kernels are forked: nbgrader takes three seconds to import, torch two.
         """
         begun = time.monotonic()
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        own = {kernels.MARK: kernels.SESSION, "PATH": path, "TMPDIR": str(self.temporary)}
-        if command.startswith("autograde"):
-            done = subprocess.run(
-                [sys.executable, "-m", "nbgrader", *command.split()], cwd=self.folder, timeout=300,
-                env={**os.environ, **own}, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-        else:
-            aside(lambda: self._forked(command.split(), own), timeout=300)
+        NURSERY.warm()
+        aside(lambda: self._forked(command.split()), timeout=300)
         print(f"{time.monotonic() - begun:.1f} s: nbgrader {command}")
 
-    def _forked(self, words: list[str], own: dict[str, str]) -> None:
-        os.environ.update(own)
+    def _forked(self, words: list[str]) -> None:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        os.environ.update({"PATH": path, "TMPDIR": str(self.temporary)})
         os.chdir(self.folder)
         tempfile.tempdir = None  # as TMPDIR says
-        NbGraderApp.launch_instance(words)  # a SystemExit fails `aside`
+        with mock.patch.object(local_provisioner, "launch_kernel", NURSERY.start):
+            NbGraderApp.launch_instance(words)  # a SystemExit fails `aside`
 
     def read(self, place: str) -> nbformat.NotebookNode:
         return nbformat.read(self.folder / place / f"{LAB}/{LAB}.ipynb", as_version=4)
@@ -191,7 +187,8 @@ def in_sandboxes(course):
     The killer's other answers are all right, so that "right" would show nothing more.
     """
     (course.folder / "submitted/right").rename(course.folder / "right")
-    assert grade.main([str(course.folder), "--root", str(course.folder.parent)]) == 0
+    with mock.patch.object(grade, "subprocess", WARM):
+        assert grade.main([str(course.folder), "--root", str(course.folder.parent)]) == 0
     found = {}
     for path in course.folder.glob(f"graded/*/{LAB}.json"):
         points = json.loads(path.read_text())["points"]
@@ -235,8 +232,13 @@ def test_the_hand_out_is_the_exercise_and_says_nothing_of_what_is_hidden(course)
 
 
 def test_grading_leaves_no_process_and_no_file_behind(course):
-    assert kernels.alive() == set()
+    """Each kernel works in a temporary folder of its own, and its ranks where it does."""
+    assert [one for one in psutil.process_iter(["cwd"]) if inside(one, course.temporary)] == []
     assert os.listdir(course.temporary) == []
+
+
+def inside(process: psutil.Process, folder: Path) -> bool:
+    return (process.info["cwd"] or "").startswith(str(folder))
 
 
 @pytest.mark.parametrize("slug", labs.SLUGS)
@@ -261,7 +263,7 @@ def test_every_lab_gives_its_own_solution_all_points(slug, monkeypatch):
 
 
 def on_few_ranks(fn, **options):
-    return check(fn, **options | {"world_sizes": labs.sizes(options)[:1]})
+    return check(fn, **next(labs.cheapest_first(options)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kernels for nbval, forked from a process that has imported torch: else each spends 3 s on that.
+"""Kernels and scripts, forked from a process that has imported torch: else each spends 3 s on it.
 
 What a cell sees is a fresh kernel's: nothing of ours is imported there, and no name is defined.
 `python -m pytest --nbval notebooks` knows nothing of this, and starts each kernel anew.
@@ -9,12 +9,15 @@ import gc
 import importlib
 import os
 import pickle
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
-from typing import Any, NoReturn
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, TextIO
 
 IMPORTED = (
     "ipykernel.ipkernel", "ipykernel.kernelapp", "matplotlib.backends.backend_agg",
@@ -58,16 +61,49 @@ class Nursery:
 
     requests: socket.socket | None = None
 
-    def start(self, command: list[str], **how: Any) -> Kernel:
-        """What `jupyter_client.launcher.launch_kernel` does, for a command of KERNEL."""
+    def warm(self) -> socket.socket:
+        """Start it, unless it is there; returns where requests go."""
         if not self.requests:
             self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 here = [sys.executable, __file__, str(theirs.fileno())]
                 subprocess.Popen(here, pass_fds=[theirs.fileno()], env=os.environ | BACKEND)
+        return self.requests
+
+    def start(self, command: list[str], **how: Any) -> Kernel:
+        """What `jupyter_client.launcher.launch_kernel` does, for a command of KERNEL."""
+        with open(os.devnull, "rb") as nothing:
+            standard = nothing.fileno(), 1, getattr(how.get("stderr"), "fileno", lambda: 2)()
+            return self._start(command, standard, how)
+
+    def popen(self, command: list[str], **how: Any) -> "Script":
+        """What `subprocess.Popen` does for a script with pipes; `-s` is not listened to."""
+        (reading, stdin), (stdout, writing) = os.pipe(), os.pipe()
+        child = self._start(command, (reading, writing, 2), how)
+        os.close(reading)
+        os.close(writing)
+        return Script(child.pid, open(stdin, "w"), open(stdout))
+
+    def _start(self, command: list[str], standard: tuple[int, ...], how: dict[str, Any]) -> Kernel:
         request = {"argv": command, "env": dict(how["env"]), "cwd": how.get("cwd")}
-        socket.send_fds(self.requests, [pickle.dumps(request)], [how["stderr"].fileno()])
-        return Kernel(int(self.requests.recv(20)))
+        socket.send_fds(asked := self.warm(), [pickle.dumps(request)], standard)
+        return Kernel(int(asked.recv(20)))
+
+
+class Script(Kernel):
+    """As much of a Popen as grade.py asks for."""
+
+    def __init__(self, pid: int, stdin: TextIO, stdout: TextIO) -> None:
+        super().__init__(pid)
+        self.stdin, self.stdout = stdin, stdout
+
+    def wait(self) -> int:
+        self.stdout.close()
+        return super().wait()
+
+
+NURSERY = Nursery()
+WARM = SimpleNamespace(Popen=NURSERY.popen, PIPE=subprocess.PIPE)  # instead of `subprocess`
 
 
 def serve(requests: socket.socket) -> None:
@@ -75,10 +111,11 @@ def serve(requests: socket.socket) -> None:
         importlib.import_module(name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, reap)
-    while (request := socket.recv_fds(requests, 1 << 17, 1))[0]:
+    while (request := socket.recv_fds(requests, 1 << 17, 3))[0]:
         if not os.fork():
             become(requests, *request[:2])
-        os.close(request[1][0])
+        for descriptor in request[1]:
+            os.close(descriptor)
 
 
 def reap(*_: Any) -> None:
@@ -88,20 +125,25 @@ def reap(*_: Any) -> None:
 
 
 def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> NoReturn:
-    """In the child: what `python -m ipykernel_launcher` would be."""
+    """In the child: what `python -m ipykernel_launcher` would be, or `python -s script.py`."""
     wanted, parent = pickle.loads(request), os.getppid()
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requests.send(b"%d" % os.getpid())  # only now: who asks for its group gets its own
     requests.close()
-    for standard, own in enumerate([os.open(os.devnull, os.O_RDONLY), 1, *descriptors]):
+    for standard, own in enumerate(descriptors):
         os.dup2(own, standard)
+        os.close(own)
     os.chdir(wanted["cwd"] or ".")
     os.environ.clear()
     os.environ.update(wanted["env"], JPY_PARENT_PID=str(parent))
-    sys.argv = wanted["argv"][2:]
     gc.unfreeze()
-    sys.modules["ipykernel.kernelapp"].launch_new_instance()
+    _, _, *sys.argv = wanted["argv"]  # behind python, `-m` or `-s`
+    if wanted["argv"][1] == KERNEL[0]:
+        sys.modules["ipykernel.kernelapp"].launch_new_instance()
+    else:
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
 
 

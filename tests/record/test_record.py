@@ -221,3 +221,10 @@ def test_a_backward_pass_that_ddp_did_not_average_is_known_at_the_return():
         model(torch.ones(1, 2)).sum().backward()
 
     assert logs_of(work)[0].events[-1].flags == event.UNFINISHED
+
+
+def test_a_head_that_cannot_be_is_refused_before_gigabytes_are_copied():
+    (part,) = memory.made(1, whole=True)
+    part.head.rows = part.head.told = 2**60
+    with pytest.raises(ValueError, match="more descriptions than there is room for"):
+        part.read()
