@@ -55,10 +55,13 @@ def rejected(
 
 
 def _rounds(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[Run]]]:
-    """What to try with each answer: the last case once, and then what a check has of each size."""
+    """What to try with each answer: the last case; all of each size; what a check has of each."""
     cases, sizes = list(options.get("cases", CASES)), labs.sizes(options)
-    last = Run(len(cases) - 1, cases[-1])
-    yield options | {"world_sizes": sizes[:1], "require": ()}, [last]
+    known = [Run(number, case) for number, case in enumerate(cases)]
+    if len(cases) > 1:
+        yield options | {"world_sizes": sizes[:1], "require": ()}, known[-1:]
+    for size in sizes:
+        yield options | {"world_sizes": [size]}, known
     for size in sizes:
         ((_, runs),) = _plan([size], cases, one_by_one=False)
         yield options | {"world_sizes": [size]}, runs
