@@ -83,7 +83,7 @@ def defined(lesson: Path, wanted: Iterable[str]) -> dict[str, Any]:
 def answers(slug: str) -> dict[str, Any]:
     """What tests/labs/wrong/SLUG.py says: by exercise, WRONG has functions, RIGHT one or some.
 
-    STOPS has the names of those that crash or hang.
+    STOPS has the names of those that crash or hang, and of exercises whose answers are tried alone.
     """
     path = ROOT / f"tests/labs/wrong/{slug}.py"
     names: dict[str, Any] = {"__name__": path.stem}
@@ -105,10 +105,12 @@ def sizes(options: dict[str, Any]) -> list[int]:
 def on_one_size(options: dict[str, Any], number: int) -> dict[str, Any]:
     """A check for the answer of this number: right ones take turns at the first two world sizes.
 
-    The notebook's own answer runs on all of them, and in `make soak` each other one does.
+    Of a lab's own cases, easy before hard, they get the last two. The notebook's own answer runs on
+    all sizes and cases, and in `make soak` each other one does.
     """
-    here = sizes(options)[:2]
-    return options | PATIENT | {"world_sizes": (here[number % len(here)],)}
+    here, cases = sizes(options)[:2], options.get("cases", CASES)
+    few = {} if isinstance(cases[0], Case) else {"cases": cases[-2:]}
+    return options | PATIENT | few | {"world_sizes": (here[number % len(here)],)}
 
 
 def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:

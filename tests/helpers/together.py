@@ -14,6 +14,7 @@ import labs
 from course_checks.attempt import Attempt, Run, attempt
 from course_checks.cases import CASES
 from course_checks.check import _plan
+from course_checks.outcome import Outcome
 from course_checks.rules import Rules
 from course_checks.verdict import judge
 from course_checks.watch import Watch
@@ -114,25 +115,43 @@ def _rules(options: dict[str, Any]) -> Rules:
 def _verdicts(
     turns: list[tuple[Callable, list[Run]]], done: Attempt, options: dict[str, Any]
 ) -> dict[Callable, str]:
-    rules = _rules(options)
-
     def judging() -> list[str | None]:
-        said, start = [], 0
+        known, said, start = {}, [], 0
         for _, many in turns:
-            here = slice(start, start := start + len(many))
-            one = Attempt("one", done.world_size, many, done.told[here], done.traces[here])
-            one.secrets = done.secrets
-            outcome = judge([one], options["inputs"], options["spec"], rules)
-            said.append(outcome.message if outcome is not None else None)
+            outcomes = (
+                _verdict(done, start + n, run, options, known) for n, run in enumerate(many)
+            )
+            said.append(next((one.message for one in outcomes if one is not None), None))
+            start += len(many)
         return said
 
     said = launch(judging, world_size=1, timeout=60)[0]
     found: dict[Callable, str] = {}
-    if said[0]:
-        return found
-    for n in range(1, len(turns), 2):
-        if said[n]:
-            found[turns[n][0]] = said[n]
-        if said[n + 1]:
+    for n in range(0, len(turns) - 1, 2):
+        if said[n]:  # of a right one: what went before has done something to it
             break
+        if said[n + 1]:
+            found[turns[n + 1][0]] = said[n + 1]
     return found
+
+
+def _verdict(
+    done: Attempt, number: int, run: Run, options: dict[str, Any], known: dict[Any, Any]
+) -> Outcome | None:
+    """The judge's, of one run; what is `known` of one with the same numbers is not made anew."""
+    rules, key = _rules(options), (run.number, run.order)
+
+    def once(*of: Any, make: Callable, given: tuple) -> Any:
+        if rules.work or (key, *of) not in known:  # what a specification computes may count
+            known[(key, *of)] = make(*given)
+        return known[(key, *of)]
+
+    def inputs(rank: int, *rest: Any) -> Any:
+        return once(rank, make=options["inputs"], given=(rank, *rest))
+
+    def spec(*given: Any) -> Any:
+        return once(make=options["spec"], given=given)
+
+    told, traces = done.told[number : number + 1], done.traces[number : number + 1]
+    one = Attempt("one", done.world_size, [run], told, traces, done.secrets)
+    return judge([one], inputs, spec, rules)

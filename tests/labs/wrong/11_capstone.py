@@ -454,6 +454,7 @@ WRONG = {
     ])),
 }  # fmt: skip
 STOPS = {
+    "save",  # about fifty processes for each answer
     "save_refuses_rubbish",
     "resume_everybody_reads",
     "resume_sends_only_what_is_there",
