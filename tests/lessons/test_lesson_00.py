@@ -41,7 +41,9 @@ def test_two_ranks_end_with_the_same_bits_and_a_lone_rank_with_the_same_model(le
 
 @pytest.mark.slow
 def test_the_lone_ranks_loss_is_the_average_of_both(runs):
-    first, second, alone = (torch.tensor(run["losses"]).view(EPOCHS, -1).mean(dim=1) for run in runs)
+    first, second, alone = (
+        torch.tensor(run["losses"]).view(EPOCHS, -1).mean(dim=1) for run in runs
+    )
     torch.testing.assert_close((first + second) / 2, alone, atol=0.001, rtol=0)
     for losses in (first, second, alone):
         assert losses[0] > 1
