@@ -47,9 +47,7 @@ def rejected(
     `right` is a right one, `options` are those of the check.
     """
     found: dict[Callable, str] = {}
-    if options.get("backend", "") is not None or labs.sizes(options) == [
-        1
-    ]:  # else it makes a group
+    if options.get("backend", "") is not None:  # else an answer makes a group for each case
         left = list(wrong)
         for part, runs in _rounds(options):
             found |= _in_one_launch(right, left, DEFAULTS | part, runs)

@@ -161,7 +161,8 @@ def answers(loss_of):
 @pytest.mark.slow
 def test_the_check_rejects_each_wrong_cure(lesson, subtests):
     wrong, right = (list(map(lesson["training"], own)) for own in answers(lesson["loss_of"]))
-    together.reject(subtests, right[0], wrong, lesson["epoch_judged"])
+    stops = {"as_on_monday", "as_on_tuesday"}  # who hang
+    together.reject(subtests, right[0], wrong, lesson["epoch_judged"], stops)
 
 
 @pytest.mark.slow
