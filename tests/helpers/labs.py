@@ -81,11 +81,20 @@ def defined(lesson: Path, wanted: Iterable[str]) -> dict[str, Any]:
 
 @functools.cache
 def answers(slug: str) -> dict[str, Any]:
-    """What tests/labs/wrong/SLUG.py says: by exercise, WRONG has functions, RIGHT one or some."""
+    """What tests/labs/wrong/SLUG.py says: by exercise, WRONG has functions, RIGHT one or some.
+
+    STOPS has the names of those that crash or hang, and of exercises whose answers are tried alone.
+    """
     path = ROOT / f"tests/labs/wrong/{slug}.py"
     names: dict[str, Any] = {"__name__": path.stem}
     run(path.read_text(encoding="utf-8"), str(path), names)
     return names
+
+
+def right(slug: str, name: str) -> list[Callable]:
+    """Right answers to an exercise, besides the lab's own."""
+    found = answers(slug)["RIGHT"][name]
+    return found if isinstance(found, list) else [found]
 
 
 def sizes(options: dict[str, Any]) -> list[int]:
@@ -96,10 +105,12 @@ def sizes(options: dict[str, Any]) -> list[int]:
 def on_one_size(options: dict[str, Any], number: int) -> dict[str, Any]:
     """A check for the answer of this number: right ones take turns at the first two world sizes.
 
-    The notebook's own answer runs on all of them, and in `make soak` each other one does.
+    Of a lab's own cases, easy before hard, they get the last two. The notebook's own answer runs on
+    all sizes and cases, and in `make soak` each other one does.
     """
-    here = sizes(options)[:2]
-    return options | PATIENT | {"world_sizes": (here[number % len(here)],)}
+    here, cases = sizes(options)[:2], options.get("cases", CASES)
+    few = {} if isinstance(cases[0], Case) else {"cases": cases[-2:]}
+    return options | PATIENT | few | {"world_sizes": (here[number % len(here)],)}
 
 
 def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -121,6 +132,15 @@ def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
     outcome = course_utils.check(fn, **options | HUNG)
     if any(said in outcome.message for said in SLOW):
         return course_utils.check(fn, **options | {"timeout": 5.0})
+    return outcome
+
+
+def judged_alone(fn: Callable, options: dict[str, Any]) -> Outcome:
+    """What a check says of a wrong answer, asked part by part until one rejects it."""
+    for part in cheapest_first(options):
+        outcome = hung_or_judged(fn, part)
+        if outcome.state == "wrong":
+            break
     return outcome
 
 

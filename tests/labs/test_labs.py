@@ -2,6 +2,7 @@
 
 import labs
 import pytest
+import together
 
 from course_utils import check
 
@@ -27,18 +28,26 @@ def exercise():
     return find
 
 
-@pytest.mark.parametrize(
+each = pytest.mark.parametrize(
     ("slug", "name"), EXERCISES, ids=[f"{slug[:2]}-{name}" for slug, name in EXERCISES]
 )
+
+
+@each
 def test_wrong_answers_are_rejected(exercise, slug, name, subtests):
+    known, right = labs.answers(slug), labs.right(slug, name)[0]
+    wrong, alone = known["WRONG"][name], known.get("STOPS", ())
+    if name in alone:
+        alone = [fn.__name__ for fn in wrong]
+    together.reject(subtests, right, wrong, exercise(slug, name).options, alone)
+
+
+@pytest.mark.soak
+@each
+def test_wrong_answers_are_rejected_alone(exercise, slug, name, subtests):
     for fn in labs.answers(slug)["WRONG"][name]:
         with subtests.test(fn.__name__):
-            for options in labs.cheapest_first(exercise(slug, name).options):
-                outcome = labs.hung_or_judged(fn, options)
-                if outcome.state == "wrong":
-                    break
-            assert outcome.state == "wrong", f"{fn.__name__}: {outcome}"
-            assert outcome.message
+            assert labs.judged_alone(fn, exercise(slug, name).options).state == "wrong"
 
 
 TOLD = {  # what some wrong answers are told: the reason, and not what follows from it
@@ -58,15 +67,15 @@ def test_a_message_names_the_reason(exercise, slug, name):
 
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_other_right_answers_pass(exercise, slug):
-    for name, right in labs.answers(slug)["RIGHT"].items():  # besides the labs' own
+    for name in labs.answers(slug)["RIGHT"]:
         options = exercise(slug, name).options
-        for number, fn in enumerate(right if isinstance(right, list) else [right]):
+        for number, fn in enumerate(labs.right(slug, name)):
             assert check(fn, **labs.on_one_size(options, number)).require()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_other_right_answers_pass_on_every_world_size(exercise, slug):
-    for name, right in labs.answers(slug)["RIGHT"].items():
-        for fn in right if isinstance(right, list) else [right]:
+    for name in labs.answers(slug)["RIGHT"]:
+        for fn in labs.right(slug, name):
             assert check(fn, **exercise(slug, name).options | labs.PATIENT).require()

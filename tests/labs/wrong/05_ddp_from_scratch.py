@@ -530,6 +530,7 @@ WRONG = {
         kept_elsewhere, clamped_to_eight_bits,
     ],
 }  # fmt: skip
+STOPS = {"what_has_a_gradient", "in_single_precision_too", "flat_parts", "of_71_numbers"}
 RIGHT = {
     "agreed_buckets": [cut_where_it_is_full, by_a_sum_of_zeros, of_objects],
     "average_used": [all_at_once_and_taken_back, flags_of_all],

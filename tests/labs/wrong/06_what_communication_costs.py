@@ -608,6 +608,12 @@ WRONG = {
         a_network_that_one_knows, by_calling_the_specification,
     ])],
 }  # fmt: skip
+STOPS = {
+    "always_single_precision",
+    "the_logarithm_rounded_to_the_nearest",
+    "always_three_levels",
+    "by_calling_the_specification",
+}
 RIGHT = {
     "tree_all_reduce": [butterfly_with_guests, halves_of_halves],
     "left_over": [backwards_from_the_end, in_float32],

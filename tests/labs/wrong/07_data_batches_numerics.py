@@ -1160,6 +1160,14 @@ WRONG = {
         skipped_in_each_epoch, the_model_remembers, the_optimiser_remembers,
     ],
 }  # fmt: skip
+STOPS = {
+    "from_own_bounds",
+    "bounds_of_nothing",
+    "for_four_columns",
+    "all_in_one_batch",
+    "one_backward_for_all",
+    "padding_skipped",
+}
 RIGHT = {
     "EpochSampler": [CardByCard, LeftAsItWas, DealtWhenTold],
     "kth_smallest": [

@@ -781,6 +781,16 @@ WRONG = {
         sorted_backwards, nothing_ever, model_spent,
     ))],
 }  # fmt: skip
+STOPS = {
+    "as_it_was",
+    "left_by_whom_has_nothing",
+    "the_exception_swallowed",
+    "reduced_at_itself",
+    "zeros_left_alone",
+    "bad_ranks_stay_away",
+    "forward_again_on_bad_ranks",
+    "parted",
+}
 RIGHT = {
     "best": [by_sending_objects, by_turning_the_sign, with_its_indentation],
     "clip": [reduced_then_broadcast, norms_as_objects, in_place_at_last],

@@ -848,6 +848,15 @@ WRONG = {
         when_one_is_told, told_by_turns,
     ],
 }  # fmt: skip
+STOPS = {
+    "torchrun_only",
+    "place_that_the_check_knows",
+    "in_one_string",
+    "told_its_number",
+    "no_handler",
+    "leaves_alone",
+    "exits_in_the_handler",
+}
 RIGHT = {
     "ranks_of": [lab.asking(right_by_asking), numpys_by_the_step, with_defaults],
     "command": [in_words_of_their_own, numbers_among_the_words, with_more_options],

@@ -524,6 +524,7 @@ WRONG = {
         last_one_compared, best_is_lost_to_no_number, *BESTS_THAT_FAIL,
     ],
 }  # fmt: skip
+STOPS = {"on_rank_0_only", "collective_on_rank_0", "barrier_on_rank_0"}
 RIGHT = {
     "pool_statistics": [*map(lab.with_contents, (
         gathered_statistics, in_double_precision, numpys_own_variance,

@@ -453,6 +453,17 @@ WRONG = {
         newest_by_zip, newest_of_whatever_loads, newest_below_100,
     ])),
 }  # fmt: skip
+STOPS = {
+    "save",  # about fifty processes for each answer
+    "save_refuses_rubbish",
+    "resume_everybody_reads",
+    "resume_sends_only_what_is_there",
+    "resume_from_rank_0s_disk",
+    "resume_copied_to_the_others",
+    "newest_without_default",
+    "newest_catches_one_kind",
+    "newest_loads_anything",
+}
 RIGHT = {
     "save": list(map(lab.survives, [save_by_buffer, save_by_a_temporary_file, save_synced])),
     "resume": list(map(lab.resuming, [resume_by_bytes, resume_copies_the_file, resume_gathers])),

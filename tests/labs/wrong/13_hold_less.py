@@ -331,4 +331,5 @@ WRONG = {
         as_if_on_one_level,
     ],
 }  # fmt: skip
+STOPS = {"freed_before_backward", "backwards_from_the_front"}
 RIGHT = {"step": _stepping(by_places, as_one_list), "plan": [by_a_loop, of_one_layer]}

@@ -362,6 +362,7 @@ WRONG = {
         GathersAtEveryRead, WithoutAutograd, TheShardItself, PacksByTheSize,
     ],
 }  # fmt: skip
+STOPS = {"WithoutFilling", "ForgetsHowTheViewLies", "WithoutAutograd", "TheShardItself"}
 RIGHT = {
     "zero1": [ListsAndABlockingSum, BegunAndWaitedFor],
     "zero2": [_second(collected_at_once), _second(collected_afterwards)],
