@@ -92,16 +92,16 @@ class Member:
         self.status = os.waitstatus_to_exitcode(status)
         return True
 
-    def _signal_group(self) -> None:
+    def _signal_group(self, number: int = signal.SIGKILL) -> None:
         with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, number)
 
-    def kill(self) -> None:
-        """End the rank and whatever it has started, now."""
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End the rank and whatever it has started, now, or send them another signal."""
         if self.pid and self.status is None:
-            self._signal_group()
+            self._signal_group(number)
             with contextlib.suppress(OSError):  # a kernel that ignores SIGCHLD has nobody to reap
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
 
     def reap(self) -> None:
         """Wait for the end of a rank that was killed."""

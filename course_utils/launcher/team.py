@@ -47,10 +47,10 @@ class Team:
     def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
         stopped = _family({m.pid for m in self.members if m.pid and m.status is None})
-        steps = [member.kill for member in self.members]
-        steps += [member.reap for member in self.members]
-        steps.append(partial(self._tick, final=True))
-        steps += [member.close for member in self.members]
+        # Who still works stands still before the first one ends: it would notice, and say so.
+        steps = [partial(m.kill, signal.SIGSTOP) for m in self.members if not m.settled]
+        steps += [m.kill for m in self.members] + [m.reap for m in self.members]
+        steps += [partial(self._tick, final=True), *(m.close for m in self.members)]
         steps += [self.meet.close, partial(remove_segments, stopped), self._listening.close]
         with contextlib.ExitStack() as taken:  # from the last to the first
             for step in reversed(steps):

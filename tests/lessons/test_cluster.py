@@ -56,7 +56,7 @@ def folder():
 def family(folder):
     """All living processes that were started with this folder for Ray's files."""
     found = []
-    for process in psutil.process_iter(["environ", "status"]):
+    for process in psutil.process_iter(["environ", "status", "cmdline"]):
         own = process.info["environ"] or {}
         if own.get("RAY_TMPDIR") == folder and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
@@ -65,7 +65,8 @@ def family(folder):
 
 def listening(folder):
     """Where Ray's own processes listen; a rank's store, which is torch's, does so everywhere."""
-    own = {p.pid for p in family(folder) if "ray::RayTrainWorker" not in " ".join(p.cmdline())}
+    named = {p.pid: " ".join(p.info["cmdline"] or ()) for p in family(folder)}  # who may be gone
+    own = {pid for pid, name in named.items() if "ray::RayTrainWorker" not in name}
     connections = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN"]
     return [(c.pid, *c.laddr) for c in connections if c.pid in own]
 
@@ -94,7 +95,7 @@ def test_under_ray_the_weights_are_launchs_all_ports_are_on_loopback_and_nothing
     assert re.fullmatch(f"2 nodes of Ray\n{first}\n{second}\n{weights}\n", said)
     lasting = {ip for (_, ip, _), times in addresses.items() if times > 2}
     assert {ip.removeprefix("::ffff:").split(".")[0] for ip in lasting} == {"127"}
-    assert [(p.pid, p.status(), p.cmdline()[:2]) for p in family(folder)] == []
+    assert [p.info for p in family(folder)] == []
     after = set(os.listdir("/dev/shm")) if sys.platform == "linux" else set()
     assert [name for name in after - before if "plasma" in name or "ray" in name] == []
 
@@ -104,7 +105,7 @@ def test_under_ray_the_weights_are_launchs_all_ports_are_on_loopback_and_nothing
 def test_ray_stopped_in_the_middle_leaves_nothing(ray_cells, folder):
     with pytest.raises(TimeoutError):
         ray_cells["run_ray"](folder, timeout_s=8)
-    assert [(p.pid, p.status(), p.cmdline()[:2]) for p in family(folder)] == []
+    assert [p.info for p in family(folder)] == []
 
 
 def test_without_ray_the_chapter_says_how_to_get_it_and_goes_on(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_checks.rules import unwaited
 from course_utils import Network, WorkerError, WorkerTimeout, explore, launch
+from course_utils.launcher.member import Member
 from course_utils.network.trace import Event, Trace
 from course_utils.record import hooks
 
@@ -157,6 +159,20 @@ def test_a_hang_leaves_a_trace_of_what_never_finished(hang):
         (0, "all_reduce", False, None), (1, "recv", False, None), (1, "wait", False, 0),
     ]  # fmt: skip
     assert all(event.end_s == hang.trace.ended[event.rank][0] > 1.9 for event in hang.trace)
+
+
+def test_who_is_stopped_last_does_not_see_the_others_end(monkeypatch):
+    """A rank whose peer is gone gets an error, which ends the call in which it hung."""
+    kill = Member.kill
+
+    def slowly(member, *number):
+        kill(member, *number)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(Member, "kill", slowly)
+    with pytest.raises(WorkerTimeout) as caught:
+        launch(waits_for_ever, trace=True, timeout=1)
+    assert not any(event.finished for event in caught.value.trace)
 
 
 def test_a_failure_leaves_a_trace_of_what_was_done_before():
