@@ -95,7 +95,7 @@ def test_under_ray_the_weights_are_launchs_all_ports_are_on_loopback_and_nothing
     assert re.fullmatch(f"2 nodes of Ray\n{first}\n{second}\n{weights}\n", said)
     lasting = {ip for (_, ip, _), times in addresses.items() if times > 2}
     assert {ip.removeprefix("::ffff:").split(".")[0] for ip in lasting} == {"127"}
-    assert [p.info for p in family(folder)] == []
+    assert [p.info["cmdline"] for p in family(folder)] == []
     after = set(os.listdir("/dev/shm")) if sys.platform == "linux" else set()
     assert [name for name in after - before if "plasma" in name or "ray" in name] == []
 
@@ -105,7 +105,7 @@ def test_under_ray_the_weights_are_launchs_all_ports_are_on_loopback_and_nothing
 def test_ray_stopped_in_the_middle_leaves_nothing(ray_cells, folder):
     with pytest.raises(TimeoutError):
         ray_cells["run_ray"](folder, timeout_s=8)
-    assert [p.info for p in family(folder)] == []
+    assert [p.info["cmdline"] for p in family(folder)] == []
 
 
 def test_without_ray_the_chapter_says_how_to_get_it_and_goes_on(monkeypatch, capsys):
