@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import mnist_files
 import nbval.kernel
@@ -23,7 +22,6 @@ import torch
 import warm_kernels
 from census import FORKS, beyond, census
 from jupyter_client import KernelManager
-from jupyter_client.provisioning import local_provisioner
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ["COURSE_LANG"] = "en"  # whatever this machine speaks, unless a test says otherwise
@@ -63,7 +61,7 @@ class Manager(KernelManager):
     """For nbval: its kernels are forked from one that is warm."""
 
     def start_kernel(self, **options: Any) -> None:
-        with mock.patch.object(local_provisioner, "launch_kernel", warm_kernels.NURSERY.start):
+        with warm_kernels.warm():
             super().start_kernel(**options)
 
 
@@ -73,6 +71,12 @@ def kernel_manager(**options: Any) -> KernelManager:
 
 
 nbval.kernel.KernelManager = kernel_manager
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of xdist, which start after this, share the process that forks nbval's kernels."""
+    if config.getoption("numprocesses", None) and config.getoption("nbval"):
+        os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open()
 
 
 @pytest.hookimpl(optionalhook=True)

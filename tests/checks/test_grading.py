@@ -17,8 +17,7 @@ import labs
 import nbformat
 import psutil
 import pytest
-from jupyter_client.provisioning import local_provisioner
-from warm_kernels import NURSERY, WARM
+from warm_kernels import NURSERY, WARM, warm
 
 import build
 import course_utils
@@ -79,7 +78,7 @@ class Course:
         os.environ.update({"PATH": path, "TMPDIR": str(self.temporary)})
         os.chdir(self.folder)
         tempfile.tempdir = None  # as TMPDIR says
-        with mock.patch.object(local_provisioner, "launch_kernel", NURSERY.start):
+        with warm():
             NbGraderApp.launch_instance(words)  # a SystemExit fails `aside`
 
     def read(self, place: str) -> nbformat.NotebookNode:

@@ -10,14 +10,17 @@ import importlib
 import os
 import pickle
 import runpy
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TextIO
+from unittest import mock
 
 IMPORTED = (
     "ipykernel.ipkernel", "ipykernel.kernelapp", "matplotlib.backends.backend_agg",
@@ -25,6 +28,7 @@ IMPORTED = (
 )  # fmt: skip
 BACKEND = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # as a kernel has it
 KERNEL = "-m", "ipykernel_launcher"
+ADDRESS = "COURSE_NURSERY"  # in the environment of workers that share one
 
 
 class Kernel:
@@ -57,17 +61,29 @@ class Kernel:
 
 
 class Nursery:
-    """The process that forks them: it starts with the first, and ends with these requests."""
+    """The process that forks them."""
 
     requests: socket.socket | None = None
+
+    def open(self) -> str:
+        """Start it, for whoever connects to this address; it ends with this process."""
+        self._folder = tempfile.TemporaryDirectory(prefix="n")
+        address = f"{self._folder.name}/requests"
+        alive, self._alive = os.pipe()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(address)
+            listening.listen(64)
+            theirs = listening.fileno(), alive
+            command = [sys.executable, __file__, *map(str, theirs)]
+            subprocess.Popen(command, pass_fds=theirs, env=os.environ | BACKEND)
+        os.close(alive)
+        return address
 
     def warm(self) -> socket.socket:
         """Start it, unless it is there; returns where requests go."""
         if not self.requests:
-            self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                here = [sys.executable, __file__, str(theirs.fileno())]
-                subprocess.Popen(here, pass_fds=[theirs.fileno()], env=os.environ | BACKEND)
+            self.requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.requests.connect(os.environ.get(ADDRESS) or self.open())
         return self.requests
 
     def start(self, command: list[str], **how: Any) -> Kernel:
@@ -103,19 +119,47 @@ class Script(Kernel):
 
 
 NURSERY = Nursery()
+
+
+def warm() -> Any:
+    """While this lasts, kernels are forked from one that is warm."""
+    return mock.patch("jupyter_client.provisioning.local_provisioner.launch_kernel", NURSERY.start)
+
+
 WARM = SimpleNamespace(Popen=NURSERY.popen, PIPE=subprocess.PIPE)  # instead of `subprocess`
 
 
-def serve(requests: socket.socket) -> None:
+def serve(listening: socket.socket, alive: int) -> None:
+    """Fork what is asked for, until nobody holds the other end of `alive`."""
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, reap)
-    while (request := socket.recv_fds(requests, 1 << 17, 3))[0]:
-        if not os.fork():
-            become(requests, *request[:2])
-        for descriptor in request[1]:
-            os.close(descriptor)
+    ends = selectors.DefaultSelector()
+    for end in (listening, alive):
+        ends.register(end, selectors.EVENT_READ)
+    while True:
+        for end in [key.fileobj for key, _ in ends.select()]:
+            if end == alive:
+                return
+            if end is listening:
+                ends.register(listening.accept()[0], selectors.EVENT_READ)
+            else:
+                answer(end, ends)
+
+
+def answer(requests: socket.socket, ends: selectors.BaseSelector) -> None:
+    request, descriptors, *_ = socket.recv_fds(requests, 1 << 17, 3)
+    if not request:
+        ends.unregister(requests)
+        requests.close()
+    elif not os.fork():
+        for key in ends.get_map().values():
+            if key.fileobj is not requests:
+                os.close(key.fd)
+        become(requests, request, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def reap(*_: Any) -> None:
@@ -149,4 +193,4 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
 
 if __name__ == "__main__":
     del sys.path[0]  # this folder
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -460,6 +460,7 @@ def test_memory_moves_the_weight_on_which_all_agree(lesson):
     assert moved == [-2.5, 0.0, -2.2]
 
 
+@pytest.mark.soak
 def test_what_the_text_says_of_losses_holds_for_another_seed(lesson):
     ddp, every, diloco = lesson["ddp"], lesson["every"](16), lesson["diloco"](16)
     power = ddp(powerSGD_hook, lambda: PowerSGDState(None, 4, start_powerSGD_iter=2))
@@ -486,6 +487,7 @@ def test_what_the_text_says_of_losses_holds_for_another_seed(lesson):
     assert diloco_tuned < every_tuned
 
 
+@pytest.mark.soak
 def test_error_feedback_pays_after_192_steps_for_another_seed(lesson):
     def losses():
         methods = lesson["ddp"](lesson["top_k"], 0.01), lesson["remembering"](0.01)
