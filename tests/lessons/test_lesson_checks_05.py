@@ -26,6 +26,16 @@ def test_other_right_steps_pass(step):
         assert check(adapt(answer), **labs.on_one_size(options, number)).require()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_wrong_steps_are_rejected_alone_and_right_ones_pass_on_every_world_size(step):
+    adapt, options, _ = ANSWERS["STEPS"][step]
+    for answer in ANSWERS["WRONG"][step]:
+        assert labs.judged_alone(adapt(answer), options).state == "wrong", answer.__name__
+    for answer in ANSWERS["RIGHT"][step]:
+        assert check(adapt(answer), **options | labs.PATIENT).require()
+
+
 @pytest.mark.parametrize("step", ANSWERS["STEPS"])
 def test_a_stub_is_not_attempted(step):
     adapt, options, stub = ANSWERS["STEPS"][step]

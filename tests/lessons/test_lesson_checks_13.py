@@ -27,6 +27,16 @@ def test_other_right_stages_pass(step):
         assert check(adapt(answer, **limits), **labs.on_one_size(options, number)).require()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_wrong_stages_are_rejected_alone_and_right_ones_pass_on_every_world_size(step):
+    adapt, limits, options, _ = ANSWERS["STEPS"][step]
+    for answer in ANSWERS["WRONG"][step]:
+        assert labs.judged_alone(adapt(answer, **limits), options).state == "wrong"
+    for answer in ANSWERS["RIGHT"][step]:
+        assert check(adapt(answer, **limits), **options | labs.PATIENT).require()
+
+
 @pytest.mark.parametrize("step", ANSWERS["STEPS"])
 def test_a_stub_is_not_attempted(step):
     adapt, limits, options, stub = ANSWERS["STEPS"][step]
