@@ -24,16 +24,10 @@ import course_utils
 import grade
 import handout
 import sandbox
+import sealed
 from aside import aside
 from course_checks.check import check
 from course_utils.launcher import parcel
-
-pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -e '.[teach]'")
-from nbgrader.api import Gradebook
-from nbgrader.apps import NbGraderApp
-
-import grading
-import sealed
 
 pytestmark = pytest.mark.slow
 LAB = "02_process_groups"
@@ -130,6 +124,17 @@ def function_of(file: Path, name: str) -> str:
     imports = (node for node in body if isinstance(node, ast.Import | ast.ImportFrom))
     texts = map(ast.unparse, [*imports, *wanted])
     return "\n".join(text for text in texts if text != "import labs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nbgrader():
+    """Loaded when these tests begin, so that where others run forks are not of it as well."""
+    global Gradebook, NbGraderApp, grading
+    pytest.importorskip("nbgrader", reason="it is not installed: pip install -e '.[teach]'")
+    from nbgrader.api import Gradebook
+    from nbgrader.apps import NbGraderApp
+
+    import grading
 
 
 @pytest.fixture(scope="module")

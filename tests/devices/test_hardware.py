@@ -227,6 +227,7 @@ def test_a_torch_without_cuda_has_no_gpu_to_share_and_none_in_use(monkeypatch, g
     assert cuda_in_use() is None
 
 
+@pytest.mark.slow
 def test_reading_the_hardware_leaves_cuda_untouched():
     code = (
         "import torch\nfrom course_utils import hardware\n"

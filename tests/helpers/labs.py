@@ -153,5 +153,7 @@ def run(source: str, name: str, names: dict[str, Any]) -> None:
 def names(slug: str) -> list[str]:
     """A lab's exercises, read off its answers without running them, which may take Keras."""
     text = (ROOT / f"tests/labs/wrong/{slug}.py").read_text(encoding="utf-8")
-    (right,) = (line.value for line in ast.parse(text).body if ast.unparse(line)[:7] == "RIGHT =")
-    return [key.value for key in right.keys]
+    for line in ast.parse(text).body:
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "RIGHT":
+            return [key.value for key in line.value.keys]
+    raise LookupError(f"{slug} has no RIGHT")

@@ -132,6 +132,7 @@ def test_what_it_does_not_know_is_refused(words, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_jupyterlab_opens_on_the_copies_with_the_courses_settings(installed, tmp_path):
     done = run(installed, tmp_path / "ada", "-m", "ddp_course", "--show-config")
     assert done.returncode == 0, done.stderr

@@ -80,6 +80,7 @@ def test_where_no_size_was_recorded_it_is_what_the_last_clone_copied(cloned_at, 
     assert talk.bytes == wanted
 
 
+@pytest.mark.slow
 @needs_originals
 @pytest.mark.parametrize("name", distill.STEPS)
 def test_the_recordings_are_what_the_originals_give(name):

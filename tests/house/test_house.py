@@ -88,10 +88,12 @@ def test_a_path_of_a_machine_would_be_found(leak):
     assert LEAK.search(f"see /{leak}")
 
 
+@pytest.mark.slow
 def test_every_notebook_is_what_its_source_says_and_was_run_in_order():
     assert build.check(ROOT) == []
 
 
+@pytest.mark.slow
 def test_taking_back_any_notebook_as_it_is_would_lose_nothing():
     for target in (target for target in build.targets(ROOT) if not target.cut):
         planned = build.plan(target)

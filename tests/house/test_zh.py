@@ -240,10 +240,12 @@ def edition():
     return {path.relative_to(ROOT).as_posix(): text for path, text in zh.edition(ROOT)}
 
 
+@pytest.mark.slow
 def test_every_translation_is_of_the_english_as_it_is_now(capsys):
     assert zh.check(ROOT) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_code_outputs_and_ids_are_the_english_ones(edition):
     """So strict comparison of the English notebooks is that of the Chinese ones, run once."""
     names = [name for name in edition if name.endswith(".ipynb")]

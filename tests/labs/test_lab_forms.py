@@ -11,6 +11,7 @@ from warm_kernels import warm
 import progress
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_each_exercise_has_five_wrong_answers_at_least_and_three_hints(slug, capsys):
     answers = labs.answers(slug)

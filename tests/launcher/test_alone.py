@@ -23,6 +23,7 @@ print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("cou
 """
 
 
+@pytest.mark.slow
 def test_importing_it_loads_no_other_room(script):
     assert script(LOADED).stdout.read() == "['launcher']\n"
 

@@ -108,6 +108,7 @@ def test_ray_stopped_in_the_middle_leaves_nothing(ray_cells, folder):
     assert [p.info["cmdline"] for p in family(folder)] == []
 
 
+@pytest.mark.slow
 def test_without_ray_the_chapter_says_how_to_get_it_and_goes_on(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -138,6 +139,7 @@ def slurm_said(monkeypatch, tmp_path_factory):
     assert of_slurm() <= before
 
 
+@pytest.mark.slow
 def test_a_real_slurm_says_what_its_recording_says_and_leaves_nothing(slurm_said, capsys, tmp_path):
     who = re.search(r'WHO = """(.*?)"""', LESSON.read_text(), re.DOTALL)[1]
     with within(300), slurm_said.two_nodes(tmp_path) as cluster:
@@ -172,6 +174,7 @@ def test_where_folders_have_long_names_a_line_says_what_to_do(
         )
 
 
+@pytest.mark.slow
 def test_a_slurm_that_does_not_start_is_replaced_by_its_recording(
     slurm_said, monkeypatch, capsys, tmp_path
 ):

@@ -31,6 +31,7 @@ def test_additions_are_lost_without_a_mutex_and_none_with_one():
     assert own["count_together"](own["threading"].Lock()) == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights_do", [True, False])
 def test_averaged_weights_do_for_sgd_with_momentum_and_decay_and_not_for_adam(
     monkeypatch, weights_do

@@ -13,17 +13,24 @@ import labs
 import pytest
 import torch
 import torch.distributed as dist
-from sharded import OurDDP, Sharded, Zero1, Zero2, lesson
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from course_material.language import SmallGPT
 from course_utils import WorkerTimeout, launch
 
+pytestmark = pytest.mark.slow
 STEPS, BATCH = 3, 12
-WRAPPERS = {kind.__name__: kind for kind in (Zero1, Zero2, Sharded)}
+WRAPPERS = "Zero1", "Zero2", "Sharded"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chapter_13():
+    """Loaded when these tests begin: FSDP has 40 MB, which other forks do without."""
+    global MixedPrecisionPolicy, Sharded, fully_shard, lesson
+    from sharded import Sharded, lesson
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 class Mixture(nn.Module):
@@ -183,7 +190,7 @@ def trained():
     def find(wrapper, world_size):
         if (wrapper, world_size) not in known:
             how = {"world_size": world_size, "backend": "gloo"}
-            known[wrapper, world_size] = launch(all_cases, WRAPPERS[wrapper], **how)
+            known[wrapper, world_size] = launch(all_cases, lesson[wrapper], **how)
         return known[wrapper, world_size]
 
     return find
@@ -208,7 +215,7 @@ def run(function, *args, world_size=2, **options):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_several_backward_passes_add_up(wrapper):
-    for difference, moved in run(train_both, WRAPPERS[wrapper], *MODULES["tied"], 3):
+    for difference, moved in run(train_both, lesson[wrapper], *MODULES["tied"], 3):
         assert difference < 1e-12 < moved
 
 
@@ -454,12 +461,12 @@ def test_activations_may_be_computed_again_in_backward():
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "times"), [(OurDDP, 2), (Zero1, 2), (Zero2, 2), (Sharded, 2.75)]
+    ("wrapper", "times"), [("OurDDP", 2), ("Zero1", 2), ("Zero2", 2), ("Sharded", 2.75)]
 )
 def test_bytes_are_those_of_the_formula(wrapper, times):
     def step():
         layers = [nn.Linear(8, 8, bias=False) for _ in range(4)]
-        model = wrapper(nn.Sequential(*layers))
+        model = lesson[wrapper](nn.Sequential(*layers))
         dist.barrier()
         model(torch.randn(2, 8)).sum().backward()
         model.finish()
@@ -474,8 +481,8 @@ def test_bytes_are_those_of_the_formula(wrapper, times):
 
 
 def test_each_stage_has_a_lower_peak_and_the_last_one_is_not_far_above_its_share():
-    stages = OurDDP, Zero1, Zero2, Sharded
-    runs = [run(lesson["three_steps"], stage, world_size=4) for stage in stages]
+    stages = "OurDDP", *WRAPPERS
+    runs = [run(lesson["three_steps"], lesson[stage], world_size=4) for stage in stages]
     peaks = [max(peak for *_, peak in told) for told in runs]
     assert peaks == sorted(peaks, reverse=True)
     assert 2 < peaks[-1] < 4 < peaks[-2]

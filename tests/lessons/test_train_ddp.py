@@ -69,6 +69,7 @@ def test_under_sruns_environment_the_weights_are_those_of_launch(launched, tmp_p
     assert "epoch" not in said[1]
 
 
+@pytest.mark.slow
 def test_stopped_and_started_again_it_goes_on_with_the_same_numbers(launched, train, tmp_path):
     path = tmp_path / "stopped.pt"
     first = launch(train, str(path), 1, device="cpu", backend="gloo")

@@ -112,6 +112,7 @@ def test_editing_one_data_set_leaves_the_next_alone():
     assert digits().data.std() > 0.9
 
 
+@pytest.mark.slow
 def test_loading_the_embedded_digits_imports_neither_sklearn_nor_torchvision():
     code = (
         "import sys; from course_material.digits import digits; digits()\n"
@@ -120,6 +121,7 @@ def test_loading_the_embedded_digits_imports_neither_sklearn_nor_torchvision():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_an_mlp_learns_the_embedded_digits_in_seconds():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.functional import pad
 
 SLUG = "13_hold_less"
+HEAVY = ("device_mesh", "fsdp", "distributed.tensor")  # imports that nothing up to there needs
 RUNS = ("launch(", "report(", "predict(", "second_step(", ".measured(", "check(", "on_two_nodes(")
 
 
@@ -26,7 +27,7 @@ def _lesson():
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         for line in tree.body:
             defines = isinstance(line, (ast.FunctionDef, ast.ClassDef))
-            if defines or not any(run in ast.unparse(line) for run in RUNS):
+            if defines or not any(word in ast.unparse(line) for word in RUNS + HEAVY):
                 exec(compile(ast.Module([line], []), name, "exec"), names)
         if "class Sharded(" in source:
             return SimpleNamespace(**names)
