@@ -17,7 +17,7 @@ export COURSE_MY := $(or $(my),$(COURSE_MY))
 # English, or Chinese: make lab lang=zh
 export COURSE_LANG := $(or $(lang),$(COURSE_LANG))
 # Parts run side by side, the long ones first (tests/conftest.py); much of their time is waiting.
-BESIDE := -n $(or $(workers),6) --dist loadscope
+BESIDE = -n $(or $(workers),$(1)) --dist loadscope
 # Containers often set it; then each of hundreds of Pythons compiles the course and its tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,11 +30,11 @@ fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the ol
 # What `make check` asks of sources and notebooks, tests/house asks as well.
 test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (13 minutes)
 	@$(RUN) -m ruff check --quiet .
-	@$(RUN) -m pytest $(NBVAL) $(BESIDE) tests notebooks exercises solutions
+	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,6) tests notebooks exercises solutions
 
 quick: .venv/.ready ## lint and the tests that take a moment
 	@$(RUN) -m ruff check --quiet .
-	@$(RUN) -m pytest $(BESIDE) -m "not slow and not browser and not soak" --ignore=tests/labs/test_labs.py
+	@$(RUN) -m pytest $(call BESIDE,4) -m "not slow and not browser and not soak" --ignore=tests/labs/test_labs.py
 
 check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m ruff check --quiet .

@@ -18,7 +18,6 @@ from typing import Any
 import mnist_files
 import nbval.kernel
 import pytest
-import torch
 import warm_kernels
 from census import FORKS, beyond, census
 from jupyter_client import KernelManager
@@ -30,7 +29,7 @@ os.environ["COURSE_LANG"] = "en"  # whatever this machine speaks, unless a test 
 FIRST = (
     "tests/lessons/", "tests/checks/test_grading", "lab ", "tests/launcher/test_faults",
     "tests/hang/", "tests/site/", "solutions/", "notebooks/", "tests/checks/",
-    "tests/record/", "tests/launcher/",
+    "tests/root/", "tests/record/", "tests/launcher/",
 )  # fmt: skip
 
 
@@ -74,8 +73,8 @@ nbval.kernel.KernelManager = kernel_manager
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of xdist, which start after this, share the process that forks nbval's kernels."""
-    if config.getoption("numprocesses", None) and config.getoption("nbval"):
+    """Workers of xdist, which start after this, share the process that forks kernels."""
+    if config.getoption("numprocesses", None):
         os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open()
 
 
@@ -93,6 +92,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def threads_of_torch() -> int:
     """Starts them all, so that the census finds them there; and ranks are forked beside them."""
+    import torch  # here: who only hands out tests to workers goes without
+
     return int((torch.ones(1500, 1500) @ torch.ones(1500, 1500))[0, 0])
 
 

@@ -56,6 +56,7 @@ def test_a_group_that_the_answer_made_is_to_be_destroyed():
     assert "process group still exists" in str(check(join, spec=lambda own: own, **exercise))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", sly.LUCK, ids=lambda fn: fn.__name__)
 def test_luck_never_passes(fn):
     outcomes = [summed(fn, world_sizes=(2, 3)) for _ in range(OFTEN)]
@@ -77,6 +78,7 @@ def test_whoever_comes_first_is_not_always_the_same_rank():
     assert not any(check(answer, **exercise) for _ in range(OFTEN))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", sly.HONEST, ids=lambda fn: fn.__name__)
 def test_other_styles_pass_however_often(fn):
     assert summed(fn).require()

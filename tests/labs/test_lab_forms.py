@@ -41,6 +41,7 @@ def test_exercises_and_solutions_differ_in_marked_cells_only(slug):
 OPENING = {"02_process_groups": "mean_of_all"}  # handed out with a wrong answer, to read its check
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "said"), [("exercises", "–"), ("solutions", "✓")])
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_no_exercise_is_attempted_and_every_solution_passes(folder, said, slug):
