@@ -103,7 +103,7 @@ def check(
         return note(Outcome(name, WRONG, message=message))
     attempts: list[Attempt] = []
     watch = Watch(fn, spec, backend is None, rules)
-    for size, runs in _plan(sizes, cases, one_by_one=backend is None):
+    for size, runs in plan(sizes, cases, one_by_one=backend is None):
         options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
         again = partial(attempt, name, watch, inputs, size, **options)
         attempts.append(again(runs))
@@ -114,7 +114,7 @@ def check(
     return note(_outcome(attempts, partial(judge, inputs=inputs, spec=spec, rules=rules)))
 
 
-def _plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
+def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
     """What to launch: small before large, and what can be shown before what cannot."""
     known = [Run(number, case) for number, case in enumerate(cases)]
 
@@ -124,8 +124,8 @@ def _plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tupl
 
     if not one_by_one:  # of few cases so many that each of three ranks comes late
         return [(size, known + fresh(size, -(-min(size, 3) // len(known)))) for size in sizes]
-    plan = [(size, [run]) for size in sizes for run in known]
-    return plan + [(sizes[-1], [run]) for run in fresh(sizes[-1], 1)]
+    planned = [(size, [run]) for size in sizes for run in known]
+    return planned + [(sizes[-1], [run]) for run in fresh(sizes[-1], 1)]
 
 
 def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:

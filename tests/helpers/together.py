@@ -13,14 +13,14 @@ import labs
 
 from course_checks.attempt import Attempt, Run, attempt
 from course_checks.cases import CASES
-from course_checks.check import _plan
+from course_checks.check import plan
 from course_checks.outcome import Outcome
 from course_checks.rules import Rules
 from course_checks.verdict import judge
 from course_checks.watch import Watch
 from course_utils import check, launch
 
-PATIENCE_S, TRIES = 20.0, 3  # of a launch; of launches in which another answer fails each time
+PATIENCE_S, TRIES = 120.0, 3  # of a launch; of launches in which another answer fails each time
 DEFAULTS = {name: own.default for name, own in inspect.signature(check).parameters.items()}
 
 
@@ -64,7 +64,7 @@ def _rounds(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[Run]
     for size in sizes:
         yield options | {"world_sizes": [size]}, known
     for size in sizes:
-        ((_, runs),) = _plan([size], cases, one_by_one=False)
+        ((_, runs),) = plan([size], cases, one_by_one=False)
         yield options | {"world_sizes": [size]}, runs
 
 

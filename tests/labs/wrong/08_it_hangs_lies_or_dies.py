@@ -782,6 +782,8 @@ WRONG = {
     ))],
 }  # fmt: skip
 STOPS = {
+    "all_receive_first",
+    "for_even_worlds_by_pairs",
     "as_it_was",
     "left_by_whom_has_nothing",
     "the_exception_swallowed",
