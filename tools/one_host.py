@@ -51,7 +51,7 @@ class Program:
         file = self._files[stream].fileno()  # not by its position, which the program writes at
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
-    def wait_for(self, text: str = "", timeout_s: float = 60.0) -> str:
+    def wait_for(self, text: str = "", timeout_s: float = 240.0) -> str:
         """Return the output when it contains `text`, or without one when the program has ended.
 
         Raises:
@@ -121,7 +121,7 @@ class Host:
             self.watcher.stdin.write(f"{program.process.pid}\n".encode())
         return program
 
-    def run(self, command: str, env: Env = None, timeout_s: float = 60.0) -> str:
+    def run(self, command: str, env: Env = None, timeout_s: float = 240.0) -> str:
         """Start a command, wait for its end and return its output; raises as `wait_for` does."""
         return self.start(command, env).wait_for(timeout_s=timeout_s)
 

@@ -31,7 +31,7 @@ class Hosts(tuple[Host, ...]):
     form: str
     port: int
 
-    def run(self, *commands: str, timeout_s: float = 60.0) -> list[str]:
+    def run(self, *commands: str, timeout_s: float = 240.0) -> list[str]:
         """Start a command on each host, wait for both and return their outputs.
 
         Raises as `Program.wait_for` does; where one fails, the other one is not waited for.

@@ -640,7 +640,7 @@ with two_hosts(disk.name) as hosts:
     for agent in agents:
         agent.wait_for("here")
     hosts[0].cut_power()
-    agents[1].process.wait(timeout=60)
+    agents[1].process.wait(timeout=240)
 print(re.findall(r"Rendezvous\w*Error: .*", agents[1].errors)[-1])
 goes_on.measured(agents[1].process.returncode == 0)
 

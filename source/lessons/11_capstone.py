@@ -192,7 +192,7 @@ def at_night(fn, *arguments, **options):
     """Run it on four ranks, in a folder that is gone afterwards; return what it raised, or None."""
     with TemporaryDirectory() as folder, chdir(folder), redirect_stdout(io.StringIO()):
         try:
-            launch(lambda: fn(*arguments, **options), world_size=4, backend="gloo", timeout=2)
+            launch(lambda: fn(*arguments, **options), world_size=4, backend="gloo", timeout=6)
         except WorkerTimeout as error:
             return error
 
