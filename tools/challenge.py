@@ -124,7 +124,7 @@ def judge(entry: Callable, name: str = "", **options: Any) -> Score:
 
 def tried(entry: Callable, **options: Any) -> Outcome:
     """The entry in real workers; raises Refused if a sum is wrong or a rule broken."""
-    world_sizes = {"world_sizes": WORLD_SIZES, "cases": cases(), "timeout": 30.0} | options
+    world_sizes = {"world_sizes": WORLD_SIZES, "cases": cases(), "timeout": 120.0} | options
     outcome = check(entry, spec=spec, inputs=inputs, **world_sizes)
     if not outcome:
         raise Refused(str(outcome))
