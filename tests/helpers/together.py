@@ -20,7 +20,8 @@ from course_checks.verdict import judge
 from course_checks.watch import Watch
 from course_utils import check, launch
 
-PATIENCE_S, TRIES = 120.0, 3  # of a launch; of launches in which another answer fails each time
+# Of a launch, which on a busy machine takes a minute; of launches in which another answer fails.
+PATIENCE_S, TRIES = 120.0, 3
 DEFAULTS = {name: own.default for name, own in inspect.signature(check).parameters.items()}
 
 

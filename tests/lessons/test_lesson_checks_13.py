@@ -32,7 +32,8 @@ def test_other_right_stages_pass(step):
 def test_wrong_stages_are_rejected_alone_and_right_ones_pass_on_every_world_size(step):
     adapt, limits, options, _ = ANSWERS["STEPS"][step]
     for answer in ANSWERS["WRONG"][step]:
-        assert labs.judged_alone(adapt(answer, **limits), options).state == "wrong"
+        alone = labs.judged_alone(adapt(answer, **limits), options)
+        assert alone.state == "wrong", answer.__name__
     for answer in ANSWERS["RIGHT"][step]:
         assert check(adapt(answer, **limits), **options | labs.PATIENT).require()
 
