@@ -56,11 +56,11 @@ class Schedule:
             event.rank: [] for event in events if event.flags & ASIDE
         }
         for event in events:
-            begins, ends = self._steps(event)
+            begins = ends = self.programs[event.rank]
             if event.rank in threaded:  # one thread goes on while another one waits
+                begins, ends = [], []
                 threaded[event.rank] += (event.start_s, begins), (event.end_s, ends)
-            else:
-                self.programs[event.rank] += begins + ends
+            self._add_steps(event, begins, ends)
         for rank, steps in threaded.items():
             for _, own in sorted(steps, key=lambda step: step[0]):
                 self.programs[rank] += own
@@ -87,18 +87,18 @@ class Schedule:
             self._ends[call.rank, call.index] = self._last[who] = end
             self.tasks.append((call, own))
 
-    def _steps(self, event: Event) -> tuple[list[Step], list[Step]]:
-        """What an event makes its rank do, after what it computes first; and what it waits for."""
+    def _add_steps(self, event: Event, begins: list[Step], ends: list[Step]) -> None:
+        """Add what an event makes its rank do, after what it computes first; and its waiting."""
         waits = event.kind == "wait"
         end = self._ends.get((event.rank, event.of if waits else event.index))
         if end is None:
             raise ReplayError(f"{event!r}: the recording lacks that event.")
-        program: list[Step] = [("compute", event, event)]
+        begins.append(("compute", event, event))
         kind, number = end
         if not waits and kind != "arrived":  # asking for a message takes no time
-            program.append(("send" if kind == "left" else "start", number, event))
-        awaited: list[Step] = [("wait", end, event)] if waits or event.blocking else []
-        return program, awaited
+            begins.append(("send" if kind == "left" else "start", number, event))
+        if waits or event.blocking:
+            ends.append(("wait", end, event))
 
 
 def _refuse_lonely(messages: list[Meeting]) -> None:

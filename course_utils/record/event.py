@@ -148,13 +148,14 @@ def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
         world_size: How many ranks there are: all of them meet to make a group.
     """
     found: dict[Key, tuple[dict[int, int], dict[int, Meeting]]] = {}
+    everyone = tuple(range(world_size))
     for event in events:
         if (key := key_of(event)) is None:
             continue
         counts, own = found.get(key) or found.setdefault(key, ({}, {}))
         number = counts[event.rank] = event.number or counts.get(event.rank, 0) + 1
         if number not in own:
-            special = {"message": key[1:3], "new_group": tuple(range(world_size))}
-            own[number] = Meeting(key, number, special.get(key[0], event.group), {})
+            members = everyone if key[0] == "new_group" else event.group
+            own[number] = Meeting(key, number, key[1:3] if key[0] == "message" else members, {})
         own[number].calls[event.rank] = event
     return [own[number] for _, own in found.values() for number in sorted(own)]
