@@ -713,7 +713,7 @@ def on_rank_0_only():
     fitted(0, "dealt", AveragingAdam, [AverageStatistics] * (dist.get_rank() == 0))
 
 
-launch(on_rank_0_only, backend="gloo", timeout=5)
+launch(on_rank_0_only, backend="gloo", timeout=15)
 
 # %% [markdown]
 # Collectives belong on **every** rank, files and prints on rank 0. So each rank gets the callback, and inside, after the collective, rank 0 may write. In the lab you
