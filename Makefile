@@ -30,7 +30,7 @@ fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the ol
 # What `make check` asks of sources and notebooks, tests/house asks as well.
 test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (13 minutes)
 	@$(RUN) -m ruff check --quiet .
-	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,6) tests notebooks exercises solutions
+	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,5) tests notebooks exercises solutions
 
 quick: .venv/.ready ## lint and the tests that take a moment
 	@$(RUN) -m ruff check --quiet .
