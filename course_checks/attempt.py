@@ -15,6 +15,7 @@ import struct
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -27,14 +28,15 @@ from course_utils.devices.fork import ReadyToFork
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport
 from course_utils.launcher import parcel
-from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.launch import launch
 from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Event, Trace
 from course_utils.record.record import Record
 
 _SECRET = struct.Struct("<iQ")  # a rank, and what its fresh numbers are drawn from
-_STILL_S = 1.0  # until it is looked whether an answer hangs for ever
+_STILL_S = 1.0  # without a call, until it is looked whether an answer hangs for ever
+_PATIENCE = 6  # times the time, for an answer that still calls something when that is over
 _GAP, _MARK = "bytes left out ...]", "\x1e"  # between two cases, in what a rank prints
 
 
@@ -85,6 +87,7 @@ class Attempt:
     output: list[list[str]] = field(default_factory=list)  # by rank and run
     error: WorkerError | None = None
     reached: int = 0  # the run that it failed in
+    slow: bool = False  # its time was over while ranks still called something
 
     def wrong(self, number: int, message: str, rows: Sequence[Row] = ()) -> Outcome:
         """The outcome of an answer whose first mistake is in this run."""
@@ -98,13 +101,28 @@ class _Hang(HangReport):
 
     def __init__(self, record: Record, progress: Sequence[int]) -> None:
         super().__init__(record, _STILL_S)
-        self._progress = progress
+        self._progress, self._moved, self.stood_s = progress, 0.0, inf
+
+    def moved(self) -> None:
+        """Note when."""
+        self._moved = monotonic()
+
+    def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+        """Note for how long no rank had called anything, too."""
+        self.stood_s = error.when - self._moved
+        super().explain(ranks, error)
 
     def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
         """Who waits for whom in this run."""
         here = min(self._progress)
         behind = {rank: None for rank, runs in enumerate(self._progress) if runs > here}
         return super().deadlock({**ranks, **behind}, now)
+
+
+def patiently(*what: Any, timeout: float, **options: Any) -> Attempt:
+    """An attempt; once more with more time where it may only be slow, as on a busy machine."""
+    done = attempt(*what, timeout=timeout, **options)
+    return attempt(*what, timeout=_PATIENCE * timeout, **options) if done.slow else done
 
 
 def attempt(
@@ -115,7 +133,7 @@ def attempt(
     # How many runs each rank has behind it, in memory that all processes share.
     progress = memoryview(mmap.mmap(-1, 8 * world_size)).cast("Q")
     arguments = watch, inputs, runs, progress, pipe, options["backend"]
-    listeners = ReadyToFork(), record, _Hang(record, progress)
+    listeners = ReadyToFork(), record, (hang := _Hang(record, progress))
     options |= {"world_size": world_size, "listeners": listeners}
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it is shown when the answer is wrong
@@ -129,6 +147,8 @@ def attempt(
     except WorkerError as error:
         done.error, output = error, error.output
         done.reached = min(*progress, len(runs) - 1)
+        lately = min(_STILL_S, options["timeout"] / 4)  # less than where a hang is proven
+        done.slow = isinstance(error, WorkerTimeout) and hang.stood_s < lately
     finally:
         os.close(pipe[1])
         with os.fdopen(pipe[0], "rb") as reading:

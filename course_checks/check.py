@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from course_checks.attempt import Attempt, Run, attempt
+from course_checks.attempt import Attempt, Run, patiently
 from course_checks.cases import CASES, Inputs
 from course_checks.edited import overtaken
 from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, note
@@ -83,7 +83,8 @@ def check(
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.
         nodes: As for `launch`, at world sizes that it divides.
-        timeout: Seconds for one launch. All cases of a world size share one.
+        timeout: Seconds for one launch. All cases of a world size share one. Ranks that still call
+            something when they are over are tried once more, with six times as many.
 
     Returns:
         The outcome, which a notebook shows as a table. A wrong answer, be it a hang or a crash,
@@ -105,7 +106,7 @@ def check(
     watch = Watch(fn, spec, backend is None, rules)
     for size, runs in plan(sizes, cases, one_by_one=backend is None):
         options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
-        again = partial(attempt, name, watch, inputs, size, **options)
+        again = partial(patiently, name, watch, inputs, size, **options)
         attempts.append(again(runs))
         if error := attempts[-1].error:
             if (reached := attempts[-1].reached) and not _is_stub(error):

@@ -1,6 +1,7 @@
 """An answer against its specification: what is rejected and how, what is accepted, what is said."""
 
 import gc
+import threading
 import time
 from collections import Counter
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_checks import attempt
 from course_checks.cases import CASES
 from course_checks.outcome import CheckFailed
 from course_utils import Network, check, progress
@@ -67,6 +69,47 @@ def test_an_answer_that_spoils_its_record_does_not_seem_to_call_nothing():
 
     outcome = summed(spoils, forbid=("collectives",), world_sizes=(1,), cases=CASES[:1])
     assert "Rank 0 has spoilt the recording of what it calls" in str(outcome)
+
+
+def slow(tensor, times=40):
+    for _ in range(times):
+        dist.barrier()
+        threading.Event().wait(0.02)  # time.sleep is cut short where ranks come late
+    return answers.right(tensor)
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    """The time of each attempt that a check makes."""
+    made, real = [], attempt.attempt
+
+    def counted(*what, timeout, **options):
+        made.append(timeout)
+        return real(*what, timeout=timeout, **options)
+
+    monkeypatch.setattr(attempt, "attempt", counted)
+    return made
+
+
+ONE = {"world_sizes": (2,), "cases": CASES[1:2]}
+
+
+def test_who_still_calls_something_when_time_is_up_is_slow_and_gets_more(tries):
+    assert summed(slow, **ONE, timeout=2.0).require()  # three runs of 0.8 s each
+    assert tries == [2.0, 12.0]
+
+
+def test_who_calls_something_for_ever_is_wrong_after_more_time(tries):
+    outcome = summed(lambda tensor: slow(tensor, 10**9), **ONE, timeout=0.8)
+    assert outcome.state == "wrong"
+    assert "not done after 4.8 s" in str(outcome)
+    assert tries == [0.8, 6 * 0.8]
+
+
+@pytest.mark.parametrize("fn", [answers.waits_for_ever, answers.turns_for_ever])
+def test_who_calls_nothing_any_more_gets_no_more_time(tries, fn):
+    assert summed(fn, **ONE, timeout=4.0).state == "wrong"
+    assert tries == [4.0]
 
 
 def test_a_counter_is_as_good_as_a_dict_with_its_counts():
