@@ -15,7 +15,6 @@ import struct
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -101,16 +100,7 @@ class _Hang(HangReport):
 
     def __init__(self, record: Record, progress: Sequence[int]) -> None:
         super().__init__(record, _STILL_S)
-        self._progress, self._moved, self.stood_s = progress, 0.0, inf
-
-    def moved(self) -> None:
-        """Note when."""
-        self._moved = monotonic()
-
-    def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
-        """Note for how long no rank had called anything, too."""
-        self.stood_s = error.when - self._moved
-        super().explain(ranks, error)
+        self._progress = progress
 
     def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
         """Who waits for whom in this run."""
@@ -147,8 +137,8 @@ def attempt(
     except WorkerError as error:
         done.error, output = error, error.output
         done.reached = min(*progress, len(runs) - 1)
-        lately = min(_STILL_S, options["timeout"] / 4)  # less than where a hang is proven
-        done.slow = isinstance(error, WorkerTimeout) and hang.stood_s < lately
+        if isinstance(error, WorkerTimeout):
+            done.slow = hang.since > error.when - options["timeout"] / 4
     finally:
         os.close(pipe[1])
         with os.fdopen(pipe[0], "rb") as reading:

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import mmap
 import os
-import pickle
 import random
 import re
 import sys
@@ -65,7 +64,7 @@ _NAP_S = 0.0005  # what is left of a learner's sleep where ranks come late
 
 def _random_numbers() -> tuple:
     numpy = sys.modules.get("numpy")
-    others = random.getstate(), pickle.dumps(numpy and numpy.random.get_state())
+    others = random.getstate(), str(numpy and numpy.random.get_state())
     return torch.default_generator.get_state().tolist(), *others
 
 

@@ -30,7 +30,7 @@ class HangReport(Listener):
     """Says where every rank is and why they hang, and why gloo ended one.
 
     It asks all ranks after `still_s` seconds without a call, and ends a launch that is proven to
-    hang for ever.
+    hang for ever. `since` is when they last called something, and 0 once they were asked.
     """
 
     def __init__(self, record: Record, still_s: float = inf) -> None:
@@ -55,22 +55,22 @@ class HangReport(Listener):
 
     def before(self, world_size: int) -> None:
         """Begin to watch."""
-        self._seen, self._since, self._asked = [], monotonic(), False
+        self._seen, self.since, self._asked = [], monotonic(), False
 
     def tick(self, members: Sequence[Member], final: bool = False) -> bool:
         """Ask, and at the next tick see what that says."""
         if final:  # perhaps of a launch that has never begun
             self.moved()
         elif (seen := [self._record.counts(), [m.settled for m in members]]) != self._seen:
-            self._seen, self._since, self._asked = seen, monotonic(), False
+            self._seen, self.since, self._asked = seen, monotonic(), False
             self.moved()
-        elif self._asked and self._since:
-            self._since = 0.0  # told
+        elif self._asked and self.since:
+            self.since = 0.0  # told
             stacks = {m.rank: None if m.settled else from_dump(m.dump()) for m in members}
             for member in members:  # else a rank that dies later would seem to have died there
                 member.forget_stack()
             return self.silent(self.deadlock(stacks, monotonic()))
-        elif not self._asked and monotonic() - self._since >= self.still_s:
+        elif not self._asked and monotonic() - self.since >= self.still_s:
             self._asked = True
             for member in members:
                 with contextlib.suppress(OSError):  # it has just ended
