@@ -11,6 +11,7 @@ It guards against what Python code can do, and is no virtual machine: the kernel
 import contextlib
 import ctypes
 import fcntl
+import glob
 import os
 import resource
 import signal
@@ -304,9 +305,9 @@ def descendants(pid: int) -> set[int]:
 
 def _children(pid: int) -> list[int]:
     found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):  # Path.glob fails where one has ended
         with contextlib.suppress(OSError):
-            found += [int(word) for word in path.read_text().split()]
+            found += [int(word) for word in Path(path).read_text().split()]
     return found
 
 

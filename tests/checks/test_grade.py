@@ -361,6 +361,25 @@ def test_a_learner_who_handed_in_nothing_is_named(tmp_path, capsys):
     assert "nothing of zoe to grade" in capsys.readouterr().err
 
 
+RESTLESS = """
+import os
+while True:
+    for pid in [os.fork() or os._exit(0) for _ in range(8)]:
+        os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts by /proc")
+def test_what_is_used_can_be_counted_while_processes_end():
+    """One that ended between two looks at it ended the judge, and the grading of a class."""
+    with subprocess.Popen([sys.executable, "-c", RESTLESS]) as restless:
+        try:
+            most = max(sandbox.used(restless.pid) for _ in range(2000))
+        finally:
+            restless.kill()
+    assert most > 0
+
+
 def test_where_there_is_no_sandbox_the_teacher_is_told(term, monkeypatch, capsys):
     monkeypatch.setattr(sandbox, "refused", lambda: "unshare: Operation not permitted")
     monkeypatch.setattr(grade, "Judge", lambda contained, slot: Recorder())
