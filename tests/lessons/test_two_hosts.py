@@ -30,6 +30,7 @@ def no_namespaces() -> str:
 
 
 WHY_NOT = no_namespaces()
+SLEEPERS = "sh -c 'ps -o stat= -C sleep || :'"  # killed before it was called so, there is none
 REAL = pytest.param(
     "namespaces", marks=pytest.mark.skipif(bool(WHY_NOT), reason=f"namespaces: {WHY_NOT}")
 )
@@ -240,7 +241,7 @@ def test_when_the_power_of_a_host_is_cut_its_processes_die_and_the_other_host_st
         assert programs[0].process.poll() is None
         both[1].cut_power()  # nobody is left: no error
         assert both[0].run("echo here") == "here\n"
-        while form == "namespaces" and "S" in both[1].run("ps -o stat= -C sleep"):
+        while form == "namespaces" and "S" in both[1].run(SLEEPERS):
             time.sleep(0.02)  # they are on their way
 
 
