@@ -44,7 +44,8 @@ class Schedule:
         messages = [one for one in met if one.key[0] == "message"]
         _refuse_lonely(messages)
         for number, one in enumerate(messages):
-            sent, taken = (one.calls[rank] for rank in one.members)
+            source, target = one.members
+            sent, taken = one.calls[source], one.calls[target]
             self._ends[sent.rank, sent.index] = "left", number
             self._ends[taken.rank, taken.index] = "arrived", number
             self.messages.append(Message(sent, taken, sent.bytes, (taken.index, 0)))

@@ -87,22 +87,19 @@ class Simulation:
 
     def _program(self, rank: int, steps: Sequence[Step]) -> Process:
         """What a rank does itself."""
-        left = 0.0
+        left, think, slow = 0.0, self.think, self.slow[rank]
         for code, what, event in steps:
             if code == "send":
                 left = self._send(what)
             elif code == "start":
                 call, own = self.tasks[what]
                 self._go_on(call.index, rank, self._task(("done", what), call, own))
-            else:
-                begun, until, self.held[rank] = self.now, what, event
-                if code == "compute":
-                    until = begun + self.think(rank, event) * self.slow[rank]
-                if until != begun:
-                    yield until
+            elif code == "wait" or (what := think(rank, event) * slow):
+                begun, self.held[rank] = self.now, event
+                yield what if code == "wait" else begun + what
                 if self.now > begun:
                     self.intervals.append(Interval(rank, begun, self.now, code, event))
-        del self.held[rank]
+        self.held.pop(rank, None)
         self.finish[rank] = max(self.finish[rank], self.now, left)
 
     def _task(self, end: End, call: Event, steps: Sequence[Step]) -> Process:
@@ -122,10 +119,10 @@ class Simulation:
         """Let a process run until it waits for a later moment, or nobody knows when."""
         for until in process:
             if isinstance(until, tuple):
-                if until not in self.ended:
+                if (moment := self.ended.get(until)) is None:
                     self.waiters[until].append((order, rank, process))
                     return
-                until = self.ended[until]
+                until = moment
             if until > self.now:
                 heapq.heappush(self.moments, (until, _RESUME, order, rank, process))
                 return

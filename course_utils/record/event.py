@@ -129,14 +129,16 @@ class Meeting(NamedTuple):
 
 def key_of(event: Event) -> Key | None:
     """What a rank counts a call by; None for what meets nobody, a wait or the end."""
-    group = event.group_name, event.group
-    if event.kind == "send":
-        return "message", event.rank, event.peer, event.tag, *group
-    if event.kind == "recv":
-        return "message", event.peer, event.rank, event.tag, *group
-    if event.kind == "new_group":
+    kind = event.kind
+    if kind in ("wait", "return"):
+        return None
+    if kind == "new_group":
         return ("new_group",)
-    return None if event.kind in ("wait", "return") else ("collective", *group)
+    if kind == "send":
+        return "message", event.rank, event.peer, event.tag, event.group_name, event.group
+    if kind == "recv":
+        return "message", event.peer, event.rank, event.tag, event.group_name, event.group
+    return "collective", event.group_name, event.group
 
 
 def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
@@ -154,8 +156,9 @@ def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
             continue
         counts, own = found.get(key) or found.setdefault(key, ({}, {}))
         number = counts[event.rank] = event.number or counts.get(event.rank, 0) + 1
-        if number not in own:
+        if (one := own.get(number)) is None:
             members = everyone if key[0] == "new_group" else event.group
-            own[number] = Meeting(key, number, key[1:3] if key[0] == "message" else members, {})
-        own[number].calls[event.rank] = event
+            members = key[1:3] if key[0] == "message" else members
+            one = own[number] = Meeting(key, number, members, {})
+        one.calls[event.rank] = event
     return [own[number] for _, own in found.values() for number in sorted(own)]
