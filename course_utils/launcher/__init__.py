@@ -3,7 +3,7 @@
 What happens between `launch(fn)` and `results[0]`, read downwards:
 
     launch.launch               what `course_utils.launch` has looked at and chosen is carried out
-      Team.start                has listeners get ready, opens the rendezvous, then for each rank:
+      Team.start                has listeners get ready, opens the rendezvous, and for each rank:
         Member.open, os.fork    a channel, a pipe for output, a file for its stack
           Worker.run            in the rank: one thread, streams and signals of its own
             Worker._work        joins the group, runs fn(*args), sends its result (parcel)

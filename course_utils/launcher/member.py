@@ -43,15 +43,13 @@ class Member:
         self.pipe, self.output = keep(FileIO(reading)), keep(FileIO(writing, "w"))
         os.set_blocking(reading, False)
 
-    def watch(self, pid: int) -> None:
-        """In the kernel: take note of the process that was just forked."""
-        self.pid = pid
+    def watch(self) -> None:
+        """In the kernel, when all ranks are forked."""
         self.theirs.close()
         self.output.close()
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # the rank does the same; whoever comes first
-        if hasattr(os, "pidfd_open"):
-            self.process = self._ends.enter_context(FileIO(os.pidfd_open(pid)))
+        # None on macOS, nor of a rank that is gone already where the kernel ignores SIGCHLD.
+        with contextlib.suppress(AttributeError, ProcessLookupError):
+            self.process = self._ends.enter_context(FileIO(os.pidfd_open(self.pid)))
 
     def close(self) -> None:
         """Close whatever is open."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from course_utils.launcher import errors
 from course_utils.launcher.listener import Listener
@@ -41,6 +41,7 @@ class Team:
     ) -> None:
         self.world_size, self.timeout, self.listeners = world_size, timeout, listeners
         self.members: list[Member] = []
+        self._kernel = os.getpid()
         self.meet = Rendezvous(world_size, nodes, timeout)
         self._listening = contextlib.ExitStack()
 
@@ -62,39 +63,40 @@ class Team:
 
     def start(self, fn: Callable, args: tuple, backend: str | None) -> None:
         """Let all who listen get ready, and fork every rank."""
+        rank = 0
         try:
             for listener in self.listeners:
                 listener.before(self.world_size)
                 self._listening.callback(listener.close)
             LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
             self.meet.open(listens=backend is None)
-            for number in range(self.world_size):
-                self._fork(number, fn, args, backend)
+            for rank in range(self.world_size):
+                self.members.append(Member(rank))  # first, so that `close` finds what was opened
+                self.members[rank].open()
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # till it can answer
+            try:
+                for rank in range(self.world_size):  # what is written on in between is copied again
+                    with _FORKING:
+                        pid = self.members[rank].pid = os.fork()
+                    if pid == 0:
+                        self._become(rank, fn, args, backend)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for member in self.members:
+                member.watch()
         except OSError as error:  # the system has no process or descriptor left
-            rank = f"rank {max(0, len(self.members) - 1)} of {self.world_size}"
             limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
             way = f"Use fewer ranks, or raise the limits that {limits} show."
-            message = f"{rank} could not be started: {error.strerror}. {way}"
+            told = f"rank {rank} of {self.world_size} could not be started: {error.strerror}. {way}"
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
-            raise errors.WorkerError([message], self.output()) from None
+            raise errors.WorkerError([told], self.output()) from None
 
-    def _fork(self, number: int, fn: Callable, args: tuple, backend: str | None) -> None:
-        kernel, member = os.getpid(), Member(number)
-        self.members.append(member)  # first, so that `close` finds whatever was opened
-        member.open()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until it can answer
-        try:
-            with _FORKING:
-                pid = os.fork()
-            if pid == 0:
-                for other in self.members[:-1]:
-                    other.close()
-                member.channel.close()
-                member.pipe.close()
-                Worker(member, kernel, self.listeners).run(fn, args, self.meet, backend)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        member.watch(pid)
+    def _become(self, rank: int, fn: Callable, args: tuple, backend: str | None) -> NoReturn:
+        """In the fork: let go of the other ranks' ends and of the kernel's, and work."""
+        own = self.members.pop(rank)
+        for end in (*self.members, own.channel, own.pipe):
+            end.close()
+        Worker(own, self._kernel, self.listeners).run(fn, args, self.meet, backend)
 
     def results(self, pressed: list[int]) -> list[Any]:
         """Wait for what every rank returns; whatever is raised, `close` stops the ranks."""
@@ -164,7 +166,7 @@ def remove_segments(owners: set[int]) -> None:
     Torch makes a segment for every tensor that a DataLoader worker hands over, and removes its
     name at once. A worker that is stopped in between leaves the segment for ever.
     """
-    for owner in owners:
-        for segment in Path("/dev/shm").glob(f"torch_{owner}_*"):
-            with contextlib.suppress(OSError):
-                segment.unlink()
+    with contextlib.suppress(OSError):  # no descriptor left to look
+        for segment in Path("/dev/shm").glob("torch_*_*"):
+            if segment.name.split("_")[1] in map(str, owners):
+                segment.unlink(missing_ok=True)

@@ -145,6 +145,13 @@ LIMITS = [
         says=("rank 0 of 2 could not be started: Resource temporarily unavailable", "ulimit -u"),
         own=True,
     ),
+    Fault(
+        "ranks that are gone before all are forked, in a kernel that ignores SIGCHLD",
+        "launch(lambda: os._exit(3), world_size=16, backend=None)",
+        first="signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        last="signal.signal(signal.SIGCHLD, signal.SIG_DFL)",
+        says=("failed: the process left with exit status",),
+    ),
 ]
 FAULTS = [
     *EXCEPTIONS,

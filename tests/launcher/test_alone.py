@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch.distributed as dist
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -91,13 +91,14 @@ def test_a_listener_inside_a_rank_is_there_before_the_group_and_sees_an_error_pa
 
 
 def test_a_rank_may_be_asked_for_its_stack_before_it_can_answer(monkeypatch):
-    watch = Member.watch
+    fork = os.fork
 
-    def watch_and_ask(member: Member, pid: int) -> None:
-        watch(member, pid)
-        member.ask_for_stack()
+    def fork_and_ask() -> int:
+        if pid := fork():
+            os.kill(pid, signal.SIGUSR1)
+        return pid
 
-    monkeypatch.setattr(Member, "watch", watch_and_ask)
+    monkeypatch.setattr(os, "fork", fork_and_ask)
     assert list(launch(dist.get_rank, world_size=4)) == [0, 1, 2, 3]
 
 
