@@ -10,6 +10,7 @@ grades.csv, canvas.csv and moodle.csv. Of a notebook only the text of the answer
 """
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import io
@@ -44,6 +45,10 @@ WHY = {
 SENTENCE = """\
 This system lets nobody make a sandbox ({}). So answers run as you, on your machine: with limits on
 memory and time, but they could reach your files and the network. Grade what you would run yourself.
+"""
+UNDONE = """\
+Not graded: {}. The process that judges (judge.py) failed meanwhile; what it said stands above. Run
+the same command again.
 """
 
 
@@ -122,6 +127,10 @@ def texts(path: Path, lab: Lab) -> dict[str, str]:
     return found
 
 
+class JudgeFailed(RuntimeError):
+    """The judge's own process has failed, which is no word about a submission."""
+
+
 class Judge:
     """A server, judge.py, and how to ask it."""
 
@@ -143,16 +152,18 @@ class Judge:
             verdicts.touch()
             asked = {"job": str(job), "verdicts": str(verdicts), "slot": self.slot}
             asked["limits"] = limits
-            print(json.dumps(asked), file=self.process.stdin, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # then nothing comes back
+                print(json.dumps(asked), file=self.process.stdin, flush=True)
             ended = (self.process.stdout or io.StringIO()).readline().strip()
             if not ended:
-                raise RuntimeError("judge.py itself has failed; what it says stands above")
+                raise JudgeFailed
             return ended, [json.loads(line) for line in verdicts.read_text().splitlines()]
 
     def close(self) -> None:
         """End the server."""
         if self.process.stdin:
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         self.process.wait()
 
 
@@ -252,17 +263,23 @@ def grade(judge: Judge, work: Work, folder: Path, again: bool) -> str:
     return f"{work.who} {work.lab.slug}: {sums} in {seconds:.1f} s {why}".rstrip()
 
 
-def grade_all(works: list[Work], folder: Path, again: bool, jobs: int, contained: bool) -> int:
-    """Grade side by side; returns how many were new."""
+def grade_all(
+    works: list[Work], folder: Path, again: bool, jobs: int, contained: bool
+) -> tuple[int, list[str]]:
+    """Grade side by side; returns how many were new, and which could not be graded."""
     judges: SimpleQueue[Judge] = SimpleQueue()
-    all_judges = [Judge(contained, slot) for slot in range(min(jobs, len(works)))]
+    all_judges, undone = [Judge(contained, slot) for slot in range(min(jobs, len(works)))], []
     for one in all_judges:
         judges.put(one)
 
     def with_a_judge(work: Work) -> bool:
-        judge = judges.get()
+        judge, line = judges.get(), ""
         try:
             line = grade(judge, work, folder, again)
+        except JudgeFailed:  # the others are graded all the same
+            undone.append(f"{work.who} {work.lab.slug}")
+            judge.close()
+            all_judges.append(judge := Judge(contained, judge.slot))
         finally:
             judges.put(judge)
         print(line, end="\n" * bool(line), flush=True)
@@ -270,7 +287,7 @@ def grade_all(works: list[Work], folder: Path, again: bool, jobs: int, contained
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            return sum(pool.map(with_a_judge, works))
+            return sum(pool.map(with_a_judge, works)), undone
     finally:
         for one in all_judges:
             one.close()
@@ -303,12 +320,15 @@ def main(argv: list[str] | None = None) -> int:
     if why := sandbox.refused():
         print(SENTENCE.format(why), file=sys.stderr)
     begun = time.monotonic()
-    new = grade_all(works, folder, args.again or bool(args.who), args.jobs, contained=not why)
+    again = args.again or bool(args.who)
+    new, undone = grade_all(works, folder, again, args.jobs, contained=not why)
     print(
         f"{new} of {len(works)} graded in {time.monotonic() - begun:.0f} s; the rest is as it was."
     )
     print(*export.write(folder / "graded", args.roster), sep="\n")
-    return 0
+    if undone:
+        print(UNDONE.format(", ".join(undone)), file=sys.stderr)
+    return 1 if undone else 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -300,6 +301,25 @@ def test_only_what_is_new_is_graded_again_or_one_learner(term, monkeypatch, caps
 class Recorder:
     def close(self):
         pass
+
+
+def test_where_the_judge_itself_is_killed_all_others_are_graded(term, monkeypatch, capsys):
+    common, judged = [str(term), "--root", str(term), "--jobs", "1", "--again"], grade.judged
+
+    def killed(judge, *asked):
+        if killings:
+            os.kill(judge.process.pid, killings.pop())
+        return judged(judge, *asked)
+
+    killings = [signal.SIGKILL]
+    monkeypatch.setattr(grade, "judged", killed)
+    assert grade.main(common) == 1
+    out, said = capsys.readouterr()
+    assert f"Not graded: ada {SLUG}." in said
+    assert f"bob {SLUG}: 0 of 4" in out
+    assert f"eve {SLUG}: 2 of 4" in out
+    assert grade.main(common) == 0
+    assert table(term / "graded/moodle.csv")[1:3] == [["ada", "4"], ["bob", "0"]]
 
 
 @pytest.mark.parametrize(
