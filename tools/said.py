@@ -32,7 +32,7 @@ NOT_SAID = re.compile(
     r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_bar)|event\.KINDS|"
     r"placement\.place|outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|stacks\.from_dump|launch\._print|"
-    r"team\.Team: (in _work|\{name\})|facts\._there: , in|errors\._(LOST|WAITED)|nccl\._MORE|"
+    r".*: in _work|team\.Team: \{name\}|facts\._there: , in|errors\._(LOST|WAITED)|nccl\._MORE|"
     r"errors\.from_exception: RuntimeError|member\.Member: .*left out|compare\.brief: item|"
     r"check\._told: (\{were|would)|attempt\.attempt: \(more|rules\._(ARRIVED|BUFFERS)|"
     r"cells\.(?!cut_solution: about)"

@@ -19,6 +19,7 @@ from course_utils.record.event import Event, Log
 from course_utils.record.record import Record
 
 _ROWS = 8  # ranks with a row of their own; of more, those that do the same share one
+_ANSWER_S = 3.0  # for ranks on a busy machine to write where they are
 _SIZES = "data size doesn't match"  # what gloo prints before it ends the rank that received
 _UNKNOWN = (
     "Likely reason: more arrived in gloo than it was told to expect, most often because the ranks "
@@ -58,13 +59,17 @@ class HangReport(Listener):
         self._seen, self.since, self._asked = [], monotonic(), False
 
     def tick(self, members: Sequence[Member], final: bool = False) -> bool:
-        """Ask, and at the next tick see what that says."""
+        """Ask, and see what that says once all have answered."""
         if final:  # perhaps of a launch that has never begun
             self.moved()
         elif (seen := [self._record.counts(), [m.settled for m in members]]) != self._seen:
             self._seen, self.since, self._asked = seen, monotonic(), False
             self.moved()
         elif self._asked and self.since:
+            late = monotonic() - self.since >= self.still_s + _ANSWER_S
+            # What a rank writes comes line by line, and ends with the frame of `Worker._work`.
+            if not (late or all("in _work\n" in m.dump() for m in members if not m.settled)):
+                return False
             self.since = 0.0  # told
             stacks = {m.rank: None if m.settled else from_dump(m.dump()) for m in members}
             for member in members:  # else a rank that dies later would seem to have died there

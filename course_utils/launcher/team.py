@@ -21,7 +21,7 @@ from course_utils.launcher.stacks import Frame, from_dump
 
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
 _TICK_S = 0.1
-_STACK_S = 0.8  # for all ranks to write where they are
+_STACK_S = 3.0  # for all ranks to write where they are, also on a busy machine
 # From Python 3.12 on, filelock, which torch brings, lets no two threads fork at the same time.
 _FORKING = threading.Lock()
 

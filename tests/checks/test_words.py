@@ -12,6 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from course_checks.cases import CASES
 from course_utils import check
+from course_utils.launcher.member import Member
 
 CASE = {"cases": CASES[1:2], "world_sizes": (2,), "timeout": 60.0}
 
@@ -189,6 +190,18 @@ def test_a_hang_that_is_proven_is_told_long_before_time_is_up(fn, who):
     text = told(fn, timeout=300.0)  # so that nothing else can end it
     assert f"{who} would never be done." in text
     assert "waiting in" in text
+
+
+def test_a_rank_that_is_slow_to_say_where_it_is_is_waited_for(monkeypatch):
+    asked, ask = set(), Member.ask_for_stack
+
+    def ask_later(member):
+        delay = 0.5 if member.rank not in asked else 0.0
+        asked.add(member.rank)
+        threading.Timer(delay, ask, [member]).start()
+
+    monkeypatch.setattr(Member, "ask_for_stack", ask_later)
+    assert "Ranks 0 and 1 would never be done." in told(both_receive, timeout=20.0)
 
 
 def comes_late(tensor):
