@@ -33,9 +33,9 @@ NOT_SAID = re.compile(
     r"placement\.place|outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|stacks\.from_dump|launch\._print|"
     r".*: in _work|team\.Team: \{name\}|facts\._there: , in|errors\._(LOST|WAITED)|nccl\._MORE|"
-    r"errors\.from_exception: RuntimeError|member\.Member: .*left out|compare\.brief: item|"
-    r"check\._told: (\{were|would)|attempt\.attempt: \(more|rules\._(ARRIVED|BUFFERS)|"
-    r"cells\.(?!cut_solution: about)"
+    r"errors\.from_ex(ception: RuntimeError|it: Fatal)|member\.Member: .*left out|"
+    r"compare\.brief: item|check\._told: (\{were|would)|attempt\.attempt: \(more|"
+    r"rules\._(ARRIVED|BUFFERS)|cells\.(?!cut_solution: about)"
 )
 # Templates of one word, or of none, in which others stand together.
 SHORT = {

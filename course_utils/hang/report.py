@@ -67,13 +67,10 @@ class HangReport(Listener):
             self.moved()
         elif self._asked and self.since:
             late = monotonic() - self.since >= self.still_s + _ANSWER_S
-            # What a rank writes comes line by line, and ends with the frame of `Worker._work`.
-            if not (late or all("in _work\n" in m.dump() for m in members if not m.settled)):
+            if False in [m.has_answered() for m in members if not m.settled] and not late:
                 return False
             self.since = 0.0  # told
             stacks = {m.rank: None if m.settled else from_dump(m.dump()) for m in members}
-            for member in members:  # else a rank that dies later would seem to have died there
-                member.forget_stack()
             return self.silent(self.deadlock(stacks, monotonic()))
         elif not self._asked and monotonic() - self.since >= self.still_s:
             self._asked = True

@@ -149,7 +149,8 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
     if status < 0:
         names = {number.value: number.name for number in signal.Signals}
         headline = f"the process died of {names.get(-status, f'signal {-status}')}"
-    return Failure(rank, time.monotonic(), headline, stacks.from_dump(dump))
+    crash = dump.partition("Fatal Python error")[2]  # the rest it wrote before, when asked to
+    return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash))
 
 
 def worker_error(failures: list[Failure], world_size: int, output: list[str]) -> WorkerError:

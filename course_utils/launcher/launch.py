@@ -14,8 +14,6 @@ from course_utils.launcher import rank
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.team import Stopped, Team
 
-_SAME_PRESS_S = 1.0
-
 
 class Results(list):
     """What the ranks returned, by global rank.
@@ -73,8 +71,8 @@ def _stop_button() -> Iterator[list[int]]:
     try:
         yield pressed
     finally:
-        if pressed:  # who presses again means the same; it could cost ipykernel its reply
-            time.sleep(_SAME_PRESS_S)
+        if pressed:  # who presses again at once means the same; it could cost ipykernel its reply
+            time.sleep(1.0)
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
             rank.LIBC.sigaction(signal.SIGINT, action, None)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from io import FileIO
 from typing import Any
 
@@ -14,6 +15,7 @@ _HALF = KEPT_BYTES // 2
 _AT_ONCE = 256 * 1024
 _READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up
 _NOTHING = object()
+ASKED = signal.SIGUSR1, signal.SIGUSR2  # where a rank is: first Python, in a wait then C
 
 
 class Member:
@@ -23,7 +25,7 @@ class Member:
     process: FileIO | None = None  # readable once it has ended; none on macOS
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.pid = rank, 0
+        self.rank, self.pid, self._asked = rank, 0, 0.0
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
         self.status: int | None = None  # exit status, or minus the signal's number
@@ -108,13 +110,17 @@ class Member:
         self._read_output()
 
     def ask_for_stack(self) -> None:
-        """Have the rank write where it is; `dump` reads it."""
-        self.forget_stack()
-        os.kill(self.pid, signal.SIGUSR1)
-
-    def forget_stack(self) -> None:
-        """What was asked for is no word about a later end."""
+        """Have the rank write where it is; `dump` reads it once it `has_answered`."""
         os.ftruncate(self.stack.fileno(), 0)
+        self._asked = time.monotonic()
+        os.kill(self.pid, ASKED[0])
+
+    def has_answered(self) -> bool:
+        """Whether all frames are there: the last of them is that of `Worker._work`."""
+        if not (whole := "in _work\n" in self.dump()) and time.monotonic() > self._asked + 0.3:
+            self._asked = time.monotonic()
+            os.kill(self.pid, ASKED[1])
+        return whole
 
     def dump(self) -> str:
         """What faulthandler has written about this rank, also at a crash."""

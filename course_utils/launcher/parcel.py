@@ -53,8 +53,7 @@ def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:
     """Send a picklable object; tensors arrive on the CPU, detached, contiguous and owning.
 
-    Raises:
-        Exception: whatever pickling raised, or OSError when there is no memory for the file.
+    Raises whatever pickling raised, or OSError when there is no memory for the file.
     """
     large: list[pickle.PickleBuffer] = []
 

@@ -20,7 +20,7 @@ import torch
 
 from course_utils.launcher import errors, parcel
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
+from course_utils.launcher.member import ASKED, Member
 from course_utils.launcher.rendezvous import Rendezvous
 
 LIBC = ctypes.CDLL(None)
@@ -102,8 +102,11 @@ class Worker:
             if getattr(handler, "stream", None) in old:
                 handler.setStream(sys.stderr)
         faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
-        faulthandler.register(signal.SIGUSR1, file=self.own.stack, all_threads=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        # Amid Python code this one can crash: github.com/python/cpython/issues/140815.
+        faulthandler.register(ASKED[1], file=self.own.stack, all_threads=False)
+        signal.signal(ASKED[0], lambda *_: faulthandler.dump_traceback(self.own.stack, False))
+        signal.siginterrupt(ASKED[0], False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED)
 
     def _let_out(self) -> None:
         """Before the kernel hears the end: it may stop this rank at once."""
@@ -119,16 +122,12 @@ class Worker:
         parcel.send(self.own.theirs, parcel.FAILED, failure)
 
     def _stay(self) -> NoReturn:
-        """Until the kernel, which then has heard of all ranks, kills this one.
-
-        A rank that ended earlier would break its peers' connections, and destructors of process
-        groups can wait for each other.
-        """
+        """Hold what peers are connected to, until the kernel has heard of all and kills it."""
         try:
             while True:
                 time.sleep(3600)
         finally:
-            os._exit(1)
+            os._exit(1)  # destructors of process groups can wait for each other
 
 
 def _no_keyboard(prompt: object = "") -> NoReturn:

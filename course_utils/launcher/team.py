@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from course_utils.launcher import errors
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
+from course_utils.launcher.member import ASKED, Member
 from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.stacks import Frame, from_dump
@@ -73,7 +73,7 @@ class Team:
             for rank in range(self.world_size):
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # till it can answer
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED)  # until a rank can answer
             try:
                 for rank in range(self.world_size):  # what is written on in between is copied again
                     with _FORKING:
@@ -140,8 +140,7 @@ class Team:
         for member in running:
             member.ask_for_stack()
         end = time.monotonic() + _STACK_S
-        # What a rank writes comes line by line, and ends with the frame of `Worker._work`.
-        while time.monotonic() < end and not all("in _work\n" in m.dump() for m in running):
+        while time.monotonic() < end and False in [m.has_answered() for m in running]:
             time.sleep(0.02)
         return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
 

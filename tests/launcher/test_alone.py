@@ -5,6 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
+from course_utils.launcher.member import Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -100,6 +103,22 @@ def test_a_rank_may_be_asked_for_its_stack_before_it_can_answer(monkeypatch):
 
     monkeypatch.setattr(os, "fork", fork_and_ask)
     assert list(launch(dist.get_rank, world_size=4)) == [0, 1, 2, 3]
+
+
+def test_a_rank_amid_python_code_survives_being_asked_where_it_is_a_thousand_times():
+    """From a handler in C, it would read frames that are half made: it died within 500 times."""
+
+    class Asks(Listener):
+        def tick(self, members: Sequence[Member], final: bool = False) -> None:
+            for _ in range(0 if final or members[0].settled else 400):
+                members[0].ask_for_stack()
+                time.sleep(0.0001)
+
+    def work() -> None:
+        for _ in range(100_000):
+            sorted(range(20), key=lambda number: -number)  # Python, called by C, called by Python
+
+    assert list(launch(work, world_size=1, listeners=[Asks()])) == [None]
 
 
 def test_law_6_without_a_hang_report_a_time_out_says_where_each_rank_is():
