@@ -1019,6 +1019,7 @@ RAY_SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its effect on Linux: loopback will do
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_prestart_worker_first_driver": "0",  # Pythons for tasks that never come
 }
 FUNCTIONS = train, load_from_ray, save_to_ray, under_ray, on_a_cluster
 
