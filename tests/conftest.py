@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -24,6 +25,11 @@ from jupyter_client import KernelManager
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ["COURSE_LANG"] = "en"  # whatever this machine speaks, unless a test says otherwise
+# What every Python does that is started from here, and this one does now.
+STARTUP = Path(__file__).parent / "helpers" / "startup"
+PATHS = filter(None, (str(STARTUP), os.environ.get("PYTHONPATH")))
+os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
+runpy.run_path(str(STARTUP / "sitecustomize.py"))
 
 # What takes longest comes first, so that no worker is left alone with it at the end.
 FIRST = (
