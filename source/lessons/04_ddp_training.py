@@ -679,7 +679,7 @@ print(tokens[:9].tolist(), "is", "".join(alphabet[token] for token in tokens[:9]
 
 
 # %%
-def read(own_seed, steps=40):
+def read(own_seed, steps=20):
     torch.manual_seed(dist.get_rank() if own_seed else 0)
     model = DistributedDataParallel(SmallGPT(len(alphabet)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
@@ -962,7 +962,7 @@ for name, tensor in run[0].items():
 
 
 # %% jupyter={"source_hidden": true}
-def images_per_second(model, talk, images, labels, steps=4):
+def images_per_second(model, talk, images, labels, steps=3):
     dist.barrier()
     begun = time.perf_counter()
     for _ in range(steps):
@@ -975,7 +975,7 @@ def images_per_second(model, talk, images, labels, steps=4):
 # %%
 def measure():
     model, batch = DistributedDataParallel(convnet()), next(iter(my_batches(128)))
-    images_per_second(model, nullcontext, *batch)  # warm up: DDP arranges its buckets
+    images_per_second(model, nullcontext, *batch, steps=2)  # warm up: DDP arranges its buckets
     ways = {"no messages": model.no_sync, "DDP": nullcontext}
     return {name: images_per_second(model, talk, *batch) for name, talk in ways.items()}
 
@@ -1027,8 +1027,8 @@ def torchrun(script, *arguments, timeout_s=100):
 
 # %%
 with tempfile.TemporaryDirectory() as runs:
-    launch(train_ddp.train, f"{runs}/launched.pt", backend="gloo")
-    torchrun("train_ddp.py", f"--path={runs}/started.pt")
+    launch(train_ddp.train, f"{runs}/launched.pt", 1, backend="gloo")
+    torchrun("train_ddp.py", f"--path={runs}/started.pt", "--epochs=1")
     launched, started = (
         torch.load(f"{runs}/{name}.pt")["model"] for name in ("launched", "started")
     )

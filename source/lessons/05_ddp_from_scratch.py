@@ -538,11 +538,23 @@ def step_ms(replay):
     return max(call.start_us for call in calls) / 1000
 
 
+@functools.cache  # no form is recorded twice
+def recorded_all(*kinds):
+    """A step of eight ranks in each form, in one launch, without the broadcasts at its start."""
+    all_steps = {"world_size": 8, "backend": "gloo", "trace": True}
+    ranks = launch(lambda: [one_step(kind) for kind in kinds], **all_steps)
+    kept = [[] for _ in kinds]
+    for rank in range(8):
+        form = 0
+        for event in ranks.trace.of_rank(rank):
+            kept[form] += [event] * (event.kind != "broadcast")
+            form += event.kind == "barrier"  # which ends a step
+    traces = [replace(ranks.trace, events=tuple(events)) for events in kept]
+    return list(zip(zip(*ranks), traces))
+
+
 def recorded(kind):
-    """A step of eight ranks, without the broadcasts at its start."""
-    run = launch(one_step, kind, world_size=8, backend="gloo", trace=True)
-    kept = tuple(event for event in run.trace if event.kind != "broadcast")
-    return run, replace(run.trace, events=kept)
+    return recorded_all(kind)[0]
 
 
 def replayed(run, trace, copy_us, on=network):
@@ -869,7 +881,8 @@ draw(forms, "Overlapped begins to send after 2.5 ms, and its port never rests un
 # %%
 sizes_mb = [1e-6, 1, 2, 4, 6, 16]  # the first is less than any tensor has
 print("bucket     alone", *(f"{size:5} MB" for size in sizes_mb[1:]))
-runs = [recorded(lambda module: Overlapped(module, int(mb * 2**20))) for mb in sizes_mb]
+sized = [functools.partial(Overlapped, limit_bytes=int(mb * 2**20)) for mb in sizes_mb]
+runs = recorded_all(*sized)
 for latency_us in (30, 300):
     slower = replace(network, latency_us=latency_us)
     replayed_ms = [step_ms(replayed(*run, 0.2 / 1000, slower)[0]) for run in runs]
@@ -1319,14 +1332,15 @@ check(trained(OurDDP), **order_judged | {"budget": None})  # which has no room f
 # | `takewhile`, zeros, the first loop of `finish` | wrong sums, and a hang (6) |
 # | `talks` | silence where nobody needs to talk (7) |
 #
-# Now the examination, against PyTorch's DDP with buckets of the same size: 10 steps of both networks.
+# Now the examination, against PyTorch's DDP with buckets of the same size: 10 steps of both networks on two ranks, and 3 on four.
 
 # %%
 PyTorchs = functools.partial(DistributedDataParallel, bucket_cap_mb=2)
 for form in (plain, awkward):
-    for size in (2, 4):
+    for size, steps in ((2, 10), (4, 3)):
         how = {"world_size": size, "backend": "gloo"}
-        away = apart(*(launch(train, Training, form, **how) for Training in (OurDDP, PyTorchs)))
+        both = (launch(train, ddp, form, steps, **how) for ddp in (OurDDP, PyTorchs))
+        away = apart(*both)
         print(f"{form.__name__:8}{size} ranks:", "exactly 0" if away == 0 else f"about {away:.0e}")
 
 # %% [markdown]

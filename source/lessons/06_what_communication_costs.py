@@ -19,9 +19,11 @@
 # a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %%
+import functools
 import math
 import time
 from dataclasses import replace
+from itertools import product, takewhile
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -49,9 +51,9 @@ def record(fn, *args, world_size):
     return launch(fn, *args, world_size=world_size, backend="gloo", trace=True)
 
 
-def finish_us(results, network=network):
+def finish_us(trace, network=network):
     """When the last rank is done, on the virtual clock."""
-    return max(results.trace.replay(network).finish_us)
+    return max(trace.replay(network).finish_us)
 
 
 # %% [markdown]
@@ -109,7 +111,7 @@ def swap_in_pairs():
 
 # %%
 queued, paired = record(all_to_rank_0, world_size=4), record(swap_in_pairs, world_size=4)
-ports_us.measured([round(finish_us(queued)), round(finish_us(paired))])
+ports_us.measured([round(finish_us(queued.trace)), round(finish_us(paired.trace))])
 text = "Three ranks send at once, but rank 0's incoming port takes one message at a time."
 plot_timeline(queued.trace.replay(network), text)
 
@@ -188,24 +190,45 @@ def ring(x, group=None):
 
 
 # %%
+# Made once, by NumPy: the ranks are copies of a kernel that has it, and that must start no threads.
+patterns = torch.from_numpy(np.arange(4_000_000, dtype=np.float32) % 100)
+
+
 def add_up(algorithm, size_bytes):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    pattern = torch.arange(size_bytes // 4) % 100.0
+    rank, world_size, pattern = dist.get_rank(), dist.get_world_size(), patterns[: size_bytes // 4]
     x = (rank + 1) * pattern
     algorithm(x)
-    return torch.equal(x, world_size * (world_size + 1) / 2 * pattern)
+    x /= world_size * (world_size + 1) / 2  # exact, as all of these are whole numbers
+    assert torch.equal(x, pattern), "a wrong sum"
 
 
 def recorded(algorithm, world_size, size_bytes):
-    results = record(add_up, algorithm, size_bytes, world_size=world_size)
-    assert all(results), "a wrong sum"
-    return results
+    return record(add_up, algorithm, size_bytes, world_size=world_size)
+
+
+# %% jupyter={"source_hidden": true}
+def add_up_all(algorithms, sizes):
+    for algorithm, size_bytes in product(algorithms, sizes):
+        add_up(algorithm, size_bytes)
+        dist.barrier()
+
+
+@functools.cache  # nothing is recorded twice
+def recorded_all(algorithms, world_size, sizes):
+    """Record each algorithm with each size, in one launch, cut at its barriers: a trace for each."""
+    run = record(add_up_all, algorithms, sizes, world_size=world_size)
+    events = {choice: [] for choice in product(algorithms, sizes)}
+    for rank in range(world_size):
+        rest = iter(run.trace.of_rank(rank))
+        for own in events.values():
+            own += takewhile(lambda event: event.kind != "barrier", rest)
+    return {choice: replace(run.trace, events=tuple(own)) for choice, own in events.items()}
 
 
 # %%
 print("            messages   bytes in all   most bytes into one rank   (8 ranks, 80,000 bytes)")
-for algorithm in (direct, tree, ring):
-    traffic = recorded(algorithm, 8, 80_000).trace.traffic()
+for (algorithm, _), trace in recorded_all((direct, tree, ring), 8, (80_000,)).items():
+    traffic = trace.traffic()
     messages, in_all = sum(traffic.sent_messages), sum(traffic.sent_bytes)
     print(f"{algorithm.__name__:12}{messages:8}{in_all:15,}{max(traffic.received_bytes):19,}")
 
@@ -248,9 +271,9 @@ formula = {
 }
 print(" ranks             replay    formula   (µs, 80,000 bytes)")
 for n in (4, 8, 16):
-    for algorithm, says in formula.items():
-        took = finish_us(recorded(algorithm, n, 80_000))
-        print(f"{n:6} {algorithm.__name__:8}{took:10.1f}{says(n, 80_000):11.1f}")
+    for (algorithm, size), trace in recorded_all(tuple(formula), n, (80_000,)).items():
+        took, says = finish_us(trace), formula[algorithm](n, size)
+        print(f"{n:6} {algorithm.__name__:8}{took:10.1f}{says:11.1f}")
 
 # %% [markdown]
 # They do, though nobody told the replay which algorithm it was looking at. It sent the recorded messages through the ports, and out came the formulas.
@@ -262,8 +285,9 @@ for n in (4, 8, 16):
 winners = predict("winners for 800 and 8,000,000 bytes", ...)
 
 # %%
-sizes = [800, 8_000, 40_000, 64_000, 160_000, 224_000, 1_600_000, 8_000_000]
-took_us = {a: [finish_us(recorded(a, 8, size)) for size in sizes] for a in formula}
+sizes = (800, 8_000, 40_000, 64_000, 160_000, 224_000, 1_600_000, 8_000_000)
+of_8 = recorded_all(tuple(formula), 8, sizes)
+took_us = {a: [finish_us(of_8[a, size]) for size in sizes] for a in formula}
 best = [min(formula, key=lambda a: took_us[a][i]).__name__ for i in range(len(sizes))]
 print("     bytes   direct     tree     ring   (µs, 8 ranks)")
 for i, size in enumerate(sizes):
@@ -356,7 +380,7 @@ def ring_by_direct(size_bytes, rounds):
 
 # %%
 print("ring / direct, 8 ranks   network   this machine (middle half of the rounds)")
-for size_bytes, rounds in ((8_000, 15), (1_000_000, 15), (16_000_000, 5)):
+for size_bytes, rounds in ((8_000, 9), (1_000_000, 9), (8_000_000, 5)):
     virtual = formula[ring](8, size_bytes) / formula[direct](8, size_bytes)
     middle, low, high = ring_by_direct(size_bytes, rounds)
     here = f"about {middle:.1f}   (about {low:.1f} to about {high:.1f})"
@@ -552,8 +576,7 @@ times_slower = predict("one slow link makes the ring slower by a factor of", ...
 # %%
 one_slow_link = replace(network, slow_links={(2, 3): 10})
 for algorithm, size in ((direct, 8_000_000), (ring, 800), (ring, 8_000_000)):
-    run = recorded(algorithm, 8, size)
-    before, after = finish_us(run), finish_us(run, one_slow_link)
+    before, after = (finish_us(of_8[algorithm, size], on) for on in (network, one_slow_link))
     times = f"{before:7.0f} -> {after:7.0f} µs, x{after / before:.1f}"
     print(f"{algorithm.__name__:7}{size:10,} bytes: {times}")
 times_slower.measured(round(after / before, 1), within=0.15)
@@ -612,10 +635,9 @@ def hierarchical(x, per_node=4):
 # %%
 two_level = Network(latency_us=2, gbit_s=800, nodes=4, between=(10, 80))
 print("     bytes     flat   hierarchical   gain   (µs, 16 ranks in 4 nodes)")
+of_16 = recorded_all((ring, hierarchical), 16, (1_600, 160_000, 16_000_000))
 for size in (1_600, 160_000, 16_000_000):
-    flat_us, layered_us = (
-        finish_us(recorded(a, 16, size), two_level) for a in (ring, hierarchical)
-    )
+    flat_us, layered_us = (finish_us(of_16[a, size], two_level) for a in (ring, hierarchical))
     print(f"{size:10,}{flat_us:9.0f}{layered_us:15.0f}{flat_us / layered_us:7.1f}")
 
 # %% [markdown]
@@ -629,7 +651,7 @@ for size in (1_600, 160_000, 16_000_000):
 
 # %%
 islands = Network(latency_us=0, gbit_s=230 * 8, nodes=3, between=(0, 96 * 8))
-replay_us = finish_us(recorded(ring, 24, 2_400_000), islands)
+replay_us = finish_us(recorded(ring, 24, 2_400_000).trace, islands)
 print(f"2.4 MB: replay {replay_us:.1f} µs, formula {2 * 23 / 24 * 2_400_000 / 96_000:.1f} µs")
 
 # %%
@@ -683,7 +705,7 @@ def halving(x):  # for powers of two
 
 # %%
 formula[halving] = lambda n, size: 2 * math.log2(n) * alpha + bound_us(n, size)
-took = finish_us(recorded(halving, 16, 80_000))
+took = finish_us(recorded(halving, 16, 80_000).trace)
 print(f"16 ranks: replay {took:.1f} µs, formula {formula[halving](16, 80_000):.1f} µs\n")
 bucket_bytes = 25 * 2**20  # DDP starts an all-reduce when it has so many bytes of gradients
 print("   ranks   direct     tree     ring  halving    bound   (ms, 25 MiB, by formula)")
