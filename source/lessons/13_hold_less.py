@@ -116,13 +116,13 @@ def holds(model):
     return [mib(weights), mib(weight.grad for weight in weights)]
 
 
-def three_steps(wrap):
-    """Train; return what was held at the end of the last backward, and the peak."""
+def train_stack(wrap):
+    """Make two steps; return what was held at the end of the last backward, and the peak."""
     torch.manual_seed(dist.get_rank())
     with Meter() as meter:
         model = wrap(stack())
         optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(3):
+        for _ in range(2):
             optimizer.zero_grad()
             model(torch.randn(4, 256)).square().mean().backward()
             if hasattr(model, "finish"):
@@ -136,9 +136,9 @@ def three_steps(wrap):
 def report(wrap, world_size=4):
     """Print a row; return what weights, gradients and optimiser take, and what was sent."""
     print("MiB per rank  weights  gradients  optimiser    sum   peak        sent per step")
-    run = launch(three_steps, wrap, world_size=world_size, backend="gloo", trace=True)
+    run = launch(train_stack, wrap, world_size=world_size, backend="gloo", trace=True)
     trained = tuple(event for event in run.trace if event.kind != "broadcast")  # not the start
-    sent = max(replace(run.trace, events=trained).traffic().sent_bytes) / 3
+    sent = max(replace(run.trace, events=trained).traffic().sent_bytes) / 2
     share = 2**21 * (world_size - 1) / world_size
     weights, gradients, optimizer, peak = (max(each) for each in zip(*run))
     held = weights + gradients + optimizer
@@ -674,19 +674,21 @@ fsdp2, _ = report(FSDP2)
 # %% [markdown]
 # The same shares. FSDP2 sends exactly 3: it gathers a unit before its backward without asking who will read it.
 #
-# Now all of them train the small GPT of chapter 05, with its tied weight, in double precision: one process on all sequences, four ranks on a quarter each.
+# Now all of them train the small GPT of chapter 05, with its tied weight and one block, in double precision: one process on all sequences, four ranks on a quarter each.
 
 
 # %% jupyter={"source_hidden": true}
 tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
 
 
-def train_gpt(wrap, steps=3):
+def train_gpt(wrap):
+    """All weights, whole, after two steps and after three."""
     torch.manual_seed(7)
-    model = SmallGPT(len(alphabet), width=32).double()
+    model = SmallGPT(len(alphabet), width=32, depth=1).double()
     model = wrap(model) if wrap else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    for _ in range(steps):
+    states = []
+    for step in range(3):
         drawn = tokens[torch.randint(len(tokens) - 33, (8, 1)) + torch.arange(33)]
         drawn = drawn[dist.get_rank() :: dist.get_world_size()]
         optimizer.zero_grad()
@@ -694,10 +696,20 @@ def train_gpt(wrap, steps=3):
         if hasattr(model, "finish"):
             model.finish()
         optimizer.step()
+        if step > 0:
+            states.append({name: own.clone() for name, own in whole(model).items()})
+    return states
+
+
+def whole(model):
     if hasattr(model, "full_state_dict"):
         return model.full_state_dict()
     state = getattr(model, "module", model).state_dict()
     return {k: x.full_tensor() if isinstance(x, DTensor) else x for k, x in state.items()}
+
+
+def train_all(wraps):
+    return [train_gpt(wrap) for wrap in wraps]
 
 
 def apart(run, other):
@@ -707,15 +719,16 @@ def apart(run, other):
 
 
 # %% jupyter={"source_hidden": true}
-(one,) = launch(train_gpt, None, world_size=1, backend="gloo")
+((_, one),) = launch(train_gpt, None, world_size=1, backend="gloo")
 wraps = OurDDP, Zero1, Zero2, Sharded, FSDP2
-runs = {wrap: launch(train_gpt, wrap, world_size=4, backend="gloo") for wrap in wraps}
+ranks = launch(train_all, wraps, world_size=4, backend="gloo")
+runs = {wrap: list(zip(*own)) for wrap, own in zip(wraps, zip(*ranks))}  # after 2 steps, after 3
 print("largest difference of a weight after 3 steps   to one process   to FSDP2")
-for wrap, run in runs.items():
-    to_one, to_fsdp2 = apart(run, one), apart(run, runs[FSDP2][0])
+for wrap, (_, run) in runs.items():
+    to_one, to_fsdp2 = apart(run, one), apart(run, runs[FSDP2][1][0])
     print(f"{wrap.__name__:47}about {to_one:.0e}   about {to_fsdp2:.0e}")
-less = launch(train_gpt, Sharded, 2, world_size=4, backend="gloo")
-print(f"{'Sharded after 2 steps, as a control':47}about {apart(less, one):.0e}")
+less = apart(runs[Sharded][0], one)
+print(f"{'Sharded after 2 steps, as a control':47}about {less:.0e}")
 
 # %% [markdown]
 # Rounding, and nothing else. `Sharded` also takes frozen layers, half precision (`compute_dtype=torch.bfloat16`, while shards and sums stay in single precision) and gives a whole `state_dict`; the course's tests try them.
@@ -833,22 +846,23 @@ class Timed(Layer):
         return torch.relu(Computes.apply(x, self.nobody) @ weight)
 
 
-def two_steps(wrap):
+def train_timed(wrap, steps):
     nobody, _ = dist.new_subgroups(group_size=1)
     network = nn.Sequential(*[Timed() for _ in range(8)])
     for layer in network:
         layer.nobody = nobody
     model = wrap(network)
-    for _ in range(2):
+    for _ in range(steps):
         dist.barrier()
         data = torch.randn(4, 256, requires_grad=True)  # so that all layers are alike
         model(data).mean().backward()
         model.finish()
 
 
-def second_step(wrap, world_size=4):
+def last_step(wrap, steps=1, world_size=4):
     """The recording of a step, without what came before."""
-    trace = launch(two_steps, wrap, world_size=world_size, backend="gloo", trace=True).trace
+    how = {"world_size": world_size, "backend": "gloo", "trace": True}
+    trace = launch(train_timed, wrap, steps, **how).trace
     kept = []
     for rank in range(world_size):
         own = trace.of_rank(rank)
@@ -865,7 +879,7 @@ def step_us(trace, network, layer_us=60.0):
 
 # %%
 network = Network(latency_us=10, gbit_s=80)
-waiting, ahead = second_step(Sharded), second_step(Ahead)
+waiting, ahead = last_step(Sharded), last_step(Ahead, steps=2)
 print("layer computes   Sharded   Ahead   of which computing   (µs)")
 for layer_us in (60.0, 50.0, 40.0, 20.0):
     both = [step_us(trace, network, layer_us) for trace in (waiting, ahead)]
@@ -918,7 +932,7 @@ crossing_mib = predict("MiB to the other node, all sharded and hybrid", ...)
 def on_two_nodes(wrap):
     """Print memory and times; return the MiB that the busiest rank sends to the other node."""
     report(wrap, 8)
-    trace = second_step(wrap, 8)
+    trace = last_step(wrap, world_size=8)
     for gbit_s in (80, 10):
         two_level = Network(latency_us=2, gbit_s=800, nodes=2, between=(10, gbit_s))
         print(f"    {gbit_s} Gbit/s between nodes: {step_us(trace, two_level):5.0f} µs")

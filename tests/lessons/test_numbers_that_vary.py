@@ -75,7 +75,8 @@ def keras_lesson(monkeypatch):
     monkeypatch.setenv("KERAS_TORCH_DEVICE", "cpu")
     keras = pytest.importorskip("keras")
     own = definitions("10_keras", keras=keras, L=keras.layers)
-    own |= {"training": own["nhwc"](digits(True)), "testing": own["nhwc"](digits(False))}
+    for name, split in {"small_training": digits(True), "small_testing": digits(False)}.items():
+        own[name] = own["pooled"](own["nhwc"](split))
     return own
 
 

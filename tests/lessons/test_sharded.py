@@ -482,16 +482,19 @@ def test_bytes_are_those_of_the_formula(wrapper, times):
 
 def test_each_stage_has_a_lower_peak_and_the_last_one_is_not_far_above_its_share():
     stages = "OurDDP", *WRAPPERS
-    runs = [run(lesson["three_steps"], lesson[stage], world_size=4) for stage in stages]
-    peaks = [max(peak for *_, peak in told) for told in runs]
+
+    def trained():
+        return [lesson["train_stack"](lesson[stage])[-1] for stage in stages]
+
+    peaks = [max(told) for told in zip(*run(trained, world_size=4), strict=True)]
     assert peaks == sorted(peaks, reverse=True)
     assert 2 < peaks[-1] < 4 < peaks[-2]
 
 
 def test_a_gpt_in_double_precision_is_that_of_one_process_and_of_fsdp2():
-    (alone,) = run(lesson["train_gpt"], None, world_size=1)
-    theirs = run(lesson["train_gpt"], lesson["FSDP2"])
-    ours, less = (run(lesson["train_gpt"], Sharded, steps) for steps in (3, 2))
+    ((_, alone),) = run(lesson["train_gpt"], None, world_size=1)
+    ranks = run(lesson["train_all"], (Sharded, lesson["FSDP2"]))
+    (less, ours), (_, theirs) = (zip(*own, strict=True) for own in zip(*ranks, strict=True))
     assert max(lesson["apart"](ours, other) for other in (alone, theirs[0])) < 1e-9
     assert lesson["apart"](less, alone) > 1e-4
 

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 SLUG = "13_hold_less"
 HEAVY = ("device_mesh", "fsdp", "distributed.tensor")  # imports that nothing up to there needs
-RUNS = ("launch(", "report(", "predict(", "second_step(", ".measured(", "check(", "on_two_nodes(")
+RUNS = ("launch(", "report(", "predict(", "last_step(", ".measured(", "check(", "on_two_nodes(")
 
 
 def _lesson():
