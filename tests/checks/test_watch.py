@@ -1,16 +1,23 @@
 """What a check notices besides results: side channels, what is left, luck, work for all, calls."""
 
 import answers
+import labs
 import pytest
 import sly
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import course_utils
 from course_checks.cases import CASES
-from course_utils import Network, check
+from course_utils import Network
 
 OFTEN = 2  # times that what chance might let pass is tried in each run, with ten cases each
+
+
+def check(fn, **options):
+    """Judged in this process, but for the odd ones: that a judge has its own, test_check shows."""
+    return (course_utils.check if fn in sly.ODD else labs.check_here)(fn, **options)
 
 
 def summed(fn, **options):

@@ -1,13 +1,11 @@
 """Variants of a lab's exercises, brought before their checks: each answer and whose it is."""
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
 import labs
-import torch
 
 import cells
 import course_utils
@@ -69,18 +67,7 @@ def answers(cell: str, name: str) -> bool:
     return "### BEGIN SOLUTION" in cell and bool(re.search(rf"(?m)^(def|class) {name}\b", cell))
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """As ranks compute: where tensors are small, threads that wait for each other cost the most."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@one_thread()
+@labs.one_thread()
 def told_apart(judge: labs.Exercise, other: labs.Exercise) -> bool:
     """Does one want something else than another, of what the first one draws? Without a launch."""
     size = size_of(judge)
@@ -126,4 +113,4 @@ def in_one_launch(found: Mapping[str, labs.Exercise]) -> Outcome:
     rtol = max(one.options.get("rtol", 1e-6) for one in found.values())
     options = {"allow": sorted(allowed | {"files"}), "rtol": rtol, "atol": 1e-5, "budget": budget}
     options |= {"cases": list(found), "world_sizes": (3,)} | labs.PATIENT
-    return course_utils.check(answer, spec=spec, inputs=inputs, **options)
+    return labs.check_here(answer, spec=spec, inputs=inputs, **options)

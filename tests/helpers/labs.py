@@ -1,6 +1,7 @@
 """The labs as their sources say them: each check that a lab makes, and answers to try it on."""
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
+
+import torch
 
 import build
 import course_utils
@@ -24,6 +27,7 @@ SLUGS = [
     for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py"))
     if importlib.util.find_spec(EXTRAS.get(path.stem, "torch"))
 ]
+CHECK = importlib.import_module("course_checks.check")
 SIZES = inspect.signature(course_utils.check).parameters["world_sizes"].default
 HUNG = {"timeout": 1.0}  # long enough to hang; who only needs longer gets it
 PATIENT = {"timeout": 100.0}  # on a busy machine a right answer may take long
@@ -127,11 +131,34 @@ def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield options | {"world_sizes": (size,)}
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """As ranks compute: where tensors are small, threads that wait for each other cost the most."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@one_thread()
+def judged_here(judging: Callable, *arguments: Any, **options: Any) -> list[Any]:
+    """Instead of `launch`: our own answers harm no judge, so none needs a process of its own."""
+    return [judging(*arguments)]
+
+
+def check_here(fn: Callable, **options: Any) -> Outcome:
+    """What a check says, judged in this process; the answer's ranks are real ones."""
+    with mock.patch.object(CHECK, "launch", judged_here):
+        return CHECK.check(fn, **options)
+
+
 def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
     """What a check says of a wrong answer, with little time for those that hang."""
-    outcome = course_utils.check(fn, **options | HUNG)
+    outcome = check_here(fn, **options | HUNG)
     if any(said in outcome.message for said in SLOW):
-        return course_utils.check(fn, **options | {"timeout": 5.0})
+        return check_here(fn, **options | {"timeout": 5.0})
     return outcome
 
 

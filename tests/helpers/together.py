@@ -18,7 +18,7 @@ from course_checks.outcome import Outcome
 from course_checks.rules import Rules
 from course_checks.verdict import judge
 from course_checks.watch import Watch
-from course_utils import check, launch
+from course_utils import check
 
 # Of a launch, which on a busy machine takes a minute; of launches in which another answer fails.
 PATIENCE_S, TRIES = 120.0, 3
@@ -40,6 +40,20 @@ def reject(
             assert told[fn]
 
 
+def accept(right: list[Callable], options: dict[str, Any]) -> None:
+    """Assert that a check, of one world size, accepts each of these answers."""
+    left = right
+    if options.get("backend", "") is not None or "processes" in options.get("allow", ()):
+        whole = DEFAULTS | options
+        ((_, runs),) = plan(whole["world_sizes"], whole["cases"], one_by_one=False)
+        turns = [(fn, runs) for fn in right]
+        done = _attempt(turns, whole)
+        if not done.error:
+            left = [fn for fn, said in zip(right, _said(turns, done, whole), strict=True) if said]
+    for fn in left:
+        assert check(fn, **options).require()
+
+
 def rejected(
     right: Callable, wrong: Iterable[Callable], options: dict[str, Any]
 ) -> dict[Callable, str]:
@@ -48,7 +62,8 @@ def rejected(
     `right` is a right one, `options` are those of the check.
     """
     found: dict[Callable, str] = {}
-    if options.get("backend", "") is not None:  # else an answer makes a group for each case
+    # Else an answer makes a group for each case; who starts processes makes it there.
+    if options.get("backend", "") is not None or "processes" in options.get("allow", ()):
         left = list(wrong)
         for part, runs in _rounds(options):
             found |= _in_one_launch(right, left, DEFAULTS | part, runs)
@@ -100,7 +115,7 @@ def _attempt(turns: list[tuple[Callable, list[Run]]], options: dict[str, Any]) -
         drawn = options["inputs"](rank, world_size, case[1])
         return case[0], *(drawn if isinstance(drawn, tuple) else (drawn,))
 
-    answer.__wrapped__ = turns[1][0]  # what wraps it may do what the answer may not
+    answer.__wrapped__ = turns[1 % len(turns)][0]  # what wraps it may do what the answer may not
     watch = Watch(answer, options["spec"], False, _rules(options))
     (size,) = options["world_sizes"]
     how = {"backend": options["backend"], "timeout": PATIENCE_S}
@@ -115,20 +130,23 @@ def _rules(options: dict[str, Any]) -> Rules:
     return Rules(*(options[name] for name in names), *rest)
 
 
+@labs.one_thread()
+def _said(
+    turns: list[tuple[Callable, list[Run]]], done: Attempt, options: dict[str, Any]
+) -> list[str | None]:
+    """By turn, what is wrong with it, or None."""
+    known, said, start = {}, [], 0
+    for _, many in turns:
+        outcomes = (_verdict(done, start + n, run, options, known) for n, run in enumerate(many))
+        said.append(next((one.message for one in outcomes if one is not None), None))
+        start += len(many)
+    return said
+
+
 def _verdicts(
     turns: list[tuple[Callable, list[Run]]], done: Attempt, options: dict[str, Any]
 ) -> dict[Callable, str]:
-    def judging() -> list[str | None]:
-        known, said, start = {}, [], 0
-        for _, many in turns:
-            outcomes = (
-                _verdict(done, start + n, run, options, known) for n, run in enumerate(many)
-            )
-            said.append(next((one.message for one in outcomes if one is not None), None))
-            start += len(many)
-        return said
-
-    said = launch(judging, world_size=1, timeout=60)[0]
+    said = _said(turns, done, options)
     found: dict[Callable, str] = {}
     for n in range(0, len(turns) - 1, 2):
         if said[n]:  # of a right one: what went before has done something to it

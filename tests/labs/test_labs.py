@@ -68,9 +68,10 @@ def test_a_message_names_the_reason(exercise, slug, name):
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_other_right_answers_pass(exercise, slug):
     for name in labs.answers(slug)["RIGHT"]:
-        options = exercise(slug, name).options
-        for number, fn in enumerate(labs.right(slug, name)):
-            assert check(fn, **labs.on_one_size(options, number)).require()
+        for number in range(2):
+            options = labs.on_one_size(exercise(slug, name).options, number)
+            if some := labs.right(slug, name)[number::2]:
+                together.accept(some, options)
 
 
 @pytest.mark.soak

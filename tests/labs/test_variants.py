@@ -40,13 +40,13 @@ def test_a_variant_is_solved_by_its_own_solution_and_by_no_other(slug):
             assert dealt.in_one_launch(together)
         for fn, options in (own[name] for name in alone):
             cases = options["cases"][len(options["cases"]) // 2 :][:1]
-            assert course_utils.check(fn, **options | labs.PATIENT | {"cases": cases})
+            assert labs.check_here(fn, **options | labs.PATIENT | {"cases": cases})
     for name, (judge, whose) in itertools.product(known, [(1, 2), (2, 0)]):
         one, answer = found[judge][name, judge], found[judge][name, whose]
         in_ranks = name in IN_RANKS or (name, judge) == (min(known), 1)
         if in_ranks or not dealt.told_apart(one, found[whose][name, whose]):
             few = {"world_sizes": (dealt.size_of(one),)}
-            outcome = course_utils.check(answer.fn, **answer.options | few)
+            outcome = labs.check_here(answer.fn, **answer.options | few)
             assert outcome.state == "wrong", (name, judge, whose)
 
 
