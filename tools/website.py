@@ -9,6 +9,7 @@ the npm package `pyodide`, by `npm`, once; where it cannot be had, the pictures 
 """
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -97,7 +98,10 @@ def built(folder: Path, source: str, to: str) -> int:
     """Lets Sphinx make HTML of pages; returns how it went. Warnings are errors."""
     from sphinx.cmd.build import main as sphinx  # costs a second
     from sphinx.highlighting import PygmentsBridge
+    from sphinx.search.en import SearchEnglish
 
+    if not hasattr(SearchEnglish.stem, "cache_info"):  # Sphinx forgets stems after each page
+        SearchEnglish.stem = functools.cache(SearchEnglish.stem)
     PygmentsBridge.highlight_block = remembered(PygmentsBridge.highlight_block)
     options = ["-q", "-W", "--keep-going", "-d", str(folder / f"cache-{source}")]
     return sphinx([*options, str(folder / source), str(folder / to)])

@@ -1,8 +1,10 @@
 """The load test: what it counts as crossed or unfair, and two kernels for real."""
 
 import json
+import threading
 
 import pytest
+import warm_kernels
 
 import load
 from load import Round
@@ -11,7 +13,15 @@ from load import Round
 @pytest.mark.slow
 def test_two_kernels_at_once_cross_nothing(capsys, monkeypatch):
     monkeypatch.setattr(load, "FAIR", 1000.0)  # other tests run beside it
-    assert load.main(["--learners", "2", "--rounds", "1"]) == 0
+    own, one_by_one = warm_kernels.NURSERY.start, threading.Lock()  # its two threads ask at once
+
+    def start(command, **how):
+        with one_by_one:
+            return own(command, **how)
+
+    monkeypatch.setattr(warm_kernels.NURSERY, "start", start)
+    with warm_kernels.warm():
+        assert load.main(["--learners", "2", "--rounds", "1"]) == 0
     assert "crossed or failed: 0" in capsys.readouterr().out
 
 
