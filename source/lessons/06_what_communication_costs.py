@@ -215,7 +215,7 @@ def add_up_all(algorithms, sizes):
 
 @functools.cache  # nothing is recorded twice
 def recorded_all(algorithms, world_size, sizes):
-    """Record each algorithm with each size, in one launch, cut at its barriers: a trace for each."""
+    """Record each algorithm with each size in one launch, cut at its barriers; a trace for each."""
     run = record(add_up_all, algorithms, sizes, world_size=world_size)
     events = {choice: [] for choice in product(algorithms, sizes)}
     for rank in range(world_size):
