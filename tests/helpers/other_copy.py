@@ -1,6 +1,5 @@
 """Another copy of the course in a fork of this process, which need not import Jupyter anew."""
 
-import runpy
 import sys
 from pathlib import Path
 
@@ -14,17 +13,6 @@ def take(root: Path, *folders: str) -> None:
             del sys.modules[name]
     there = (path for path in sys.path if path and not _ours(path))
     sys.path[:] = [*(str(root / folder) for folder in folders), *there]
-
-
-def run_script(root: Path, script: str, *words: str) -> None:
-    """In a fork: run one of its scripts; whatever does not end with status 0 is an error."""
-    take(root, Path(script).parent.name, "")
-    sys.argv = [str(root / script), *words]
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            raise
 
 
 def _ours(path: str) -> bool:

@@ -133,7 +133,7 @@ def serve(listening: socket.socket, alive: int) -> None:
     """Fork what is asked for, until nobody holds the other end of `alive`."""
     for name in IMPORTED:
         importlib.import_module(name)
-    gc.freeze()
+    gc.freeze()  # for good: to look through it, a kernel would make all of its pages its own
     signal.signal(signal.SIGCHLD, reap)
     ends = selectors.DefaultSelector()
     for end in (listening, alive):
@@ -181,7 +181,6 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     os.chdir(wanted["cwd"] or ".")
     os.environ.clear()
     os.environ.update(wanted["env"], JPY_PARENT_PID=str(parent))
-    gc.unfreeze()
     _, _, *sys.argv = wanted["argv"]  # behind python, `-m` or `-s`
     if wanted["argv"][1] == KERNEL[0]:
         sys.modules["ipykernel.kernelapp"].launch_new_instance()
