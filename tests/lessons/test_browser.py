@@ -29,7 +29,7 @@ from cells import WIDGET_VIEW
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-# A page of all kinds: the live panel, sliders with their pictures, figures, the longest one.
+# Pages of each kind: with the live panel, with sliders and most pictures, long, from a GPU.
 KINDS = [name for name in NOTEBOOKS if name.startswith(("00", "03", "07", "14"))]
 # All that is nothing outside a browser. The rest of a lesson is strict nbval's; `make look` runs
 # whole lessons here.
