@@ -28,7 +28,7 @@ fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the ol
 	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
 
 # What `make check` asks of sources and notebooks, tests/house asks as well.
-test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (13 minutes)
+test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (15 minutes)
 	@$(RUN) -m ruff check --quiet .
 	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,5) tests notebooks exercises solutions
 
