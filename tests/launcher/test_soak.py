@@ -51,8 +51,8 @@ def launch_many(times: int) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_launches_leave_nothing_behind() -> None:
-    launch_many(20)
+def test_fifty_launches_leave_nothing_behind() -> None:
+    launch_many(50)
 
 
 @pytest.mark.soak
