@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
@@ -29,7 +30,8 @@ class Member:
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
         self.status: int | None = None  # exit status, or minus the signal's number
-        self._ends, self._buffers = contextlib.ExitStack(), list[Any]()
+        self._ends = contextlib.ExitStack()
+        self._buffers: list[Any] = []
         self._printed, self._dropped = bytearray(), 0
 
     def open(self) -> None:
@@ -82,25 +84,24 @@ class Member:
             if owned := hasattr(os, "waitid"):  # not on macOS before Python 3.13
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags) is None:
                     return False
-                self._signal_group()  # the unreaped process still owns the number of its group
+                self._signal(signal.SIGKILL, os.killpg)  # unreaped, it still owns its group
             pid, status = os.waitpid(self.pid, flags)
             if not pid:
                 return False
             if not owned:
-                self._signal_group()
+                self._signal(signal.SIGKILL, os.killpg)
         self.status = os.waitstatus_to_exitcode(status)
         return True
 
-    def _signal_group(self, number: int = signal.SIGKILL) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, number)
+    def _signal(self, number: int, send: Callable[[int, int], None] = os.kill) -> None:
+        with contextlib.suppress(OSError):  # gone: a kernel that ignores SIGCHLD has nobody to reap
+            send(self.pid, number)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """End the rank and whatever it has started, now, or send them another signal."""
         if self.pid and self.status is None:
-            self._signal_group(number)
-            with contextlib.suppress(OSError):  # a kernel that ignores SIGCHLD has nobody to reap
-                os.kill(self.pid, number)
+            self._signal(number, os.killpg)
+            self._signal(number)
 
     def reap(self) -> None:
         """Wait for the end of a rank that was killed."""
@@ -112,14 +113,13 @@ class Member:
         """Have the rank write where it is; `dump` reads it once it `has_answered`."""
         os.ftruncate(self.stack.fileno(), 0)
         self._asked = time.monotonic()
-        os.kill(self.pid, ASKED[0])
+        self._signal(ASKED[0])
 
     def has_answered(self) -> bool:
         """Whether all frames, to that of `_work`, are there; after 0.3 s asks again, in C."""
         if not (whole := "in _work\n" in self.dump()) and time.monotonic() > self._asked + 0.3:
             self._asked = time.monotonic()
-            with contextlib.suppress(ProcessLookupError):  # gone, where the kernel ignores SIGCHLD
-                os.kill(self.pid, ASKED[1])
+            self._signal(ASKED[1])
         return whole
 
     def dump(self) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerTimeout, launch
+from course_utils.launcher.member import Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
@@ -172,6 +174,20 @@ def test_law_6_a_rank_that_is_stopped_by_a_signal_is_told_of():
     told = hanging(work)
     assert "rank 1: gives no answer" in told
     assert "Rank 0 waited for rank 1" in told
+
+
+def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
+    """In a kernel that ignores SIGCHLD nobody is left there to be signalled."""
+    member = Member(0)
+    member.open()
+    gone = subprocess.Popen(["true"])
+    member.pid = gone.pid
+    gone.wait()
+    member.ask_for_stack()
+    member._asked -= 1  # 0.3 s are over: it is asked once more, in the other way
+    assert not member.has_answered()
+    assert (member.dump(), member._asked > time.monotonic() - 1) == ("", True)
+    member.close()
 
 
 def test_law_6_a_rank_that_ignores_every_signal_is_stopped():
