@@ -7,7 +7,7 @@ from typing import Any
 from course_checks.cases import Misuse
 from course_checks.compare import Tolerance
 from course_checks.watch import WORDS
-from course_utils.launcher.words import ranks
+from course_utils.hang.facts import in_short as ranks
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError
 from course_utils.network.trace import Trace

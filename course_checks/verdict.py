@@ -18,8 +18,8 @@ from course_checks.compare import brief, difference, dtypes_of
 from course_checks.outcome import Outcome, Row
 from course_checks.rules import Rules, broken, unwaited
 from course_checks.watch import flops
+from course_utils.hang.facts import in_short as ranks
 from course_utils.launcher import parcel
-from course_utils.launcher.words import ranks
 from course_utils.network.trace import Trace
 
 _CALLS = 5  # that are named one by one

@@ -1,6 +1,6 @@
 """What the rules ask of a hang, section by section: the names that a section's rows use."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
@@ -62,6 +62,14 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
         **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
     )  # fmt: skip
+
+
+def in_short(numbers: Iterable[int]) -> str:
+    """Such as `rank 3`, `ranks 0 to 4` or `ranks 0, 2 and 5`."""
+    own = list(numbers)
+    if len(own) > 2 and own == list(range(own[0], own[-1] + 1)):
+        return f"ranks {own[0]} to {own[-1]}"
+    return ranks(own)
 
 
 def together(said: Mapping[int, str]) -> dict[str, list[int]]:

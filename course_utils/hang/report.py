@@ -1,6 +1,5 @@
 """The report of a hang: where every rank is, in which call, who never arrived, and what to try."""
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from time import monotonic
@@ -75,9 +74,8 @@ class HangReport(Listener):
         elif not self._asked and monotonic() - self.since >= self.still_s:
             self._asked = True
             for member in members:
-                with contextlib.suppress(OSError):  # it has just ended
-                    if not member.settled:
-                        member.ask_for_stack()
+                if not member.settled:
+                    member.ask_for_stack()
         return False
 
     def moved(self) -> None:

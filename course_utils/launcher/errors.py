@@ -103,7 +103,8 @@ class WorkerError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the launcher's own frames above it."""
-        return [f"\x1b[0;31m{type(self).__name__}\x1b[0m: {self}"]
+        notes = getattr(self, "__notes__", [])
+        return [f"\x1b[0;31m{type(self).__name__}\x1b[0m: {self}", *notes]
 
 
 class WorkerTimeout(WorkerError):

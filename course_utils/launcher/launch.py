@@ -81,11 +81,8 @@ def _stop_button() -> Iterator[list[int]]:
 
 
 def _print_in_rank_order(output: list[str]) -> None:
-    told = ""
-    for number, text in enumerate(output):
-        name = f"[rank {number}] "
-        if text:
-            told += name + text.removesuffix("\n").replace("\n", f"\n{name}") + "\n"
+    named = ((f"[rank {n}] ", text.removesuffix("\n")) for n, text in enumerate(output) if text)
+    told = "".join(name + text.replace("\n", f"\n{name}") + "\n" for name, text in named)
     if told:  # ipykernel keeps a socket for every thread that writes, were it nothing
         sys.stdout.write(told)
         sys.stdout.flush()

@@ -10,6 +10,7 @@ from io import FileIO
 from typing import Any
 
 from course_utils.launcher import errors, parcel
+from course_utils.launcher.stacks import WRITTEN
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _HALF = KEPT_BYTES // 2
@@ -37,10 +38,11 @@ class Member:
     def open(self) -> None:
         """Make the channels: the kernel's ends, and the rank's until it is forked."""
         keep = self._ends.enter_context
-        self.stack = keep(FileIO(parcel.anonymous_file("stack")))
+        self.stack = keep(FileIO(parcel.anonymous_file("stack"), "r+"))
         self.channel, self.theirs = map(keep, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
-        for end in (self.channel, self.theirs):  # macOS: at most 2,048 bytes unless asked for more
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * parcel.LARGE_BYTES)
+        # Unless asked for more, macOS sends at most 2,048 bytes and has room for 4,096.
+        self.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * parcel.LARGE_BYTES)
+        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * parcel.LARGE_BYTES)
         self.channel.setblocking(False)
         reading, writing = os.pipe()
         self.pipe, self.output = keep(FileIO(reading)), keep(FileIO(writing, "w"))
@@ -50,8 +52,8 @@ class Member:
         """In the kernel, when all ranks are forked."""
         self.theirs.close()
         self.output.close()
-        # None on macOS, nor of a rank that is gone already where the kernel ignores SIGCHLD.
-        with contextlib.suppress(AttributeError, ProcessLookupError):
+        # None on macOS, in a container that forbids it, of a rank that is gone and reaped already.
+        with contextlib.suppress(AttributeError, OSError):
             self.process = self._ends.enter_context(FileIO(os.pidfd_open(self.pid)))
 
     def close(self) -> None:
@@ -111,16 +113,18 @@ class Member:
 
     def ask_for_stack(self) -> None:
         """Have the rank write where it is; `dump` reads it once it `has_answered`."""
-        os.ftruncate(self.stack.fileno(), 0)
+        self.stack.seek(0)  # for the rank as well: else it writes behind all that it wrote before
+        self.stack.truncate()
         self._asked = time.monotonic()
         self._signal(ASKED[0])
 
     def has_answered(self) -> bool:
-        """Whether all frames, to that of `_work`, are there; after 0.3 s asks again, in C."""
-        if not (whole := "in _work\n" in self.dump()) and time.monotonic() > self._asked + 0.3:
+        """Whether all frames are there; after 0.3 s asks again, in C."""
+        written = WRITTEN.search(self.dump())
+        if not written and time.monotonic() > self._asked + 0.3:
             self._asked = time.monotonic()
             self._signal(ASKED[1])
-        return whole
+        return bool(written)
 
     def dump(self) -> str:
         """What faulthandler has written about this rank, also at a crash."""

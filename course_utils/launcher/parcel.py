@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-BUFFER, RESULT, FAILED = b"buffer", b"result", b"failed"  # kinds of messages
+BUFFER, RESULT, FAILED = b"buffer", b"result", b"failed"  # kinds of messages, six bytes each
 LARGE_BYTES = 32 * 1024  # what does not fit comfortably into one datagram gets a file of its own
 Unpickler: type = pickle.Unpickler  # reads all that ranks hand over; grading replaces it
 

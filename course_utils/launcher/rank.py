@@ -106,7 +106,7 @@ class Worker:
         faulthandler.register(ASKED[1], file=self.own.stack, all_threads=False)
         signal.signal(ASKED[0], lambda *_: faulthandler.dump_traceback(self.own.stack, False))
         signal.siginterrupt(ASKED[0], False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ASKED, signal.SIGINT))
 
     def _let_out(self) -> None:
         """Before the kernel hears the end: it may stop this rank at once."""

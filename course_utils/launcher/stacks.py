@@ -7,13 +7,18 @@ inside gloo's waits, inside a loop in C, and at a crash. What it writes is read 
 import linecache
 import os
 import re
+import site
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_LIBRARIES = *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen"
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
+# A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
+WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
+_PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
     f"{Path(__file__).parents[2] / name}{os.sep}"
     for name in ("course_utils", "course_material", "course_checks")
@@ -62,12 +67,13 @@ def from_dump(text: str) -> list[Frame]:
     A forked worker stands on the stack of the cell that launched it; that part is left out.
     """
     frames = []
+    text = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex], 16)), text)
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
     for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
         if name == "<lambda>" and file.startswith(_COURSE):  # it writes this
             continue
         frames.append(Frame(file, int(line), name))
-        if file.startswith(_COURSE) and name == "_work":
+        if file.startswith(_COURSE) and name in ("_work", "_stay"):
             break
     return frames[::-1]
 

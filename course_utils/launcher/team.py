@@ -51,7 +51,8 @@ class Team:
         # Who still works stands still before the first one ends: it would notice, and say so.
         steps = [partial(m.kill, signal.SIGSTOP) for m in self.members if not m.settled]
         steps += [m.kill for m in self.members] + [m.reap for m in self.members]
-        steps += [partial(self._tick, final=True), *(m.close for m in self.members)]
+        steps += [partial(listener.tick, self.members, True) for listener in self.listeners]
+        steps += [m.close for m in self.members]
         steps += [self.meet.close, partial(remove_segments, stopped), self._listening.close]
         with contextlib.ExitStack() as taken:  # from the last to the first
             for step in reversed(steps):
@@ -73,7 +74,8 @@ class Team:
             for rank in range(self.world_size):
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED)  # until a rank can answer
+            # Until a rank can answer; a launch in a thread has nobody who takes the stop button.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*ASKED, signal.SIGINT))
             try:
                 for rank in range(self.world_size):  # what is written on in between is copied again
                     with _FORKING:
@@ -112,7 +114,7 @@ class Team:
             wait([end for member in self.members for end in member.ends()], min(_TICK_S, left))
             for member in self.members:
                 member.read()
-            if self._tick():
+            if True in [listener.tick(self.members) for listener in self.listeners]:
                 deadline = -math.inf
         if running or any(member.failure for member in self.members):
             raise self._error(running, deadline)
@@ -143,9 +145,6 @@ class Team:
         while time.monotonic() < end and False in [m.has_answered() for m in running]:
             time.sleep(0.02)
         return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
-
-    def _tick(self, final: bool = False) -> bool:
-        return any(listener.tick(self.members, final) for listener in self.listeners)
 
 
 def _family(groups: set[int]) -> set[int]:

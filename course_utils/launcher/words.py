@@ -3,14 +3,6 @@
 from collections.abc import Iterable
 
 
-def ranks(numbers: Iterable[int]) -> str:
-    """Such as `rank 3`, `ranks 0 to 4` or `ranks 0, 2 and 5`."""
-    own = list(numbers)
-    if len(own) > 2 and own == list(range(own[0], own[-1] + 1)):
-        return f"ranks {own[0]} to {own[-1]}"
-    return ranks_named(own)
-
-
 def ranks_named(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, or `ranks 0, 1 and 3`, in order, each by its number."""
     *names, last = map(str, sorted(numbers))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from IPython.display import display
 
 from course_utils.hang import facts
-from course_utils.launcher.words import ranks
+from course_utils.hang.facts import in_short as ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,6 +3,7 @@
 import linecache
 import os
 import re
+import site
 import sys
 from types import SimpleNamespace
 
@@ -135,6 +136,8 @@ def test_an_error_in_a_notebook_is_shown_without_the_frames_of_the_launcher():
     assert error._render_traceback_() == [
         "\x1b[0;31mWorkerError\x1b[0m: rank 0 failed: ValueError: boom"
     ]
+    error.add_note("Early could not explain it: KeyError: 3")
+    assert error._render_traceback_()[1:] == ["Early could not explain it: KeyError: 3"]
     assert issubclass(WorkerTimeout, WorkerError)
     assert issubclass(WorkerError, RuntimeError)
 
@@ -166,6 +169,36 @@ def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_lear
     assert stacks.learners_line([beside, Frame(errors.__file__, 70, "launch")]) == beside
     text = dump(f'  File "{beside.file}", line 3 in _work', f'  File "{CELL}", line 9 in train')
     assert stacks.from_dump(text) == [Frame(CELL, 9, "train"), Frame(beside.file, 3, "_work")]
+
+
+def test_names_that_are_not_ascii_are_read_as_they_are():
+    """faulthandler writes `张` as `\\u5f20`."""
+    home = "/home/张é😀"
+    names = {f"{home}/训练.py": "训练", f"{home}/lib/torch.py": "wait"}
+    rows = [f'  File "{file}", line 3 in {name}' for file, name in names.items()]
+    text = dump(*(row.encode("ascii", "backslashreplace").decode() for row in rows))
+    assert stacks.from_dump(text) == [
+        Frame(*one) for one in reversed([(file, 3, name) for file, name in names.items()])
+    ]
+
+
+def test_a_library_that_a_user_has_installed_for_himself_is_no_learners_file():
+    for folder in (*site.getsitepackages(), site.getusersitepackages()):
+        assert not Frame(f"{folder}/torch/__init__.py", 3, "wait").is_learners
+
+
+@pytest.mark.parametrize(
+    ("rows", "written"),
+    [
+        (['  File "a.py", line 3 in wait'], False),
+        (['  File "a.py", line 3 in wait', '  File "b.py", line 9 in _work'], True),
+        (['  File "b.py", line 9 in _stay'], True),  # it has returned a moment ago
+        (['  File "a.py", line 3 in deeper'] * 99, False),
+        (['  File "a.py", line 3 in deeper'] * 100, True),  # faulthandler stops there
+    ],
+)
+def test_it_is_seen_when_a_stack_has_been_written(rows, written):
+    assert bool(stacks.WRITTEN.search(dump(*rows))) == written
 
 
 @pytest.mark.parametrize("text", ["", "\0" * 50, "Fatal Python error: Segmentation fault\n", "?!"])

@@ -18,7 +18,7 @@ from census import gone_within
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import launch
-from course_utils.launcher.team import Stopped, remove_segments
+from course_utils.launcher.team import Stopped, Team, remove_segments
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
@@ -136,6 +136,7 @@ def test_law_7_a_stop_while_the_ranks_start_is_obeyed():
         finally:
             timer.join()
 
+    launch(dist.get_rank)  # the first one in a kernel asks for its GPUs, in a process of its own
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04):
         with pytest.raises(KeyboardInterrupt):
             press_and_launch(delay)
@@ -153,6 +154,20 @@ def test_law_7_a_launch_from_a_thread_leaves_the_handlers_alone():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_law_7_a_stop_amid_the_forks_of_a_thread_stops_none_of_its_ranks(monkeypatch):
+    become, found = Team._become, []
+
+    def pressed_and_become(*own) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # it goes to the whole group of the kernel
+        become(*own)
+
+    monkeypatch.setattr(Team, "_become", pressed_and_become)
+    thread = threading.Thread(target=lambda: found.extend(launch(dist.get_rank)))
+    thread.start()
+    thread.join()
+    assert found == [0, 1]
 
 
 class Slow(Dataset):

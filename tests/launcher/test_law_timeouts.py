@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerTimeout, launch
-from course_utils.launcher.member import Member
+from course_utils.launcher.member import ASKED, Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
@@ -184,10 +184,34 @@ def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     member.pid = gone.pid
     gone.wait()
     member.ask_for_stack()
-    member._asked -= 1  # 0.3 s are over: it is asked once more, in the other way
+    member._asked = long_ago = 1.0  # 0.3 s are over: it is asked once more, in the other way
     assert not member.has_answered()
-    assert (member.dump(), member._asked > time.monotonic() - 1) == ("", True)
+    assert (member.dump(), member._asked != long_ago) == ("", True)
     member.close()
+
+
+def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
+    """Both share one offset into the file: else an answer stands behind zeros, at last unseen."""
+    member = Member(0)
+    member.open()
+    member.pid = os.getpid()
+    old = [signal.signal(number, lambda *_: None) for number in ASKED]
+    try:
+        for _ in range(3):
+            member.ask_for_stack()
+            os.write(member.stack.fileno(), b'  File "a.py", line 3 in _work\n')  # as a rank does
+            assert member.dump() == '  File "a.py", line 3 in _work\n'
+    finally:
+        for number, handler in zip(ASKED, old, strict=True):
+            signal.signal(number, handler)
+        member.close()
+
+
+def test_law_6_in_a_deep_recursion_the_line_is_told():
+    def deeper(n: int) -> None:
+        deeper(n - 1) if n else time.sleep(100)
+
+    assert f"rank 0: running at {line_of(deeper, 'time.sleep')}" in hanging(lambda: deeper(300), 1)
 
 
 def test_law_6_a_rank_that_ignores_every_signal_is_stopped():

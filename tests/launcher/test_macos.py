@@ -1,5 +1,6 @@
 """What macOS lacks is taken away: ranks run, fail, time out and leave nothing all the same."""
 
+import errno
 import os
 import socket
 
@@ -35,6 +36,16 @@ def less(nothing_left, monkeypatch):
         patch.setattr(os.path, "exists", lambda path: "/proc" not in str(path) and exists(path))
         patch.setattr(os, "listdir", without_proc)
         yield
+
+
+def test_where_a_container_forbids_to_watch_a_process_ranks_run_and_fail_all_the_same(monkeypatch):
+    def forbidden(pid: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden, raising=False)
+    assert list(launch(dist.get_rank, backend="gloo")) == [0, 1]
+    with pytest.raises(WorkerError, match="status 3"):
+        launch(lambda: os._exit(3), backend="gloo")
 
 
 @pytest.mark.parametrize("size", [10, 3_000, 300_000])

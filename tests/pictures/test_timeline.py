@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from recordings import NETWORK, event, one_message, ring, straggler
 
 from course_utils import Network, launch, plot_timeline
-from course_utils.launcher.words import ranks
+from course_utils.hang.facts import in_short
 from course_utils.network.schedule import ReplayError
 from course_utils.network.simulation import Interval
 from course_utils.network.trace import Trace
@@ -183,6 +183,6 @@ def test_words_for_numbers():
         "9.5 µs",
         "12,345.7 µs",
     ]
-    assert [ranks(r) for r in ([3], [0, 1], [0, 1, 2], [0, 2, 5])] == [
+    assert [in_short(r) for r in ([3], [0, 1], [0, 1, 2], [0, 2, 5])] == [
         "rank 3", "ranks 0 and 1", "ranks 0 to 2", "ranks 0, 2 and 5",
     ]  # fmt: skip
