@@ -9,6 +9,7 @@ longer this one takes.
 """
 
 import argparse
+import atexit
 import contextlib
 import functools
 import heapq
@@ -134,8 +135,39 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
-    """A launcher beside the bare fork, which does the same with nothing around it."""
+    """A launcher beside the bare fork, which does the same with nothing around it.
+
+    No launch enlarges pages in this process: a bare fork costs what it costs without the course.
+    """
+    with contextlib.suppress(ImportError):  # another checkout may never enlarge any
+        importlib.import_module("course_utils.devices.fork")._WORTH_IT = sys.maxsize
     return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))
+
+
+@functools.cache
+def _other_process() -> "Checkout":
+    made = Checkout(Path.cwd(), "elsewhere")
+    atexit.register(made.close)
+    return made
+
+
+def elsewhere(name: str) -> Turn:
+    """A turn of `against_the_fork`, in a process that is kept for such."""
+    if isinstance(told := _other_process().measure(name), str):
+        raise RuntimeError(told)
+    return told
+
+
+@functools.cache
+def _use_this_kernel() -> None:
+    """From 64 ranks on, launch has enlarged the pages here, as in a lesson after some cells."""
+    with_launch(64)
+
+
+def launched(ranks: int) -> Turn:
+    """A launch in a kernel that has launched before, beside a bare fork without the course."""
+    _use_this_kernel()
+    return seconds(lambda: with_launch(ranks)), elsewhere(f"{FORK}, {ranks} ranks")[1]
 
 
 def many_small() -> None:
@@ -277,33 +309,42 @@ class Figure(NamedTuple):
 
 
 FORK = "bare fork"
+LAUNCHERS = {
+    FORK: lambda ranks: [],  # which is what the others are beside
+    "early launch": with_launch,
+    "start_processes(fork)": with_start_processes,
+    "Accelerate": with_accelerate,
+    "Lightning": with_lightning,
+}
+ELSEWHERE = {
+    f"{name}, {ranks} ranks": Figure(functools.partial(against_the_fork, run, ranks), FORK)
+    for name, run in LAUNCHERS.items()
+    for ranks in (2, 4, 8, 64)
+}
+
+
+def beside_the_fork(*launchers: str, sizes: tuple[int, ...] = (2, 4, 8)) -> dict[str, Figure]:
+    """Figures of launchers, in the process where no launch enlarges pages."""
+    names = (f"{name}, {ranks} ranks" for name in launchers for ranks in sizes)
+    return {name: Figure(functools.partial(elsewhere, name), FORK) for name in names}
+
+
 FIGURES = {
     **{
-        f"launch, {ranks} ranks": Figure(
-            functools.partial(against_the_fork, with_launch, ranks), FORK, aim
-        )
+        f"launch, {ranks} ranks": Figure(functools.partial(launched, ranks), FORK, aim)
         for ranks, aim in {2: 1.10, 4: 1.10, 8: 1.10, 64: None}.items()
     },
-    **{
-        f"start_processes(fork), {ranks} ranks": Figure(
-            functools.partial(against_the_fork, with_start_processes, ranks), FORK
-        )
-        for ranks in (2, 4, 8)
-    },
+    **beside_the_fork("early launch", sizes=(4,)),
+    **beside_the_fork("start_processes(fork)"),
     "1,000 all_reduces recorded": Figure(recording, "not recorded", 1.10),
     "replay of 100,000 messages": Figure(replay_speed, "5 heap operations each"),
     "redraw of explore, 8 ranks": Figure(redraw_speed, "its bars written"),
     "CPU of import": Figure(importing, "torch alone"),
     "2 x 256 MB back": Figure(large_results, "made here"),
 }
-OTHERS = {"Accelerate": ("accelerate", with_accelerate), "Lightning": ("lightning", with_lightning)}
+OTHERS = [name for name in ("Accelerate", "Lightning") if importlib.util.find_spec(name.lower())]
 ASKED_FOR = {
-    **{
-        f"{name}, {ranks} ranks": Figure(functools.partial(against_the_fork, run, ranks), FORK)
-        for name, (package, run) in OTHERS.items()
-        if importlib.util.find_spec(package)
-        for ranks in (2, 4, 8)
-    },
+    **beside_the_fork(*OTHERS),
     "1,000 images of DDP": Figure(training, "torchrun"),
 }
 
@@ -311,8 +352,8 @@ ASKED_FOR = {
 class Checkout:
     """A process that measures with the `course_utils` of a folder, a turn at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
+    def __init__(self, folder: Path, where: str = "here") -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve", where]
         self._process = subprocess.Popen(
             command, env={**os.environ, "PYTHONPATH": str(folder)},
             cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -330,13 +371,13 @@ class Checkout:
         self._process.wait()
 
 
-def serve() -> None:
+def serve(figures: dict[str, Figure]) -> None:
     """Read names of figures, and write what a turn gives; what else is printed goes nowhere."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for line in sys.stdin:
         try:
-            told: Turn | str = (FIGURES | ASKED_FOR)[line.strip()].turn()
+            told: Turn | str = figures[line.strip()].turn()
         except Exception as error:
             told = repr(error)
         print(json.dumps(told), file=out, flush=True)
@@ -396,10 +437,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=16, help="of each figure")
     parser.add_argument("--others", action="store_true", help="other launchers and DDP as well")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve()
+        return serve(ELSEWHERE if options.serve == "elsewhere" else FIGURES | ASKED_FOR)
     folders = [ROOT, *([options.against.resolve()] if options.against else [])]
     checkouts, rows = [Checkout(folder) for folder in folders], {}
     for name, figure in (FIGURES | (ASKED_FOR if options.others else {})).items():
