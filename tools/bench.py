@@ -139,8 +139,9 @@ def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
 
     No launch enlarges pages in this process: a bare fork costs what it costs without the course.
     """
-    with contextlib.suppress(ImportError):  # another checkout may never enlarge any
-        importlib.import_module("course_utils.devices.fork")._WORTH_IT = sys.maxsize
+    for module in ("devices.fork", "launching.pages"):  # the second before there were rooms
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"course_utils.{module}")._WORTH_IT = sys.maxsize
     return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))
 
 
