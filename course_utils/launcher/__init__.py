@@ -3,8 +3,8 @@
 What happens between `launch(fn)` and `results[0]`, read downwards:
 
     launch.launch               what `course_utils.launch` has looked at and chosen is carried out
-      Team.start                has listeners get ready, opens the rendezvous, and for each rank:
-        Member.open, os.fork    a channel, a pipe for output, a file for its stack
+      Team.start                has listeners get ready, opens the rendezvous, and for all ranks:
+        Member.open, os.fork    a channel, a pipe for output, a file for its stack; then the forks
           Worker.run            in the rank: one thread, streams and signals of its own
             Worker._work        joins the group, runs fn(*args), sends its result (parcel)
             Worker._stay        holds its connections until all ranks are done

@@ -51,6 +51,7 @@ class Worker:
         finally:
             self._stay()
 
+    # `stacks` knows this one and `_stay` by their names: with them a rank's own stack begins.
     def _work(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> None:
         rank = self.own.rank
         os.environ.update(meet.environment(rank))
