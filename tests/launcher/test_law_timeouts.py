@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
 
 
-def hanging(fn, n: int = 2, backend: str | None = "gloo", timeout: float = 0.8) -> str:
+def hanging(fn, n: int = 2, backend: str | None = "gloo", timeout: float = 1.5) -> str:
     """What the error says, which comes soon after the deadline."""
     with within(20), pytest.raises(WorkerTimeout) as caught:
         launch(fn, world_size=n, timeout=timeout, backend=backend)
@@ -233,9 +233,9 @@ def test_law_6_the_words_are_the_same_in_every_run():
 
 
 def test_law_6_a_run_that_is_just_in_time_is_no_timeout():
-    assert list(launch(time.sleep, 0.5, timeout=1.5)) == [None, None]
+    assert list(launch(time.sleep, 0.5, timeout=5)) == [None, None]
 
 
 def test_law_6_a_function_of_a_library_is_said_to_be_outside_of_your_code():
     with pytest.raises(WorkerTimeout, match="rank 0: running, outside of your code"):
-        launch(time.sleep, 100, timeout=0.3, world_size=1)
+        launch(time.sleep, 100, timeout=4.0, world_size=1)

@@ -55,7 +55,7 @@ def test_the_output_of_a_run_that_is_too_long_is_printed(printed):
         time.sleep(100)
 
     with pytest.raises(WorkerTimeout):
-        launch(work, timeout=0.5)
+        launch(work, timeout=3)
     assert printed() == ["[rank 0] no end of line", "[rank 1] no end of line"]
 
 
