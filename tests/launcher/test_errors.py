@@ -161,6 +161,11 @@ def test_a_dump_is_read_outermost_first_and_ends_at_the_launcher():
     ]
 
 
+def test_a_rank_that_has_returned_is_not_told_at_the_cell_that_launched_it():
+    rows = f'  File "{errors.__file__}", line 9 in _stay', f'  File "{CELL}", line 9 in <module>'
+    assert stacks.from_dump(dump(*rows)) == [Frame(errors.__file__, 9, "_stay")]
+
+
 def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_learners():
     package = os.path.dirname(os.path.dirname(errors.__file__))
     beside = Frame(f"{package}_lab/train.py", 3, "train")

@@ -207,6 +207,13 @@ def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
         member.close()
 
 
+def test_law_6_a_name_that_is_not_ascii_is_told_as_it_is():
+    def 训练() -> None:
+        time.sleep(100)
+
+    assert f"rank 0: running at {line_of(训练, 'time.sleep')}" in hanging(训练, 1)
+
+
 def test_law_6_in_a_deep_recursion_the_line_is_told():
     def deeper(n: int) -> None:
         deeper(n - 1) if n else time.sleep(100)
