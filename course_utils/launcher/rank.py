@@ -101,7 +101,7 @@ class Worker:
         for reference in logging._handlerList:
             handler = reference()
             if getattr(handler, "stream", None) in old:
-                handler.setStream(sys.stderr)
+                handler.stream = sys.stderr  # setStream would flush the old, whose lock may be held
         faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
         # Amid Python code this one can crash: github.com/python/cpython/issues/140815.
         faulthandler.register(ASKED[1], file=self.own.stack, all_threads=False)

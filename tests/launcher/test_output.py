@@ -1,11 +1,13 @@
 """What ranks print: captured at the level of descriptors, told in rank order."""
 
 import ctypes
+import io
 import itertools
 import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -136,6 +138,22 @@ def test_log_handlers_of_the_kernel_write_into_the_output_of_the_rank(monkeypatc
     finally:
         logger.removeHandler(handler)
     assert results.output == ["heard\n", "heard\n"]
+
+
+def test_a_stream_that_a_thread_is_writing_to_amid_the_fork_holds_no_rank_up(monkeypatch):
+    """The thread is not in the fork, but the stream's lock is, as that thread had it."""
+    written = threading.Lock()
+
+    class Stream(io.StringIO):
+        def flush(self) -> None:
+            with written:
+                super().flush()
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    handler = logging.StreamHandler()  # such as torch's, whose stream is the kernel's
+    with written:
+        results = launch(lambda: print(handler.stream is sys.stderr), timeout=10)
+    assert results.output == ["True\n", "True\n"]
 
 
 def test_what_the_kernel_has_not_yet_flushed_is_not_printed_twice(capfd):
