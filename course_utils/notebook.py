@@ -12,6 +12,7 @@ from IPython import get_ipython
 from course_material import messages
 from course_utils.devices import fork
 from course_utils.devices.placement import place
+from course_utils.displays import Displays
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
@@ -41,7 +42,7 @@ def launch(
     """Run `fn(*args)` in `world_size` forked workers that have joined one process group.
 
     The function asks `torch.distributed` for its rank and runs unchanged under `torchrun`.
-    Whatever the workers print appears in rank order when they are done.
+    Whatever the workers print or display appears in rank order when they are done.
 
     Args:
         fn: any function, also one of a notebook cell, a lambda or a closure.
@@ -64,11 +65,12 @@ def launch(
         WorkerError: a rank failed; the message names the root cause, its rank and its line.
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
-    record = Record(trace)
+    record, displays = Record(trace), Displays()
     try:
         _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
         placement = place(backend, device, world_size, nodes)
-        listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), *[Panel()] * live]
+        listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
+        listeners += [Panel()] * live
         how = {"backend": placement.backend, "listeners": listeners}
         how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
         results = launcher.launch(fn, *args, **how)
@@ -77,6 +79,8 @@ def launch(
             error.trace = _trace(record)
         messages.retell(error)
         raise
+    finally:
+        displays.show()
     results.trace = _trace(record)
     return results
 

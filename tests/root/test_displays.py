@@ -1,0 +1,135 @@
+"""What ranks display stands below the cell: pictures, tables and text, by rank."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from kernels import Kernel
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernels' census reads /proc"),
+]
+SETUP = """
+import ipywidgets
+import matplotlib.pyplot as plt
+from IPython.display import HTML, clear_output, display
+%matplotlib inline
+
+def two(show):
+    launch(lambda: show(dist.get_rank()), world_size=2)
+two(lambda rank: None)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    kernel = Kernel()
+    assert not kernel.run(SETUP, 60).errors
+    yield kernel
+    kernel.close()
+
+
+def shown(kernel: Kernel, cell: str) -> list[str | dict[str, str]]:
+    """The outputs of a cell: text as it was printed, of displays what they consist of."""
+    kernel.run(cell, 60)
+    found = []
+    for output in kernel.book.cells[-1].outputs:
+        found.append(output.get("text") or output.get("data") or output.ename)
+        if [type(one) for one in found[-2:]] == [str, str]:  # sent in two messages
+            found[-2:] = ["".join(found[-2:])]
+    return found
+
+
+def test_a_picture_of_a_rank_is_a_picture(kernel):
+    head, data = shown(kernel, "two(lambda rank: rank and (plt.plot([1, 2]), plt.show()))")
+    assert head == "[rank 1]\n"
+    assert data["image/png"].startswith("iVBOR")
+    assert "Figure" in data["text/plain"]
+
+
+def test_displays_stand_below_the_prints_in_rank_order(kernel):
+    cell = """
+    def show(rank):
+        time.sleep(0.2 * (1 - rank))
+        print("printed")
+        display({"rank": rank})
+        display(HTML("<b>bold</b>"))
+    two(show)
+    """
+    prints, *displays = shown(kernel, cell)
+    assert prints == "[rank 0] printed\n[rank 1] printed\n[rank 0]\n"
+    html = {"text/plain": "<IPython.core.display.HTML object>", "text/html": "<b>bold</b>"}
+    first, second = ({"text/plain": f"{{'rank': {rank}}}"} for rank in (0, 1))
+    assert displays == [first, html, "[rank 1]\n", second, html]
+
+
+def test_of_a_display_that_is_updated_the_last_one_stands_where_the_first_stood(kernel):
+    cell = """
+    def show(rank):
+        handle = display(0, display_id="one name in all ranks")
+        display("after")
+        for number in range(1, 50):
+            handle.update(number + 100 * rank)
+    two(show)
+    """
+    texts = [one if isinstance(one, str) else one["text/plain"] for one in shown(kernel, cell)]
+    assert texts == ["[rank 0]\n", "49", "'after'", "[rank 1]\n", "149", "'after'"]
+
+
+def test_what_a_rank_clears_is_gone_and_not_what_others_show(kernel):
+    cell = """
+    def show(rank):
+        display("first")
+        rank or clear_output(wait=True)
+        rank and display("second")
+    two(show)
+    """
+    texts = [one if isinstance(one, str) else one["text/plain"] for one in shown(kernel, cell)]
+    assert texts == ["[rank 1]\n", "'first'", "'second'"]
+
+
+def test_of_a_widget_which_ends_with_its_rank_the_text_is_shown(kernel):
+    slider = "ipywidgets.IntSlider(3)"
+    _, data = shown(kernel, f"two(lambda rank: rank and display({slider}))")
+    assert data == {"text/plain": "IntSlider(value=3)"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ("1 / 0", "WorkerError"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "WorkerError"),
+        ("time.sleep(100)", "WorkerTimeout"),
+    ],
+)
+def test_what_was_shown_before_an_error_is_not_lost(kernel, ends, error):
+    cell = f"""
+    def show():
+        display("before")
+        {ends}
+    launch(show, world_size=1, timeout=4)
+    """
+    assert shown(kernel, cell)[-3:] == ["[rank 0]\n", {"text/plain": "'before'"}, error]
+
+
+def test_what_no_notebook_can_keep_is_told_in_words_and_half_a_line_is_left_out(kernel):
+    cell = """
+    class Odd:
+        def _repr_mimebundle_(self, **_):
+            return {"text/plain": "odd", "image/png": b"png", "application/json": {1j: object}}
+    def show(rank):
+        display(Odd())
+        get_ipython().display_pub._file.write(b'[0, null, {"text/')
+    launch(lambda: show(0), world_size=1);
+    """
+    _, data = shown(kernel, cell)
+    assert data == {"text/plain": "odd", "image/png": "cG5n", "application/json": {}}
+
+
+def test_nothing_is_left_and_the_kernel_displays_as_ever(kernel):
+    before = kernel.census()
+    [data] = shown(kernel, "display('in the kernel')")
+    assert data == {"text/plain": "'in the kernel'"}
+    assert shown(kernel, "two(display)")[0] == "[rank 0]\n"
+    assert not kernel.left_since(before)
