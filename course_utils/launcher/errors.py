@@ -41,6 +41,7 @@ _LIKELY = {  # by words of the headline
     "died of SIGFPE": "an integer was divided by zero in compiled code",
     "died of SIGTERM": "something asked this one process to end",
     "left with exit status": "os._exit ends a process at once; let the function return instead",
+    "BdbQuit": "a rank has no keyboard, so a debugger ends at once; print instead",
     "RecursionError": "a function calls itself, and nothing ends that",
     "initialize the default process group twice": "launch makes the group before your function "
     "runs: leave init_process_group() out, or make the group yourself, once, under "

@@ -45,9 +45,8 @@ def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns
     raw = bytearray(raw) if isinstance(raw, bytes) else raw  # inside the stream it is read-only
     tensor = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype)
     tensor = tensor.reshape(shape)
-    if kind is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor, requires_grad=learns)
-    return tensor.requires_grad_(learns) if learns else tensor
+    made = torch.nn.Parameter(tensor, False) if kind is torch.nn.Parameter else tensor
+    return made.requires_grad_(learns)
 
 
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:

@@ -97,7 +97,7 @@ class Worker:
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             stream = open(number, "w" if number else "r", **how)  # noqa: SIM115, it stays open
             vars(sys).update({name: stream, f"__{name}__": stream})
-        builtins.input = _no_keyboard  # the kernel's would talk to the browser over its sockets
+        builtins.input = sys.breakpointhook = _no_keyboard  # the kernel's talk to the browser
         for reference in logging._handlerList:
             handler = reference()
             if getattr(handler, "stream", None) in old:
@@ -131,8 +131,8 @@ class Worker:
             os._exit(1)  # destructors of process groups can wait for each other
 
 
-def _no_keyboard(prompt: object = "") -> NoReturn:
-    raise EOFError("a rank has no keyboard: ask in the cell and hand the answer to launch")
+def _no_keyboard(*_: object, **__: object) -> NoReturn:
+    raise EOFError("a rank has no keyboard: ask in the cell, hand that to launch; to debug, print")
 
 
 def _die_with_parent() -> None:

@@ -5,6 +5,7 @@ import io
 import itertools
 import logging
 import os
+import pdb
 import subprocess
 import sys
 import threading
@@ -239,8 +240,19 @@ def test_a_rank_may_close_or_replace_its_streams(printed):
 
 def test_a_rank_has_nothing_to_read():
     assert list(launch(lambda: (os.read(0, 10), sys.stdin.read()), world_size=1)) == [(b"", "")]
-    with pytest.raises(WorkerError, match="EOFError"):
-        launch(input, world_size=1)
+    with pytest.raises(WorkerError, match="EOFError: a rank has no keyboard"):
+        launch(lambda: input("?"), world_size=1)
+
+
+@pytest.mark.parametrize("stop", [breakpoint, pdb.Pdb().set_trace])
+def test_a_debugger_which_has_no_keyboard_either_is_told_as_that(stop):
+    def work() -> None:
+        stop()
+        print("never")
+
+    with pytest.raises(WorkerError, match=r"a rank has no keyboard.* print") as caught:
+        launch(work, world_size=1)
+    assert "stop()" in str(caught.value)
 
 
 def test_a_silent_run_prints_nothing(printed):
