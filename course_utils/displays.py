@@ -2,7 +2,9 @@
 
 import base64
 import contextlib
+import fcntl
 import json
+import os
 from io import FileIO
 from typing import Any
 
@@ -22,8 +24,9 @@ class Displays(Listener):
     _rows: tuple[bytes, ...] = ()
 
     def before(self, world_size: int) -> None:
-        """Make the file. The ranks share its offset, so each writes behind the others."""
+        """Make the file. Its offset is shared, but of a file in memory Linux does not lock it."""
         self._file = FileIO(anonymous_file("displays"), "r+")
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # so each writes behind the others
 
     def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """In a notebook, have this rank's displays written down."""
@@ -73,7 +76,7 @@ class _Publisher(DisplayPublisher):
 
     def _write(self, *what: object) -> None:
         row = json.dumps([self._rank, *what], default=_text, skipkeys=True)
-        self._file.write(f"{row}\n".encode())
+        self._file.write(f"\n{row}".encode())  # ends a row that another left unfinished
 
 
 def _text(value: object) -> str:

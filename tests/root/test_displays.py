@@ -77,6 +77,18 @@ def test_of_a_display_that_is_updated_the_last_one_stands_where_the_first_stood(
     assert texts == ["[rank 0]\n", "49", "'after'", "[rank 1]\n", "149", "'after'"]
 
 
+def test_nothing_is_lost_where_ranks_display_at_the_same_time(kernel):
+    cell = """
+    def show():
+        dist.barrier()
+        for number in range(50):
+            display(number)
+    launch(show, world_size=4);
+    """
+    texts = [one if isinstance(one, str) else one["text/plain"] for one in shown(kernel, cell)]
+    assert texts == [text for r in range(4) for text in (f"[rank {r}]\n", *map(str, range(50)))]
+
+
 def test_what_a_rank_clears_is_gone_and_not_what_others_show(kernel):
     cell = """
     def show(rank):
@@ -119,8 +131,8 @@ def test_what_no_notebook_can_keep_is_told_in_words_and_half_a_line_is_left_out(
         def _repr_mimebundle_(self, **_):
             return {"text/plain": "odd", "image/png": b"png", "application/json": {1j: object}}
     def show(rank):
-        display(Odd())
         get_ipython().display_pub._file.write(b'[0, null, {"text/')
+        display(Odd())
     launch(lambda: show(0), world_size=1);
     """
     _, data = shown(kernel, cell)
