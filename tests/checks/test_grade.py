@@ -14,9 +14,9 @@ from unittest import mock
 
 import cheats
 import hostile
-import kernels
 import labs
 import nbformat
+import psutil
 import pytest
 from warm_kernels import WARM
 
@@ -60,6 +60,16 @@ def listening() -> socket.socket:
     raise AssertionError("no port is free")
 
 
+def of(folder: Path) -> set[int]:
+    """The processes in whose environment this folder is named."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if str(folder) in "\n".join(process.environ().values()):
+                found.add(process.pid)
+    return found
+
+
 class Attacked:
     """A teacher's machine while a hostile submission is graded, and the grades."""
 
@@ -81,13 +91,18 @@ class Attacked:
         (temporary := folder / "t").mkdir()
         self.temporary = temporary
         begun = time.monotonic()
-        self.done = subprocess.run(
+        own = {"TEACHERS": "teachers-token", "TMPDIR": str(temporary)}
+        own["PATH"] = f"{os.environ['PATH']}:{temporary}"  # which even those inside are given
+        grading = subprocess.Popen(
             [sys.executable, labs.ROOT / "tools/grade.py", self.folder, "--root", folder,
              "--who", "mallory"],
-            env=os.environ | {"TEACHERS": "teachers-token", "TMPDIR": str(temporary)},
-            capture_output=True, text=True, timeout=300,
+            env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        print(f"{time.monotonic() - begun:.0f} s", self.done.stdout, self.done.stderr)
+        self.most = 0  # processes at a time
+        while grading.poll() is None and time.monotonic() < begun + 300:
+            self.most = max(self.most, len(of(temporary)))
+            time.sleep(0.5)
+        print(f"{time.monotonic() - begun:.0f} s", grading.communicate(timeout=1)[0])
         kept = self.folder / f"graded/mallory/{SLUG}.json"
         self.found = json.loads(kept.read_text())
         self.points = {export.exercise(n): p for n, p in self.found["points"].items()}
@@ -132,7 +147,8 @@ def test_nobody_outside_was_harmed(attacked):
 
 @contained
 def test_attacks_leave_no_process_and_no_file_behind(attacked):
-    assert kernels.alive() == set()
+    assert attacked.most > 4  # the tool, the judge, the keeper, the first inside, and ranks
+    assert of(attacked.temporary) == set()
     assert list(attacked.temporary.iterdir()) == []
 
 
@@ -196,7 +212,7 @@ def test_without_a_sandbox_these_attacks_succeed(bare, tmp_path):
 
 @contained
 @pytest.mark.parametrize(
-    ("why", "limits"), [("memory", {"all_bytes": 400 << 20}), ("time", {"cell_s": 3.0})]
+    ("why", "limits"), [("memory", {"all_bytes": 400 << 20}), ("time", {"cell_s": 10.0})]
 )
 def test_an_answer_that_takes_too_much_is_stopped_and_the_next_is_judged(
     judge, tmp_path, why, limits
