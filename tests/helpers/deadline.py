@@ -1,9 +1,13 @@
-"""A deadline for what must come to its end: ten times what is promised, and nothing is measured."""
+"""Deadlines: for what must come to its end much more than is promised, and nothing is measured."""
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+import pytest
+
+from course_utils.launcher.errors import WorkerTimeout
 
 
 @contextlib.contextmanager
@@ -20,3 +24,13 @@ def within(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def hung(launching: Callable[[float], object], timeout: float) -> WorkerTimeout:
+    """The error of a launch that hangs; with more time if a rank had not even begun its work."""
+    for seconds in (timeout, 10 * timeout):
+        with pytest.raises(WorkerTimeout) as caught:
+            launching(seconds)
+        if "outside of your code" not in str(caught.value):
+            break
+    return caught.value

@@ -1,6 +1,6 @@
 """The fault matrix, part two: what ranks give back and print, and how they are called."""
 
-from faults import STOPPED, TIMEOUT, Fault, on_rank_1
+from faults import NO_HURRY, STOPPED, TIMEOUT, Fault, on_rank_1
 
 RESULTS = [
     Fault(
@@ -12,6 +12,7 @@ RESULTS = [
         "a generator function",
         "def work():\n    yield dist.get_rank()\n\nlaunch(work)",
         says=("ranks 0 and 1 failed: its result, a generator, cannot be sent back",),
+        **NO_HURRY,
     ),
     Fault(
         "result that cannot be rebuilt",
@@ -77,7 +78,7 @@ OUTPUT = [
         on_rank_1("subprocess.run(['yes'])", options=TIMEOUT),
         error="WorkerTimeout",
         says=("rank 1: waiting for a subprocess at {cell}, line 3",),
-        within=1,
+        within=3,
     ),
     Fault(
         "a rank that closes its standard output",
@@ -91,6 +92,7 @@ CALLS = [
         "nested launch",
         "def work():\n    return launch(total)\n\nlaunch(work)",
         says=("ranks 0 and 1 failed: RuntimeError: launch was called inside a worker", "line 2"),
+        **NO_HURRY,
     ),
     Fault(
         "launch from a thread",
@@ -124,12 +126,11 @@ CALLS = [
             rank, world_size = int(os.environ["RANK"]), 2
             dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
 
-        launch(work, taken.getsockname()[1], backend=None, timeout=2)
+        launch(work, taken.getsockname()[1], backend=None)
         """,
         first="taken = socket.create_server(('127.0.0.1', 0))",
         last="taken.close(); del taken",
         says=("rank 0 failed: DistNetworkError", "EADDRINUSE", "{cell}, line 4"),
-        within=2,
     ),
     Fault(
         "a rank that starts a program and leaves it behind",

@@ -7,11 +7,11 @@ import os
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -140,17 +140,22 @@ class Kernel:
 
     @contextlib.contextmanager
     def pressing_stop(self, *seconds: float) -> Iterator[None]:
-        """Press JupyterLab's stop button so many seconds from now, perhaps more than once."""
+        """Press JupyterLab's stop button, perhaps more than once: so long after two ranks start."""
+        before = self.forked()
 
         def press() -> None:
-            asyncio.run(self.client.km.interrupt_kernel())
+            begun = time.monotonic()
+            while len(self.forked() - before) < 2 and time.monotonic() < begun + 60:
+                time.sleep(0.02)
+            begun = time.monotonic()
+            for delay in seconds:
+                time.sleep(max(0, begun + delay - time.monotonic()))
+                asyncio.run(self.client.km.interrupt_kernel())
 
-        timers = [threading.Timer(delay, press) for delay in seconds]
-        for timer in timers:
-            timer.start()
-        yield
-        for timer in timers:
-            timer.join()
+        with ThreadPoolExecutor() as beside:
+            pressing = beside.submit(press if seconds else int)
+            yield
+            pressing.result()
 
     def is_alive(self) -> bool:
         """Whether the kernel's process runs."""
@@ -174,7 +179,7 @@ class Kernel:
         """Every process that this kernel or a fork of it has forked."""
         return pids(self._forks)
 
-    def left_since(self, before: Census, seconds: float = 1.0) -> dict[str, object]:
+    def left_since(self, before: Census, seconds: float = 30.0) -> dict[str, object]:
         """What is left after so many seconds, which the system needs to bury the dead."""
         end = time.monotonic() + seconds
         while (left := self.census().beyond(before)) and time.monotonic() < end:

@@ -74,7 +74,7 @@ def test_a_listener_that_fails_hides_no_error():
     assert caught.value.__notes__ == ["Fails could not explain it: KeyError: 'nothing here'"]
 
 
-def test_a_listener_inside_a_rank_is_there_before_the_group_and_sees_an_error_pass():
+def test_a_listener_inside_a_rank_is_there_before_the_group_and_sees_an_error_pass(no_hurry):
     class Inside(Listener):
         def inside(self, rank: int) -> "Inside":
             self.rank = rank

@@ -48,17 +48,17 @@ def a_kernel_that_has_used_threads():
 
 def test_law_2_ranks_work_after_the_kernel_used_threads(a_kernel_that_has_used_threads):
     assert a_kernel_that_has_used_threads > 1
-    assert list(launch(parallel_work, world_size=3, timeout=30)) == [1, 1, 1]
+    assert list(launch(parallel_work, world_size=3)) == [1, 1, 1]
 
 
 def test_law_2_the_threads_of_the_kernel_work_afterwards(a_kernel_that_has_used_threads):
-    launch(parallel_work, timeout=30)
+    launch(parallel_work)
     assert parallel_work() == a_kernel_that_has_used_threads
 
 
 def test_law_2_a_rank_of_a_thread_has_one_thread_too(a_kernel_that_has_used_threads):
     results = []
-    thread = threading.Thread(target=lambda: results.extend(launch(parallel_work, timeout=30)))
+    thread = threading.Thread(target=lambda: results.extend(launch(parallel_work)))
     thread.start()
     thread.join()
     assert results == [1, 1]
@@ -169,16 +169,14 @@ def a_free_port() -> int:
 
 
 def test_law_3_a_setup_with_a_port_of_its_own_works_as_under_plain_python():
-    assert (
-        list(launch(published, a_free_port(), world_size=3, backend=None, timeout=20)) == [6.0] * 3
-    )
+    assert list(launch(published, a_free_port(), world_size=3, backend=None)) == [6.0] * 3
 
 
 def test_law_3_a_port_of_its_own_that_is_taken_is_told_at_once():
     with socket.create_server(("127.0.0.1", 0)) as somebody_else:
         taken = somebody_else.getsockname()[1]
         with pytest.raises(WorkerError, match="EADDRINUSE"):
-            launch(published, taken, "127.0.0.1", world_size=3, backend=None, timeout=20)
+            launch(published, taken, "127.0.0.1", world_size=3, backend=None)
 
 
 def test_law_3_the_port_of_launch_may_be_written_as_an_address():
@@ -187,7 +185,7 @@ def test_law_3_the_port_of_launch_may_be_written_as_an_address():
         dist.init_process_group("gloo", address, rank=int(os.environ["RANK"]), world_size=3)
         return total()
 
-    assert list(launch(joining_by_address, world_size=3, backend=None, timeout=20)) == [6.0] * 3
+    assert list(launch(joining_by_address, world_size=3, backend=None)) == [6.0] * 3
 
 
 def test_law_3_torch_asks_who_serves_a_store_where_launch_answers():

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from deadline import within
+from deadline import hung, within
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,11 +23,10 @@ HERE = os.path.basename(__file__)
 
 def hanging(fn, n: int = 2, backend: str | None = "gloo", timeout: float = 1.5) -> str:
     """What the error says, which comes soon after the deadline."""
-    with within(20), pytest.raises(WorkerTimeout) as caught:
-        launch(fn, world_size=n, timeout=timeout, backend=backend)
-    assert str(caught.value).startswith("rank")
-    assert f"done after {timeout:g} s." in str(caught.value)
-    return str(caught.value)
+    with within(90):
+        error = hung(lambda more: launch(fn, world_size=n, timeout=more, backend=backend), timeout)
+    assert re.match(r"ranks? .* not done after [\d.]+ s\.\n", str(error))
+    return str(error)
 
 
 def line_of(fn, text: str) -> str:
@@ -235,8 +234,7 @@ def test_law_6_the_words_are_the_same_in_every_run():
         print("about to wait")
         dist.recv(torch.ones(1), 1 - dist.get_rank())
 
-    # Long enough that both have joined, on a busy machine as well.
-    assert len({hanging(work, timeout=4.0) for _ in range(2)}) == 1
+    assert len({hanging(work) for _ in range(2)}) == 1
 
 
 def test_law_6_a_run_that_is_just_in_time_is_no_timeout():

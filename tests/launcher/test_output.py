@@ -153,7 +153,7 @@ def test_a_stream_that_a_thread_is_writing_to_amid_the_fork_holds_no_rank_up(mon
     monkeypatch.setattr(sys, "stderr", Stream())
     handler = logging.StreamHandler()  # such as torch's, whose stream is the kernel's
     with written:
-        results = launch(lambda: print(handler.stream is sys.stderr), timeout=10)
+        results = launch(lambda: print(handler.stream is sys.stderr))
     assert results.output == ["True\n", "True\n"]
 
 
@@ -210,7 +210,7 @@ def test_a_flood_without_end_does_not_hold_up_the_deadline():
         while True:
             os.write(1, block)
 
-    with within(20), pytest.raises(WorkerTimeout):
+    with within(60), pytest.raises(WorkerTimeout):
         launch(work, timeout=0.5)
 
 

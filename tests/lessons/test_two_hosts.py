@@ -166,15 +166,15 @@ def test_when_the_kernel_is_killed_nothing_is_left(disk, form, end, script):
     while "running" not in kernel.stdout.readline():
         assert kernel.poll() is None
     wanted, found = (8, 2) if form == "namespaces" else (6, 0), None
-    last = time.monotonic() + 5
+    last = time.monotonic() + 60
     while found != wanted and time.monotonic() < last:  # a shell says "on", then starts sleep
         begun = of_kernel(kernel.pid)
         rooms = namespaces(begun) - namespaces([os.getpid()])
         found = len(begun), len(rooms)
     assert found == wanted
     kernel.send_signal(end)
-    assert gone_within(begun, 10)
-    last = time.monotonic() + 5
+    assert gone_within(begun, 60)
+    last = time.monotonic() + 60
     while rooms & namespaces(os.listdir("/proc")) and time.monotonic() < last:
         time.sleep(0.02)  # the watchers, which bear no mark, follow
     assert not rooms & namespaces(os.listdir("/proc"))
@@ -237,7 +237,7 @@ def test_when_the_power_of_a_host_is_cut_its_processes_die_and_the_other_host_st
         for program in programs:
             program.wait_for("on")
         both[1].cut_power()
-        assert programs[1].process.wait(10) != 0
+        assert programs[1].process.wait(60) != 0
         assert programs[0].process.poll() is None
         both[1].cut_power()  # nobody is left: no error
         assert both[0].run("echo here") == "here\n"

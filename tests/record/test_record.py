@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from deadline import hung
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerTimeout, launch
@@ -32,9 +33,7 @@ def logs_of(fn, world_size: int = 2, trace: bool = False, **options) -> dict[int
 
 
 def hanging(fn, **options) -> WorkerTimeout:
-    with pytest.raises(WorkerTimeout) as caught:
-        launch(fn, timeout=0.8, backend="gloo", **options)
-    return caught.value
+    return hung(lambda seconds: launch(fn, timeout=seconds, backend="gloo", **options), 0.8)
 
 
 def waits_alone() -> None:

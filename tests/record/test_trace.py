@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from deadline import hung
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -136,16 +137,14 @@ def waits_for_ever() -> None:
         dist.irecv(torch.ones(1), 0).wait()
 
 
-def test_a_recorded_rank_that_fails_is_reported_like_any_other():
+def test_a_recorded_rank_that_fails_is_reported_like_any_other(no_hurry):
     with pytest.raises(WorkerError, match=r"ranks 0 and 1 failed: ValueError: on purpose"):
         launch(fails, trace=True)
 
 
 @pytest.fixture(scope="module")
 def hang():
-    with pytest.raises(WorkerTimeout) as caught:
-        launch(waits_for_ever, trace=True, timeout=2)
-    return caught.value
+    return hung(lambda seconds: launch(waits_for_ever, trace=True, timeout=seconds), 2)
 
 
 def test_a_recorded_hang_names_the_lines_where_the_ranks_wait(hang):
@@ -175,7 +174,7 @@ def test_who_is_stopped_last_does_not_see_the_others_end(monkeypatch):
     assert not any(event.finished for event in caught.value.trace)
 
 
-def test_a_failure_leaves_a_trace_of_what_was_done_before():
+def test_a_failure_leaves_a_trace_of_what_was_done_before(no_hurry):
     with pytest.raises(WorkerError) as caught:
         launch(fails, trace=True)
     assert [(e.kind, e.finished) for e in caught.value.trace] == [("all_reduce", True)] * 2

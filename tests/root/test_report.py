@@ -1,8 +1,8 @@
 """`report`: numbers on their way from a rank to the panel."""
 
 import math
+import os
 import sys
-import time
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ def shown(monkeypatch):
     class Recorder(live.Panel):
         def tick(self, members, final: bool = False) -> None:
             seen["drawn"] = seen.get("drawn", 0) + 1
+            seen.get("at", {}).pop(seen["drawn"], int)()
             seen.update(enumerate(map(live._read, self.memory)), final=final)
 
     monkeypatch.setattr(notebook, "Panel", Recorder)
@@ -77,7 +78,10 @@ def test_numbers_reported_one_by_one_are_kept_together(shown):
 
 
 def test_the_panel_is_drawn_while_ranks_run(shown):
-    launch(time.sleep, 0.5, live=True)
+    reading, writing = os.pipe()
+    shown["at"] = {4: lambda: os.write(writing, b"..")}
+    with open(reading), open(writing):
+        launch(os.read, reading, 1, live=True)
     assert shown["drawn"] >= 4
 
 
