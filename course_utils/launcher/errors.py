@@ -20,7 +20,7 @@ from course_utils.launcher.words import were
 
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
 _LOST = re.compile(
-    r"(RuntimeError|Dist\w*Error|Connection\w*Error): .*("
+    r"(RuntimeError|Dist\w*Error|ConnectionResetError): .*("
     r"Connection (was likely )?(closed|reset|refused)|Read error|Write error|Broken pipe|"
     r"by peer|Connect timeout|Socket closed|remote process exited)",
     re.DOTALL,
@@ -68,6 +68,7 @@ class Failure:
     def story(self) -> str:
         """The headline, and the learner's lines that led there, the last with its neighbours."""
         own = [frame for frame in self.frames if frame.is_learners]
+        own = [frame for frame in own if frame.code] or own  # a dataclass's methods have no text
         rows = dict.fromkeys(f"  {frame.place}: {frame.code}" for frame in own[:-1])
         again = ["  ..."] * (len(rows) < len(own) - 1)  # where a function calls itself
         last = [f"  {frame.place}\n{frame.excerpt()}".rstrip() for frame in own[-1:]]
@@ -138,7 +139,7 @@ def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     if isinstance(error, SystemExit):
         headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
     headline = _UNSTABLE.sub("", headline)[:_LIMIT]
-    if _LOST.match(headline):
+    if _LOST.match(headline) and not isinstance(error, OSError):
         headline = _LOST_IN_ONE_WORDING
     rows = traceback.extract_tb(error.__traceback__, limit=-40)  # the innermost
     frames = [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
@@ -151,7 +152,7 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
     if status < 0:
         names = {number.value: number.name for number in signal.Signals}
         headline = f"the process died of {names.get(-status, f'signal {-status}')}"
-    crash = dump.partition("Fatal Python error")[2]  # the rest it wrote before, when asked to
+    crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
     return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash))
 
 

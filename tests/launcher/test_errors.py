@@ -62,10 +62,18 @@ def test_a_complaint_about_a_lost_peer_is_an_echo(headline):
         "the process died of SIGKILL",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "OSError: [Errno 28] No space left on device",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "ConnectionError: HTTPConnectionPool(host='data', port=80): Connection refused",
     ],
 )
 def test_an_ordinary_failure_is_no_echo(headline):
     assert not Failure(0, 0.0, headline).is_echo
+
+
+@pytest.mark.parametrize("kind", [ConnectionRefusedError, ConnectionResetError, BrokenPipeError])
+def test_what_a_socket_of_the_learner_says_is_left_as_it_is(kind):
+    failure = errors.from_exception(0, kind(1, "Connection refused, reset by peer"))
+    assert failure.headline == f"{kind.__name__}: [Errno 1] Connection refused, reset by peer"
 
 
 @pytest.mark.parametrize("echo", ECHOES)
@@ -75,6 +83,15 @@ def test_an_echo_that_came_first_is_not_the_cause(echo):
     assert error.rank == 1
     assert error.failures[0] is cause
     assert str(error) == "rank 1 failed: ValueError: boom\n\nRanks 0 and 2 were stopped."
+
+
+def test_lines_that_a_library_has_made_up_are_left_out_where_there_are_others(cell):
+    """As of a frozen dataclass, whose methods have no text."""
+    made_up = Frame("<string>", 4, "__setattr__")
+    told = Failure(0, 0.0, "FrozenInstanceError: x", [Frame(cell, 2, "<module>"), made_up]).story()
+    assert "cell [5], line 2" in told
+    assert "<string>" not in told
+    assert "<string>, line 4, in __setattr__" in Failure(0, 0.0, "E: x", [made_up]).story()
 
 
 def test_the_lines_that_led_to_a_failure_are_told_by_cell(cell):
