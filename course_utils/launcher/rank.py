@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import getpass
 import logging
 import multiprocessing.util
 import os
@@ -51,7 +52,7 @@ class Worker:
         finally:
             self._stay()
 
-    # `stacks` knows this one and `_stay` by their names: with them a rank's own stack begins.
+    # `stacks` looks for `_work` and `_stay`: with them a rank's own stack begins.
     def _work(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> None:
         rank = self.own.rank
         os.environ.update(meet.environment(rank))
@@ -97,7 +98,7 @@ class Worker:
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             stream = open(number, "w" if number else "r", **how)  # noqa: SIM115, it stays open
             vars(sys).update({name: stream, f"__{name}__": stream})
-        builtins.input = sys.breakpointhook = _no_keyboard  # the kernel's talk to the browser
+        builtins.input = getpass.getpass = sys.breakpointhook = _no_keyboard
         for reference in logging._handlerList:
             handler = reference()
             if getattr(handler, "stream", None) in old:
@@ -131,7 +132,7 @@ class Worker:
             os._exit(1)  # destructors of process groups can wait for each other
 
 
-def _no_keyboard(*_: object, **__: object) -> NoReturn:
+def _no_keyboard(*_: object, **__: object) -> NoReturn:  # the kernel's own ask the browser
     raise EOFError("a rank has no keyboard: ask in the cell, hand that to launch; to debug, print")
 
 

@@ -122,6 +122,12 @@ EXCEPTIONS = [
         first="get_ipython().kernel._allow_stdin = True  # as JupyterLab sets it for each cell",
         says=("rank 1 failed: EOFError", "{cell}, line 3"),
     ),
+    Fault(
+        "a rank that asks for a password",
+        on_rank_1("__import__('getpass').getpass()"),
+        first="get_ipython().kernel._allow_stdin = True",
+        says=("rank 1 failed: EOFError", "{cell}, line 3"),
+    ),
 ]
 
 ENDS = [
