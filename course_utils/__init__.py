@@ -33,6 +33,8 @@ __all__ = sorted(_ROOMS)
 def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "launch" and not hasattr(os, "fork"):
+        raise RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows.")
     value = getattr(importlib.import_module(_ROOMS[name], __name__), name)
     globals()[name] = value
     return value

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import os
 import signal
 import sys
 import threading
@@ -44,8 +43,6 @@ def launch(
     It has also chosen the backend (None where `fn` makes the group), and who listens. Raises
     RuntimeError where no launch can be.
     """
-    if not hasattr(os, "fork"):
-        raise RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows.")
     if rank.me:
         way = "A rank cannot launch ranks: call launch from the cell, with a larger world_size."
         raise RuntimeError(f"launch was called inside a worker. {way}")
@@ -65,13 +62,13 @@ def _stop_button() -> Iterator[list[int]]:
     pressed: list[int] = []
     ours = threading.current_thread() is threading.main_thread()
     if ours:
-        action = ctypes.create_string_buffer(256)  # Python knows only of handlers it set
+        action = ctypes.create_string_buffer(256)  # Python knows only handlers it set
         rank.LIBC.sigaction(signal.SIGINT, None, action)
         old = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
         yield pressed
     finally:
-        if pressed:  # who presses again at once means the same; it could cost ipykernel its reply
+        if pressed:  # takes further presses, which could hit ipykernel amid its reply
             time.sleep(1.0)
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
@@ -83,6 +80,6 @@ def _stop_button() -> Iterator[list[int]]:
 def _print_in_rank_order(output: list[str]) -> None:
     named = ((f"[rank {n}] ", text.removesuffix("\n")) for n, text in enumerate(output) if text)
     told = "".join(name + text.replace("\n", f"\n{name}") + "\n" for name, text in named)
-    if told:  # ipykernel keeps a socket for every thread that writes, were it nothing
+    if told:  # ipykernel opens a socket for each thread that writes, even nothing
         sys.stdout.write(told)
         sys.stdout.flush()
