@@ -23,7 +23,7 @@ class Listener:
         return contextlib.nullcontext()
 
     def tick(self, members: Sequence[Member], final: bool = False) -> bool | None:
-        """In the kernel, at least ten times a second, and once when all are gone or none came.
+        """In the kernel, at least ten times a second, and once at the end, started or not.
 
         True says that the ranks will never be done, which ends the launch.
         """

@@ -17,7 +17,7 @@ _HALF = KEPT_BYTES // 2
 _AT_ONCE = 256 * 1024
 _READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up
 _NOTHING = object()
-ASKED = signal.SIGUSR1, signal.SIGUSR2  # where a rank is: first Python, in a wait then C
+ASKED = signal.SIGUSR1, signal.SIGUSR2  # ask where it is: Python, after 0.3 s C
 
 
 class Member:
@@ -49,7 +49,7 @@ class Member:
         os.set_blocking(reading, False)
 
     def watch(self) -> None:
-        """In the kernel, when all ranks are forked."""
+        """In the kernel, when all ranks are forked: let go of the rank's ends, hold its process."""
         self.theirs.close()
         self.output.close()
         # None on macOS, in a container that forbids it, of a rank that is gone and reaped already.
@@ -159,7 +159,7 @@ class Member:
         for _ in range(_READS):
             if not self.pipe or (data := self.pipe.read(_AT_ONCE)) is None:
                 return
-            if not data:  # nobody holds the other end; who waits for it would hear so for ever
+            if not data:  # end of file, which `wait` would report for ever
                 self.pipe.close()
                 self.pipe = None
             self._printed += data

@@ -2,7 +2,7 @@
 
 An object is pickled with its large buffers (tensors, numpy arrays) left out of the stream. Each
 large buffer is written to an anonymous file and only the file's descriptor is sent, so a tensor
-of any size crosses without a copy in the kernel and without `/dev/shm`, however small that is.
+of any size crosses without `/dev/shm`, however small that is, and on Linux without a copy.
 """
 
 import mmap
@@ -42,7 +42,6 @@ class _Pickler(pickle.Pickler):
 
 
 def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns: bool) -> Any:
-    raw = bytearray(raw) if isinstance(raw, bytes) else raw  # inside the stream it is read-only
     tensor = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype)
     tensor = tensor.reshape(shape)
     made = torch.nn.Parameter(tensor, False) if kind is torch.nn.Parameter else tensor
@@ -50,7 +49,7 @@ def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns
 
 
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:
-    """Send a picklable object; tensors arrive on the CPU, detached, contiguous and owning.
+    """Send a picklable object; tensors arrive on the CPU, detached, contiguous and writable.
 
     Raises whatever pickling raised, or OSError when there is no memory for the file.
     """
@@ -82,7 +81,7 @@ def receive_buffer(file: int) -> Any:
     """A writable numpy array of bytes over an anonymous file, whose descriptor is closed."""
     with open(file, "rb") as source:
         size = os.fstat(file).st_size
-        mmap.mmap(-1, size).close()  # fails cleanly when there is no room; torch leaks a descriptor
+        mmap.mmap(-1, size).close()  # is there room? torch, failing, leaks a descriptor
         if os.path.exists(path := f"/proc/self/fd/{file}"):
             return torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
         data = torch.empty(size, dtype=torch.uint8).numpy()

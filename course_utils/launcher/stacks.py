@@ -70,7 +70,7 @@ def from_dump(text: str) -> list[Frame]:
     text = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex], 16)), text)
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
     for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
-        if name == "<lambda>" and file.startswith(_COURSE):  # it writes this
+        if name == "<lambda>" and file.startswith(_COURSE):  # our handler, which writes this
             continue
         frames.append(Frame(file, int(line), name))
         if file.startswith(_COURSE) and name in ("_work", "_stay"):

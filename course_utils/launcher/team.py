@@ -22,7 +22,7 @@ from course_utils.launcher.stacks import Frame, from_dump
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
 _TICK_S = 0.1
 _STACK_S = 3.0  # for all ranks to write where they are, also on a busy machine
-# From Python 3.12 on, filelock, which torch brings, lets no two threads fork at the same time.
+# From Python 3.12 on, of two threads that fork at once, filelock, which torch brings, fails one.
 _FORKING = threading.Lock()
 
 
@@ -74,10 +74,10 @@ class Team:
             for rank in range(self.world_size):
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
-            # Until a rank can answer; a launch in a thread has nobody who takes the stop button.
+            # A rank unblocks them when it can answer, or takes no stop button any more.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*ASKED, signal.SIGINT))
             try:
-                for rank in range(self.world_size):  # what is written on in between is copied again
+                for rank in range(self.world_size):  # a page written on in between is copied again
                     with _FORKING:
                         pid = self.members[rank].pid = os.fork()
                     if pid == 0:
