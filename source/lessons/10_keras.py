@@ -367,7 +367,7 @@ def over_seeds(trained=study, **fault):
 
 def told(name, tests):
     loss, accuracy = tests.unbind(dim=-1)
-    spread = "from about {:.2f} to about {:.2f}".format(*loss.aminmax())
+    spread = "about {:.2f} to about {:.2f}".format(*loss.aminmax())
     right = f"about {100 * accuracy.median():.0f} % right"
     print(f"{name:34} loss about {loss.median():.2f}, {spread}; {right}")
 
