@@ -25,7 +25,7 @@ def hanging(fn, n: int = 2, backend: str | None = "gloo", timeout: float = 1.5) 
     """What the error says, which comes soon after the deadline."""
     with within(90):
         error = hung(lambda more: launch(fn, world_size=n, timeout=more, backend=backend), timeout)
-    assert re.match(r"ranks? .* not done after [\d.]+ s\.\n", str(error))
+    assert re.match(rf"ranks? .* not done after ({timeout:g}|{10 * timeout:g}) s\.\n", str(error))
     return str(error)
 
 
@@ -234,7 +234,8 @@ def test_law_6_the_words_are_the_same_in_every_run():
         print("about to wait")
         dist.recv(torch.ones(1), 1 - dist.get_rank())
 
-    assert len({hanging(work) for _ in range(2)}) == 1
+    # Long enough that both have joined, on a busy machine as well.
+    assert len({hanging(work, timeout=4.0) for _ in range(2)}) == 1
 
 
 def test_law_6_a_run_that_is_just_in_time_is_no_timeout():
