@@ -14,6 +14,7 @@ from IPython.display import display
 
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.parcel import anonymous_file
+from course_utils.launcher.rank import no_keyboard
 
 _LIVE = "application/vnd.jupyter.widget-view+json"  # ends with the rank; its text goes on
 
@@ -29,9 +30,11 @@ class Displays(Listener):
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # so each writes behind the others
 
     def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
-        """In a notebook, have this rank's displays written down."""
+        """In a notebook, have this rank's displays written down, and nobody asked for input."""
         if shell := get_ipython():
             shell.display_pub = _Publisher(rank, self._file)
+            with contextlib.suppress(AttributeError):  # in a terminal there is no kernel
+                shell.kernel._input_request = no_keyboard  # as in `from getpass import getpass`
         return contextlib.nullcontext()
 
     def close(self) -> None:

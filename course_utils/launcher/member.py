@@ -17,7 +17,7 @@ _HALF = KEPT_BYTES // 2
 _AT_ONCE = 256 * 1024
 _READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up
 _NOTHING = object()
-ASKED = signal.SIGUSR1, signal.SIGUSR2  # ask where it is: Python, after 0.3 s C
+ASKED = signal.SIGUSR1, signal.SIGUSR2  # ask where it is: Python answers, or C 0.3 s later
 
 
 class Member:

@@ -98,7 +98,7 @@ class Worker:
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             stream = open(number, "w" if number else "r", **how)  # noqa: SIM115, it stays open
             vars(sys).update({name: stream, f"__{name}__": stream})
-        builtins.input = getpass.getpass = sys.breakpointhook = _no_keyboard
+        builtins.input = getpass.getpass = sys.breakpointhook = no_keyboard
         for reference in logging._handlerList:
             handler = reference()
             if getattr(handler, "stream", None) in old:
@@ -132,7 +132,8 @@ class Worker:
             os._exit(1)  # destructors of process groups can wait for each other
 
 
-def _no_keyboard(*_: object, **__: object) -> NoReturn:  # the kernel's own ask the browser
+def no_keyboard(*_: object, **__: object) -> NoReturn:
+    """Instead of what would ask the browser, which hears no rank, or a terminal."""
     raise EOFError("a rank has no keyboard: ask in the cell, hand that to launch; to debug, print")
 
 

@@ -74,7 +74,7 @@ class Team:
             for rank in range(self.world_size):
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
-            # A rank unblocks them when it can answer, or takes no stop button any more.
+            # Blocked until a rank can answer, and ignores the stop button.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*ASKED, signal.SIGINT))
             try:
                 for rank in range(self.world_size):  # a page written on in between is copied again

@@ -52,9 +52,10 @@ def on_rank_1(*lines: str, world_size: int = 2, then: str = "dist.barrier()", op
 TIMEOUT = ", timeout=3"  # for ranks to come to where they hang
 # After a first failure the others get all the time that a busy machine needs to fail.
 NO_HURRY = {
-    "first": "from course_utils.launcher import team\nteam._GRACE_S = 60",
-    "last": "team._GRACE_S = 0.5",
+    "first": "from course_utils.launcher import team\ngrace, team._GRACE_S = team._GRACE_S, 60",
+    "last": "team._GRACE_S = grace",
 }
+ALLOWED = "get_ipython().kernel._allow_stdin = True  # as JupyterLab sets it for each cell"
 STOPPED = "Rank 0 was stopped."
 NEVER_CAME = "Rank 0 waited for rank 1, which never arrived"
 
@@ -118,15 +119,20 @@ EXCEPTIONS = [
     ),
     Fault(
         "a rank that asks for input",
-        on_rank_1("input('how many? ')"),
-        first="get_ipython().kernel._allow_stdin = True  # as JupyterLab sets it for each cell",
-        says=("rank 1 failed: EOFError", "{cell}, line 3"),
+        on_rank_1(ALLOWED, "input('how many? ')"),
+        says=("rank 1 failed: EOFError: a rank has no keyboard", "{cell}, line 4"),
     ),
     Fault(
         "a rank that asks for a password",
-        on_rank_1("__import__('getpass').getpass()"),
-        first="get_ipython().kernel._allow_stdin = True",
-        says=("rank 1 failed: EOFError", "{cell}, line 3"),
+        on_rank_1(ALLOWED, "__import__('getpass').getpass()"),
+        says=("rank 1 failed: EOFError: a rank has no keyboard", "{cell}, line 4"),
+    ),
+    Fault(
+        "a rank that asks for a password by a name that the kernel took before",
+        on_rank_1(ALLOWED, "getpass()"),
+        first="from getpass import getpass",
+        last="del getpass",
+        says=("rank 1 failed: EOFError: a rank has no keyboard", "{cell}, line 4"),
     ),
 ]
 
