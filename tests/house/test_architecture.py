@@ -81,14 +81,16 @@ def test_a_package_that_a_room_must_do_without_is_found(house):
     ]
 
 
-def test_a_file_and_a_room_that_have_grown_too_long_are_found(house, monkeypatch, tmp_path):
-    monkeypatch.setattr(architecture, "ROOT", tmp_path)
-    most = architecture.LINES["launcher"]
-    known = house(launcher__team="x = 1\n" * (most + 1))
-    assert architecture.problems(known) == [
-        f"course_utils/launcher/team.py: {most + 1} lines, at most 200",
-        f"launcher: {most + 1} lines, at most {most}",
-    ]
+def test_a_room_that_has_grown_too_large_is_found(house):
+    most = architecture.NODES["launcher"]
+    known = house(launcher__team="x = 1\n" * most)  # three nodes each, and that of the module
+    assert architecture.problems(known) == [f"launcher: {3 * most + 1} nodes, at most {most}"]
+
+
+def test_docstrings_do_not_count(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text('"""Why."""\nx = 1\n')
+    assert architecture.nodes(file) == len(["Module", "Assign", "Name", "Constant"])
 
 
 def test_too_many_public_names_are_found(house):
@@ -101,7 +103,7 @@ def test_the_house_stands():
     assert list(architecture.problems(architecture.modules())) == []
 
 
-def test_the_command_prints_every_room_with_its_lines():
+def test_the_command_prints_every_room_with_its_size():
     command = [sys.executable, "tools/architecture.py"]
     done = subprocess.run(command, cwd=architecture.ROOT, capture_output=True, text=True)
     rooms = [line.split()[0] for line in done.stdout.splitlines()]
