@@ -14,32 +14,38 @@ from course_utils.launcher.listener import Listener
 _PROBE_S = 60.0  # eight GPUs need some ten seconds to find each other
 _SHM = 1 << 27  # bytes; a container's default of 64 MiB is too little (NVIDIA/nccl#342)
 _MORE = "os.environ['NCCL_DEBUG'] = 'INFO' in a cell before the launch shows more"
-_probed = 1  # so many GPUs have added up a number in this kernel
+# So many ranks have added up a number in this kernel, by what NCCL was told for it.
+_most_ranks: dict[frozenset, int] = {}
 
-# What an error or a rank's output says, as a pattern, the special before the general, and what it
-# means. tests/devices/test_nccl.py has a real message for each, with its source.
-_MEANS = {
-    r"Duplicate GPU detected": "two ranks use one GPU. Each rank's own is "
-    "torch.device('cuda', int(os.environ['LOCAL_RANK'])); to share one on purpose use "
+
+_SHM_IS_FULL = """/dev/shm is too small or full. Start the container with --shm-size=1g or \
+--ipc=host, or have NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"""
+# What words of NCCL, torch or CUDA mean, the special before the general. The words are literally
+# those of the pinned libraries: tests/devices/test_nccl.py looks each one up there, so a newer
+# NCCL that says it differently turns that test red.
+MEANINGS = {
+    "Multiple Ranks are using the same GPU/Partition": "two ranks use one GPU. Each rank's own is "
+    "torch.device('cuda', int(os.environ['LOCAL_RANK'])). To share one on purpose use "
     "launch(..., backend='gloo', device='cuda')",
-    r"shared memory segment|/dev/shm/nccl|posix_fallocate": "/dev/shm is too small or full. Start "
-    "the container with --shm-size=1g or --ipc=host, or have NCCL do without, which is slower: "
-    "os.environ['NCCL_SHM_DISABLE'] = '1'",
-    r"Watchdog caught collective operation timeout": "a collective that not every rank came to ran "
+    "shared memory segment": _SHM_IS_FULL,
+    "fallocate: Failed to extend": _SHM_IS_FULL,
+    "Watchdog caught collective operation timeout": "a collective that not every rank came to ran "
     "into the group's own timeout, and torch then ends the process. Give init_process_group() a "
     "longer timeout than launch, which says who is missing",
-    r"no socket interface found": "NCCL_SOCKET_IFNAME names an interface that is not here",
-    r"out of memory": "the GPU's memory is full: use a smaller batch or model, and look at "
+    "no socket interface found": "NCCL_SOCKET_IFNAME names an interface that is not here",
+    "Mismatched NCCL version detected": "the ranks have loaded different versions of NCCL: look at "
+    "LD_LIBRARY_PATH and LD_PRELOAD",
+    "out of memory": "the GPU's memory is full: use a smaller batch or model, and look at "
     "nvidia-smi for other processes on it",
-    r"device-side assert": "an index is out of range, such as a label beyond the classes. The same "
+    "device-side assert": "an index is out of range, such as a label beyond the classes. The same "
     "code on the CPU (device='cpu') names the line",
-    r"initialize CUDA in forked subprocess": "a process that this rank forked, such as a "
+    "initialize CUDA in forked subprocess": "a process that this rank forked, such as a "
     "DataLoader's worker, uses CUDA: move tensors to the GPU in the rank itself",
-    r"No backend type associated with device type cpu": "NCCL moves GPU tensors only: move the "
+    "No backend type associated with device type ": "NCCL moves GPU tensors only: move the "
     "tensor to the GPU, or leave backend= out, and gloo moves those of the CPU",
-    r"no kernel image is available": "this torch was not built for a GPU of this kind",
-    r"unhandled cuda error": f"a call of CUDA failed inside NCCL; {_MORE}",
-    r"unhandled system error": f"the system refused NCCL a socket or memory; {_MORE}",
+    "no kernel image is available": "this torch was not built for a GPU of this kind",
+    "unhandled cuda error": f"a call of CUDA failed inside NCCL; {_MORE}",
+    "unhandled system error": f"the system refused NCCL a socket or memory; {_MORE}",
 }
 
 
@@ -48,9 +54,12 @@ def explain(error: WorkerError) -> None:
     if error.rank is None:
         return
     words = error.failures[0].headline + error.output[error.rank]
-    told = _MEANS.items() if re.search("nccl|cuda|device type", words, re.IGNORECASE) else ()
-    if found := next((meaning for said, meaning in told if re.search(said, words)), ""):
-        error.parts[1] = f"Likely reason: {found}."
+    if not re.search("nccl|cuda|device type", words, re.IGNORECASE):
+        return
+    for known, meaning in MEANINGS.items():
+        if known in words:
+            error.parts[1] = f"Likely reason: {meaning}."
+            return
 
 
 def small_shm() -> str:
@@ -63,32 +72,78 @@ def small_shm() -> str:
 for each connection. If it fails, start the container with --shm-size=1g or --ipc=host."""
 
 
-def probe(world_size: int, backend: str, listeners: list[Listener]) -> None:
-    """Have the GPUs add up one number, unless as many have done so in this kernel.
+def share_one_gpu() -> None:
+    """In a rank, before it joins: let NCCL accept that several ranks use one GPU.
 
-    Where peer-to-peer is broken this hangs, also where the driver calls it fine
-    (NVIDIA/nccl#2079); better here than somewhere in a learner's training.
+    NCCL's kernels wait for each other, so those of both ranks must fit on the GPU at once: each
+    gets few blocks (CTAs). What the learner set wins.
+    """
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    os.environ.setdefault("NCCL_MAX_CTAS", "4")
+
+
+def probe(world_size: int, backend: str, listeners: list[Listener], shared: bool = False) -> None:
+    """Have the GPUs add up one number, unless they have done so in this kernel.
+
+    They are asked again once NCCL was told something else, or other GPUs are visible. Where
+    peer-to-peer is broken this hangs, also where the driver calls it fine (NVIDIA/nccl#2079);
+    better here than somewhere in a learner's training.
+
+    Args:
+        world_size: how many ranks.
+        backend: as the launch will have it.
+        listeners: those of the launch that give each rank its device.
+        shared: whether several ranks use one GPU.
 
     Raises:
-        RuntimeError: They were not done in time; the message says what to try.
+        RuntimeError: They could not; the message says what to try.
     """
-    global _probed
-    if world_size <= _probed:
+    if world_size == 1:
+        return
+    settings = _settings(shared)
+    if world_size <= _most_ranks.get(settings, 0):
         return
     how = {"world_size": world_size, "backend": backend, "listeners": listeners}
     try:
         launch(_add_up, timeout=_PROBE_S, **how)
     except WorkerTimeout:
         raise RuntimeError(
-            f"{world_size} GPUs could not add up one number within {_PROBE_S:g} seconds; nothing "
-            "of yours was started. Most often the path from GPU to GPU (peer-to-peer) is broken on "
-            "such a machine. Run os.environ['NCCL_P2P_DISABLE'] = '1' in a cell and launch again: "
-            f"it is slower, and works. If it hangs all the same, {_MORE}."
+            f"{world_size} ranks could not add up one number by NCCL within {_PROBE_S:g} seconds; "
+            f"nothing of yours was started. {_way_on(shared)}"
         ) from None
-    _probed = world_size
+    except WorkerError as error:
+        headline, likely = error.failures[0].headline, error.parts[1]
+        raise RuntimeError(
+            f"{world_size} ranks could not add up one number by NCCL; nothing of yours was "
+            f"started.\n{headline}\n{likely}".rstrip()
+        ) from None
+    _most_ranks[settings] = world_size
+
+
+def _settings(shared: bool) -> frozenset:
+    """All that a success depends on: the environment's words to NCCL, and which GPUs it sees."""
+    settings = {("shared", str(shared))}
+    for name, value in os.environ.items():
+        if name.startswith("NCCL_") or name == "CUDA_VISIBLE_DEVICES":
+            settings.add((name, value))
+    return frozenset(settings)
+
+
+def _way_on(shared: bool) -> str:
+    if shared:
+        return (
+            "Sharing a GPU is experimental in NCCL. Use launch(..., device='cuda'): then ranks "
+            "share the GPU through gloo."
+        )
+    return (
+        "Most often the path from GPU to GPU (peer-to-peer) is broken on such a machine. Run "
+        "os.environ['NCCL_P2P_DISABLE'] = '1' in a cell and launch again: it is slower, and works. "
+        f"If it hangs all the same, {_MORE}."
+    )
 
 
 def _add_up() -> float:
-    one = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")
-    dist.all_reduce(one)
-    return one.item()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    number = torch.ones(1, device=device)
+    dist.all_reduce(number)
+    return number.item()

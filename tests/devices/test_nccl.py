@@ -1,12 +1,15 @@
 """NCCL's and CUDA's own words, as people have met them, and what a learner is told instead."""
 
+import mmap
 import os
-import re
 import shutil
+import sysconfig
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from course_utils import WorkerError, launch
@@ -18,20 +21,25 @@ from course_utils.launcher.launch import launch as bare_launch
 
 # What was said, as an exception's text or as a rank's output, by whom it was met, what it means.
 SAID = [
-    (  # verl-project/verl#161
-        "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, "
-        "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.20.5\n"
-        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-        "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+    (  # NCCL 2.30.7, init.cc
+        "DistBackendError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)\n"
+        "NCCL Last Error: Multiple Ranks are using the same GPU/Partition. Set "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.",
         "two ranks use one GPU",
+    ),
+    (  # NCCL 2.30.7, init.cc
+        "NCCL Last Error: Mismatched NCCL version detected : rank 0 version 23007 rank 1 version "
+        "22907",
+        "the ranks have loaded different versions of NCCL",
     ),
     (  # pytorch/ci-infra#490
         "[0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment "
         "/dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)",
         "/dev/shm is too small or full",
     ),
-    (  # NVIDIA/nccl#290
-        "[1] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+    (  # NCCL 2.30.7, shmutils.cc
+        "[1] misc/shmutils.cc:90 NCCL WARN fallocate: Failed to extend /dev/shm/nccl-WU88OE to "
+        "9637888 bytes, error: No space left on device (28) - retrying",
         "/dev/shm is too small or full",
     ),
     (  # NVIDIA/Megatron-LM#1207
@@ -102,8 +110,30 @@ def test_what_nccl_says_is_put_plainly(said, meaning, printed):
 
 
 def test_no_meaning_is_without_its_words():
-    met = {next(m for word, m in nccl._MEANS.items() if re.search(word, said)) for said, _ in SAID}
-    assert met == set(nccl._MEANS.values())
+    met = {next(words for words in nccl.MEANINGS if words in said) for said, _ in SAID}
+    assert met == set(nccl.MEANINGS)
+
+
+LIBRARIES = (
+    "nvidia/nccl/lib/libnccl.so.2",
+    "nvidia/cu13/lib/libcudart.so.13",
+    "torch/lib/libc10_cuda.so",
+    "torch/cuda/__init__.py",
+    "torch/lib/libtorch_cuda.so",
+    "torch/lib/libtorch_cpu.so",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+def test_the_pinned_libraries_still_say_it_so():
+    """Words of an older NCCL would stay green for ever, and no learner would be helped."""
+    missing = {words.encode() for words in nccl.MEANINGS}
+    for name in LIBRARIES:
+        library = Path(sysconfig.get_path("purelib"), name)
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text:
+            missing = {words for words in missing if text.find(words) < 0}
+    assert missing == set()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +184,7 @@ def probes(nothing_left, monkeypatch):
         return bare_launch(fn, world_size=world_size, **options)
 
     monkeypatch.setattr(nccl, "launch", counted)
-    monkeypatch.setattr(nccl, "_probed", 1)
+    monkeypatch.setattr(nccl, "_most_ranks", {})
     return made
 
 
@@ -162,6 +192,49 @@ def test_gpus_add_up_once_and_again_only_when_they_are_more(probes):
     for world_size in (2, 2, 3, 2):
         nccl.probe(world_size, "gloo", [])
     assert probes == [2, 3]
+
+
+def test_gpus_add_up_again_once_nccl_is_told_something_else(probes):
+    for name in ("NCCL_P2P_DISABLE", "CUDA_VISIBLE_DEVICES", "OTHER"):
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv(name, "1")
+            nccl.probe(2, "gloo", [])
+            nccl.probe(2, "gloo", [])
+    assert probes == [2, 2, 2]
+
+
+def test_ranks_that_share_a_gpu_are_asked_for_themselves(probes):
+    nccl.probe(2, "gloo", [])
+    nccl.probe(2, "gloo", [], shared=True)
+    assert probes == [2, 2]
+
+
+def test_ranks_that_cannot_share_a_gpu_are_told_of_gloo(probes, monkeypatch):
+    monkeypatch.setattr(
+        nccl, "_add_up", lambda: dist.barrier() if dist.get_rank() else time.sleep(9)
+    )
+    monkeypatch.setattr(nccl, "_PROBE_S", 1.0)
+    with pytest.raises(RuntimeError, match=r"2 ranks could not add up.*device='cuda'\)"):
+        nccl.probe(2, "gloo", [], shared=True)
+
+
+def fails_in_nccl() -> None:
+    raise RuntimeError("NCCL Last Error: no socket interface found")
+
+
+def test_a_probe_that_fails_is_told_without_a_line_that_no_learner_wrote(probes, monkeypatch):
+    monkeypatch.setattr(nccl, "_add_up", fails_in_nccl)
+    nothing_of_yours = r"(?s)nothing of yours was started.*no socket"
+    with pytest.raises(RuntimeError, match=nothing_of_yours) as caught:
+        nccl.probe(2, "gloo", [ReadyToFork(Placement("gloo"))])
+    assert "NCCL_SOCKET_IFNAME names an interface" in str(caught.value)
+    assert "fails_in_nccl" not in str(caught.value)
+
+
+def test_a_rank_that_shares_tells_nccl_so_unless_the_learner_has_said_otherwise(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"NCCL_MAX_CTAS": "16"})
+    nccl.share_one_gpu()
+    assert os.environ == {"NCCL_MAX_CTAS": "16", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 def test_gpus_that_never_add_up_are_told_what_to_try_and_are_asked_again(probes, monkeypatch):
