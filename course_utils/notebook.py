@@ -38,6 +38,7 @@ def launch(
     timeout: float = 60.0,
     live: bool = False,
     trace: bool = False,
+    share_gpus: bool = False,
 ) -> Results:
     """Run `fn(*args)` in `world_size` forked workers that have joined one process group.
 
@@ -48,13 +49,15 @@ def launch(
         fn: any function, also one of a notebook cell, a lambda or a closure.
         *args: handed to every rank as they are; nothing is pickled on the way in.
         world_size: how many ranks, at least 1.
-        backend: "auto" takes NCCL where every rank gets a GPU of its own, else gloo on the CPU;
-            "gloo" or "nccl"; None leaves `init_process_group()` to `fn`.
+        backend: "auto" takes NCCL where there are several GPUs and one for each rank, else gloo
+            on the CPU; "gloo" or "nccl"; None leaves `init_process_group()` to `fn`.
         device: "auto", "cpu" or "cuda"; `backend="gloo", device="cuda"` lets ranks share GPUs.
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
         timeout: seconds until all ranks must be done.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
         trace: records every send, receive, collective and wait.
+        share_gpus: with `backend="nccl"`, lets several ranks use one GPU. That is experimental in
+            NCCL, meant for about two ranks on a GPU, and may hang.
 
     Returns:
         A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.
@@ -68,7 +71,7 @@ def launch(
     record, displays = Record(trace), Displays()
     try:
         _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
-        placement = place(backend, device, world_size, nodes)
+        placement = place(backend, device, world_size, nodes, share_gpus)
         listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
         listeners += [Panel()] * live
         how = {"backend": placement.backend, "listeners": listeners}

@@ -42,7 +42,7 @@ NODES = {
     "hang": 4500,
     "network": 3600,
     "pictures": 6000,
-    "devices": 2500,
+    "devices": 3000,
     PACKAGE: 28000,
     JUDGE: 8300,
 }

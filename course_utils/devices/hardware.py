@@ -52,8 +52,9 @@ class Hardware:
             text = f"1 slice of a GPU ({self.gpus[0]}), more of which no process can use"
         if not self.nccl:
             return f"{text}, but this torch has no NCCL: {gloo}"
-        ranks = "1 rank" if count == 1 else f"up to {count} ranks"
-        return f"{text}: launch uses NCCL for {ranks}, gloo on the CPU for more"
+        if count == 1:
+            return f"{text}: {gloo}, and the GPU where you say device='cuda'"
+        return f"{text}: launch uses NCCL for up to {count} ranks, gloo on the CPU for more"
 
 
 def hardware() -> Hardware:

@@ -15,8 +15,14 @@ class Placement:
     backend: str | None = "gloo"  # for `init_process_group`; None: the learner makes the group
     # By global rank "cpu" or "cuda:K", of the GPUs that the rank sees; empty for the CPU alone.
     devices: tuple[str, ...] = ()
-    notice: str = ""  # one line that says what "auto" chose; empty when the caller chose
+    notice: str = ""  # one line that says what was chosen; empty when the caller chose all of it
     visible: tuple[str, ...] = ()  # likewise CUDA_VISIBLE_DEVICES; empty where it stays as it is
+    shares_by_nccl: bool = False  # several ranks use one GPU under NCCL
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether any rank computes on a GPU."""
+        return any(device != "cpu" for device in self.devices)
 
 
 CPU = Placement()
@@ -27,8 +33,17 @@ def gpu_count() -> int:
     return len(usable_gpus().names)
 
 
-def place(backend: str | None, device: str, world_size: int, nodes: int = 1) -> Placement:
+def place(
+    backend: str | None,
+    device: str,
+    world_size: int,
+    nodes: int = 1,
+    share_gpus: bool = False,
+) -> Placement:
     """Choose the backend and the devices from the options of `launch`; ranks share this machine.
+
+    By default ranks run on GPUs where there are at least two and one for each rank. A machine with
+    one GPU runs them on the CPU, one rank as well as two: their times can be compared then.
 
     Each of several nodes sees the GPUs of its own ranks alone. So `cuda:{LOCAL_RANK}` is the
     rank's own as on real nodes, for the learner and for torch, which takes it for NCCL.
@@ -37,22 +52,50 @@ def place(backend: str | None, device: str, world_size: int, nodes: int = 1) -> 
         ValueError: The choice is unknown, or this machine or this torch cannot do it.
     """
     count = gpu_count() if device != "cpu" else 0
-    _refuse(backend, device, world_size, count)
-    enough = world_size <= count and dist.is_nccl_available()
-    on_gpu = device == "cuda" or backend == "nccl" or (backend in ("auto", None) and enough)
-    devices, visible = ("cpu",) * world_size, ()
+    _refuse(backend, device, world_size, count, share_gpus)
+    has_nccl = dist.is_nccl_available()
+    one_each = has_nccl and world_size <= count
+    chosen_by_default = device == "auto" and backend in ("auto", None)
+    if chosen_by_default:
+        on_gpu = one_each and count > 1
+    else:
+        on_gpu = device == "cuda" or backend == "nccl"
     if on_gpu:
-        mine = torch.cuda._parse_visible_devices()[:count]
-        devices, visible = _share_out(mine, world_size, nodes)
+        numbers = torch.cuda._parse_visible_devices()[:count]
+        devices, visible = _share_out(numbers, world_size, nodes)
+    else:
+        devices, visible = ("cpu",) * world_size, ()
+    if backend == "nccl" and world_size > count:
+        notice = _notice_of_sharing(world_size, count)
+        return Placement(backend, devices, notice, visible, shares_by_nccl=True)
     if backend != "auto":
         return Placement(backend, devices, "", visible)
-    if enough:  # under NCCL alone a collective on a CPU tensor would be an error
+    if on_gpu and one_each:  # under NCCL alone a collective on a CPU tensor would be an error
         return Placement("cpu:gloo,cuda:nccl", devices, "launch: NCCL, one GPU per rank", visible)
-    why = "this torch has no NCCL" if world_size <= count else _counts(world_size, count)
+    if on_gpu:
+        why = _counts(world_size, count) if has_nccl else "this torch has no NCCL"
+        return Placement("gloo", devices, f"launch: gloo on shared GPUs ({why})", visible)
+    return Placement("gloo", devices, _notice_of_cpu(device, world_size, count), visible)
+
+
+def _notice_of_cpu(device: str, world_size: int, count: int) -> str:
+    """Why the ranks run on the CPU, and what to type where there is a GPU."""
+    if device == "cpu":
+        return "launch: gloo on the CPU (device='cpu')"
     if not count:
-        why = "device='cpu'" if device == "cpu" else _no_gpu()
-    where = "shared GPUs" if on_gpu else "the CPU"
-    return Placement("gloo", devices, f"launch: gloo on {where} ({why})", visible)
+        return f"launch: gloo on the CPU ({_no_gpu()})"
+    if not dist.is_nccl_available():
+        return "launch: gloo on the CPU (this torch has no NCCL; device='cuda' uses GPUs by gloo)"
+    ways = "device='cuda' uses it"
+    if world_size > 1:
+        it = "it" if count == 1 else "them"
+        ways = f"device='cuda' shares {it} by gloo, backend='nccl', share_gpus=True by NCCL"
+    return f"launch: gloo on the CPU ({_counts(world_size, count)}; {ways})"
+
+
+def _notice_of_sharing(world_size: int, count: int) -> str:
+    what = f"launch: NCCL, {_counts(world_size, count)}"
+    return f"{what}: sharing a GPU is experimental in NCCL, for about two ranks, and may hang"
 
 
 def _no_gpu() -> str:
@@ -64,35 +107,52 @@ def _share_out(
     gpus: list[int] | list[str], world_size: int, nodes: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Each rank's device, and what its node sees of these GPUs, by number or by name."""
-    each = world_size // nodes
-    own = [gpus[rank % len(gpus)] for rank in range(world_size)]
-    seen = [list(dict.fromkeys(own[rank // each * each :][:each])) for rank in range(world_size)]
+    ranks_per_node = world_size // nodes
+    gpu_of_rank = [gpus[rank % len(gpus)] for rank in range(world_size)]
     if nodes == 1:  # this machine as it is, GPUs that no rank gets included
-        return tuple(f"cuda:{gpus.index(gpu)}" for gpu in own), ()
-    devices = (f"cuda:{mine.index(gpu)}" for gpu, mine in zip(own, seen, strict=True))
-    return tuple(devices), tuple(",".join(map(str, mine)) for mine in seen)
+        return tuple(f"cuda:{gpus.index(gpu)}" for gpu in gpu_of_rank), ()
+    devices, visible = [], []
+    for rank, gpu in enumerate(gpu_of_rank):
+        first = rank - rank % ranks_per_node
+        gpus_of_node = list(dict.fromkeys(gpu_of_rank[first : first + ranks_per_node]))
+        devices.append(f"cuda:{gpus_of_node.index(gpu)}")
+        visible.append(",".join(map(str, gpus_of_node)))
+    return tuple(devices), tuple(visible)
 
 
-def _refuse(backend: str | None, device: str, world_size: int, gpus: int) -> None:
+def _refuse(
+    backend: str | None, device: str, world_size: int, gpus: int, share_gpus: bool
+) -> None:
     if backend not in ("auto", "gloo", "nccl", None):
         hint = " (MPI is not built into torch's wheels)" if backend == "mpi" else ""
         raise ValueError(f"backend={backend!r}{hint}: choose 'auto', 'gloo', 'nccl' or None")
     if device not in ("auto", "cpu", "cuda"):
         hint = " (launch gives each rank its own GPU)" if str(device)[:5] == "cuda:" else ""
         raise ValueError(f"device={device!r}{hint}: choose 'auto', 'cpu' or 'cuda'")
+    if share_gpus and backend != "nccl":
+        way = "gloo shares GPUs with device='cuda' alone"
+        raise ValueError(f"share_gpus=True is for backend='nccl': {way}")
     if device == "cuda" and not gpus:
         raise ValueError(f"device='cuda' needs a GPU ({_no_gpu()}); use device='cpu'")
-    if backend != "nccl":
-        return
+    if backend == "nccl":
+        _refuse_nccl(device, world_size, gpus, share_gpus)
+
+
+def _refuse_nccl(device: str, world_size: int, gpus: int, share_gpus: bool) -> None:
     if not dist.is_nccl_available():
         raise ValueError("backend='nccl': this torch was built without NCCL; use backend='gloo'")
     if device == "cpu":
         raise ValueError("NCCL moves GPU tensors only: with device='cpu' use backend='gloo'")
-    if world_size > gpus:
-        fewer = f"world_size={gpus} or fewer, or " if gpus else ""
-        why = f"{_counts(world_size, gpus)}{'' if gpus else f' ({_no_gpu()})'}"
-        raise ValueError(f"NCCL needs one GPU per rank: {why}; use {fewer}backend='gloo'")
+    counts = _counts(world_size, gpus)
+    if not gpus:
+        raise ValueError(f"NCCL needs a GPU: {counts} ({_no_gpu()}); use backend='gloo'")
+    if world_size > gpus and not share_gpus:
+        fewer = "world_size=1" if gpus == 1 else f"world_size={gpus} or fewer"
+        ways = f"{fewer}, backend='gloo', or share_gpus=True, which is experimental in NCCL"
+        raise ValueError(f"NCCL takes one GPU per rank: {counts}; use {ways}")
 
 
 def _counts(ranks: int, gpus: int) -> str:
-    return f"{ranks} rank{'s' * (ranks != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
+    ranks_word = "rank" if ranks == 1 else "ranks"
+    gpus_word = "GPU" if gpus == 1 else "GPUs"
+    return f"{ranks} {ranks_word}, {gpus} {gpus_word}"

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from course_utils.devices import driver
+from course_utils.devices import driver, fork
 from course_utils.devices import hardware as hw
 from course_utils.devices.fork import cuda_in_use
 from course_utils.devices.hardware import hardware
@@ -62,7 +62,8 @@ def libcuda(monkeypatch):
         (("ring", "auto", 2), "backend='ring': choose"),
         (("auto", "tpu", 2), "device='tpu': choose 'auto', 'cpu' or 'cuda'"),
         (("auto", "cuda:1", 2), "each rank its own GPU"),
-        (("nccl", "auto", 4), "4 ranks, 2 GPUs; use world_size=2 or fewer, or backend='gloo'"),
+        (("nccl", "auto", 4), "4 ranks, 2 GPUs; use world_size=2 or fewer, backend='gloo', or sha"),
+        (("gloo", "cuda", 4, 1, True), "share_gpus=True is for backend='nccl': gloo shares GPUs"),
         (("nccl", "cpu", 2), "NCCL moves GPU tensors only.*backend='gloo'"),
     ],
 )
@@ -76,6 +77,7 @@ def test_a_choice_that_cannot_work_is_refused_with_what_to_do(gpus, arguments, m
     ("arguments", "message"),
     [
         (("nccl", "auto", 2), r"2 ranks, 0 GPUs \(no GPU here\); use backend='gloo'"),
+        (("nccl", "auto", 2, 1, True), r"NCCL needs a GPU: 2 ranks, 0 GPUs \(no GPU here\)"),
         (("gloo", "cuda", 2), r"needs a GPU \(no GPU here\); use device='cpu'"),
         (("auto", "cuda", 2), r"needs a GPU \(no GPU here\); use device='cpu'"),
         ((None, "cuda", 1), r"needs a GPU \(no GPU here\); use device='cpu'"),
@@ -95,6 +97,8 @@ def test_nccl_that_is_not_compiled_in_is_refused(gpus):
 
 # Choices
 
+NO_NCCL = "launch: gloo on the CPU (this torch has no NCCL; device='cuda' uses GPUs by gloo)"
+
 
 def test_auto_gives_each_rank_its_own_gpu_when_there_are_enough(gpus):
     gpus(4)
@@ -108,14 +112,49 @@ def test_auto_gives_each_rank_its_own_gpu_when_there_are_enough(gpus):
     ("count", "nccl", "device", "notice"),
     [
         (0, True, "auto", "launch: gloo on the CPU (no GPU here)"),
-        (1, True, "auto", "launch: gloo on the CPU (2 ranks, 1 GPU)"),
+        (
+            1,
+            True,
+            "auto",
+            "launch: gloo on the CPU (2 ranks, 1 GPU; device='cuda' shares it by gloo, "
+            "backend='nccl', share_gpus=True by NCCL)",
+        ),
         (4, True, "cpu", "launch: gloo on the CPU (device='cpu')"),
-        (4, False, "auto", "launch: gloo on the CPU (this torch has no NCCL)"),
+        (4, False, "auto", NO_NCCL),
     ],
 )
 def test_auto_says_why_it_is_gloo_on_the_cpu(gpus, count, nccl, device, notice):
     gpus(count, nccl)
     assert place("auto", device, 2) == Placement("gloo", ("cpu", "cpu"), notice)
+
+
+@pytest.mark.parametrize("backend", ["auto", None])
+def test_on_one_gpu_one_rank_and_two_run_on_the_same_kind_of_device(gpus, backend):
+    gpus(1)
+    assert place(backend, "auto", 1).devices == ("cpu",)
+    assert place(backend, "auto", 2).devices == ("cpu", "cpu")
+    assert place(backend, "cuda", 1).devices == ("cuda:0",)
+    assert place(backend, "cuda", 2).devices == ("cuda:0", "cuda:0")
+
+
+def test_one_rank_on_one_gpu_is_told_how_to_use_it(gpus):
+    gpus(1)
+    notice = place("auto", "auto", 1).notice
+    assert notice == "launch: gloo on the CPU (1 rank, 1 GPU; device='cuda' uses it)"
+
+
+def test_nccl_shares_a_gpu_only_on_request_and_says_what_that_is(gpus):
+    gpus(1)
+    chosen = place("nccl", "auto", 2, share_gpus=True)
+    assert (chosen.backend, chosen.devices) == ("nccl", ("cuda:0", "cuda:0"))
+    assert chosen.shares_by_nccl
+    assert "2 ranks, 1 GPU: sharing a GPU is experimental in NCCL" in chosen.notice
+
+
+def test_nccl_with_a_gpu_for_each_rank_shares_none(gpus):
+    gpus(2)
+    chosen = place("nccl", "auto", 2, share_gpus=True)
+    assert (chosen.shares_by_nccl, chosen.notice) == (False, "")
 
 
 def test_auto_with_too_few_gpus_shares_them_when_cuda_is_asked_for(gpus):
@@ -191,6 +230,14 @@ def test_an_initialised_torch_is_reported(monkeypatch, gpus):
 def test_a_driver_started_behind_torchs_back_is_reported(libcuda):
     libcuda(0)
     assert "started it. Restart the kernel" in cuda_in_use()
+
+
+def test_a_driver_started_behind_torchs_back_does_not_keep_ranks_from_the_cpu(libcuda, monkeypatch):
+    libcuda(0)
+    monkeypatch.setattr(fork, "_torch_started_it", False)
+    assert cuda_in_use(needs_cuda=False) is None
+    monkeypatch.setattr(fork, "_torch_started_it", True)
+    assert "started it. Restart the kernel" in cuda_in_use(needs_cuda=False)
 
 
 @pytest.mark.parametrize("code", [3, 100, None])
@@ -274,7 +321,7 @@ def test_a_quota_cuts_the_cores_but_leaves_one(monkeypatch, quota, cores):
         ({"cores": 2}, "2 cores: 2 ranks run at the same time; more ranks take turns"),
         ({"cores": 1}, "1 core: ranks take turns; results are right, but nothing gets faster"),
         ({"gpus": ()}, "no GPU: launch uses gloo on the CPU"),
-        ({"gpus": ("H200",)}, "1 GPU (H200): launch uses NCCL for 1 rank, gloo on the CPU for"),
+        ({"gpus": ("H200",)}, "1 GPU (H200): launch uses gloo on the CPU, and the GPU where"),
         ({"gpus": ("A100 MIG 1g.5gb",)}, "1 slice of a GPU (A100 MIG 1g.5gb), more of which no"),
         ({"gpus": (), "refusal": "too old"}, "a GPU that CUDA cannot use (too old): launch uses"),
         ({"memory_bytes": 24 * 2**30, "shm_bytes": None}, "24 GiB of memory\n"),

@@ -47,14 +47,30 @@ def test_nccl_without_enough_gpus_is_refused_with_the_counts():
 
 def test_an_error_on_a_gpu_names_rank_and_line():
     with pytest.raises(WorkerError, match=r"rank 0 failed: ValueError: seen cuda:0"):
-        launch(fails_like_any_other, world_size=1)
+        launch(fails_like_any_other, world_size=1, device="cuda")
 
 
 def test_auto_takes_nccl_with_one_gpu_per_rank_and_keeps_gloo_for_cpu_tensors():
     expected = GPUS * (GPUS - 1) / 2
-    results = launch(sum_of_ranks_on, "cuda", world_size=GPUS)
+    results = launch(sum_of_ranks_on, "cuda", world_size=GPUS, device="cuda")
     assert [value for _, value in results] == [expected] * GPUS
-    assert launch(sum_of_ranks_on, "cpu", world_size=GPUS)[0][1] == expected
+    assert launch(sum_of_ranks_on, "cpu", world_size=GPUS, device="cuda")[0][1] == expected
+
+
+def sees_a_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+@pytest.mark.skipif(GPUS != 1, reason="with several GPUs two ranks have one each")
+def test_on_one_gpu_one_rank_and_two_run_on_the_same_kind_of_device():
+    assert launch(sees_a_gpu, world_size=1) == [False]
+    assert launch(sees_a_gpu, world_size=2) == [False, False]
+
+
+def test_two_ranks_share_one_gpu_through_nccl_on_request():
+    ranks = GPUS + 1
+    results = launch(sum_of_ranks_on, "cuda", world_size=ranks, backend="nccl", share_gpus=True)
+    assert results == [("nccl", ranks * (ranks - 1) / 2)] * ranks
 
 
 def test_nccl_by_name_sums_on_every_gpu():
@@ -72,7 +88,7 @@ def test_more_ranks_than_gpus_compute_on_the_cpu_and_see_no_gpu():
 
 
 def test_cuda_results_arrive_as_cpu_tensors():
-    (result,) = launch(lambda: {"t": torch.arange(3, device="cuda")}, world_size=1)
+    (result,) = launch(lambda: {"t": torch.arange(3, device="cuda")}, world_size=1, device="cuda")
     assert result["t"].device.type == "cpu"
     assert result["t"].tolist() == [0, 1, 2]
 
@@ -83,7 +99,7 @@ def test_data_parallel_runs_inside_a_worker_and_equals_the_module():
         batch = torch.randn(8, 4, device="cuda")
         return torch.allclose(torch.nn.DataParallel(model)(batch), model(batch))
 
-    assert launch(compare, world_size=1) == [True]
+    assert launch(compare, world_size=1, device="cuda") == [True]
 
 
 @pytest.mark.skipif(GPUS < 2, reason="nothing is scattered over fewer than two GPUs")
@@ -99,10 +115,10 @@ def test_data_parallel_uses_every_gpu_and_gathers_on_the_first():
         output = torch.nn.DataParallel(Where())(torch.ones(4 * GPUS, 1, device="cuda"))
         return sorted(seen), output.get_device(), len(output)
 
-    (result,) = launch(step, world_size=1)
+    (result,) = launch(step, world_size=1, device="cuda")
     assert result == ([(gpu, 4) for gpu in range(GPUS)], 0, 4 * GPUS)
 
 
 def test_the_kernel_has_no_cuda_context_after_all_this():
-    launch(sum_of_ranks_on, "cuda", world_size=1)
+    launch(sum_of_ranks_on, "cuda", world_size=1, device="cuda")
     assert not torch.cuda.is_initialized()
