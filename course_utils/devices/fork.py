@@ -32,6 +32,7 @@ _AT_MOST, _MADV_COLLAPSE = 1 << 30, 25  # bytes: not a learner's data of many gi
 _MAPS = Path("/proc/self/maps")
 _STARTERS = "keras", "tensorflow", "jax", "cupy", "torchao", "bitsandbytes", "accelerate"
 _starts: list[str] = []  # of CUDA in this kernel; the first is the one that counts
+_torch_started_it = False  # torch then remembers the GPUs, and so would each fork
 _started = 0
 _said: set[str] = set()
 _IMPORTING = threading.Lock()
@@ -45,17 +46,19 @@ class ReadyToFork(Listener):
 
     def before(self, world_size: int) -> None:
         """Raise RuntimeError for a kernel that uses CUDA; say the notice once in a kernel."""
-        if message := cuda_in_use():
-            raise RuntimeError(message)
-        on_nccl = "nccl" in (self._placement.backend or "") and world_size > 1
-        for notice in (self._placement.notice, on_nccl and nccl.small_shm()):
-            if notice and notice not in _said:
-                _said.add(notice)
-                print(notice, flush=True)
+        placement = self._placement
+        refusal = cuda_in_use(placement.needs_cuda)
+        if refusal:
+            raise RuntimeError(refusal)
+        on_nccl = "nccl" in (placement.backend or "") and world_size > 1
+        _say_once(placement.notice)
+        if on_nccl:
+            _say_once(nccl.small_shm())
         import_what_ranks_need()
         enlarge(world_size)
         if on_nccl and self._probes:
-            nccl.probe(world_size, self._placement.backend, [ReadyToFork(self._placement, False)])
+            listeners = [ReadyToFork(placement, probes=False)]
+            nccl.probe(world_size, placement.backend, listeners, placement.shares_by_nccl)
 
     def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """In a rank: its GPU and those of its node, or none."""
@@ -63,6 +66,8 @@ class ReadyToFork(Listener):
         device = devices[rank] if devices else "cpu"
         if visible or device == "cpu":  # where torch.cuda.is_available() is to say no
             os.environ["CUDA_VISIBLE_DEVICES"] = visible[rank] if visible else ""
+        if self._placement.shares_by_nccl:
+            nccl.share_one_gpu()
         if device != "cpu":
             torch.cuda.set_device(device)
         return contextlib.nullcontext()
@@ -70,6 +75,13 @@ class ReadyToFork(Listener):
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put NCCL's and CUDA's words plainly."""
         nccl.explain(error)
+
+
+def _say_once(notice: str) -> None:
+    """Print a line that is not empty, once in a kernel."""
+    if notice and notice not in _said:
+        _said.add(notice)
+        print(notice, flush=True)
 
 
 def import_what_ranks_need() -> None:
@@ -88,17 +100,24 @@ def import_what_ranks_need() -> None:
         importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()
 
 
-def cuda_in_use() -> str | None:
-    """Say why a fork of this process could not use CUDA, or None when it can."""
+def cuda_in_use(needs_cuda: bool = True) -> str | None:
+    """Say why a fork of this process could not do its work, or None when it can.
+
+    Args:
+        needs_cuda: whether a rank will use a GPU. A rank on the CPU is not harmed by a driver that
+            something other than torch has started.
+    """
     if torch.version.cuda is None:
         return None
-    if torch.cuda.is_initialized() or driver_started():
-        restart = "Restart the kernel and keep CUDA inside the function that launch runs."
+    restart = "Restart the kernel and keep CUDA inside the function that launch runs."
+    if torch.cuda.is_initialized():
         return f"this kernel already uses CUDA: {_who()} started it. {restart}"
     if gpu_count() and _autograd_threads():
         return """this kernel already ran backward() on a machine with a GPU, which started \
 threads that a worker's backward() cannot inherit. Restart the kernel and call backward() only \
 inside the function that launch runs."""
+    if driver_started() and (needs_cuda or _torch_started_it):
+        return f"this kernel already uses CUDA: {_who()} started it. {restart}"
     return None
 
 
@@ -155,6 +174,8 @@ def watch() -> None:
 def _noting(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def noted(*args: Any) -> Any:
+        global _torch_started_it
+        _torch_started_it = True
         rows = [] if _starts else traceback.walk_stack(sys._getframe(1))
         frames = [Frame(frame.f_code.co_filename, line, "<module>") for frame, line in rows]
         if line := learners_line(frames[::-1]):
@@ -165,8 +186,15 @@ def _noting(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _look(result: Any) -> None:
-    if not _starts and driver_started():
-        _starts.append(f"something in cell [{result.execution_count}]")
+    """After a cell: did the driver start in it, unseen by `_noting`?"""
+    if _starts or not driver_started():
+        return
+    cell = f"cell [{result.execution_count}]"
+    for number, line in enumerate(result.info.raw_cell.splitlines(), start=1):
+        if "backward(" in line:  # autograd's engine counts the GPUs, in C++
+            _starts.append(f"`{line.strip()}` ({cell}, line {number})")
+            return
+    _starts.append(f"something in {cell}")
 
 
 def _who() -> str:

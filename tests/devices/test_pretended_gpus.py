@@ -30,17 +30,24 @@ def inits():
     pids = log.read_text().split() if log.exists() else []
     return pids.count(str(os.getpid()))
 """
+ONE_GPU = (
+    "2 ranks, 1 GPU; device='cuda' shares it by gloo, backend='nccl', share_gpus=True by NCCL"
+)
 MACHINES = [
     ({"PRETEND_GPUS": "0"}, "no GPU: launch uses gloo on the CPU", "no GPU here"),
-    ({"PRETEND_GPUS": "1"}, "1 GPU (H100): launch uses NCCL for 1 rank,", "2 ranks, 1 GPU"),
+    (
+        {"PRETEND_GPUS": "1"},
+        "1 GPU (H100): launch uses gloo on the CPU, and the GPU where you say device='cuda'",
+        ONE_GPU,
+    ),
     *(
         ({"PRETEND_GPUS": str(n)}, f"{n} GPUs (H100): launch uses NCCL for up to {n} ranks", "")
         for n in (2, 4, 8)
     ),
     (
         {"PRETEND_GPUS": "1", "PRETEND_NVML": "0", "PRETEND_NAME": "A100 MIG 1g.5gb"},
-        "1 slice of a GPU (A100 MIG 1g.5gb), more of which no process can use: launch uses NCCL",
-        "2 ranks, 1 GPU",
+        "1 slice of a GPU (A100 MIG 1g.5gb), more of which no process can use: launch uses gloo",
+        ONE_GPU,
     ),
     (
         {"PRETEND_NVML": "2", "PRETEND_STATUS": "802"},
@@ -120,7 +127,29 @@ def test_no_chapters_imports_start_cuda(pretending):
 CULPRITS = {
     "torch.ones(1, device='cuda')": "`torch.ones(1, device='cuda')` (cell [2], line 3)",
     "ctypes.CDLL('libcuda.so.1').cuInit(0)": "something in cell [2]",
+    "torch.ones(1, requires_grad=True).sum().backward()": (
+        "`torch.ones(1, requires_grad=True).sum().backward()` (cell [2], line 3)"
+    ),
 }
+
+
+BARE_DRIVER = """
+import ctypes
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+from course_utils import launch
+import torch
+
+def step() -> float:
+    weight = torch.ones(3, requires_grad=True)
+    weight.sum().backward()
+    return weight.grad.sum().item()
+
+print("inits", inits(), launch(step, device="cpu", world_size=2))
+"""
+
+
+def test_a_kernel_that_has_only_started_the_driver_still_launches_ranks_on_the_cpu(pretending):
+    assert pretending(BARE_DRIVER).endswith("inits 1 [3.0, 3.0]\n")
 
 
 def test_what_started_cuda_is_named_and_nothing_is_forked(pretending):
@@ -136,7 +165,7 @@ for culprit in {[*CULPRITS]!r}:
     if not os.fork():
         for cell in (
             "import contextlib\\nwith contextlib.suppress(RuntimeError):\\n    " + culprit,
-            "try:\\n    launch(print)\\nexcept RuntimeError as error:\\n    print(error)",
+            "try:\\n    launch(print, device='cuda')\\nexcept RuntimeError as e:\\n    print(e)",
         ):
             shell.run_cell(cell, store_history=True)
         print("inits", inits(), flush=True)

@@ -46,6 +46,7 @@ def test_law_1_a_driver_started_by_somebody_else_is_noticed(monkeypatch):
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(fork.ctypes, "CDLL", lambda *args, **options: driver)
+    monkeypatch.setattr(fork, "_torch_started_it", True)
     with pytest.raises(RuntimeError, match=r"already uses CUDA: .* started it\. Restart"):
         launch(rank_of)
 
@@ -78,7 +79,7 @@ def test_law_1_gpus_are_counted_without_a_context(monkeypatch):
         ({"device": "cuda:1"}, ValueError, "launch gives each rank its own GPU"),
         ({"device": 0}, ValueError, "choose 'auto', 'cpu' or 'cuda'"),
         ({"backend": "nccl", "device": "cpu"}, ValueError, "with device='cpu' use backend='gloo'"),
-        ({"backend": "nccl", "world_size": 999}, ValueError, "one GPU per rank: 999 ranks, "),
+        ({"backend": "nccl", "world_size": 999}, ValueError, "NCCL needs a GPU: 999 ranks, "),
     ],
 )
 def test_law_10_a_bad_option_is_refused_with_a_sentence(options, error, sentence):
@@ -120,7 +121,7 @@ def test_law_10_a_system_without_fork_is_told_what_to_use(monkeypatch):
 @pytest.mark.usefixtures("nothing_starts")
 def test_law_10_nccl_without_a_gpu_is_refused_with_the_counts(monkeypatch):
     monkeypatch.setattr(placement, "gpu_count", lambda: 1)
-    with pytest.raises(ValueError, match="2 ranks, 1 GPU; use world_size=1 or fewer, or backend"):
+    with pytest.raises(ValueError, match="2 ranks, 1 GPU; use world_size=1, backend='gloo'"):
         launch(rank_of, backend="nccl")
 
 
