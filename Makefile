@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test quick notebooks zh progress challenge handout grade alike doctor check bench gpu mutants look soak site slides clean help
+.PHONY: lab fresh test test-all rest quick notebooks zh progress challenge handout grade alike doctor check bench gpu mutants look soak site slides clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
@@ -28,9 +28,16 @@ fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the ol
 	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
 
 # What `make check` asks of sources and notebooks, tests/house asks as well.
-test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## lint, drift, all tests, every notebook strictly compared (15 minutes)
+test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## does the course work here? lint, library, every notebook strictly compared
 	@$(RUN) -m ruff check --quiet .
-	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,5) tests notebooks exercises solutions
+	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,5) -m "(not outer or both) and not soak" \
+		tests notebooks exercises solutions
+
+test-all: test rest ## `make test`, and then all that it leaves out
+
+rest: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## what `make test` leaves out: wrong answers, classes, clusters, the site
+	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,5) -m "outer and not soak" \
+		tests notebooks exercises solutions
 
 quick: .venv/.ready ## lint and the tests that take a moment
 	@$(RUN) -m ruff check --quiet .
@@ -102,7 +109,7 @@ clean: ## remove caches and leftovers (to begin anew, remove .venv as well)
 		-type d -print0 | xargs -0 rm -rf
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .venv/bin/python:
 	@for python in $${PYTHON:-python3.11 python3 python3.12 python3.13}; do \

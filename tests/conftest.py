@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import circles
 import mnist_files
 import nbval.kernel
 import pytest
@@ -89,6 +90,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
     """With `--dist loadscope`, what is one part and what may run beside it."""
     return Parts(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not ask for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-all`."""
+    circles.mark(items)
 
 
 def pytest_collection_finish() -> None:

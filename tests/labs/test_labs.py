@@ -34,6 +34,13 @@ each = pytest.mark.parametrize(
 
 
 @each
+def test_a_first_wrong_answer_is_rejected(exercise, slug, name):
+    """One of each exercise, for `make test`; that it is rejected alone, all of them are asked."""
+    wrong = labs.answers(slug)["WRONG"][name][0]
+    assert labs.judged_alone(wrong, exercise(slug, name).options).state == "wrong"
+
+
+@each
 def test_wrong_answers_are_rejected(exercise, slug, name, subtests):
     known, right = labs.answers(slug), labs.right(slug, name)[0]
     wrong, alone = known["WRONG"][name], known.get("STOPS", ())

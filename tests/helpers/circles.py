@@ -1,0 +1,83 @@
+"""Two circles of tests: what `make test` runs in six minutes, and the rest of `make test-all`.
+
+The inner circle is what a user needs to trust this machine. The outer one is what a change may
+break without harming a first use: wrong answers beyond the first, hostile submissions, hand-outs,
+Slurm, Ray, most of the site and of JupyterLab, and whatever takes long to prove one sentence.
+A test belongs to the inner circle unless a line below, or its own mark, says `outer`.
+"""
+
+import fnmatch
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+OUTER = (
+    # Many answers to each exercise; of the wrong ones the inner circle has the first of each.
+    "tests/labs/test_labs.py::test_wrong_answers_are_rejected*",
+    "tests/labs/test_labs.py::test_other_right_answers_pass*",
+    "tests/labs/test_variants.py::*",
+    "tests/labs/test_alike.py::*",
+    "tests/labs/test_bonus.py::*",
+    "tests/labs/test_challenge.py::*",
+    "tests/labs/test_together.py::*",
+    "tests/lessons/test_lesson_checks_*",
+    "tests/lessons/test_sharded.py::*",
+    "exercises/challenge.ipynb::*",
+    # A class: submissions, attacks, hand-outs.
+    "tests/checks/test_grade.py::*",
+    "tests/checks/test_grading.py::*",
+    "tests/house/test_circles.py::*",
+    "tests/house/test_load.py::*",
+    "tests/house/test_mutants.py::*",
+    # Two hosts, Slurm and Ray beyond what the chapter's own cells show.
+    "tests/lessons/test_cluster.py::*",
+    "tests/lessons/test_two_hosts.py::*",
+    # Chapters in a second way: on real digits, on pretended GPUs, number by number.
+    "tests/lessons/test_lessons_on_mnist.py::*",
+    "tests/lessons/test_numbers_that_vary.py::*",
+    "tests/lessons/test_on_a_gpu.py::*",
+    "tests/lessons/test_keras.py::*",
+    "tests/devices/test_pretended_gpus.py::*",
+    "tests/house/test_gpu_report.py::*",
+    "tests/house/test_distill.py::*",
+    # The site and its slides, and JupyterLab beyond one page.
+    "tests/site/*",
+    "tests/lessons/test_browser.py::test_what_a_learner_wrote*",
+    "tests/lessons/test_browser.py::test_a_lesson_shows_what_was_saved_in_it*",
+    # Faults and waits of the launcher, one by one.
+    "tests/launcher/test_faults.py::*",
+    "tests/launcher/test_alone.py::*",
+    "tests/launcher/test_soak.py::*",
+    "tests/root/test_early.py::*",
+    "tests/checks/test_watch.py::*",
+    "tests/checks/test_words.py::*",
+    "tests/devices/test_fork.py::*",
+    "tests/house/test_ddp_course.py::*",
+)
+# Parts of a chapter that start a cluster; all others of its cells run in both circles.
+CLUSTERS = ({"part-slurm"}, {"part-ray"})
+CHAPTER_WITH_CLUSTERS = "notebooks/09_many_machines.ipynb"
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Mark every test that `make test` leaves to `make test-all`."""
+    for item in items:
+        if item.nodeid.startswith(CHAPTER_WITH_CLUSTERS):
+            item.add_marker("outer")  # its cells need each other, so there it runs as a whole
+            if _parts(item) not in CLUSTERS:
+                item.add_marker("both")
+        elif any(fnmatch.fnmatchcase(item.nodeid, pattern) for pattern in OUTER):
+            item.add_marker("outer")
+
+
+def _parts(item: Any) -> set[str]:
+    """The parts of its chapter that a cell belongs to, as its tags say."""
+    tags = item.cell.metadata.get("tags", [])
+    return {tag for tag in tags if tag.startswith("part-")}
+
+
+def unmatched(items: Iterable[pytest.Item]) -> list[str]:
+    """The patterns of OUTER that name no test: one was moved, and may have left the circle."""
+    names = [item.nodeid for item in items]
+    return [pattern for pattern in OUTER if not fnmatch.filter(names, pattern)]
