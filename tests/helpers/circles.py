@@ -28,6 +28,7 @@ OUTER = (
     "tests/checks/test_grade.py::*",
     "tests/checks/test_grading.py::*",
     "tests/house/test_circles.py::*",
+    "tests/house/test_interrupted.py::*",
     "tests/house/test_load.py::*",
     "tests/house/test_mutants.py::*",
     # Two hosts, Slurm and Ray beyond what the chapter's own cells show.

@@ -5,6 +5,7 @@ What a cell sees is a fresh kernel's: nothing of ours is imported there, and no 
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -28,6 +29,9 @@ IMPORTED = (
 )  # fmt: skip
 BACKEND = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # as a kernel has it
 KERNEL = "-m", "ipykernel_launcher"
+PR_SET_PDEATHSIG = 1
+OF_A_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGTERM
+FORKED: dict[int, set[int]] = {}  # in the nursery: kernels that run, by whose requests they were
 ADDRESS = "COURSE_NURSERY"  # in the environment of workers that share one
 
 
@@ -131,6 +135,8 @@ WARM = SimpleNamespace(Popen=NURSERY.popen, PIPE=subprocess.PIPE)  # instead of 
 
 def serve(listening: socket.socket, alive: int) -> None:
     """Fork what is asked for, until nobody holds the other end of `alive`."""
+    for number in OF_A_TERMINAL:  # it ends with who started it, and ends its kernels first
+        signal.signal(number, signal.SIG_IGN)
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # for good: to look through it, a kernel would make all of its pages its own
@@ -141,6 +147,8 @@ def serve(listening: socket.socket, alive: int) -> None:
     while True:
         for end in [key.fileobj for key, _ in ends.select()]:
             if end == alive:
+                for owner in list(FORKED):
+                    end_kernels_of(owner)
                 return
             if end is listening:
                 ends.register(listening.accept()[0], selectors.EVENT_READ)
@@ -150,28 +158,54 @@ def serve(listening: socket.socket, alive: int) -> None:
 
 def answer(requests: socket.socket, ends: selectors.BaseSelector) -> None:
     request, descriptors, *_ = socket.recv_fds(requests, 1 << 17, 3)
-    if not request:
+    if not request:  # whoever asked has ended, perhaps was killed: its kernels end as well
+        end_kernels_of(requests.fileno())
         ends.unregister(requests)
         requests.close()
-    elif not os.fork():
+        return
+    pid = os.fork()
+    if pid == 0:
         for key in ends.get_map().values():
             if key.fileobj is not requests:
                 os.close(key.fd)
         become(requests, request, descriptors)
+    FORKED.setdefault(requests.fileno(), set()).add(pid)
     for descriptor in descriptors:
         os.close(descriptor)
 
 
+def end_kernels_of(owner: int) -> None:
+    """End all kernels that were asked for by this descriptor, and what they have started."""
+    for pid in FORKED.pop(owner, ()):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
 def reap(*_: Any) -> None:
+    """Reap what has ended; its number may soon be that of a stranger, so it is forgotten."""
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while True:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            for forked in FORKED.values():
+                forked.discard(pid)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the one that started it is gone; Linux alone can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> NoReturn:
     """In the child: what `python -m ipykernel_launcher` would be, or `python -s script.py`."""
     wanted, parent = pickle.loads(request), os.getppid()
+    die_with_parent()
     os.setsid()
+    for number in OF_A_TERMINAL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requests.send(b"%d" % os.getpid())  # only now: who asks for its group gets its own
     requests.close()
