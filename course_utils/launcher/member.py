@@ -1,6 +1,7 @@
 """One rank as the kernel sees it: a process, its messages, its output, its stack."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -117,7 +118,7 @@ class Member:
         """Send what `torchrun` sends a rank that is to stop because another failed."""
         self.is_stopped = True
         if self.pid and self.status is None:
-            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGTERM, _to_main_thread)
 
     def reap(self) -> None:
         """Wait for the end of a rank that was killed."""
@@ -194,3 +195,13 @@ class Member:
         whole = kept.decode(errors="replace")
         # A progress bar rewrites its line: keep what it looked like in the end.
         return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in whole.split("\n"))
+
+
+def _to_main_thread(pid: int, number: int) -> None:
+    """Send a signal that wakes a sleeping rank: Python runs handlers in the main thread alone.
+
+    Of a process that stands still, any thread may take a signal that is sent to all of them.
+    """
+    send = getattr(ctypes.CDLL(None), "tgkill", None)  # not on macOS
+    if send is None or send(pid, pid, number):
+        os.kill(pid, number)
