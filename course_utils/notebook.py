@@ -85,6 +85,8 @@ def launch(
     finally:
         displays.show()
     results.trace = _trace(record)
+    for sentence in results.unfinished:
+        print(messages.said(sentence))
     return results
 
 

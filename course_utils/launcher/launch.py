@@ -19,6 +19,7 @@ class Results(list):
 
     Attributes:
         output: what each rank printed.
+        unfinished: sentences on what ranks had not ended when time was up.
         trace: what the ranks sent, received and waited for; None unless it was recorded.
     """
 
@@ -27,6 +28,7 @@ class Results(list):
     def __init__(self, values: list[Any], output: list[str]) -> None:
         super().__init__(values)
         self.output = output
+        self.unfinished: list[str] = []
 
 
 def launch(
@@ -53,7 +55,9 @@ def launch(
             values = team.results(pressed)
     finally:
         _print_in_rank_order(team.output())
-    return Results(values, team.output())
+    results = Results(values, team.output())
+    results.unfinished = team.unfinished
+    return results
 
 
 @contextlib.contextmanager

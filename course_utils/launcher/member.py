@@ -1,6 +1,7 @@
 """One rank as the kernel sees it: a process, its messages, its output, its stack."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from io import FileIO
 from typing import Any
 
 from course_utils.launcher import errors, parcel
+from course_utils.launcher.ending import AtWork
 from course_utils.launcher.stacks import WRITTEN
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
@@ -31,6 +33,8 @@ class Member:
         self.result: Any = _NOTHING
         self.failure: errors.Failure | None = None
         self.status: int | None = None  # exit status, or minus the signal's number
+        self.at_work: AtWork | None = None  # what it waits for although its function is over
+        self.has_ended = self.is_stopped = False
         self._ends = contextlib.ExitStack()
         self._buffers: list[Any] = []
         self._printed, self._dropped = bytearray(), 0
@@ -66,6 +70,11 @@ class Member:
         """Whether this rank has said all that it will say."""
         return self.result is not _NOTHING or self.failure is not None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has come to its end as a program does, or is dead."""
+        return self.has_ended or self.status is not None or not self.pid
+
     def ends(self) -> list[socket.socket | FileIO]:
         """What to wait for."""
         ends = (self.channel, self.pipe, self.process) if self.status is None else ()
@@ -76,7 +85,7 @@ class Member:
         ended = self.status is None and self._wait(os.WNOHANG)
         self._read_output()
         self._read_messages()
-        if ended and not self.settled:
+        if ended and not self.settled and not self.is_stopped:
             self.failure = errors.from_exit(self.rank, self.status, self.dump())
 
     def _wait(self, flags: int = 0) -> bool:
@@ -104,6 +113,12 @@ class Member:
         if self.pid and self.status is None:
             self._signal(number, os.killpg)
             self._signal(number)
+
+    def ask_to_end(self) -> None:
+        """Send what `torchrun` sends a rank that is to stop because another failed."""
+        self.is_stopped = True
+        if self.pid and self.status is None:
+            self._signal(signal.SIGTERM, _to_main_thread)
 
     def reap(self) -> None:
         """Wait for the end of a rank that was killed."""
@@ -150,7 +165,13 @@ class Member:
             self._buffers.append(content)
             return
         value, self._buffers = parcel.unpack(content, self._buffers), []
-        if kind == parcel.RESULT:
+        if kind == parcel.ENDED:
+            self.has_ended, self.at_work = True, None
+        elif kind == parcel.AT_WORK:
+            self.at_work = value
+        elif self.is_stopped:
+            return  # what it says of its end is no cause
+        elif kind == parcel.RESULT:
             self.result = value
         else:
             self.failure = value
@@ -174,3 +195,13 @@ class Member:
         whole = kept.decode(errors="replace")
         # A progress bar rewrites its line: keep what it looked like in the end.
         return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in whole.split("\n"))
+
+
+def _to_main_thread(pid: int, number: int) -> None:
+    """Send a signal that wakes a sleeping rank: Python runs handlers in the main thread alone.
+
+    Of a process that stands still, any thread may take a signal that is sent to all of them.
+    """
+    send = getattr(ctypes.CDLL(None), "tgkill", None)  # not on macOS
+    if send is None or send(pid, pid, number):
+        os.kill(pid, number)

@@ -4,9 +4,9 @@ import builtins
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import getpass
 import logging
+import multiprocessing.process
 import multiprocessing.util
 import os
 import signal
@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import torch
 
-from course_utils.launcher import errors, parcel
+from course_utils.launcher import ending, errors, parcel
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import ASKED, Member
 from course_utils.launcher.rendezvous import Rendezvous
@@ -36,14 +36,15 @@ class Worker:
     own: Member  # of its ends the rank has `theirs`, `output` and `stack`
     kernel: int  # process id of the parent
     listeners: Sequence[Listener]
+    has_told: bool = False  # the kernel has a result or a failure
 
     def run(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> NoReturn:
         """Become the rank, run the learner's function, hand over its result, and never return."""
         global me
         torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
         me = self
-        gc.freeze()  # what the kernel made is the kernel's to finalise
         try:
+            ending.leave_the_kernels_alone()
             self._live_and_die_with_the_kernel()
             self._capture_output()
             self._work(fn, args, meet, backend)
@@ -68,6 +69,7 @@ class Worker:
         self._let_out()
         try:
             parcel.send(self.own.theirs, parcel.RESULT, result)
+            self.has_told = True
         except Exception as error:
             kind = type(result).__name__
             note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
@@ -118,18 +120,56 @@ class Worker:
         LIBC.fflush(None)  # what compiled code printed
 
     def _tell_failure(self, error: BaseException, note: str = "") -> None:
-        failure = errors.from_exception(self.own.rank, error, note)
-        with contextlib.suppress(Exception):  # it may be what failed
-            self._let_out()
+        """Tell the kernel; what is raised meanwhile is a failure as well, and is told instead."""
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises wherever we are
+            error = _dead_loader(error) or error
+            failure = errors.from_exception(self.own.rank, error, note)
+            with contextlib.suppress(Exception):  # it may be what failed
+                self._let_out()
+            parcel.send(self.own.theirs, parcel.FAILED, failure)
+            self.has_told = True
+        except BaseException as another:
+            self._tell_last(error, another)
+
+    def _tell_last(self, error: BaseException, another: BaseException) -> None:
+        """Tell what was raised while a failure was told, and where that failure was."""
+        another = another.with_traceback(error.__traceback__)
+        failure = errors.from_exception(self.own.rank, another)
+        failure.headline += f" (raised while a {type(error).__name__} was told)"
         parcel.send(self.own.theirs, parcel.FAILED, failure)
+        self.has_told = True
 
     def _stay(self) -> NoReturn:
-        """Hold what peers are connected to, until the kernel has heard of all and kills it."""
+        """End as a program, but hold what peers are connected to until the kernel kills it."""
         try:
+            if not self.has_told:  # whatever was raised, no failure ends in silence
+                self._tell_failure(sys.exc_info()[1] or RuntimeError("its end cannot be told"))
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            ending.end(lambda work: parcel.send(self.own.theirs, parcel.AT_WORK, work))
+            self._let_out()
+            parcel.send(self.own.theirs, parcel.ENDED, None)
             while True:
                 time.sleep(3600)
         finally:
             os._exit(1)  # destructors of process groups can wait for each other
+
+
+def _dead_loader(error: BaseException) -> BaseException | None:
+    """What torch says of a DataLoader's worker that was killed, if that is why a connection broke.
+
+    The connection breaks a moment before the system says that the worker has ended.
+    """
+    look = getattr(torch._C, "_error_if_any_worker_fails", None)  # private: else it stays unsaid
+    if look is None or not isinstance(error, OSError | EOFError):
+        return None
+    try:
+        for _ in range(20 if multiprocessing.process._children else 0):
+            look()
+            time.sleep(0.01)
+    except RuntimeError as killed:
+        return killed.with_traceback(error.__traceback__)
+    return None
 
 
 def no_keyboard(*_: object, **__: object) -> NoReturn:

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from course_utils.launcher import errors
+from course_utils.launcher.ending import AtWork
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import ASKED, Member
+from course_utils.launcher.queues import Drained
 from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.stacks import Frame, from_dump
 
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
+_END_S = 1.0  # for ranks that are stopped to end as a program does that receives SIGTERM
+_DRAIN_S = 0.2  # until queues are read that keep a rank from ending
 _TICK_S = 0.1
 _STACK_S = 3.0  # for all ranks to write where they are, also on a busy machine
 # From Python 3.12 on, of two threads that fork at once, filelock, which torch brings, fails one.
@@ -44,12 +48,13 @@ class Team:
         self._kernel = os.getpid()
         self.meet = Rendezvous(world_size, nodes, timeout)
         self._listening = contextlib.ExitStack()
+        self.unfinished: list[str] = []  # sentences on what was stopped after its function was over
+        self._has_stopped = False
 
     def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
         stopped = _family({m.pid for m in self.members if m.pid and m.status is None})
-        # Who still works stands still before the first one ends: it would notice, and say so.
-        steps = [partial(m.kill, signal.SIGSTOP) for m in self.members if not m.settled]
+        steps = [self._stop]
         steps += [m.kill for m in self.members] + [m.reap for m in self.members]
         steps += [partial(listener.tick, self.members, True) for listener in self.listeners]
         steps += [m.close for m in self.members]
@@ -95,10 +100,13 @@ class Team:
 
     def _become(self, rank: int, fn: Callable, args: tuple, backend: str | None) -> NoReturn:
         """In the fork: let go of the other ranks' ends and of the kernel's, and work."""
-        own = self.members.pop(rank)
-        for end in (*self.members, own.channel, own.pipe):
-            end.close()
-        Worker(own, self._kernel, self.listeners).run(fn, args, self.meet, backend)
+        try:
+            own = self.members.pop(rank)
+            for end in (*self.members, own.channel, own.pipe):
+                end.close()
+            Worker(own, self._kernel, self.listeners).run(fn, args, self.meet, backend)
+        finally:
+            os._exit(1)  # no rank goes on with what the kernel was doing
 
     def results(self, pressed: list[int]) -> list[Any]:
         """Wait for what every rank returns; whatever is raised, `close` stops the ranks."""
@@ -117,8 +125,63 @@ class Team:
             if True in [listener.tick(self.members) for listener in self.listeners]:
                 deadline = -math.inf
         if running or any(member.failure for member in self.members):
-            raise self._error(running, deadline)
+            error = self._error(running, deadline)
+            self._stop()
+            error.parts += self.unfinished
+            raise error
+        self._let_end(deadline, pressed)
         return [member.result for member in self.members]
+
+    def _let_end(self, deadline: float, pressed: Sequence[int] = ()) -> None:
+        """Wait until all ranks that are done have ended as a program does, or time is up."""
+        begun, drained = time.monotonic(), Drained()
+        while ending := [member for member in self.members if not member.is_over]:
+            left = deadline - time.monotonic()
+            if left < 0:
+                break
+            if pressed:
+                raise Stopped
+            wait([end for member in ending for end in member.ends()], min(_TICK_S, left))
+            for member in self.members:
+                member.read()
+            for listener in self.listeners:
+                listener.tick(self.members)
+            if time.monotonic() > begun + _DRAIN_S:
+                drained.take()
+        drained.give_back()
+        self._has_stopped = True
+        self._note_unfinished()
+
+    def _note_unfinished(self) -> None:
+        for member in self.members:
+            if member.is_over or not member.settled:
+                continue
+            work = member.at_work or AtWork("something that does not end")
+            over = f"After its function was over, rank {member.rank} still waited for {work.what}"
+            self.unfinished.append(f"{over}{work.place()}. It was stopped.")
+
+    def _stop(self) -> None:
+        """Have all ranks end as `torchrun` does: SIGTERM, a while, then SIGKILL by `close`."""
+        if self._has_stopped:
+            return
+        self._has_stopped = True
+        working = [member for member in self.members if not member.settled]
+        # Who still works stands still before the first one ends: it would notice, and say so.
+        for member in working:
+            member.kill(signal.SIGSTOP)
+        for member in working:
+            member.ask_to_end()
+        for member in working:
+            member.kill(signal.SIGCONT)
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            ending = [member for member in self.members if not member.is_over]
+            if not ending:
+                break
+            wait([end for member in ending for end in member.ends()], _TICK_S)
+            for member in self.members:
+                member.read()
+        self._note_unfinished()
 
     def _error(self, running: list[Member], deadline: float) -> errors.WorkerError:
         """What went wrong, which whoever listens may say better."""

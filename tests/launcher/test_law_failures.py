@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -13,8 +14,10 @@ import torch.distributed as dist
 from deadline import within
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from course_utils import WorkerError, WorkerTimeout, launch
+from course_utils.launcher import errors
 from course_utils.launcher.rank import Worker
 from course_utils.launcher.team import _GRACE_S
 
@@ -220,6 +223,7 @@ def test_law_5_a_rank_that_dies_after_its_result_does_no_harm(monkeypatch):
     stay = Worker._stay
 
     def work() -> int:
+        dist.barrier()  # both have joined: a rank that is just connecting would fail
         if dist.get_rank() == 0:
             with pytest.raises(RuntimeError):  # when the other is gone
                 dist.recv(torch.ones(1), 1)
@@ -239,6 +243,66 @@ def test_law_5_an_error_that_cannot_be_printed_is_still_told():
 
     with pytest.raises(WorkerError, match=r"Shy: .its message cannot be printed"):
         launch(shy)
+
+
+def test_law_5_an_error_whose_words_end_the_program_is_told_as_well():
+    class Quits(Exception):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt("from __str__")
+
+    def quits() -> None:
+        raise Quits
+
+    with pytest.raises(WorkerError, match="KeyboardInterrupt|Quits") as caught:
+        launch(quits, world_size=1)
+    assert "in quits" in str(caught.value)
+
+
+def test_law_5_what_is_raised_while_a_failure_is_told_is_a_failure(monkeypatch):
+    """As by torch, wherever a rank is when it hears that a DataLoader's worker is dead."""
+    tell = errors.from_exception
+
+    def interrupted(rank: int, error: BaseException, note: str = "") -> errors.Failure:
+        if isinstance(error, ConnectionResetError):
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+        return tell(rank, error, note)
+
+    def work() -> None:
+        raise ConnectionResetError("by peer")
+
+    monkeypatch.setattr(errors, "from_exception", interrupted)
+    with pytest.raises(WorkerError, match="DataLoader worker is killed") as caught:
+        launch(work, world_size=1)
+    assert "in work" in str(caught.value)
+
+
+def its_worker_is_killed() -> None:
+    loader = iter(DataLoader(range(100), num_workers=2))
+    next(loader)
+    os.kill(loader._workers[0].pid, signal.SIGKILL)
+    list(loader)
+
+
+def told_of_a_killed_worker(times: int) -> set[str]:
+    seen = set()
+    for _ in range(times):
+        with pytest.raises(WorkerError) as caught:
+            launch(its_worker_is_killed, world_size=1)
+        seen.add(re.sub(r"\(pid.*?\)", "", str(caught.value).splitlines()[0]))
+    return seen
+
+
+def is_named(headline: str) -> bool:
+    return headline.startswith("rank 0 failed: RuntimeError: DataLoader worker ")
+
+
+def test_law_5_a_killed_worker_of_a_data_loader_is_told_as_such():
+    assert all(map(is_named, told_of_a_killed_worker(5)))
+
+
+@pytest.mark.soak
+def test_law_5_a_killed_worker_is_told_as_such_a_hundred_times():
+    assert all(map(is_named, told_of_a_killed_worker(100)))
 
 
 def test_a_second_init_process_group_is_told_what_to_leave_out():
