@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import errors
+from course_utils.launcher import echoes, errors, reasons
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import ASKED, Member
 from course_utils.launcher.rank import LIBC, Worker
@@ -125,6 +125,10 @@ class Team:
         ranks, now = {}, time.monotonic()
         if failures := [member.failure for member in self.members if member.failure]:
             error = errors.worker_error(failures, self.world_size, self.output())
+            if error.failures[0].echo == echoes.WAITED and running:
+                stands = self._stacks(running)
+                others = {member.rank: stands[member.rank] for member in running}
+                error = errors.worker_error(failures, self.world_size, self.output(), others)
         else:
             ranks = self._stacks(running)
             seconds = self.timeout if deadline > 0 else math.inf
@@ -135,6 +139,8 @@ class Team:
             except Exception as wrong:  # it hides no error
                 name = type(listener).__name__
                 error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
+        if not failures and (reason := reasons.unknown_host(self.output())):
+            error.parts.append(f"Likely reason: {reason}.")
         return error
 
     def _stacks(self, running: list[Member]) -> dict[int, list[Frame] | None]:
