@@ -1,10 +1,12 @@
 """Pictures and tables that ranks show: without this a rank, far from the browser, shows nothing."""
 
 import base64
+import builtins
 import contextlib
 import fcntl
 import json
 import os
+import sys
 from io import FileIO
 from typing import Any
 
@@ -35,6 +37,7 @@ class Displays(Listener):
             shell.display_pub = _Publisher(rank, self._file)
             with contextlib.suppress(AttributeError):  # in a terminal there is no kernel
                 shell.kernel._input_request = no_keyboard  # as in `from getpass import getpass`
+            _leave_the_notebook(shell)
         return contextlib.nullcontext()
 
     def close(self) -> None:
@@ -58,6 +61,18 @@ class Displays(Listener):
                 print(f"[rank {rank}]")
             for data, metadata in own.values():
                 display(data, metadata=metadata, raw=True)
+
+
+def _leave_the_notebook(shell: Any) -> None:
+    """A rank is a process as torchrun starts it: nobody types there, and it can end itself."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, sys.exit)
+        if shell.user_ns.get(name) is getattr(shell, "exiter", None):  # tells the kernel to end
+            shell.user_ns[name] = sys.exit
+    for prompt in ("ps1", "ps2"):  # by which libraries know that somebody types
+        vars(sys).pop(prompt, None)
+    if "ipykernel" in sys.modules:
+        sys.argv = ["cell"]  # the kernel's command line is not that of a learner's script
 
 
 class _Publisher(DisplayPublisher):

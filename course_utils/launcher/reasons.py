@@ -1,5 +1,6 @@
 """The likely reason for a failure, where its words or its place tell one."""
 
+import errno
 import re
 import socket
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     "launch(..., backend=None)",
     "cannot be rebuilt: .*Default process group": "a DDP model belongs to its process group, "
     "which ends with the rank: return model.module or model.module.state_dict()",
+    "its result, a (coroutine|generator|async_generator)": "calling such a function runs nothing "
+    "of it: return what it makes, such as list(...) or asyncio.run(...)",
     "not used in producing loss": "a parameter took no part in the loss, so DDP still waited for "
     "its gradient when the next step began: use it, freeze it by requires_grad_(False), or allow "
     "it by DistributedDataParallel(model, find_unused_parameters=True)",
@@ -94,6 +97,21 @@ def interface() -> str:
     """Which network interfaces there are."""
     names = ", ".join(name for _, name in socket.if_nameindex())
     return f"GLOO_SOCKET_IFNAME names no network interface of this machine, which has {names}"
+
+
+def of_start(error: OSError, rank: int, world_size: int) -> str:
+    """Why no rank could be started, or not all of them, and what to do."""
+    start = f"rank {rank} of {world_size} could not be started: {error.strerror or error}."
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
+        limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
+        return f"{start} Use fewer ranks, or raise the limits that {limits} show."
+    if error.errno == errno.ENOMEM:
+        return f"{start} Use fewer ranks, or let go of what the notebook holds in memory."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "launch needs the address 127.0.0.1, which this machine does not have."
+    if "temporary directory" in str(error):
+        return "launch finds no folder for temporary files: set TMPDIR to one that can be written."
+    return f"No rank could be started: {error.strerror or error}."
 
 
 def unknown_host(output: Sequence[str]) -> str:

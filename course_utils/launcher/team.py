@@ -86,12 +86,10 @@ class Team:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for member in self.members:
                 member.watch()
-        except OSError as error:  # the system has no process or descriptor left
-            limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
-            way = f"Use fewer ranks, or raise the limits that {limits} show."
-            told = f"rank {rank} of {self.world_size} could not be started: {error.strerror}. {way}"
+        except OSError as error:  # the system has no process, descriptor, memory or address left
+            sentence = reasons.of_start(error, rank, self.world_size)
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
-            raise errors.WorkerError([told], self.output()) from None
+            raise errors.WorkerError([sentence], self.output()) from None
 
     def _become(self, rank: int, fn: Callable, args: tuple, backend: str | None) -> NoReturn:
         """In the fork: let go of the other ranks' ends and of the kernel's, and work."""

@@ -98,7 +98,7 @@ def test_a_host_that_nobody_knows_is_named_where_the_time_is_up():
         os.environ["MASTER_ADDR"] = "master-node.invalid"
         dist.init_process_group("gloo")
 
-    with pytest.raises(WorkerTimeout, match="nobody here knows a host named master-node.invalid"):
+    with pytest.raises(WorkerTimeout, match="nobody here knows a host named master-node"):
         launch(work, backend=None, timeout=4)
 
 
