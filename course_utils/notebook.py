@@ -86,15 +86,13 @@ def launch(
         listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
         listeners += [Panel()] * live
         how = {"backend": placement.backend, "listeners": listeners}
-        how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
+        how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout, "show": displays.show}
         results = launcher.launch(fn, *args, **how)
     except BaseException as error:
         if isinstance(error, WorkerError):
             error.trace = _trace(record)
         messages.retell(error)
         raise
-    finally:
-        displays.show()
     results.trace = _trace(record)
     return results
 

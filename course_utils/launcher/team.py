@@ -62,6 +62,10 @@ class Team:
         """What each rank has printed."""
         return [member.text() for member in self.members]
 
+    def pieces(self) -> list[list[tuple[str, str]]]:
+        """The same, cut at the marks in it; see `Member.pieces`."""
+        return [member.pieces() for member in self.members]
+
     def start(self, fn: Callable, args: tuple, backend: str | None) -> None:
         """Let all who listen get ready, and fork every rank."""
         rank = 0
