@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable
+from numbers import Integral, Real
 from traceback import walk_tb
 from typing import Any
 
@@ -27,6 +28,10 @@ _ASKED = {
     "local_rank": "os.environ['LOCAL_RANK']",
 }
 
+# How other launchers call the number of ranks.
+_RANKS = "num_processes", "nprocs", "nproc_per_node", "num_workers", "n_procs", "processes"
+_LONGEST_S = 1e9  # thirty years; torch's clock ends somewhere beyond that
+
 
 def launch(
     fn: Callable[..., Any],
@@ -39,11 +44,16 @@ def launch(
     live: bool = False,
     trace: bool = False,
     share_gpus: bool = False,
+    **unknown: Any,
 ) -> Results:
     """Run `fn(*args)` in `world_size` forked workers that have joined one process group.
 
     The function asks `torch.distributed` for its rank and runs unchanged under `torchrun`.
     Whatever the workers print or display appears in rank order when they are done.
+
+    One thing differs from `torchrun`: a fork inherits the notebook's random numbers. Torch and
+    NumPy draw the same on every rank, and again in every launch, until the function seeds them,
+    such as by `torch.manual_seed(seed + rank)`; Python's own `random` differs.
 
     Args:
         fn: any function, also one of a notebook cell, a lambda or a closure.
@@ -58,6 +68,7 @@ def launch(
         trace: records every send, receive, collective and wait.
         share_gpus: with `backend="nccl"`, lets several ranks use one GPU. That is experimental in
             NCCL, meant for about two ranks on a GPU, and may hang.
+        **unknown: what is no option of launch is refused, with what to write instead.
 
     Returns:
         A list with what each rank returned. Tensors arrive on the CPU, detached, contiguous.
@@ -70,20 +81,21 @@ def launch(
     """
     record, displays = Record(trace), Displays()
     try:
+        _refuse_unknown_options(fn, unknown)
         _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
+        world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
+        timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
         listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
         listeners += [Panel()] * live
         how = {"backend": placement.backend, "listeners": listeners}
-        how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout}
+        how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout, "show": displays.show}
         results = launcher.launch(fn, *args, **how)
     except BaseException as error:
         if isinstance(error, WorkerError):
             error.trace = _trace(record)
         messages.retell(error)
         raise
-    finally:
-        displays.show()
     results.trace = _trace(record)
     for sentence in results.unfinished:
         print(messages.said(sentence))
@@ -94,24 +106,61 @@ def _trace(record: Record) -> Trace | None:
     return Trace(record.events(), record.ended, record.failed) if record.trace else None
 
 
+def _refuse_unknown_options(fn: Any, unknown: dict[str, Any]) -> None:
+    """Say what to write instead of an option that other launchers have, or of the function's."""
+    for name in unknown:
+        if name == "args":
+            way = "write launch(fn, 1, 2), not launch(fn, args=(1, 2))"
+        elif name in _RANKS:
+            way = "write world_size= for the number of ranks"
+        elif name in _parameters(fn):
+            way = f"launch hands on no keywords: write launch(lambda: fn({name}=...))"
+        else:
+            way = "its options are world_size, backend, device, nodes, timeout, live and trace"
+        raise TypeError(f"launch has no option {name}: {way}.")
+
+
+def _parameters(fn: Any) -> list[str]:
+    try:
+        return list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):  # no function, or one that is written in C
+        return []
+
+
 def _refuse_what_cannot_work(
-    fn: Callable[..., Any], args: tuple, world_size: int, nodes: int, timeout: float
+    fn: Callable[..., Any], args: tuple, world_size: Any, nodes: Any, timeout: Any
 ) -> None:
     """Say what to do instead, before anything starts."""
+    if isinstance(fn, str):
+        way = "write launch(fn); a script is started by !torchrun --nproc-per-node=2 train.py"
+        raise TypeError(f"launch needs a function, got a text: {way}.")
     if not callable(fn):
         got = "None" if fn is None else type(fn).__name__
         way = "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel"
         raise TypeError(f"launch needs a function, got {got}: {way}.")
     for name, value in (("world_size", world_size), ("nodes", nodes)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
     if world_size % nodes:
         what = f"{world_size} ranks cannot be laid out as {nodes} equal nodes"
         raise ValueError(f"{what}: make world_size a multiple of nodes.")
-    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+    if not isinstance(timeout, Real) or isinstance(timeout, bool) or not 0 < timeout < math.inf:
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
-    if message := _misfit(fn, args):
+    if message := _misfit(fn, args) or _runs_nothing(fn):
         raise TypeError(message)
+
+
+def _runs_nothing(fn: Callable[..., Any]) -> str:
+    """Of a function that, called, only makes an object which would run it: that."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    for called in (fn, getattr(fn, "__call__", None)):  # noqa: B004, of an object its method
+        if inspect.iscoroutinefunction(called):
+            way = "write a plain def, and call asyncio.run() in it"
+            return f"{name} is an async function, so calling it runs nothing of it: {way}."
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            way = "return a list of what it yields"
+            return f"{name} has a yield in it, so calling it runs nothing of it: {way}."
+    return ""
 
 
 def _misfit(fn: Callable[..., Any], args: tuple) -> str:

@@ -13,71 +13,74 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from course_utils.launcher import stacks
+from course_utils.launcher import echoes, reasons, stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were
 
-# How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
-_LOST = re.compile(
-    r"(RuntimeError|Dist\w*Error|ConnectionResetError): .*("
-    r"Connection (was likely )?(closed|reset|refused)|Read error|Write error|Broken pipe|"
-    r"by peer|Connect timeout|Socket closed|remote process exited)",
-    re.DOTALL,
-)
-_LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # they have many
-_WAITED = re.compile(r"\w+Error: .*Timed out waiting", re.DOTALL)
+_LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the store have many
 # What differs from run to run in others' messages: addresses, ports, process ids, source paths.
-_UNSTABLE = re.compile(r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] ")
+_UNSTABLE = re.compile(
+    r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] |(?<=pid )\d+|"
+    r"(?<=enforce fail) at /[^\s\]]+"
+)
+_CODE_LINE = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\S+))?')  # of a traceback
+_NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _LIMIT = 4000  # characters of an exception's own words that are kept
-
-_LIKELY = {  # by words of the headline
-    "died of SIGKILL": "something outside killed it, most often the system because memory ran out: "
-    "use a smaller batch or model, or fewer ranks",
-    "died of SIGSEGV": "compiled code touched memory that is not its own, "
-    "called from the line shown above",
-    "died of SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
-    "died of SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
-    "died of SIGFPE": "an integer was divided by zero in compiled code",
-    "died of SIGTERM": "something asked this one process to end",
-    "left with exit status": "os._exit ends a process at once; let the function return instead",
-    "BdbQuit": "a rank has no keyboard, so a debugger ends at once; print instead",
-    "RecursionError": "a function calls itself, and nothing ends that",
-    "initialize the default process group twice": "launch makes the group before your function "
-    "runs: leave init_process_group() out, or make the group yourself, once, under "
-    "launch(..., backend=None)",
-}
-_LIKELY_OF_AN_ECHO = """another rank left the group, such as by destroy_process_group(), before \
-this one was done with it, or a timeout of the group itself ran out"""
+_SHORT = 200  # of a failure that is told beside the root cause
+_MEMBERS = 8  # of an ExceptionGroup, and of the exceptions that led to one, that are told
 
 
 @dataclass
 class Failure:
-    """How one rank failed, and when (seconds on the system's monotonic clock)."""
+    """How one rank failed, and when (seconds on the system's monotonic clock).
+
+    Attributes:
+        echo: What kind of complaint about other ranks it is, see `echoes`; empty for a cause.
+        began_otherwise: Such a complaint came while an exception of the rank's own was handled.
+        details: What caused it, its notes, and the members of an ExceptionGroup, a line each.
+    """
 
     rank: int
     when: float
     headline: str
     frames: Sequence[Frame] = ()
+    echo: str = ""
+    began_otherwise: bool = False
+    details: Sequence[str] = ()
 
     @property
     def is_echo(self) -> bool:
-        """Whether this rank only noticed that a peer was gone."""
-        return bool(_LOST.match(self.headline) or _WAITED.match(self.headline))
+        """Whether this rank only noticed that a peer was gone, or did not come."""
+        return bool(self.echo)
+
+    @property
+    def kind(self) -> tuple[bool, str]:
+        """What ranks that fail alike have in common: the headline without its numbers."""
+        return self.is_echo, _NUMBERS.sub("#", self.headline)
 
     def story(self) -> str:
-        """The headline, and the learner's lines that led there, the last with its neighbours."""
+        """The headline, what led to it, and the learner's lines, the last with its neighbours."""
         own = [frame for frame in self.frames if frame.is_learners]
         own = [frame for frame in own if frame.code] or own  # a dataclass's methods have no text
         rows = dict.fromkeys(f"  {frame.place}: {frame.code}" for frame in own[:-1])
         again = ["  ..."] * (len(rows) < len(own) - 1)  # where a function calls itself
         last = [f"  {frame.place}\n{frame.excerpt()}".rstrip() for frame in own[-1:]]
-        return "\n".join([self.headline + "\n" * bool(own), *rows, *again, *last])
+        details = ["  " + detail.replace("\n", "\n  ") for detail in self.details]
+        head = "\n".join([self.headline, *details])
+        return "\n".join([head + "\n" * bool(own), *rows, *again, *last])
 
-    def likely(self) -> str:
+    def likely(self, world_size: int, output: str = "") -> str:
         """The likely reason, where there is one to tell."""
-        found = (why for words, why in _LIKELY.items() if words in self.headline)
-        return next(found, _LIKELY_OF_AN_ECHO if self.is_echo else "")
+        reason = reasons.of_failure(self.headline, self.frames, output)
+        if reason or self.began_otherwise:
+            return reason
+        return reasons.of_echo(self.echo, world_size)
+
+    def _blame(self) -> tuple[int, bool, float]:
+        """The least is the root cause; a timer of the group ends before the peers' connections."""
+        rank_of_echo = 2 if self.echo and not self.began_otherwise else int(self.is_echo)
+        return rank_of_echo, self.echo == echoes.LOST, self.when
 
 
 class WorkerError(RuntimeError):
@@ -131,19 +134,72 @@ class WorkerTimeout(WorkerError):
 
 def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     """In the worker: what an exception says, in words that survive the trip to the kernel."""
-    try:
-        words = str(error)
-    except Exception:
-        words = "(its message cannot be printed)"
-    headline = note or f"{type(error).__name__}: {words}".removesuffix(": ")
+    headline = stable(note) if note else _named(error)
     if isinstance(error, SystemExit):
         headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
-    headline = _UNSTABLE.sub("", headline)[:_LIMIT]
-    if _LOST.match(headline) and not isinstance(error, OSError):
+    kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
+    echo = next(filter(None, kinds), "")
+    if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
         headline = _LOST_IN_ONE_WORDING
+    frames = _frames(error)
+    began_otherwise = bool(echo) and not kinds[-1]
+    return Failure(
+        rank, time.monotonic(), headline[:_LIMIT], frames, echo, began_otherwise, _details(error)
+    )
+
+
+def stable(text: str) -> str:
+    """A text of others without what differs from run to run, and files without their folders."""
+    text = _CODE_LINE.sub(_place_of, _UNSTABLE.sub("", text))
+    return text[:_LIMIT]
+
+
+def _place_of(line: re.Match[str]) -> str:
+    return Frame(line[1], int(line[2]), line[3] or "<module>").place
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return "(its message cannot be printed)"
+
+
+def _named(error: BaseException) -> str:
+    return stable(f"{type(error).__name__}: {_words(error)}".removesuffix(": "))
+
+
+def _frames(error: BaseException) -> list[Frame]:
     rows = traceback.extract_tb(error.__traceback__, limit=-40)  # the innermost
-    frames = [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
-    return Failure(rank, time.monotonic(), headline, frames)
+    return [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
+
+
+def _details(error: BaseException) -> list[str]:
+    """A line for each note, each member of a group, and each exception that led to this one."""
+    notes = getattr(error, "__notes__", ())
+    lines = [stable(str(note)) for note in notes]
+    if isinstance(error, BaseExceptionGroup):
+        members = error.exceptions
+        lines += [f"one of them: {_told_with_place(member)}" for member in members[:_MEMBERS]]
+        for member in members[:_MEMBERS]:
+            lines += [f"  {line}" for line in _details(member)]
+    link = error
+    for _ in range(_MEMBERS):
+        if link.__cause__ is not None:
+            link = link.__cause__
+            lines.append(f"caused by {_told_with_place(link)}")
+        elif link.__context__ is not None and not link.__suppress_context__:
+            link = link.__context__
+            lines.append(f"while handling {_told_with_place(link)}")
+        else:
+            break
+    return lines[: 4 * _MEMBERS]
+
+
+def _told_with_place(error: BaseException) -> str:
+    """Such as `KeyError: 'label', cell [5], line 7, in train`."""
+    line = stacks.learners_line(_frames(error))
+    return f"{_named(error)}, {line.place}" if line else _named(error)
 
 
 def from_exit(rank: int, status: int, dump: str) -> Failure:
@@ -156,20 +212,42 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
     return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash))
 
 
-def worker_error(failures: list[Failure], world_size: int, output: list[str]) -> WorkerError:
+def worker_error(
+    failures: list[Failure],
+    world_size: int,
+    output: list[str],
+    stands: Mapping[int, list[Frame] | None] | None = None,
+) -> WorkerError:
     """The error that names the root cause among the failures seen.
 
     Signals, exits and ordinary exceptions count in order of time; complaints about a lost peer
-    come last. Ranks that failed with the same words are named together, in rank order.
+    come last. Ranks that failed with the same words, but for numbers, are named together, in rank
+    order. `stands` says where the others were, if that is worth telling.
     """
-    first = min(failures, key=lambda failure: (failure.is_echo, failure.when))
-    ordered = sorted(failures, key=lambda f: (f.headline != first.headline, f.rank))
-    root = ordered[0]
-    same = [failure.rank for failure in ordered if failure.headline == root.headline]
-    rest = set(range(world_size)) - set(same)
-    why = f"Likely reason: {root.likely()}." if root.likely() else ""
-    stopped = f"{were(rest).capitalize()} stopped." if rest else ""
-    return WorkerError([f"{ranks(same)} failed: {root.story()}", why, stopped], output, ordered)
+    first = min(failures, key=Failure._blame)
+    alike = [failure for failure in failures if failure.kind == first.kind]
+    alike.sort(key=lambda failure: failure.rank)
+    others = [failure for failure in failures if failure not in alike]
+    others.sort(key=lambda failure: failure.rank)
+    root = alike[0]
+    named = [failure.rank for failure in alike]
+    rows = []
+    if different := [f.rank for f in alike if f.headline != root.headline]:
+        whose = f"These are the words of rank {root.rank}"
+        rows.append(f"{whose}; those of {ranks(different)} differ in numbers only.")
+    independent = [failure for failure in others if not failure.is_echo]
+    for failure in independent:
+        words = failure.headline.partition("\n")[0][:_SHORT]
+        rows.append(f"Rank {failure.rank} failed as well: {words}")
+    rest = set(range(world_size)) - set(named) - {failure.rank for failure in independent}
+    for rank in sorted(stands or {}):
+        rows.append(f"Rank {rank} was meanwhile {_stand(stands[rank])}")
+    if rest:
+        rows.append(f"{were(rest).capitalize()} stopped.")
+    reason = root.likely(world_size, output[root.rank])
+    why = f"Likely reason: {reason}." if reason else ""
+    parts = [f"{ranks(named)} failed: {root.story()}", why, "\n".join(rows)]
+    return WorkerError(parts, output, [*alike, *others])
 
 
 def worker_timeout(

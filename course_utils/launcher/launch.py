@@ -13,6 +13,8 @@ from course_utils.launcher import rank
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.team import Stopped, Team
 
+Pieces = list[list[tuple[str, str]]]  # by rank what it printed, each piece up to a mark
+
 
 class Results(list):
     """What the ranks returned, by global rank.
@@ -39,11 +41,12 @@ def launch(
     nodes: int = 1,
     timeout: float = 60.0,
     listeners: Sequence[Listener] = (),
+    show: Callable[[Pieces], None] | None = None,
 ) -> Results:
     """As `course_utils.launch`, which has looked at everything that is handed in.
 
-    It has also chosen the backend (None where `fn` makes the group), and who listens. Raises
-    RuntimeError where no launch can be.
+    It has also chosen the backend (None where `fn` makes the group), who listens, and what is to
+    `show` the output instead of `print_in_rank_order`. Raises RuntimeError where no launch can be.
     """
     if rank.me:
         way = "A rank cannot launch ranks: call launch from the cell, with a larger world_size."
@@ -54,7 +57,7 @@ def launch(
             team.start(fn, args, backend)
             values = team.results(pressed)
     finally:
-        _print_in_rank_order(team.output())
+        (show or print_in_rank_order)(team.pieces())
     results = Results(values, team.output())
     results.unfinished = team.unfinished
     return results
@@ -81,9 +84,16 @@ def _stop_button() -> Iterator[list[int]]:
         raise Stopped
 
 
-def _print_in_rank_order(output: list[str]) -> None:
-    named = ((f"[rank {n}] ", text.removesuffix("\n")) for n, text in enumerate(output) if text)
-    told = "".join(name + text.replace("\n", f"\n{name}") + "\n" for name, text in named)
-    if told:  # ipykernel opens a socket for each thread that writes, even nothing
-        sys.stdout.write(told)
+def print_in_rank_order(pieces: Pieces) -> None:
+    """Print what each rank printed, of `Team.pieces`."""
+    lines = [named(rank, text) for rank, own in enumerate(pieces) for text, _ in own if text]
+    if lines:  # ipykernel opens a socket for each thread that writes, even nothing
+        sys.stdout.write("".join(lines))
         sys.stdout.flush()
+
+
+def named(rank: int, text: str) -> str:
+    """A text of a rank, with its name before each line."""
+    name = f"[rank {rank}] "
+    lines = text.removesuffix("\n").replace("\n", f"\n{name}")
+    return f"{name}{lines}\n"

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import time
@@ -16,6 +17,9 @@ from course_utils.launcher.stacks import WRITTEN
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _HALF = KEPT_BYTES // 2
+# Among what a rank prints, such a mark says where something else belongs, see `Member.pieces`.
+MARK, _MARKED = "\x1emark {}\x1e", re.compile(rb"\x1emark ([\d-]+)\x1e")
+_MARK_BEGUN = re.compile(rb"\x1e[mark\d -]{0,40}\Z")  # the rest of it is still to come
 _AT_ONCE = 256 * 1024
 _READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up
 _NOTHING = object()
@@ -38,6 +42,8 @@ class Member:
         self._ends = contextlib.ExitStack()
         self._buffers: list[Any] = []
         self._printed, self._dropped = bytearray(), 0
+        self._half_a_mark = b""
+        self._marks: list[tuple[int, str]] = []  # behind how many bytes, and whose
 
     def open(self) -> None:
         """Make the channels: the kernel's ends, and the rank's until it is forked."""
@@ -183,18 +189,52 @@ class Member:
             if not data:  # end of file, which `wait` would report for ever
                 self.pipe.close()
                 self.pipe = None
-            self._printed += data
-            if (excess := len(self._printed) - KEPT_BYTES) > 0:
+            self._take_in(self._half_a_mark + data, ends=not data)
+
+    def _take_in(self, data: bytes, ends: bool) -> None:
+        """Keep what was printed, without marks, the first half and the last half of it."""
+        *whole, last = _MARKED.split(data)
+        begun = None if ends else _MARK_BEGUN.search(last)
+        self._half_a_mark = begun[0] if begun else b""
+        for number, piece in enumerate([*whole, last.removesuffix(self._half_a_mark)]):
+            if number % 2:  # what the pattern's brackets hold
+                self._marks.append((self._dropped + len(self._printed), piece.decode()))
+                continue
+            self._printed += piece
+            excess = len(self._printed) - KEPT_BYTES
+            if excess > 0:
                 del self._printed[_HALF : _HALF + excess]
                 self._dropped += excess
 
     def text(self) -> str:
         """What the rank printed; the middle is left out when it is very long."""
-        gap = f"\n[... {self._dropped:,} bytes left out ...]\n" if self._dropped else ""
-        kept = self._printed[:_HALF] + gap.encode() + self._printed[_HALF:]
-        whole = kept.decode(errors="replace")
-        # A progress bar rewrites its line: keep what it looked like in the end.
-        return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in whole.split("\n"))
+        return _readable(self._kept(0, len(self._printed) + 1))
+
+    def pieces(self) -> list[tuple[str, str]]:
+        """What the rank printed up to each mark, and whose it is; at last what follows them."""
+        pieces, start = [], 0
+        for position, mark in self._marks:
+            stop = position
+            if position > _HALF:  # it may have stood in the middle that is left out
+                stop = max(_HALF, position - self._dropped)
+            pieces.append((_readable(self._kept(start, stop)), mark))
+            start = stop
+        pieces.append((_readable(self._kept(start, len(self._printed) + 1)), ""))
+        return pieces
+
+    def _kept(self, start: int, stop: int) -> bytes:
+        """Some of the bytes that are kept, with a word where those behind them are left out."""
+        kept = bytes(self._printed[start:stop])
+        if self._dropped and start <= _HALF < stop:
+            gap = f"\n[... {self._dropped:,} bytes left out ...]\n".encode()
+            kept = kept[: _HALF - start] + gap + kept[_HALF - start :]
+        return kept
+
+
+def _readable(kept: bytes) -> str:
+    whole = kept.decode(errors="replace")
+    # A progress bar rewrites its line: keep what it looked like in the end.
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in whole.split("\n"))
 
 
 def _to_main_thread(pid: int, number: int) -> None:

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import errors
+from course_utils.launcher import echoes, errors, reasons
 from course_utils.launcher.ending import AtWork
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import ASKED, Member
@@ -67,6 +67,10 @@ class Team:
         """What each rank has printed."""
         return [member.text() for member in self.members]
 
+    def pieces(self) -> list[list[tuple[str, str]]]:
+        """The same, cut at the marks in it; see `Member.pieces`."""
+        return [member.pieces() for member in self.members]
+
     def start(self, fn: Callable, args: tuple, backend: str | None) -> None:
         """Let all who listen get ready, and fork every rank."""
         rank = 0
@@ -91,12 +95,10 @@ class Team:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for member in self.members:
                 member.watch()
-        except OSError as error:  # the system has no process or descriptor left
-            limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
-            way = f"Use fewer ranks, or raise the limits that {limits} show."
-            told = f"rank {rank} of {self.world_size} could not be started: {error.strerror}. {way}"
+        except OSError as error:  # the system has no process, descriptor, memory or address left
+            sentence = reasons.of_start(error, rank, self.world_size)
             # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
-            raise errors.WorkerError([told], self.output()) from None
+            raise errors.WorkerError([sentence], self.output()) from None
 
     def _become(self, rank: int, fn: Callable, args: tuple, backend: str | None) -> NoReturn:
         """In the fork: let go of the other ranks' ends and of the kernel's, and work."""
@@ -188,6 +190,10 @@ class Team:
         ranks, now = {}, time.monotonic()
         if failures := [member.failure for member in self.members if member.failure]:
             error = errors.worker_error(failures, self.world_size, self.output())
+            if error.failures[0].echo == echoes.WAITED and running:
+                stands = self._stacks(running)
+                others = {member.rank: stands[member.rank] for member in running}
+                error = errors.worker_error(failures, self.world_size, self.output(), others)
         else:
             ranks = self._stacks(running)
             seconds = self.timeout if deadline > 0 else math.inf
@@ -198,6 +204,8 @@ class Team:
             except Exception as wrong:  # it hides no error
                 name = type(listener).__name__
                 error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
+        if not failures and (reason := reasons.unknown_host(self.output())):
+            error.parts.append(f"Likely reason: {reason}.")
         return error
 
     def _stacks(self, running: list[Member]) -> dict[int, list[Frame] | None]:

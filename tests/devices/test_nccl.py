@@ -149,7 +149,7 @@ def test_words_that_are_not_about_gpus_are_left_alone(said):
 
 def test_a_lost_peer_in_nccls_words_is_an_echo_and_not_the_cause():
     cause = errors.Failure(1, time.monotonic(), "ValueError: the cause")
-    echo = errors.Failure(0, cause.when - 1, ECHO)
+    echo = errors.Failure(0, cause.when - 1, ECHO, echo="lost")
     assert errors.worker_error([echo, cause], 2, ["", ""]).rank == 1
 
 

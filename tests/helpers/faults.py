@@ -137,6 +137,19 @@ EXCEPTIONS = [
 ]
 
 ENDS = [
+    *(
+        Fault(
+            f"{name}(), as a script has it",
+            on_rank_1(f"{name}()", "print('goes on')"),
+            says=("rank 1 failed: sys.exit() was called", "{cell}, line 3", STOPPED),
+        )
+        for name in ("exit", "quit")
+    ),
+    Fault(
+        "a rank is asked whether it is the notebook",
+        "launch(lambda: (hasattr(sys, 'ps1'), sys.argv), world_size=1)",
+        gives="[(False, ['cell'])]",
+    ),
     Fault(
         "sys.exit",
         on_rank_1("sys.exit(3)"),

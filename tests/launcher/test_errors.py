@@ -36,38 +36,7 @@ def waiting() -> list[Frame]:
     return [Frame(CELL, 4, "train"), Frame(LIBRARY, 80, "wrapper"), Frame(LIBRARY, 90, "barrier")]
 
 
-ECHOES = [
-    "RuntimeError: [/src/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:3: reset",
-    "RuntimeError: [/src/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:34",
-    "RuntimeError: Timed out waiting 3000ms for recv operation to complete",
-    "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while\n "
-    "Original exception:\n[/src/pair.cc:561] Connection closed by peer",
-    "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote",
-    "DistNetworkError: Connection reset by peer",
-    "DistBackendError: NCCL error in: x.cpp:3, remote process exited or there was a network error",
-    "ConnectionResetError: [Errno 104] Connection reset by peer",
-]
-
-
-@pytest.mark.parametrize("headline", ECHOES)
-def test_a_complaint_about_a_lost_peer_is_an_echo(headline):
-    assert Failure(0, 0.0, headline).is_echo
-
-
-@pytest.mark.parametrize(
-    "headline",
-    [
-        "ValueError: Connection closed by peer",
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
-        "the process died of SIGKILL",
-        "BrokenPipeError: [Errno 32] Broken pipe",
-        "OSError: [Errno 28] No space left on device",
-        "ConnectionRefusedError: [Errno 111] Connection refused",
-        "ConnectionError: HTTPConnectionPool(host='data', port=80): Connection refused",
-    ],
-)
-def test_an_ordinary_failure_is_no_echo(headline):
-    assert not Failure(0, 0.0, headline).is_echo
+ECHO = "RuntimeError: Connection closed by peer"
 
 
 @pytest.mark.parametrize("kind", [ConnectionRefusedError, ConnectionResetError, BrokenPipeError])
@@ -76,13 +45,46 @@ def test_what_a_socket_of_the_learner_says_is_left_as_it_is(kind):
     assert failure.headline == f"{kind.__name__}: [Errno 1] Connection refused, reset by peer"
 
 
-@pytest.mark.parametrize("echo", ECHOES)
-def test_an_echo_that_came_first_is_not_the_cause(echo):
+def test_an_echo_that_came_first_is_not_the_cause():
     cause = Failure(1, 2.0, "ValueError: boom")
-    error = errors.worker_error([Failure(0, 1.0, echo), cause], 3, ["", "", ""])
+    error = errors.worker_error([Failure(0, 1.0, ECHO, echo="lost"), cause], 3, ["", "", ""])
     assert error.rank == 1
     assert error.failures[0] is cause
     assert str(error) == "rank 1 failed: ValueError: boom\n\nRanks 0 and 2 were stopped."
+
+
+def test_ranks_that_failed_alike_but_for_numbers_are_named_together_in_every_order():
+    first = Failure(0, 1.0, "ValueError: rank 0 has 3, 4")
+    second = Failure(1, 2.0, "ValueError: rank 1 has 7")
+    told = {str(errors.worker_error([first, second], 2, ["", ""]))}
+    first.when = 3.0
+    told.add(str(errors.worker_error([second, first], 2, ["", ""])))
+    assert told == {
+        "ranks 0 and 1 failed: ValueError: rank 0 has 3, 4\n\n"
+        "These are the words of rank 0; those of rank 1 differ in numbers only."
+    }
+
+
+def test_a_rank_that_failed_by_itself_is_never_told_as_stopped():
+    failures = [Failure(0, 1.0, "ValueError: x"), Failure(1, 1.1, "KeyError: 'y'")]
+    assert errors.worker_error(failures, 3, [""] * 3).parts[2] == (
+        "Rank 1 failed as well: KeyError: 'y'\nRank 2 was stopped."
+    )
+
+
+def test_causes_contexts_notes_and_members_of_a_group_are_told(cell):
+    group = ExceptionGroup("two", [ValueError("a"), KeyError("b")])
+    group.add_note("sample 3")
+    group.__cause__ = OSError("disk")
+    group.__cause__.__context__ = EOFError()
+    assert raised(group).story().splitlines()[:6] == [
+        "ExceptionGroup: two (2 sub-exceptions)",
+        "  sample 3",
+        "  one of them: ValueError: a",
+        "  one of them: KeyError: 'b'",
+        "  caused by OSError: disk",
+        "  while handling EOFError",
+    ]
 
 
 def test_lines_that_a_library_has_made_up_are_left_out_where_there_are_others(cell):
@@ -123,6 +125,8 @@ def raised(error: BaseException) -> Failure:
         ("<object object at 0x7f5e9c0d1430> is wrong", "<object object> is wrong"),
         ("bound to [127.0.0.1]:34567.", "bound to."),
         ("[/src/third_party/gloo/pair.cc:561] Enforce failed", "Enforce failed"),
+        ("[enforce fail at /src/device.cc:84] no eth9", "[enforce fail] no eth9"),
+        ('File "/a/b/data.py", line 7, in read', "data.py, line 7, in read"),
         ("DataLoader worker (pid 4711) is killed", "DataLoader worker is killed"),
         ("workers (pid(s) 12, 13) exited", "workers exited"),
     ],

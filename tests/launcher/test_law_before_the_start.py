@@ -1,11 +1,15 @@
 """The law of launch, lines 1 and 10: what cannot work is refused before anything starts."""
 
+import errno
+import functools
 import itertools
 import os
 import resource
 import sys
+from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +24,21 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 def rank_of() -> int:
     return dist.get_rank()
+
+
+async def waits() -> int:
+    return dist.get_rank()
+
+
+def yields():
+    yield dist.get_rank()
+
+
+class Waits:
+    """An object that is called like a function."""
+
+    async def __call__(self) -> int:
+        return dist.get_rank()
 
 
 @pytest.fixture
@@ -73,6 +92,12 @@ def test_law_1_gpus_are_counted_without_a_context(monkeypatch):
         ({"timeout": float("nan")}, ValueError, "above 0, got nan"),
         ({"timeout": float("inf")}, ValueError, "above 0, got inf"),
         ({"timeout": None}, ValueError, "above 0, got None"),
+        ({"timeout": True}, ValueError, "above 0, got True"),
+        ({"timeout": "9"}, ValueError, "above 0, got '9'"),
+        ({"args": (1,)}, TypeError, "no option args: write launch(fn, 1, 2), not launch(fn, args="),
+        ({"num_processes": 2}, TypeError, "no option num_processes: write world_size="),
+        ({"nprocs": 2}, TypeError, "launch has no option nprocs: write world_size="),
+        ({"colour": 2}, TypeError, "no option colour: its options are world_size, backend, "),
         ({"backend": "smoke"}, ValueError, "choose 'auto', 'gloo', 'nccl' or None"),
         ({"backend": "mpi"}, ValueError, "MPI is not built into torch's wheels"),
         ({"backend": ["gloo"]}, ValueError, "choose 'auto', 'gloo', 'nccl' or None"),
@@ -93,6 +118,11 @@ def test_law_10_a_bad_option_is_refused_with_a_sentence(options, error, sentence
     ("call", "sentence"),
     [
         ((3,), "launch needs a function, got int"),
+        (("train.py",), "got a text: write launch(fn); a script is started by !torchrun"),
+        ((waits,), "waits is an async function, so calling it runs nothing of it: write a plain"),
+        ((Waits(),), "Waits is an async function"),
+        ((functools.partial(waits),), "is an async function"),
+        ((yields,), "yields has a yield in it, so calling it runs nothing of it: return a list"),
         ((None,), "launch needs a function, got None: write launch(fn) or"),
         (
             (lambda rank, world_size: 0,),
@@ -152,6 +182,45 @@ def test_the_choice_made_for_the_caller_is_said_once(capfd, monkeypatch):
     launch(rank_of, world_size=1)
     launch(rank_of, world_size=1, backend="gloo")
     assert capfd.readouterr().out.count("launch: ") == 1
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_law_10_a_keyword_of_the_function_itself_is_told_how_to_hand_on():
+    def train(lr: float) -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r"no option lr: .* write launch\(lambda: fn\(lr=\.\.\.\)\)"
+    ):
+        launch(train, lr=0.1)
+
+
+@pytest.mark.parametrize("timeout", [1e15, 10**400, np.float32(60), np.int64(60), Fraction(121, 2)])
+def test_law_10_any_number_of_seconds_is_taken(timeout):
+    assert list(launch(rank_of, world_size=np.int64(1), nodes=np.int8(1), timeout=timeout)) == [0]
+
+
+STARTS = [
+    (
+        OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"),
+        "needs the address 127.0.0.1",
+    ),
+    (FileNotFoundError(errno.ENOENT, "No usable temporary directory found"), "set TMPDIR to one"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "what the notebook holds in memory"),
+    (OSError(errno.EMFILE, "Too many open files"), "raise the limits that `ulimit -n`"),
+    (OSError(errno.ENOSPC, "No space left"), "No rank could be started: No space left."),
+]
+
+
+@pytest.mark.parametrize(("error", "sentence"), STARTS)
+def test_what_keeps_ranks_from_starting_is_told_by_its_own_name(error, sentence, monkeypatch):
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Rendezvous, "open", fails)
+    with pytest.raises(WorkerError) as caught:
+        launch(rank_of)
+    assert sentence in str(caught.value)
+    assert ("ulimit" in str(caught.value)) == (error.errno == errno.EMFILE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

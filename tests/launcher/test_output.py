@@ -18,7 +18,7 @@ import torch.distributed as dist
 from deadline import within
 
 from course_utils import WorkerError, WorkerTimeout, launch
-from course_utils.launcher.member import KEPT_BYTES, Member
+from course_utils.launcher.member import KEPT_BYTES, MARK, Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -258,3 +258,24 @@ def test_a_debugger_which_has_no_keyboard_either_is_told_as_that(stop):
 def test_a_silent_run_prints_nothing(printed):
     assert launch(rank).output == ["", ""]
     assert printed() == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_a_mark_in_the_output_is_found_however_it_arrives_and_is_never_printed(size):
+    member = Member(0)
+    data = f"one{MARK.format('7-0')}two\x1e\n{MARK.format('7-1')}three".encode()
+    for start in range(0, len(data), size):
+        member._take_in(member._half_a_mark + data[start : start + size], ends=False)
+    member._take_in(member._half_a_mark, ends=True)
+    assert member.text() == "onetwo\x1e\nthree"
+    assert member.pieces() == [("one", "7-0"), ("two\x1e\n", "7-1"), ("three", "")]
+
+
+def test_a_mark_in_the_middle_that_is_left_out_stands_where_the_gap_is():
+    member = Member(0)
+    for mark in ("1-0", "1-1", "1-2"):
+        member._take_in(b"x" * KEPT_BYTES + MARK.format(mark).encode(), ends=False)
+    (head, first), (middle, second), (tail, third), last = member.pieces()
+    assert (first, second, third, last) == ("1-0", "1-1", "1-2", ("", ""))
+    assert len(head) == KEPT_BYTES // 2
+    assert (head + middle + tail) == member.text()

@@ -48,7 +48,7 @@ def test_a_picture_of_a_rank_is_a_picture(kernel):
     assert "Figure" in data["text/plain"]
 
 
-def test_displays_stand_below_the_prints_in_rank_order(kernel):
+def test_displays_stand_among_the_prints_in_rank_order(kernel):
     cell = """
     def show(rank):
         time.sleep(0.2 * (1 - rank))
@@ -58,10 +58,72 @@ def test_displays_stand_below_the_prints_in_rank_order(kernel):
     two(show)
     """
     prints, *displays = shown(kernel, cell)
-    assert prints == "[rank 0] printed\n[rank 1] printed\n[rank 0]\n"
+    assert prints == "[rank 0] printed\n[rank 0]\n"
     html = {"text/plain": "<IPython.core.display.HTML object>", "text/html": "<b>bold</b>"}
     first, second = ({"text/plain": f"{{'rank': {rank}}}"} for rank in (0, 1))
-    assert displays == [first, html, "[rank 1]\n", second, html]
+    assert displays == [first, html, "[rank 1] printed\n[rank 1]\n", second, html]
+
+
+def texts(kernel: Kernel, cell: str) -> list[str]:
+    """The outputs of a cell, of each its text."""
+    return [one if isinstance(one, str) else one["text/plain"] for one in shown(kernel, cell)]
+
+
+def test_first_a_print_then_a_display_then_a_print_come_in_that_order(kernel):
+    cell = """
+    def show(rank):
+        print("first")
+        display("second")
+        print("third", end="", flush=True)
+        os.system("echo fourth")
+        display("fifth")
+    results = launch(lambda: show(dist.get_rank()), world_size=2)
+    """
+    each = ["[rank {}] first\n[rank {}]\n", "'second'", "[rank {}] thirdfourth\n[rank {}]\n"]
+    lines = [text.format(rank, rank) for rank in (0, 1) for text in [*each, "'fifth'"]]
+    assert texts(kernel, cell) == lines
+    assert kernel.run("results.output", 60).value == str(["first\nthirdfourth\n"] * 2)
+
+
+def test_of_very_many_displays_the_first_and_the_last_stand_there(kernel):
+    cell = """
+    def show(rank):
+        for number in range(1000 + rank):
+            print(number)
+            display(number)
+    two(show)
+    """
+    outputs = "".join(f"{text}\n" for text in texts(kernel, cell))
+    assert outputs.startswith("[rank 0] 0\n[rank 0]\n\n0\n[rank 0] 1\n")
+    assert "[rank 0] [... 800 displays left out ...]\n[rank 0]\n\n900\n901\n" in outputs
+    assert "[rank 1] [... 801 displays left out ...]\n[rank 1]\n\n901\n902\n" in outputs
+    assert outputs.endswith("\n999\n1000\n")
+
+
+def test_displays_of_very_many_bytes_are_cut_and_an_update_is_not_lost(kernel):
+    cell = """
+    def show(rank):
+        handle = display(0, display_id=True)
+        for number in range(30):
+            display(HTML("x" * 1_000_000))
+        handle.update(7)
+    launch(lambda: show(0), world_size=1);
+    """
+    outputs = texts(kernel, cell)
+    assert outputs[:2] == ["[rank 0]\n", "7"]
+    assert "[rank 0] [... 18 displays left out ...]\n[rank 0]\n" in outputs
+
+
+def test_what_a_rank_clears_again_and_again_does_not_pile_up(kernel):
+    cell = """
+    def show(rank):
+        for number in range(30):
+            clear_output(wait=True)
+            display(HTML("x" * 1_000_000))
+            display(number)
+    launch(lambda: show(0), world_size=1);
+    """
+    assert texts(kernel, cell)[-2:] == ["<IPython.core.display.HTML object>", "29"]
 
 
 def test_of_a_display_that_is_updated_the_last_one_stands_where_the_first_stood(kernel):

@@ -1,0 +1,124 @@
+"""The likely reason for a failure, where its words or its place tell one."""
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+
+from course_utils.launcher import echoes
+from course_utils.launcher.stacks import Frame
+
+_BY_WORDS = {  # a pattern of the headline: the reason
+    "died of SIGKILL": "something outside killed it, most often the system because memory ran out: "
+    "use a smaller batch or model, or fewer ranks",
+    "died of SIGSEGV": "compiled code touched memory that is not its own, "
+    "called from the line shown above",
+    "died of SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
+    "died of SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
+    "died of SIGFPE": "an integer was divided by zero in compiled code",
+    "died of SIGTERM": "something asked this one process to end",
+    "left with exit status": "os._exit ends a process at once; let the function return instead",
+    "BdbQuit": "a rank has no keyboard, so a debugger ends at once; print instead",
+    "RecursionError": "a function calls itself, and nothing ends that",
+    "initialize the default process group twice": "launch makes the group before your function "
+    "runs: leave init_process_group() out, or make the group yourself, once, under "
+    "launch(..., backend=None)",
+    "cannot be rebuilt: .*Default process group": "a DDP model belongs to its process group, "
+    "which ends with the rank: return model.module or model.module.state_dict()",
+    "its result, a (coroutine|generator|async_generator)": "calling such a function runs nothing "
+    "of it: return what it makes, such as list(...) or asyncio.run(...)",
+    "not used in producing loss": "a parameter took no part in the loss, so DDP still waited for "
+    "its gradient when the next step began: use it, freeze it by requires_grad_(False), or allow "
+    "it by DistributedDataParallel(model, find_unused_parameters=True)",
+    "mark a variable ready only once": "a checkpoint with use_reentrant=True runs a backward pass "
+    "of its own inside of yours: use checkpoint(..., use_reentrant=False)",
+    "Found no NVIDIA|not compiled with CUDA|No CUDA GPUs|at least one CUDA device": "this launch "
+    "runs on the CPU, and the line asks for a GPU: take 'cuda' only where "
+    "torch.cuda.is_available(), and gloo where it is not",
+    "device_ids and output_device arguments only work with": "the model is on the CPU, where "
+    "DistributedDataParallel takes no device_ids: leave them out",
+    "EADDRINUSE": "something listens on that port already: a second rank that says it is rank 0 "
+    "(each rank's number is int(os.environ['RANK'])), or a different program",
+    "to connect to": "no rank serves the address in MASTER_ADDR and MASTER_PORT: rank 0 has to "
+    "make its group there, at the same address as the others",
+    "not compatible with an interactive environment": "Lightning was imported in the notebook "
+    "and took this rank for it: import it inside the function that launch runs",
+}
+_BY_FILE = {  # a pattern of a file among its frames: the reason
+    r"\bargparse\.py$": "argparse reads the command line, and a rank has none: hand it a list, "
+    "such as parse_args([])",
+    r"launchers/multiprocessing\.py$": "launch has started the ranks already: use "
+    "Trainer(strategy='ddp'), not 'ddp_notebook'",
+}
+_BY_OUTPUT = {  # a pattern of what a rank printed: the reason
+    r"Can't get attribute '.*' on <module '__main__'": "a process that is started by spawn cannot "
+    "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
+    "function or class into a file",
+}
+_WAITED = (
+    "the group's own timeout ran out: another rank did not come to this call in time, or not at all"
+)
+_LOST = (
+    "another rank left the group, such as by destroy_process_group(), before this one was done "
+    "with it"
+)
+_ENDED = "a process at the other end, such as a DataLoader's worker, has ended"
+_UNKNOWN_HOST = re.compile(r"network addresses of \((\S+), \d+\) cannot be retrieved")
+_UNKNOWN_INTERFACE = "Unable to find address for: "
+
+
+def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
+    """What the words, the place or the rank's output tell."""
+    if _UNKNOWN_INTERFACE in headline:
+        return interface()
+    for pattern, reason in _BY_OUTPUT.items():
+        if re.search(pattern, output):
+            return reason
+    for pattern, reason in _BY_WORDS.items():
+        if re.search(pattern, headline, re.DOTALL):
+            return reason
+    for pattern, reason in _BY_FILE.items():
+        if any(re.search(pattern, frame.file) for frame in frames):
+            return reason
+    is_loader = any("torch/utils/data" in frame.file for frame in frames)
+    if is_loader and re.match("ConnectionResetError|EOFError", headline):
+        return _ENDED
+    return ""
+
+
+def of_echo(echo: str, world_size: int) -> str:
+    """What an echo says about the others, where it is all that there is."""
+    if echo == echoes.WAITED:
+        return _WAITED
+    return _LOST if echo == echoes.LOST and world_size > 1 else ""
+
+
+def interface() -> str:
+    """Which network interfaces there are."""
+    names = ", ".join(name for _, name in socket.if_nameindex())
+    return f"GLOO_SOCKET_IFNAME names no network interface of this machine, which has {names}"
+
+
+def of_start(error: OSError, rank: int, world_size: int) -> str:
+    """Why no rank could be started, or not all of them, and what to do."""
+    start = f"rank {rank} of {world_size} could not be started: {error.strerror or error}."
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
+        limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
+        return f"{start} Use fewer ranks, or raise the limits that {limits} show."
+    if error.errno == errno.ENOMEM:
+        return f"{start} Use fewer ranks, or let go of what the notebook holds in memory."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "launch needs the address 127.0.0.1, which this machine does not have."
+    if "temporary directory" in str(error):
+        return "launch finds no folder for temporary files: set TMPDIR to one that can be written."
+    return f"No rank could be started: {error.strerror or error}."
+
+
+def unknown_host(output: Sequence[str]) -> str:
+    """Of ranks that are not done: a host that they looked for in vain."""
+    for text in output:
+        if host := _UNKNOWN_HOST.search(text):
+            name = host[1]
+            return f"""nobody here knows a host named {name}: leave MASTER_ADDR as it is, \
+or set it to 127.0.0.1"""
+    return ""

@@ -1,0 +1,125 @@
+"""The likely reason stands below words of torch and Python that do not say it themselves."""
+
+import argparse
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from course_utils import WorkerError, WorkerTimeout, launch
+from course_utils.launcher import errors, reasons
+from course_utils.launcher.errors import Failure
+from course_utils.launcher.stacks import Frame
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Half(nn.Module):
+    """Half of it takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+class Again(nn.Linear):
+    """A checkpoint within DDP."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+def takes_a_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("epochs")
+    parser.parse_args()
+
+
+def leaves_half_out() -> None:
+    model = DistributedDataParallel(Half())
+    for _ in range(2):
+        model(torch.ones(1)).sum().backward()
+
+
+def goes_back_within_backward() -> None:
+    model = DistributedDataParallel(Again(1, 1), find_unused_parameters=True)
+    model(torch.ones(1, requires_grad=True)).sum().backward()
+
+
+def takes_a_missing_interface() -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
+    dist.init_process_group("gloo")
+
+
+def takes_a_port_twice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ["MASTER_PORT"] = str(server.getsockname()[1])
+        dist.init_process_group("gloo")
+
+
+CASES = [
+    (lambda: torch.ones(1).cuda(), "this launch runs on the CPU"),
+    (lambda: DistributedDataParallel(nn.Linear(1, 1), [dist.get_rank()]), "leave them out"),
+    (lambda: DistributedDataParallel(nn.Linear(1, 1)), "return model.module or"),
+    (takes_a_command_line, r"such as parse_args\(\[\]\)"),
+    (leaves_half_out, "find_unused_parameters=True"),
+    (goes_back_within_backward, "use_reentrant=False"),
+]
+
+
+@pytest.mark.parametrize(("work", "reason"), CASES)
+def test_a_launch_tells_the_likely_reason(work, reason, no_hurry):
+    with pytest.raises(WorkerError, match=f"(?s)ranks 0 and 1 failed.*Likely reason: .*{reason}"):
+        launch(work, world_size=2, backend="gloo", device="cpu")
+
+
+MEETINGS = [
+    (takes_a_missing_interface, r"which has \w+"),
+    (takes_a_port_twice, "something listens on that port already"),
+]
+
+
+@pytest.mark.parametrize(("work", "reason"), MEETINGS)
+def test_a_group_that_cannot_be_made_tells_the_likely_reason(work, reason):
+    with pytest.raises(WorkerError, match=f"(?s)Likely reason: .*{reason}"):
+        launch(work, world_size=1, backend=None, device="cpu")
+
+
+def test_a_host_that_nobody_knows_is_named_where_the_time_is_up():
+    def work() -> None:
+        os.environ["MASTER_ADDR"] = "master-node.invalid"
+        dist.init_process_group("gloo")
+
+    with pytest.raises(WorkerTimeout, match="nobody here knows a host named master-node"):
+        launch(work, backend=None, timeout=4)
+
+
+def test_what_a_spawned_process_cannot_see_is_told():
+    printed = "AttributeError: Can't get attribute 'Mine' on <module '__main__' (built-in)>"
+    failure = Failure(0, 0.0, "RuntimeError: DataLoader worker exited unexpectedly")
+    why = errors.worker_error([failure], 1, [printed]).parts[1]
+    assert why.startswith("Likely reason: a process that is started by spawn cannot see")
+
+
+def test_a_loader_whose_worker_is_gone_is_no_rank_that_left():
+    frames = [Frame("/lib/torch/utils/data/dataloader.py", 3, "_next")]
+    failure = Failure(0, 0.0, "ConnectionResetError: [Errno 104] Connection reset by peer", frames)
+    why = errors.worker_error([failure], 1, [""]).parts[1]
+    assert why == f"Likely reason: {reasons._ENDED}."
+
+
+def test_lightning_in_a_rank_is_told_where_to_be_imported():
+    words = "MisconfigurationException: `Trainer(strategy='ddp')` is not compatible with an"
+    failure = Failure(0, 0.0, f"{words} interactive environment.")
+    assert "import it inside the function" in errors.worker_error([failure], 1, [""]).parts[1]
+    frames = [Frame("/lib/lightning/strategies/launchers/multiprocessing.py", 3, "launch")]
+    nested = errors.worker_error([Failure(0, 0.0, "RuntimeError: x", frames)], 1, [""])
+    assert "not 'ddp_notebook'" in nested.parts[1]
