@@ -8,7 +8,7 @@ from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.facts import together
 from course_utils.hang.rules import SAME, diagnose
-from course_utils.hang.whereabouts import content, of_group
+from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
@@ -73,10 +73,18 @@ class HangReport(Listener):
             return self.silent(self.deadlock(stacks, monotonic()))
         elif not self._asked and monotonic() - self.since >= self.still_s:
             self._asked = True
+            if len(members) == 1 and not self._has_messages():
+                self.since = 0.0  # nobody to wait for: it computes
+                return False
             for member in members:
                 if not member.settled:
                     member.ask_for_stack()
         return False
+
+    def _has_messages(self) -> bool:
+        """Whether a rank alone has sent or received: in all else it only waits for itself."""
+        log = self._record.logs()[0]
+        return log is None or any(is_message(call) for call in log.events)
 
     def moved(self) -> None:
         """Some rank has called something, or has ended."""

@@ -1,7 +1,7 @@
 """Where a rank is: its stack, read from outside, told in cells and lines of the learner's own code.
 
-Every worker registers `faulthandler`, which writes a stack even while Python cannot run a line:
-inside gloo's waits, inside a loop in C, and at a crash. What it writes is read here.
+A thread of every worker writes it (`asking`), or `faulthandler` does, which can do so while Python
+cannot run a line: inside a loop in C, and at a crash. What they write is read here.
 """
 
 import linecache
@@ -70,8 +70,6 @@ def from_dump(text: str) -> list[Frame]:
     text = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex], 16)), text)
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
     for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
-        if name == "<lambda>" and file.startswith(_COURSE):  # our handler, which writes this
-            continue
         frames.append(Frame(file, int(line), name))
         if file.startswith(_COURSE) and name in ("_work", "_stay"):
             break

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from course_utils.launcher import errors
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import ASKED, Member
+from course_utils.launcher.member import Member
 from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.stacks import Frame, from_dump
@@ -75,7 +75,8 @@ class Team:
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
             # Blocked until a rank can answer, and ignores the stop button.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*ASKED, signal.SIGINT))
+            not_yet = [signal.SIGINT, *self.members[0].signals]
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, not_yet)
             try:
                 for rank in range(self.world_size):  # a page written on in between is copied again
                     with _FORKING:
