@@ -123,4 +123,7 @@ def differs(calls: list[Event]) -> str | None:
     if len({call.root for call in calls}) > 1:
         return "root"
     equal = first.kind in KINDS and KINDS[first.kind].equal
-    return "shape" if equal and len({(call.bytes, call.dtype) for call in calls}) > 1 else None
+    if not equal or len({(call.bytes, call.dtype) for call in calls}) == 1:
+        return None
+    # Made by several lines, they may be calls that were not meant to meet.
+    return "lines" if len({call.line for call in calls}) > 1 else "shape"

@@ -120,7 +120,9 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     what, meeting = found
     rows = _rows(together({rank: _row(call) for rank, call in meeting.calls.items()}).items())
     group = of_group(next(iter(meeting.calls.values())), dead.world)
-    cure = "hand in the same shape and dtype on every rank." if what == "shape" else SAME
+    cure = "hand in the same shape and dtype on every rank."
+    if what not in ("shape", "lines"):
+        cure = SAME
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
     return f"{head} ranks:\n{rows}\n{cure[0].upper()}{cure[1:]}"
 

@@ -17,9 +17,13 @@ import signal
 import sys
 from collections.abc import Iterable
 from io import FileIO
+from types import TracebackType
+
+from course_utils.launcher.stacks import Frame
 
 _LIBC = ctypes.CDLL(None)
 _MOST = 100  # frames, as many as faulthandler writes
+_LONGEST = 200  # characters of what an exception says
 _ACTION_BYTES = 256  # more than a `struct sigaction` has
 
 
@@ -71,5 +75,30 @@ def _stack(thread: int) -> bytes:
         line = frame.f_lineno or code.co_firstlineno
         rows.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
         frame = frame.f_back
-    text = "\n".join([*rows, ""])
+    text = "\n".join([*rows, *_handled(thread), ""])
     return text.encode("ascii", "backslashreplace")
+
+
+def _handled(thread: int) -> Iterable[str]:
+    """A line about the exception that led a thread into an `except` or a `finally`, if one did.
+
+    Nobody hears of it before that has ended.
+    """
+    handled = sys._current_exceptions().get(thread)
+    error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
+    raised_at = _innermost_of_learner(error.__traceback__) if error else None
+    if raised_at is None:
+        return
+    words = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+    yield f'Handles {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}'
+
+
+def _innermost_of_learner(trace: TracebackType | None) -> Frame | None:
+    innermost = None
+    while trace:
+        code = trace.tb_frame.f_code
+        frame = Frame(code.co_filename, trace.tb_lineno, code.co_name)
+        if frame.is_learners:
+            innermost = frame
+        trace = trace.tb_next
+    return innermost
