@@ -69,6 +69,7 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
     handler = _handler(dead, meeting)
     yield Facts(
         handler=handler and handler.rank, handles=handler and handler.handles,
+        raised_at=handler and _cell_and_line(handler.raised_at),
         stands=handler and meeting.calls[handler.rank].kind,
         number=meeting.number, what=what, by=", ".join(f"{words} on {ranks(r)}" for words, r in by),
         Name=f"Collective #{meeting.number}{of_group(call, dead.world)}",
@@ -133,6 +134,11 @@ def _there(call: Event) -> str:
     return f" ({call.place.split(', in ')[0]})" if call.place else ""
 
 
+def _cell_and_line(line: Frame | None) -> str:
+    """Such as `cell [3], line 5`."""
+    return line.place.partition(", in ")[0] if line else ""
+
+
 def of_messages(dead: Deadlock) -> Iterator[Facts]:
     """A message that one rank sends, and what the rank it goes to waits for instead."""
     for (sent, _), (taken, _) in permutations(dead.open, 2):
@@ -152,7 +158,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
     states = {dead.ranks[rank].state for rank in absent}
     facts = Facts(
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
-        handler=handler.rank, handles=handler.handles,
+        handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
         message=False, sure=False, what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
         it="it waits" if alone else f"rank {first.rank} waits",

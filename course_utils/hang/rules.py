@@ -25,7 +25,10 @@ Row = tuple[str | None, Callable[[Facts], object], str]
 TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
     (facts.of_all, [
         ("slow", lambda f: f.slow,
-         "The ranks made calls until shortly before that: perhaps nothing hangs. " + _LONG),
+         "The ranks made calls until shortly before that, so there was progress: perhaps nothing "
+         "hangs. The limit timeout= counts from the start of the run: for long work give it more "
+         "seconds, such as launch(..., timeout=3600). If the work is not long, look for an endless "
+         "loop."),
         ("held", lambda f: f.held and not f.waiting,
          "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
         ("running", lambda f: not f.waiting,
@@ -34,8 +37,8 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
     (facts.of_difference, [
         ("exception", lambda f: f.handler is not None,
          "{Name} is {by}: rank {handler} came to {stands} because of an exception, which nobody "
-         "hears of as long as it waits there: {handles}. In an `except` or a `finally`, make no "
-         "call that needs other ranks."),
+         "hears of as long as it waits there: {handles} ({raised_at}). In an `except` or "
+         "a `finally`, make no call that needs other ranks."),
         ("evaluation", lambda f: f.what == "order" and f.alone,
          "{Name} is {by}. " + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
          "model.module on one."),
@@ -72,7 +75,7 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
     (facts.of_absence, [
         ("exception", lambda f: f.handles,
          _ARRIVED + "rank {handler} handles an exception, and nobody hears of it before that has "
-         "ended: {handles}."),
+         "ended: {handles} ({raised_at})."),
         ("held", lambda f: f.held,
          _ARRIVED + "{it} for {what} of its own process. {advice}"),
         ("missing", lambda f: f.flags & WRAPS,

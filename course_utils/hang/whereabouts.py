@@ -60,7 +60,9 @@ class Whereabouts:
     calls: tuple[Event, ...] = field(default=(), repr=False)  # all that are known, in order
     known: bool = True  # whether its calls are known at all
     complete: bool = True  # whether none of them is forgotten
-    handles: str = ""  # the exception that has led it into an `except` or a `finally`, and its line
+    # The exception that has led it into an `except` or a `finally`, and the line that raised it.
+    handles: str = ""
+    raised_at: Frame | None = None
 
     @property
     def call(self) -> Event | None:
@@ -87,7 +89,7 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     if not frames:
         return one
     one.line = learners_line(frames)
-    one.handles = _handled(frames)
+    one.handles, one.raised_at = getattr(frames, "handles", None) or ("", None)
     if what := held_by(frames):
         one.state, one.what = "held", what
     elif what := waits_in(frames):
@@ -97,12 +99,6 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     else:
         one.line = settled(frames)
     return one
-
-
-def _handled(frames: list[Frame]) -> str:
-    """Such as `ValueError: bad batch (cell [5], line 9)`, if the rank handles an exception."""
-    words, raised_at = getattr(frames, "handles", None) or ("", None)
-    return f"{words} ({raised_at.place.split(', in ')[0]})" if raised_at else ""
 
 
 def _open(calls: tuple[Event, ...], what: str, line: Frame | None) -> tuple[Event, ...]:

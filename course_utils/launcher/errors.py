@@ -16,7 +16,7 @@ from typing import Any
 from course_utils.launcher import stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.launcher.words import were
+from course_utils.launcher.words import were, wrapped
 
 # How gloo, NCCL and the store complain about a peer that is gone: an echo, never the cause.
 _LOST = re.compile(
@@ -106,7 +106,9 @@ class WorkerError(RuntimeError):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the launcher's own frames above it."""
         notes = getattr(self, "__notes__", [])
-        return [f"\x1b[0;31m{type(self).__name__}\x1b[0m: {self}", *notes]
+        told = wrapped(f"{type(self).__name__}: {self}")
+        coloured = told.replace(type(self).__name__, f"\x1b[0;31m{type(self).__name__}\x1b[0m", 1)
+        return [coloured, *map(wrapped, notes)]
 
 
 class WorkerTimeout(WorkerError):

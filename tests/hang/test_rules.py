@@ -124,6 +124,14 @@ def test_work_that_goes_on_is_slow_however_many_ranks_there_are(n):
     assert told(stands, *logs, now=4.0)[0] != "slow"
 
 
+def test_epochs_that_take_their_time_are_progress_and_it_is_said_how_to_give_them_more():
+    epochs = [[call(rank, number=k, start_s=2.0 * k) for k in range(1, 31)] for rank in (0, 1)]
+    pattern, text = told({0: at(), 1: at()}, *epochs, now=61.0)
+    assert pattern == "slow"
+    assert "there was progress: perhaps nothing hangs" in text
+    assert "such as launch(..., timeout=3600)" in text
+
+
 def test_the_first_round_of_many_ranks_says_nothing_about_what_comes():
     logs = [[call(rank, group=tuple(range(40)), start_s=rank / 10)] for rank in range(39)]
     assert told({**dict.fromkeys(range(39), inside()), 39: at()}, *logs, [], now=3.85)[0] == (
