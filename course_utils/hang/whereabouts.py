@@ -69,16 +69,31 @@ class Whereabouts:
         """The call that it waits in, where there is no doubt about it."""
         return self.open[0] if len(self.open) == 1 else None
 
+    @property
+    def queued(self) -> bool:
+        """Whether it needs the result of a call that a GPU does later."""
+        return bool(self.call and self.call.queued)
+
+    def needs(self, call: Event) -> None:
+        """It has queued a call that cannot end, and sooner or later stands where it needs that."""
+        if self.state == "running":
+            self.state, self.what, self.open = "waiting", call.kind, (call,)
+
     def row(self, world: tuple[int, ...]) -> str:
         """One line about it, or two: what it does, at which line, and in which call."""
         if self.state in _SAID:
             return _SAID[self.state]
         doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
         doing = doing.get(self.state, "running")
+        if self.queued:
+            doing = f"after {self.what} was queued"
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
-        return f"{row}\n{' ' * 10}{told(self.call, world)}" if self.call else row
+        if not self.call:
+            return row
+        queued = f", queued at {self.call.where}" if self.queued and self.call.line else ""
+        return f"{row}\n{' ' * 10}{told(self.call, world)}{queued}"
 
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:

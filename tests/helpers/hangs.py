@@ -54,7 +54,7 @@ import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from course_utils import WorkerTimeout
+from course_utils import WorkerError, WorkerTimeout
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -87,6 +87,8 @@ def report(work, world_size, backend, timeout):
         return "done", str(launch(work, world_size=world_size, backend=backend, timeout=timeout))
     except WorkerTimeout as error:
         return error.pattern, str(error)
+    except WorkerError as error:
+        return "failed", str(error)
 """
 _ALL = """
 with ThreadPoolExecutor({}) as pool:
