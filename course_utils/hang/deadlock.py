@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from math import inf
 
+from course_utils.hang import queues
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
 from course_utils.record.event import (
     ASYNC,
@@ -29,6 +30,8 @@ class Deadlock:
         met = meetings(calls, len(self.world))
         self._met = {(one.key, one.number): one for one in met}
         self._last = {(rank, one.key): one.number for one in met for rank in one.calls}
+        for rank, call in queues.stuck(calls, self._meeting, self._missing, _differ).items():
+            self.ranks[rank].needs(call)
         # Calls in which ranks wait, each with those who have not come to it; and by rank all these.
         self.open: list[tuple[Event, set[int]]] = []
         self.waits_for = {one.rank: self._look(one) for one in everybody if one.state == "waiting"}
@@ -42,7 +45,7 @@ class Deadlock:
         """Whom a rank waits for; of the calls that may keep it, those that have met do not."""
         unmet = [(call, missing) for call in one.open if (missing := self._missing(call))]
         self.open += unmet
-        if one.what in ("wait", "backward"):
+        if one.what in ("wait", "backward") and not one.queued:
             first = 1 if one.what == "backward" else None  # DDP waits for its buckets in order
             one.open = tuple(call for call, _ in unmet)[:first]
         if one.what in STORE_CALLS:
@@ -80,6 +83,9 @@ class Deadlock:
         here = call.line, call.kind
         return sum((other.line, other.kind) == here for other in self.ranks[rank].calls)
 
+    def _meeting(self, call: Event) -> Meeting:
+        return self._met[key_of(call), call.number]
+
     def _missing(self, call: Event) -> set[int]:
         """Who has not come to a call; of whom that is forgotten, it is not said."""
         key = key_of(call)
@@ -111,6 +117,10 @@ class Deadlock:
         return None
 
 
+def _differ(meeting: Meeting) -> str | None:
+    return differs(list(meeting.calls.values()))
+
+
 def differs(calls: list[Event]) -> str | None:
     """What calls that shall meet differ in, such as "order": they are of several kinds."""
     first = calls[0]
@@ -123,4 +133,7 @@ def differs(calls: list[Event]) -> str | None:
     if len({call.root for call in calls}) > 1:
         return "root"
     equal = first.kind in KINDS and KINDS[first.kind].equal
-    return "shape" if equal and len({(call.bytes, call.dtype) for call in calls}) > 1 else None
+    if not equal or len({(call.bytes, call.dtype) for call in calls}) == 1:
+        return None
+    # Made by several lines, they may be calls that were not meant to meet.
+    return "lines" if len({call.line for call in calls}) > 1 else "shape"

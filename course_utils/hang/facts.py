@@ -5,7 +5,14 @@ from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.whereabouts import LOOPS, content, innermost, is_message, of_group
+from course_utils.hang.whereabouts import (
+    LOOPS,
+    Whereabouts,
+    content,
+    innermost,
+    is_message,
+    of_group,
+)
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event, Meeting
@@ -18,12 +25,16 @@ _HELD = {  # what to try for something that holds a rank by itself
     "a queue": "Nobody is at its other end: who was to put something in, or to take it out?",
     "an event": "Nobody sets it: a rank has copies of the notebook's objects, not of its threads.",
     "a barrier of threads": "It counts threads of one process: for ranks there is dist.barrier().",
+    "a child process": "Each rank is a process already: call the training function "
+    "itself, and not by mp.spawn, notebook_launcher or torchrun.",
     "else": "Look at why that does not come to an end.",
 }
+_BATCHES = ": as many batches, each with a backward pass, and no_sync() for the same ones"
 _SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told apart
     "new_group": lambda call: f"of {ranks(call.group)}",
     "order": lambda call: f"{call.kind}{_there(call)}",
     "root": lambda call: f"root {call.root}",
+    "lines": lambda call: f"{content(call)}{_there(call)}",
 }
 
 
@@ -55,13 +66,27 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
     call, said = next(iter(meeting.calls.values())), _SAID.get(what, content)
     by = together({rank: said(its) for rank, its in meeting.calls.items()}).items()
     alone = [its for its in meeting.calls.values() if its.flags & EVALUATES]
+    handler = _handler(dead, meeting)
     yield Facts(
+        handler=handler and handler.rank, handles=handler and handler.handles,
+        raised_at=handler and _cell_and_line(handler.raised_at),
+        stands=handler and meeting.calls[handler.rank].kind,
         number=meeting.number, what=what, by=", ".join(f"{words} on {ranks(r)}" for words, r in by),
         Name=f"Collective #{meeting.number}{of_group(call, dead.world)}",
         alone=alone and ranks(its.rank for its in alone), there=_there((alone or [call])[0]),
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
         **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
     )  # fmt: skip
+
+
+def _handler(dead: Deadlock, meeting: Meeting) -> Whereabouts | None:
+    """The rank that an exception has led to its call, where another rank has none."""
+    handling = []
+    for rank, call in meeting.calls.items():
+        one = dead.ranks[rank]
+        if one.handles and call in one.open:
+            handling.append(one)
+    return handling[0] if 0 < len(handling) < len(meeting.calls) else None
 
 
 def in_short(numbers: Iterable[int]) -> str:
@@ -100,13 +125,18 @@ def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, obj
         "often": times.get(often, f"{often} times"),
         "rarer": rarer and times.get(rarer, f"{rarer} times"),
         "in_ddp": " in DDP" * bool(ddp),
-        "batches": ": as many batches, each with a backward pass" * bool(ddp),
+        "batches": _BATCHES if ddp else "",
     }  # fmt: skip
 
 
 def _there(call: Event) -> str:
     """Such as ` (cell [3], line 5)`."""
     return f" ({call.place.split(', in ')[0]})" if call.place else ""
+
+
+def _cell_and_line(line: Frame | None) -> str:
+    """Such as `cell [3], line 5`."""
+    return line.place.partition(", in ")[0] if line else ""
 
 
 def of_messages(dead: Deadlock) -> Iterator[Facts]:
@@ -123,9 +153,12 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
     if not (absent := set(dead.absent)):
         return
     alone, first = len(absent) == 1, dead.ranks[dead.absent[0]]
+    handlers = [dead.ranks[rank] for rank in dead.absent if dead.ranks[rank].handles]
+    handler = handlers[0] if handlers else first
     states = {dead.ranks[rank].state for rank in absent}
     facts = Facts(
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
+        handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
         message=False, sure=False, what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
         it="it waits" if alone else f"rank {first.rank} waits",

@@ -8,7 +8,7 @@ from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.facts import together
 from course_utils.hang.rules import SAME, diagnose
-from course_utils.hang.whereabouts import content, of_group
+from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
@@ -73,10 +73,18 @@ class HangReport(Listener):
             return self.silent(self.deadlock(stacks, monotonic()))
         elif not self._asked and monotonic() - self.since >= self.still_s:
             self._asked = True
+            if len(members) == 1 and not self._has_messages():
+                self.since = 0.0  # nobody to wait for: it computes
+                return False
             for member in members:
                 if not member.settled:
                     member.ask_for_stack()
         return False
+
+    def _has_messages(self) -> bool:
+        """Whether a rank alone has sent or received: in all else it only waits for itself."""
+        log = self._record.logs()[0]
+        return log is None or any(is_message(call) for call in log.events)
 
     def moved(self) -> None:
         """Some rank has called something, or has ended."""
@@ -112,7 +120,9 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     what, meeting = found
     rows = _rows(together({rank: _row(call) for rank, call in meeting.calls.items()}).items())
     group = of_group(next(iter(meeting.calls.values())), dead.world)
-    cure = "hand in the same shape and dtype on every rank." if what == "shape" else SAME
+    cure = "hand in the same shape and dtype on every rank."
+    if what not in ("shape", "lines"):
+        cure = SAME
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
     return f"{head} ranks:\n{rows}\n{cure[0].upper()}{cure[1:]}"
 

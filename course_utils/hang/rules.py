@@ -25,13 +25,23 @@ Row = tuple[str | None, Callable[[Facts], object], str]
 TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
     (facts.of_all, [
         ("slow", lambda f: f.slow,
-         "The ranks made calls until shortly before that: perhaps nothing hangs. " + _LONG),
+         "The ranks made calls until shortly before that, so there was progress: perhaps nothing "
+         "hangs. The limit timeout= counts from the start of the run: for long work give it more "
+         "seconds, such as launch(..., timeout=3600). If the work is not long, look for an endless "
+         "loop."),
         ("held", lambda f: f.held and not f.waiting,
          "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
         ("running", lambda f: not f.waiting,
          "No rank waits for another: {who} only needed longer. " + _LONG),
     ]),
     (facts.of_difference, [
+        ("exception", lambda f: f.handler is not None,
+         "{Name} is {by}: rank {handler} came to {stands} because of an exception, which nobody "
+         "hears of as long as it waits there: {handles} ({raised_at}). In an `except` or "
+         "a `finally`, make no call that needs other ranks."),
+        ("evaluation", lambda f: f.what == "order" and f.alone,
+         "{Name} is {by}. " + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
+         "model.module on one."),
         ("uneven", lambda f: f.what == "order" and f.rarer, _UNEVEN),
         ("new_group", lambda f: f.what == "new_group",
          "New group #{number} is {by}: every rank must call new_group for every group, member or "
@@ -45,6 +55,9 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("order", lambda f: f.what == "order", "{Name} is {by}: " + SAME),
         ("root", lambda f: f.what == "root",
          "{Name} ({call.kind}) has {by}: name the same root on every rank."),
+        ("order", lambda f: f.what == "lines",
+         "{Name} ({call.kind}) has {by}. If these calls belong together, hand in the same shape "
+         "and dtype; if they do not, one is left out or made too often: " + SAME),
         ("shape", lambda f: f.what == "shape",
          "{Name} ({call.kind}) has {by}: every rank must hand in the same shape and dtype."),
     ]),
@@ -60,6 +73,11 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "rank {taken.peer} sends it nothing: a peer is named wrongly, or a send is left out."),
     ]),
     (facts.of_absence, [
+        ("exception", lambda f: f.handles,
+         _ARRIVED + "rank {handler} handles an exception, and nobody hears of it before that has "
+         "ended: {handles} ({raised_at})."),
+        ("held", lambda f: f.held,
+         _ARRIVED + "{it} for {what} of its own process. {advice}"),
         ("missing", lambda f: f.flags & WRAPS,
          _ARRIVED + "DDP(model) ends only when every rank has wrapped its model."),
         ("unused", lambda f: f.flags & BACKWARD and f.unfinished,
@@ -85,8 +103,6 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("returned", lambda f: f.over and f.sure,
          _ARRIVED + "{gone}, and rank {other} never called {call.kind} in that line. Is the call "
          "in an `if` that only some ranks enter, or does one return early?"),
-        ("held", lambda f: f.held,
-         _ARRIVED + "{it} for {what} of its own process. {advice}"),
         ("missing", lambda f: True, _ARRIVED + SAME),
     ]),
     (facts.of_waiting, [
@@ -106,8 +122,11 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         (None, lambda f: not f.known,
          "The ranks wait in {what}, and what they called before is not known: " + SAME),
         (None, lambda f: f.names == {"init_process_group"},
-         "Every rank waits in the same call: do all ranks use the same address, is each rank's "
-         "number there once, and does world_size count them all?"),
+         "Every rank waits in the same call: do all ranks use the same address, which this machine "
+         "knows, is each rank's number there once, and does world_size count them all?"),
+        (None, lambda f: f.names == {"init_rpc"},
+         "Every rank waits in init_rpc, which meets at MASTER_ADDR: that is served under "
+         "launch(..., backend=None), where no group is made before your function runs."),
         (None, lambda f: True,
          "No call is seen to lack its partner. If the work is long, raise timeout=; if it is not, "
          "look for different groups, and for a peer or a source that does not match."),

@@ -22,6 +22,9 @@ _HOLDERS = {
     "/multiprocessing/synchronize.py": "a lock",
     "/torch/utils/data/dataloader.py": "the DataLoader",
     "/subprocess.py": "a subprocess",
+    "/multiprocessing/popen_fork.py": "a child process",
+    "/torch/multiprocessing/spawn.py": "a child process",
+    "/torch/distributed/elastic/": "a child process",
 }
 # What threading and multiprocessing build of locks, by the class whose method a rank is in.
 _BUILT_OF_LOCKS = {
@@ -33,7 +36,8 @@ _BUILT_OF_LOCKS = {
 }
 # A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
-_WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner"}
+_WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner", "inner_func"}
+_COMPILES = "/torch/_inductor/"  # its workers are slow, and no hang
 LOOPS = (ast.For, ast.While)
 _SLEEPS = re.compile(r"\bsleep\(")
 _SAID = {
@@ -56,11 +60,24 @@ class Whereabouts:
     calls: tuple[Event, ...] = field(default=(), repr=False)  # all that are known, in order
     known: bool = True  # whether its calls are known at all
     complete: bool = True  # whether none of them is forgotten
+    # The exception that has led it into an `except` or a `finally`, and the line that raised it.
+    handles: str = ""
+    raised_at: Frame | None = None
 
     @property
     def call(self) -> Event | None:
         """The call that it waits in, where there is no doubt about it."""
         return self.open[0] if len(self.open) == 1 else None
+
+    @property
+    def queued(self) -> bool:
+        """Whether it needs the result of a call that a GPU does later."""
+        return bool(self.call and self.call.queued)
+
+    def needs(self, call: Event) -> None:
+        """It has queued a call that cannot end, and sooner or later stands where it needs that."""
+        if self.state == "running":
+            self.state, self.what, self.open = "waiting", call.kind, (call,)
 
     def row(self, world: tuple[int, ...]) -> str:
         """One line about it, or two: what it does, at which line, and in which call."""
@@ -68,10 +85,15 @@ class Whereabouts:
             return _SAID[self.state]
         doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
         doing = doing.get(self.state, "running")
+        if self.queued:
+            doing = f"after {self.what} was queued"
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
-        return f"{row}\n{' ' * 10}{told(self.call, world)}" if self.call else row
+        if not self.call:
+            return row
+        queued = f", queued at {self.call.where}" if self.queued and self.call.line else ""
+        return f"{row}\n{' ' * 10}{told(self.call, world)}{queued}"
 
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
@@ -82,10 +104,13 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     if not frames:
         return one
     one.line = learners_line(frames)
-    if what := waits_in(frames):
-        one.state, one.what, one.open = "waiting", what, _open(one.calls, what, one.line)
-    elif what := held_by(frames):
+    one.handles, one.raised_at = getattr(frames, "handles", None) or ("", None)
+    if what := held_by(frames):
         one.state, one.what = "held", what
+    elif what := waits_in(frames):
+        one.state, one.what, one.open = "waiting", what, _open(one.calls, what, one.line)
+        if what.startswith("_"):  # a name of torch's insides
+            one.what = one.call.kind if one.call else "torch.distributed"
     else:
         one.line = settled(frames)
     return one
@@ -148,19 +173,29 @@ def waits_in(frames: list[Frame]) -> str | None:
             return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
         if frame.name == "_engine_run_backward":
             return "backward"
-    waits = own and ".wait(" in own.code and not held_by(frames)
-    calls = (f.name for f in inner if "torch/distributed/" in f.file and f.name not in _WRAPPERS)
-    what = next(calls, "wait" if waits else "get_rank")
-    return None if what.startswith(("get_", "is_")) else what  # which wait for nobody
+        if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
+            return "FSDP's forward"
+    calls = [f.name for f in inner if "torch/distributed/" in f.file and f.name not in _WRAPPERS]
+    if not calls:
+        return "wait" if own and ".wait(" in own.code and not held_by(frames) else None
+    # `dist.get_rank()` waits for nobody, but `get_model_state_dict()` calls what does.
+    return calls[0] if any(_may_wait(name) for name in calls) else None
+
+
+def _may_wait(name: str) -> bool:
+    """Whether a function of `torch.distributed` may wait for other ranks, by its name."""
+    return not name.startswith(("get_", "is_", "_get_", "_is_", "_rank_not_in_group"))
 
 
 def held_by(frames: list[Frame]) -> str | None:
     """What of its own process, not of another rank, the learner's line waits for, if anything."""
     own = learners_line(frames)
     inner = frames[frames.index(own) + 1 :] if own else []
+    if any(_COMPILES in frame.file for frame in inner):
+        return None
     for frame in inner:
         for file, what in _HOLDERS.items():
-            if frame.file.endswith(file):
+            if frame.file.endswith(file) or (file.endswith("/") and file in frame.file):
                 owner = innermost(frame, ast.ClassDef)
                 return _BUILT_OF_LOCKS.get(getattr(owner, "name", None), what)
     return "a lock" if own and not inner and _LOCKS.search(own.code) else None

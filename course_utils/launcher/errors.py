@@ -16,7 +16,7 @@ from typing import Any
 from course_utils.launcher import echoes, reasons, stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.launcher.words import were
+from course_utils.launcher.words import were, wrapped
 
 _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the store have many
 # What differs from run to run in others' messages: addresses, ports, process ids, source paths.
@@ -109,7 +109,9 @@ class WorkerError(RuntimeError):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the launcher's own frames above it."""
         notes = getattr(self, "__notes__", [])
-        return [f"\x1b[0;31m{type(self).__name__}\x1b[0m: {self}", *notes]
+        told = wrapped(f"{type(self).__name__}: {self}")
+        coloured = told.replace(type(self).__name__, f"\x1b[0;31m{type(self).__name__}\x1b[0m", 1)
+        return [coloured, *map(wrapped, notes)]
 
 
 class WorkerTimeout(WorkerError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
-from course_utils.launcher import errors, parcel
+from course_utils.launcher import asking, errors, parcel
 from course_utils.launcher.ending import AtWork
 from course_utils.launcher.stacks import WRITTEN
 
@@ -23,7 +23,7 @@ _MARK_BEGUN = re.compile(rb"\x1e[mark\d -]{0,40}\Z")  # the rest of it is still 
 _AT_ONCE = 256 * 1024
 _READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up
 _NOTHING = object()
-ASKED = signal.SIGUSR1, signal.SIGUSR2  # ask where it is: Python answers, or C 0.3 s later
+_IN_C_S = 0.3  # so long after it was asked in vain, a rank is asked in the other way
 
 
 class Member:
@@ -48,6 +48,7 @@ class Member:
     def open(self) -> None:
         """Make the channels: the kernel's ends, and the rank's until it is forked."""
         keep = self._ends.enter_context
+        self.signals = asking.free_signals()
         self.stack = keep(FileIO(parcel.anonymous_file("stack"), "r+"))
         self.channel, self.theirs = map(keep, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
         # Unless asked for more, macOS sends at most 2,048 bytes and has room for 4,096.
@@ -137,14 +138,14 @@ class Member:
         self.stack.seek(0)  # for the rank as well: else it writes behind all that it wrote before
         self.stack.truncate()
         self._asked = time.monotonic()
-        self._signal(ASKED[0])
+        self._signal(self.signals[0])
 
     def has_answered(self) -> bool:
-        """Whether all frames are there; after 0.3 s asks again, in C."""
+        """Whether all frames are there; if they are not for long, asks again, see `asking`."""
         written = WRITTEN.search(self.dump())
-        if not written and time.monotonic() > self._asked + 0.3:
+        if not written and time.monotonic() > self._asked + _IN_C_S:
             self._asked = time.monotonic()
-            self._signal(ASKED[1])
+            self._signal(self.signals[1])
         return bool(written)
 
     def dump(self) -> str:

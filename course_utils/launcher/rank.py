@@ -19,9 +19,9 @@ from typing import NoReturn
 
 import torch
 
-from course_utils.launcher import ending, errors, parcel
+from course_utils.launcher import asking, ending, errors, parcel
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import ASKED, Member
+from course_utils.launcher.member import Member
 from course_utils.launcher.rendezvous import Rendezvous
 
 LIBC = ctypes.CDLL(None)
@@ -106,11 +106,8 @@ class Worker:
             if getattr(handler, "stream", None) in old:
                 handler.stream = sys.stderr  # setStream would flush the old, whose lock may be held
         faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
-        # Amid Python code this one can crash: github.com/python/cpython/issues/140815.
-        faulthandler.register(ASKED[1], file=self.own.stack, all_threads=False)
-        signal.signal(ASKED[0], lambda *_: faulthandler.dump_traceback(self.own.stack, False))
-        signal.siginterrupt(ASKED[0], False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ASKED, signal.SIGINT))
+        asking.answer(self.own.signals, self.own.stack)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def _let_out(self) -> None:
         """Before the kernel hears the end: it may stop this rank at once."""

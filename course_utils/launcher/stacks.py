@@ -1,7 +1,7 @@
 """Where a rank is: its stack, read from outside, told in cells and lines of the learner's own code.
 
-Every worker registers `faulthandler`, which writes a stack even while Python cannot run a line:
-inside gloo's waits, inside a loop in C, and at a crash. What it writes is read here.
+A thread of every worker writes it (`asking`), or `faulthandler` does, which can do so while Python
+cannot run a line: inside a loop in C, and at a crash. What they write is read here.
 """
 
 import linecache
@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_HANDLES = re.compile(r'^Handles (.*) "(.+)", line (\d+) in (.+)$', re.MULTILINE)  # by `asking`
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
 # A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
 WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
+# What torch writes itself: without a file, and for torch.compile in files of a folder.
+_GENERATED, _COMPILED = "<eval_with_key>", f"{os.sep}torchinductor_"
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
     f"{Path(__file__).parents[2] / name}{os.sep}"
     for name in ("course_utils", "course_material", "course_checks")
@@ -36,7 +39,10 @@ class Frame:
     @property
     def is_learners(self) -> bool:
         """Whether this line stands in a cell or file of the learner, not in a library."""
-        return not self.file.startswith(_LIBRARIES + _COURSE)
+        if self.file.startswith((*_LIBRARIES, *_COURSE, _GENERATED)):
+            return False
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _COMPILED
+        return compiled not in self.file
 
     @property
     def place(self) -> str:
@@ -60,22 +66,31 @@ class Frame:
         return "\n".join(f"    {mark.get(n, '   ')} {n:3d} | {text}" for n, text in lines if text)
 
 
-def from_dump(text: str) -> list[Frame]:
-    """The frames of the stack that `faulthandler` wrote, outermost first.
+class Stack(list[Frame]):
+    """Frames, outermost first."""
+
+    # What the thread says of an exception that it handles, and the learner's line that raised it.
+    handles: tuple[str, Frame] | None = None
+
+
+def from_dump(text: str) -> Stack:
+    """The frames of the stack that a rank wrote, outermost first.
 
     Where it wrote several, that of the thread that crashed, else the last, the main thread's.
     A forked worker stands on the stack of the cell that launched it; that part is left out.
     """
-    frames = []
+    frames = Stack()
     text = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex], 16)), text)
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
     for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
-        if name == "<lambda>" and file.startswith(_COURSE):  # our handler, which writes this
-            continue
         frames.append(Frame(file, int(line), name))
         if file.startswith(_COURSE) and name in ("_work", "_stay"):
             break
-    return frames[::-1]
+    frames.reverse()
+    if handled := _HANDLES.search(stack):
+        words, file, line, name = handled.groups()
+        frames.handles = words, Frame(file, int(line), name)
+    return frames
 
 
 def learners_line(frames: list[Frame]) -> Frame | None:

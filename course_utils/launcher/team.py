@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from course_utils.launcher import echoes, errors, reasons
 from course_utils.launcher.ending import AtWork
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import ASKED, Member
+from course_utils.launcher.member import Member
 from course_utils.launcher.queues import Drained
 from course_utils.launcher.rank import LIBC, Worker
 from course_utils.launcher.rendezvous import Rendezvous
@@ -84,7 +84,8 @@ class Team:
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
             # Blocked until a rank can answer, and ignores the stop button.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*ASKED, signal.SIGINT))
+            not_yet = [signal.SIGINT, *self.members[0].signals]
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, not_yet)
             try:
                 for rank in range(self.world_size):  # a page written on in between is copied again
                     with _FORKING:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 Key = tuple[object, ...]
 # Flags of an event.
-ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED, WAKES, ASIDE = (
-    1 << bit for bit in range(8)
+ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED, WAKES, ASIDE, QUEUED = (
+    1 << bit for bit in range(9)
 )
 
 
@@ -59,7 +59,7 @@ class Event:
     bytes: int  # what the rank hands in; what it is given, where it hands in nothing
     start_s: float  # seconds from the launch to the call, on a clock that all ranks share
     # When it was complete: for a blocking call when it returned. Of what was not complete when a
-    # launch failed: when that launch was stopped.
+    # launch failed: when that launch was stopped. Of what is `queued`: when that was done.
     end_s: float
     peer: int | None = None  # at the other end of a send or recv, or of the one waited for
     tag: int | None = None  # of a send or recv
@@ -93,6 +93,14 @@ class Event:
             return f"{self.kind}{size} {'to' if self.kind == 'send' else 'from'} {peer}{tag}"
         root = "" if self.root is None else f", root {self.root}"
         return f"{self.kind}{size}{root}"
+
+    @property
+    def queued(self) -> bool:
+        """Whether it ends, as a call of NCCL, when it is queued on the GPU; a wait for it as well.
+
+        Nobody has seen when its work was complete.
+        """
+        return bool(self.flags & QUEUED)
 
     @property
     def where(self) -> str:

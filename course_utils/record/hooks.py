@@ -22,12 +22,13 @@ import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.record import frames
-from course_utils.record.event import ASYNC, KINDS, UNFINISHED, WAKES, Kind
+from course_utils.record.event import ASYNC, KINDS, QUEUED, UNFINISHED, WAKES, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
 from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
-_NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0)
+_NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
+_BLOCK = ("gloo", "mpi", "ucc", "fake")  # backends that wait until the work is done
 
 
 @functools.cache
@@ -116,13 +117,16 @@ class Recorder:
     def _hook(self, group: c10d.ProcessGroup) -> None:
         known, impatient = weakref.ref(group), _is_impatient(group)  # its hooks must not keep it
         issuing: dict[int, Row] = {}
-        before = functools.partial(self.carefully, self._before, known, issuing, impatient)
+        queues = functools.cache(functools.partial(_queues, known))  # by a kind of device
+        before = functools.partial(self.carefully, self._before, known, issuing, impatient, queues)
         group.register_pre_hook(_HOOK, before)
         if self.waits:
             after = functools.partial(self.carefully, self._after, issuing)
             group.register_post_hook(_HOOK, after)
 
-    def _before(self, known: weakref.ref, issuing: dict, impatient: bool, call: Any) -> None:
+    def _before(
+        self, known: weakref.ref, issuing: dict, impatient: bool, queues: Callable, call: Any
+    ) -> None:
         if call.name.value not in _called():
             return
         kind, how, listed = _called()[call.name.value]
@@ -149,6 +153,7 @@ class Recorder:
             fields["parts"] = tuple(tensor.nbytes for tensor in inputs) if listed else tuple(even)
         later = call.async_op and not frames.is_blocking(inner, own)
         flags = frames.flags(inner) | (ASYNC if later else 0)
+        flags |= QUEUED if queues(first.device.type) else 0
         flags |= WAKES if impatient or threading.active_count() > 1 else 0
         since_s = vars(threading.current_thread()).pop("started_s", 0)  # it asks for that only
         issued = self.writer.write(fields, own, counted, flags, ON_ITS_WAY, since_s)
@@ -166,6 +171,14 @@ class Recorder:
 def _name(what: Any) -> str | None:
     """Such as `float32` or `sum`."""
     return None if what is None else str(what).rpartition(".")[2].lower()
+
+
+def _queues(known: weakref.ref, device: str) -> bool:
+    """Whether a group's calls for such a device return as soon as they are queued, as NCCL's."""
+    try:
+        return known()._get_backend(torch.device(device)).name() not in _BLOCK
+    except (AttributeError, RuntimeError):  # nobody knows
+        return False
 
 
 def _is_impatient(group: c10d.ProcessGroup) -> bool:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record import frames
-from course_utils.record.event import ASIDE, ASYNC, KINDS
+from course_utils.record.event import ASIDE, ASYNC, KINDS, QUEUED
 from course_utils.record.memory import Part, Row
 
 _OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them
@@ -93,8 +93,8 @@ class Waits:
         fields = {"kind": "wait"} | {name: issued.fields.get(name) for name in _OF_A_WAIT}
         self.waited_for.add(issued.index)
         inner, own = frames.split(frame)
-        aside = frames.flags(inner) & ASIDE
-        return self.writer.write(fields, own, flags=aside, of=issued.index, start_s=start_s)
+        flags = frames.flags(inner) & ASIDE | issued.flags & QUEUED
+        return self.writer.write(fields, own, flags=flags, of=issued.index, start_s=start_s)
 
     def _hold(self, work: Any, issued: Row) -> None:
         # gloo hangs where a receive that is not complete loses its work, so that is kept for long.

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
+import torch
 from stalls import DDP, at, call, explained, inside
 
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import differs
 from course_utils.launcher.stacks import Frame
-from course_utils.record.event import Event
+from course_utils.record.event import Event, Log
 
 Stacks = dict[int, list[Frame] | None]
 
@@ -81,6 +82,32 @@ def test_a_condition_that_nobody_notifies_is_no_lock():
     assert whereabouts.held_by(frames_while(waits)) == "a condition"
 
 
+@pytest.mark.parametrize("file", ["/tmp/torchinductor_me/ab/cab.py", "<eval_with_key>.3"])
+def test_code_that_torch_has_generated_is_not_the_learners(file):
+    frames = [*at(), Frame(file, 628, "<module>")]
+    assert whereabouts.of(0, frames, None).line == at()[0]
+
+
+def test_a_rank_that_waits_for_the_compiler_is_slow_and_not_held():
+    future = f"{sys.base_prefix}/lib/python3.11/concurrent/futures/_base.py"
+    compiler = f"{torch.__path__[0]}/_inductor/async_compile.py"
+    stack = [*at(), Frame(compiler, 7, "wait"), Frame(future, 8, "result")]
+    assert told({0: stack}, [])[0] == "running"
+
+
+def test_what_asks_the_group_waits_for_nobody_unless_it_calls_what_waits():
+    assert whereabouts.waits_in([*inside("get_rank"), *inside("_get_default_group")[1:]]) is None
+    state = f"{torch.__path__[0]}/distributed/checkpoint/state_dict.py"
+    deeper = [*inside("get_model_state_dict", state), *inside("all_gather_object")[1:]]
+    assert whereabouts.waits_in(deeper) == "get_model_state_dict"
+
+
+def test_names_of_torchs_insides_are_not_told():
+    frames, calls = inside("__repr__"), (call(0, "all_gather"),)
+    assert whereabouts.of(0, frames, Log(calls, True)).what == "all_gather"
+    assert whereabouts.of(0, frames, None).what == "torch.distributed"
+
+
 def test_a_sleep_within_a_with_statement_is_no_lock():
     assert whereabouts.held_by(frames_while(lambda: time.sleep(2))) is None
 
@@ -95,6 +122,14 @@ def test_work_that_goes_on_is_slow_however_many_ranks_there_are(n):
     stands = dict.fromkeys(range(n), inside())
     assert told(stands, *logs, now=3.05)[0] == "slow"
     assert told(stands, *logs, now=4.0)[0] != "slow"
+
+
+def test_epochs_that_take_their_time_are_progress_and_it_is_said_how_to_give_them_more():
+    epochs = [[call(rank, number=k, start_s=2.0 * k) for k in range(1, 31)] for rank in (0, 1)]
+    pattern, text = told({0: at(), 1: at()}, *epochs, now=61.0)
+    assert pattern == "slow"
+    assert "there was progress: perhaps nothing hangs" in text
+    assert "such as launch(..., timeout=3600)" in text
 
 
 def test_the_first_round_of_many_ranks_says_nothing_about_what_comes():

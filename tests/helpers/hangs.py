@@ -50,11 +50,14 @@ class Hang:
 
 
 SETUP = """
+import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from course_utils import WorkerTimeout
+from course_utils import WorkerError, WorkerTimeout
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 x = torch.ones(3)
@@ -84,6 +87,8 @@ def report(work, world_size, backend, timeout):
         return "done", str(launch(work, world_size=world_size, backend=backend, timeout=timeout))
     except WorkerTimeout as error:
         return error.pattern, str(error)
+    except WorkerError as error:
+        return "failed", str(error)
 """
 _ALL = """
 with ThreadPoolExecutor({}) as pool:
@@ -175,6 +180,21 @@ PATTERNS = [
         "evaluation", 0, ("for an evaluation (cell [N], line 9) on rank 0 only",),
     ),
     Hang(
+        "an evaluation on one rank, while the others wait in a barrier",
+        """
+        net = model(with_buffers)
+        for epoch in range(3):
+            net.train()
+            net(batch).sum().backward()
+            if r == 0:
+                net.eval()
+                net(batch)  # <-
+            dist.barrier()
+        """,
+        "evaluation", 0, ("barrier (cell [N], line 10) on ranks 1 and 2", "call model.module on"),
+        world_size=3,
+    ),
+    Hang(
         "an evaluation on one rank, at the end",
         """
         net = model(with_buffers)
@@ -211,6 +231,68 @@ PATTERNS = [
         dist.barrier()
         """,
         "uneven", 0, ("rank 0 has called all_reduce 4 times, rank 1, which is past the loop, 3",),
+    ),
+    Hang(
+        "an exception that a call in a `finally:` keeps back",
+        """
+        for step in range(3):
+            try:
+                if r == 1 and step == 1:
+                    raise ValueError("bad batch")  # <-
+                dist.all_reduce(x)
+            finally:
+                if r == 1 and step == 1:
+                    dist.barrier()
+        """,
+        "exception", 1, ("nobody hears of as long as it waits there: ValueError: bad batch (cell",),
+    ),
+    Hang(
+        "an exception after which a rank works on",
+        """
+        try:
+            assert r == 0, "no such file"  # <-
+        except AssertionError:
+            time.sleep(100)
+        dist.barrier()
+        """,
+        "exception", 1, ("rank 1 handles an exception", "AssertionError: no such file (cell [N], "),
+    ),
+    Hang(
+        "gradients that one rank alone does not average",
+        """
+        net = model()
+        for step in range(4):
+            with contextlib.nullcontext() if r == 0 or step % 2 else net.no_sync():
+                net(batch).sum().backward()  # <-
+        """,
+        "uneven", 0, ("each with a backward pass, and no_sync() for the same ones",),
+    ),
+    Hang(
+        "a sharded model's whole state, on one rank",
+        """
+        net = fully_shard(nn.Linear(8, 8))
+        if r == 0:
+            get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))  # <-
+        """,
+        "returned", 0, ("rank 0: waiting in get_model_state_dict at cell",),
+    ),
+    Hang(
+        "a sharded model's forward pass, on one rank",
+        """
+        net = fully_shard(nn.Linear(8, 8))
+        if r == 0:
+            net(torch.ones(1, 8))  # <-
+        """,
+        "returned", 0, ("rank 0: waiting in FSDP's forward at cell",),
+    ),
+    Hang(
+        "shapes that differ in two lines",
+        """
+        if r == 1:
+            dist.all_reduce(torch.ones(2_000_000))  # <-
+        dist.all_reduce(torch.ones(1_000_000))
+        """,
+        "order", 1, ("shape (2000000,) (cell [N], line 4) on rank 1", "left out or made too often"),
     ),
     Hang(
         "shapes that differ",
@@ -329,6 +411,26 @@ PATTERNS = [
         "held", 1, ("ranks 0 and 1 wait for a lock of their own process", "locked in its copies"),
     ),
     Hang(
+        "a DataLoader that stands still on one rank",
+        """
+        class Slow(list):
+            def __getitem__(self, index):
+                return time.sleep(100 * r) or batch
+        net = model()
+        for rows in DataLoader(Slow([0]), num_workers=1):  # <-
+            net(batch).sum().backward()
+        """,
+        "held", 1, ("rank 1: waiting for the DataLoader", "it waits for the DataLoader of its own"),
+    ),
+    Hang(
+        "a launcher within a rank",
+        """
+        from torch.multiprocessing import start_processes
+        start_processes(lambda _: time.sleep(100), nprocs=2, start_method="fork")  # <-
+        """,
+        "held", 1, ("for a child process of their own process", "Each rank is a process already"),
+    ),
+    Hang(
         "a queue that stays empty",
         """
         import queue
@@ -445,6 +547,37 @@ CONTROLS = [
         dist.init_process_group("gloo")  # <-
         """,
         None, 0, ("does world_size count them all",), backend=None,
+    ),
+    Hang(
+        "a group for calls of functions, in that of launch",
+        """
+        from torch.distributed import rpc
+        rpc.init_rpc(f"worker {r}", rank=r, world_size=2)  # <-
+        """,
+        None, 0, ("which meets at MASTER_ADDR: that is served under launch(..., backend=None)",),
+    ),
+    Hang(
+        "a barrier in a `finally:` that every rank comes to by itself",
+        """
+        for step in range(3):
+            try:
+                if r == 1 and step == 1:
+                    dist.broadcast(x, 0)  # <-
+                dist.all_reduce(x)
+            finally:
+                dist.barrier()
+        """,
+        "order", 1, ("broadcast (cell [N], line 6) on rank 1: every rank",),
+    ),
+    Hang(
+        "an exception that all ranks handle alike",
+        """
+        try:
+            import no_such_module
+        except ImportError:
+            dist.all_reduce(x) if r else dist.broadcast(x, 0)  # <-
+        """,
+        "order", 1, ("as often as the others",),
     ),
     Hang(
         "a rank that is stopped from outside",

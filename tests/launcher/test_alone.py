@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_utils.launcher import asking
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
@@ -98,7 +98,8 @@ def test_a_rank_may_be_asked_for_its_stack_before_it_can_answer(monkeypatch):
 
     def fork_and_ask() -> int:
         if pid := fork():
-            os.kill(pid, signal.SIGUSR1)
+            for number in asking.free_signals():
+                os.kill(pid, number)
         return pid
 
     monkeypatch.setattr(os, "fork", fork_and_ask)

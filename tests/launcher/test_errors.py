@@ -261,3 +261,30 @@ def test_no_timeout_holds_a_path_a_process_id_or_an_address(cell):
 )
 def test_ranks_are_named_in_order(numbers, name):
     assert errors.ranks(numbers) == name
+
+
+def shown(*parts: str) -> list[str]:
+    """The lines that a notebook shows, without their colour."""
+    rows = "\n".join(WorkerError(parts)._render_traceback_()).split("\n")
+    return [re.sub(r"\x1b\[[\d;]*m", "", row) for row in rows]
+
+
+def test_a_long_sentence_is_shown_on_lines_that_break_between_words():
+    sentence = "which has returned, never called all_reduce in that line. " * 5
+    rows = shown("rank 0 was not done after 5 s.", sentence.strip())
+    assert max(map(len, rows)) <= 95
+    assert " ".join(rows[2:]) == sentence.strip()
+
+
+def test_a_learners_line_is_shown_as_it_was_written():
+    code = "  rank 0: waiting in barrier at cell [3], line 5, in work: " + "some_name + " * 20
+    assert code in shown("rank 0 was not done after 5 s.", code)
+
+
+def test_a_word_that_is_longer_than_a_line_stays_whole():
+    assert "x" * 200 in shown("rank 0 failed: ValueError: " + "x" * 200)
+
+
+def test_what_is_wrapped_to_be_shown_is_no_other_message():
+    sentence = "a word and " * 20
+    assert str(WorkerError([sentence])) == sentence

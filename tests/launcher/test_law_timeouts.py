@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerTimeout, launch
-from course_utils.launcher.member import ASKED, Member
+from course_utils.launcher.member import Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
@@ -183,7 +183,7 @@ def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     member.pid = gone.pid
     gone.wait()
     member.ask_for_stack()
-    member._asked = long_ago = 1.0  # 0.3 s are over: it is asked once more, in the other way
+    member._asked = long_ago = 1.0  # so it is asked once more, in the other way
     assert not member.has_answered()
     assert (member.dump(), member._asked != long_ago) == ("", True)
     member.close()
@@ -194,14 +194,14 @@ def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
     member = Member(0)
     member.open()
     member.pid = os.getpid()
-    old = [signal.signal(number, lambda *_: None) for number in ASKED]
+    old = [signal.signal(number, lambda *_: None) for number in member.signals]
     try:
         for _ in range(3):
             member.ask_for_stack()
             os.write(member.stack.fileno(), b'  File "a.py", line 3 in _work\n')  # as a rank does
             assert member.dump() == '  File "a.py", line 3 in _work\n'
     finally:
-        for number, handler in zip(ASKED, old, strict=True):
+        for number, handler in zip(member.signals, old, strict=True):
             signal.signal(number, handler)
         member.close()
 

@@ -94,6 +94,38 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
     assert (outcome.errors, told) == ([], [])
 
 
+SLOW_TO_START = """
+from course_utils.devices import fork
+inside = fork.ReadyToFork.inside
+def late(self, rank):
+    if rank:
+        time.sleep(2)  # as a GPU's context takes
+    return inside(self, rank)
+fork.ReadyToFork.inside = late
+try:
+    launch(dist.barrier, world_size=3)
+finally:
+    fork.ReadyToFork.inside = inside
+"""
+ALL_JOIN = """
+def all_join():
+    os.environ["WORLD_SIZE"] = "3"
+    dist.init_process_group("gloo")
+launch(all_join, backend=None, timeout=3)
+"""
+
+
+def test_ranks_that_start_are_no_silence(kernel):
+    outcome, told = shown(kernel, SLOW_TO_START)
+    assert (outcome.errors, told) == ([], [])
+
+
+def test_ranks_of_which_none_waits_for_another_are_no_silence(kernel):
+    outcome, told = shown(kernel, ALL_JOIN)
+    assert outcome.errors[0][0] == "WorkerTimeout"
+    assert told == []
+
+
 A_BACKWARD = """
 live._ALONE_S = 0.2
 def computes():
