@@ -14,7 +14,7 @@ import torch.distributed as dist
 from course_utils import Network, check
 
 LESSON = labs.ROOT / "source/lessons/03_collective_primitives.py"
-WANTED = ("import torch\n", "def ring_step", "def ring(x", "def ring_spec", "def fill_up")
+WANTED = ("import torch\n", "def ring_step", "def ring(", "def ring_spec", "def fill_up")
 pytestmark = pytest.mark.slow
 
 
@@ -153,7 +153,7 @@ WRONG = [
 
 def _ring(lesson, step):
     def ring(x):
-        return lesson["ring"](x, step)
+        return lesson["all_steps"](x, step)
 
     return ring
 
@@ -172,6 +172,15 @@ def test_a_wrong_step_is_rejected(lesson, step):
 @pytest.mark.parametrize("step", [in_a_batch, the_other_way_round, puts_another_into_the_list])
 def test_another_right_step_passes(lesson, step):
     assert check(_ring(lesson, step), **lesson["judged"] | labs.PATIENT).require()
+
+
+def test_the_check_cell_judges_the_step_as_it_was_last_written(lesson, monkeypatch):
+    check_cell = next(text for text in labs.sources(LESSON) if text.startswith("check(ring,"))
+    outcomes = []
+    for step in (never_adds, lesson["finished_step"], never_adds):
+        monkeypatch.setitem(lesson, "ring_step", step)
+        outcomes.append(eval(check_cell, lesson).state)
+    assert outcomes == ["wrong", "passed", "wrong"]
 
 
 def test_a_stub_is_not_attempted_and_has_no_picture(lesson, capsys):
