@@ -16,8 +16,8 @@
 #   why processes and not threads; it can be read at any time.
 #
 # **Your first minute.** This page is a program in pieces, called cells. Click into the grey one below and press
-# <kbd>Shift</kbd>+<kbd>Enter</kbd>: it runs, what it prints appears below it, and the next cell is chosen. Go on
-# like this from top to bottom. In your own copy nothing is filled in: what you see, your machine has just computed.
+# <kbd>Shift</kbd>+<kbd>Enter</kbd>: it runs, what it prints appears below it, and the next cell is chosen. The first cell
+# takes a while, because it loads PyTorch. Go on like this from top to bottom. In your own copy nothing is filled in: what you see, your machine has just computed.
 # You may change and repeat everything.
 
 # %%

@@ -18,6 +18,7 @@
 # a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %% jupyter={"source_hidden": true}
+import functools
 import time
 
 import torch
@@ -332,7 +333,7 @@ sent_bytes.measured(results.trace.traffic("ring").sent_bytes[0])
 #
 # ### Write the ring
 #
-# *About 20 minutes.* `all_steps` cuts `x` into a list of chunks, takes 2(n − 1) steps, and puts the chunks together again; `ring` does it with your step. **Write
+# *About 20 minutes.* `in_a_ring` makes an all-reduce of a step: it cuts `x` into a list of chunks, takes 2(n − 1) steps, and puts the chunks together again. **Write
 # one step**, with messages only. It changes the list or the chunks in it. `done` counts from 0 and says how many steps are behind you. The picture further down shows what four real ranks
 # hold after each step. Look at it first if you like.
 
@@ -344,16 +345,16 @@ def ring_step(chunks, done):
 
 
 # %%
-def all_steps(x, step):
-    world_size = dist.get_world_size()
-    chunks = list(x.tensor_split(world_size))
-    for done in range(2 * (world_size - 1)):
-        step(chunks, done)
-    return torch.cat(chunks)
+def in_a_ring(step):
+    @functools.wraps(step)  # the check speaks of your step by its name
+    def ring(x):
+        world_size = dist.get_world_size()
+        chunks = list(x.tensor_split(world_size))
+        for done in range(2 * (world_size - 1)):
+            step(chunks, done)
+        return torch.cat(chunks)
 
-
-def ring(x):
-    return all_steps(x, ring_step)  # your step, as you ran its cell last
+    return ring
 
 
 # %% [markdown]
@@ -393,7 +394,7 @@ judged |= {"forbid": ("collectives",), "world_sizes": (1, 2, 3, 4)}
 judged |= {"cases": (*CASES[:3], CASES[4])}
 
 # %%
-check(ring, **judged)
+check(in_a_ring(ring_step), **judged)
 
 # %% [markdown]
 # `fill_up`, folded below, runs a step function in four real ranks, notes what each rank holds after every step, and draws it. Rank *r* brings 1, 10, 100 or
@@ -440,11 +441,7 @@ def finished_step(chunks, done):
         own.copy_(arrived)
 
 
-def finished_ring(x):
-    return all_steps(x, finished_step)
-
-
-check(finished_ring, **judged)
+check(in_a_ring(finished_step), **judged)
 
 # %% tags=["row-D4"]
 fill_up(finished_step)
@@ -750,9 +747,8 @@ times_as_long.measured(round(two / one, 2), within=0.05)
 # %%
 for way in (all_reduce, reduce_and_broadcast):
     sent_mb = [size / 1e6 for size in recorded(way, 8).traffic("ring").sent_bytes]
-    print(
-        f"{way.__name__:20}: {sum(sent_mb):.1f} MB in all, {max(sent_mb):.2f} MB by the busiest rank"
-    )
+    in_all, busiest = sum(sent_mb), max(sent_mb)
+    print(f"{way.__name__:20}: {in_all:.1f} MB in all, {busiest:.2f} MB by the busiest rank")
 
 # %% [markdown]
 # No: in all they send the same. But in the ring `all_reduce` every rank sends and receives in every step, so no link stands idle.
