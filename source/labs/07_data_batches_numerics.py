@@ -592,4 +592,4 @@ print(f"{well_used(plain):.0%} of {len(lengths)} sentences' time is well used")
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("EpochSampler", "kth_smallest", "normalise", "token_gradient", "train_from")

@@ -712,4 +712,4 @@ tried(plain)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("best", "clip", "with_border", "careful_step", "parted")

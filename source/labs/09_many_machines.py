@@ -625,4 +625,4 @@ program = "print('working')"  # and what else?
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("ranks_of", "command", "train", "run_until_told")

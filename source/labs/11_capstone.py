@@ -436,4 +436,4 @@ check(looking(newest), **newest_check)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("save", "resume", "newest")

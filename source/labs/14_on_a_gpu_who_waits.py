@@ -148,4 +148,4 @@ check(read, spec=read_spec, inputs=read_inputs, cases=cases, world_sizes=(1, 2))
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("read")
