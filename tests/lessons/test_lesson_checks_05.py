@@ -45,3 +45,10 @@ def test_a_stub_is_not_attempted(step):
 def test_every_step_has_five_wrong_answers_at_least():
     assert ANSWERS["WRONG"].keys() == ANSWERS["RIGHT"].keys() == ANSWERS["STEPS"].keys()
     assert min(map(len, ANSWERS["WRONG"].values())) >= 5
+
+
+def test_the_check_of_silence_asks_for_what_pytorchs_ddp_does():
+    adapt, options, _ = ANSWERS["STEPS"]["silence"]
+    answer = adapt(ANSWERS["PyTorchsOwn"])
+    uncounted = options | labs.PATIENT | {"budget": None}  # PyTorch's messages are others
+    assert check(answer, **uncounted).require()
