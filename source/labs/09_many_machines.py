@@ -177,7 +177,7 @@ def command(hosts, per_host, endpoint, job):
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Options stand before the script; what stands after it goes to the script. The meeting's options all begin with <code>--rdzv-</code>. Two agents that have different endpoints or
-# different names do not meet: after ten minutes each gives up with a <code>RendezvousTimeoutError</code>.
+# different names do not meet, and give up with an error after ten minutes at the latest.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>--nnodes</code>, <code>--nproc-per-node</code>, <code>--rdzv-backend=c10d</code>, <code>--rdzv-endpoint</code>, <code>--rdzv-id</code>.

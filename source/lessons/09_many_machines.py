@@ -48,7 +48,7 @@ from ddp_course import slurm, two_hosts
 #
 # *Many machines, many cards*, one of the five articles behind this course ([the course map](README.md) lists them), takes two machines with a card each, and finds their
 # addresses with `ifconfig`. You have one machine, so `two_hosts` makes two of it. Linux can give a process a **network namespace**: interfaces, addresses and ports of its own, as a container has. Two of
-# them, joined by a virtual cable, are two hosts: one program cannot reach another but over the network. (Two things they do share: the machine's name, which part 5 comes to, and its disk.)
+# them, joined by a virtual cable, are two hosts for this chapter's purposes. (They share the machine's name, which part 5 comes to, its disk and its memory.)
 # Today's command for the address is `ip`.
 
 # %% tags=["nbval-ignore-output", "row-E1"]
@@ -993,8 +993,8 @@ with slurm.two_nodes(disk.name) as cluster:
     print(cluster.submit("agents.sh").wait_for("20 steps by"), end="")
 
 # %% [markdown]
-# The agents noticed the death, met again, and their ranks went on from the file: `launch`'s weights once more, and Slurm never heard of it. (`agents.err` has what the agents said. On real hosts this
-# script runs as it is. Ours share a name, so our small Slurm tells each task its host's address, and which of the two opens the rendezvous.)
+# The agents noticed the death, met again, and their ranks went on from the file: `launch`'s weights once more, and Slurm never heard of it. (`agents.err` has what the agents said. Our hosts
+# share a name, so our small Slurm tells each task its host's address, and which of the two opens the rendezvous. Real hosts find that out by their names.)
 #
 # ### Ray Train: an engine starts the ranks
 #
