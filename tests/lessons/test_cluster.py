@@ -172,7 +172,8 @@ def test_a_real_slurm_says_what_its_recording_says_and_leaves_nothing(slurm_said
 
 def slurm_or_skip(capsys):
     """Skip a test that needs a real Slurm where there is none."""
-    if "slurm: a recording" in (line := capsys.readouterr().out):
+    line = capsys.readouterr().out
+    if "slurm: a recording" in line:
         pytest.skip(f"{line}: apt install slurmctld slurmd slurm-client munge")
 
 
