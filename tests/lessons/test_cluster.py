@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import labs
 import psutil
 import pytest
 from deadline import within
@@ -230,6 +231,29 @@ def test_agents_that_srun_starts_restart_a_dead_rank_as_the_recording_says(slurm
     printed = capsys.readouterr().out
     assert printed.endswith(json.loads(slurm_said.RECORDED.read_text())["agents.sh"])
     assert printed.endswith(f"20 steps by 2 ranks: {names['by_launch']:.4f}\n")
+
+
+WITHOUT_A_NUMBER_PER_NODE = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks=3 --error=/dev/null
+python told.py
+srun python told.py
+echo over
+"""
+
+
+@pytest.mark.slow
+def test_lab_09_knows_who_it_is_in_a_step_that_asked_for_no_number_of_tasks_per_node(
+    slurm_said, capsys, tmp_path
+):
+    (tmp_path / "told.py").write_text("import json, os; print(json.dumps({**os.environ}))")
+    (tmp_path / "three.sh").write_text(WITHOUT_A_NUMBER_PER_NODE)
+    with within(300), slurm_said.two_nodes(tmp_path) as cluster:
+        slurm_or_skip(capsys)
+        script, *tasks, _ = cluster.submit("three.sh").wait_for("over").splitlines()
+    ranks_of = labs.cells("09_many_machines").ranks_of
+    assert ranks_of(json.loads(script)) == (0, 0, 1, 1)
+    places = sorted(ranks_of(json.loads(task)) for task in tasks)
+    assert places == [(0, 0, 3, 2), (1, 1, 3, 2), (2, 0, 3, 1)]
 
 
 def test_an_agent_that_meets_nobody_gives_up_after_the_ten_minutes_of_chapter_09():
