@@ -85,7 +85,10 @@ def import_what_ranks_need() -> None:
             os.environ[name] = tempfile.gettempdir()
             afterwards.callback(os.environ.pop, name)
         # Else each rank clears them when it joins, and copies a sixth of all pages that it copies.
-        importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()
+        # Private: without it, joining only takes longer.
+        with contextlib.suppress(ImportError):
+            rules = importlib.import_module("torch._dynamo.trace_rules")
+            getattr(rules, "clear_lru_cache", int)()
 
 
 def cuda_in_use() -> str | None:

@@ -89,6 +89,7 @@ class Team:
                         self._become(rank, fn, args, backend)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self.meet.forked()
             for member in self.members:
                 member.watch()
         except OSError as error:  # the system has no process or descriptor left
