@@ -23,8 +23,8 @@ from IPython import get_ipython
 from course_utils.devices import nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.family import LIBC
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.rank import LIBC
 from course_utils.launcher.stacks import Frame, learners_line
 
 _WORTH_IT = 64  # ranks; a kernel with so many starts as many again

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from course_utils.launcher import rank
+from course_utils.launcher.family import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.team import Stopped, Team
 
@@ -67,7 +68,7 @@ def _stop_button() -> Iterator[list[int]]:
     ours = threading.current_thread() is threading.main_thread()
     if ours:
         action = ctypes.create_string_buffer(256)  # Python knows only handlers it set
-        rank.LIBC.sigaction(signal.SIGINT, None, action)
+        LIBC.sigaction(signal.SIGINT, None, action)
         old = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
         yield pressed
@@ -76,7 +77,7 @@ def _stop_button() -> Iterator[list[int]]:
             time.sleep(1.0)
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
-            rank.LIBC.sigaction(signal.SIGINT, action, None)
+            LIBC.sigaction(signal.SIGINT, action, None)
     if pressed:
         raise Stopped
 
