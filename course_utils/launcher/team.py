@@ -180,8 +180,9 @@ class Team:
             if member.is_over or not member.settled:
                 continue
             work = member.at_work or AtWork("something that does not end")
-            over = f"After its function was over, rank {member.rank} still waited for {work.what}"
-            self.unfinished.append(f"{over}{work.place()}. It was stopped.")
+            rank, what, place = member.rank, work.what, work.place()
+            over = f"After its function was over, rank {rank} still waited for {what}{place}."
+            self.unfinished.append(over)
 
     def _stop(self) -> None:
         """Have all ranks end as `torchrun` does: SIGTERM, a while, then SIGKILL by `close`."""
