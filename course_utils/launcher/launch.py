@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from course_utils.launcher import rank
+from course_utils.launcher import nested, rank
 from course_utils.launcher.family import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.team import Stopped, Team
@@ -47,8 +47,7 @@ def launch(
     RuntimeError where no launch can be.
     """
     if rank.me:
-        way = "A rank cannot launch ranks: call launch from the cell, with a larger world_size."
-        raise RuntimeError(f"launch was called inside a worker. {way}")
+        raise RuntimeError(nested.REFUSAL)
     team = Team(world_size, nodes, timeout, listeners)
     try:
         with _stop_button() as pressed, contextlib.closing(team):

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import torch
 
-from course_utils.launcher import ending, errors, parcel
+from course_utils.launcher import ending, errors, nested, parcel
 from course_utils.launcher.family import LIBC, Family
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import ASKED, Member
@@ -45,6 +45,7 @@ class Worker:
             ending.leave_the_kernels_alone()
             self._live_and_die_with_the_kernel()
             self._capture_output()
+            nested.refuse_launchers()
             self._work(fn, args, meet, backend)
         except BaseException as error:
             self._tell_failure(error)
