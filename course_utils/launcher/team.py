@@ -1,6 +1,7 @@
 """The kernel's side of a launch: one member per rank, all watched together, none left behind."""
 
 import contextlib
+import fcntl
 import math
 import os
 import signal
@@ -8,16 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import FileIO
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import echoes, errors, reasons
+from course_utils.launcher import echoes, errors, parcel, reasons
 from course_utils.launcher.ending import AtWork
+from course_utils.launcher.family import LIBC, Family
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.queues import Drained
-from course_utils.launcher.rank import LIBC, Worker
+from course_utils.launcher.rank import Worker
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.stacks import Frame, from_dump
 
@@ -48,20 +51,35 @@ class Team:
         self._kernel = os.getpid()
         self.meet = Rendezvous(world_size, nodes, timeout)
         self._listening = contextlib.ExitStack()
+        self._opened = contextlib.ExitStack()
+        self._pids: FileIO | None = None  # of all that ranks have forked
         self.unfinished: list[str] = []  # sentences on what was stopped after its function was over
         self._has_stopped = False
 
     def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
-        stopped = _family({m.pid for m in self.members if m.pid and m.status is None})
         steps = [self._stop]
         steps += [m.kill for m in self.members] + [m.reap for m in self.members]
         steps += [partial(listener.tick, self.members, True) for listener in self.listeners]
         steps += [m.close for m in self.members]
-        steps += [self.meet.close, partial(remove_segments, stopped), self._listening.close]
+        steps += [self.meet.close, self._remove_segments, self._listening.close]
         with contextlib.ExitStack() as taken:  # from the last to the first
             for step in reversed(steps):
                 taken.callback(step)
+
+    def _remove_segments(self) -> None:
+        """Remove what the ranks' processes have left in shared memory, but of those that live."""
+        groups = {member.pid for member in self.members}
+        dead = set()
+        if self._pids:
+            self._pids.seek(0)
+            for pid in map(int, self._pids.read().split()):
+                with contextlib.suppress(OSError):
+                    if os.getpgid(pid) not in groups:
+                        continue  # it has left its rank, and lives
+                dead.add(pid)
+        self._opened.close()
+        remove_segments(dead)
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -80,6 +98,9 @@ class Team:
                 self._listening.callback(listener.close)
             LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
             self.meet.open(listens=backend is None)
+            self._pids = FileIO(parcel.anonymous_file("pids"), "r+")
+            self._opened.callback(self._pids.close)
+            fcntl.fcntl(self._pids, fcntl.F_SETFL, os.O_APPEND)  # each behind the others
             for rank in range(self.world_size):
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
@@ -94,6 +115,7 @@ class Team:
                         self._become(rank, fn, args, backend)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self.meet.forked()
             for member in self.members:
                 member.watch()
         except OSError as error:  # the system has no process, descriptor, memory or address left
@@ -107,7 +129,8 @@ class Team:
             own = self.members.pop(rank)
             for end in (*self.members, own.channel, own.pipe):
                 end.close()
-            Worker(own, self._kernel, self.listeners).run(fn, args, self.meet, backend)
+            worker = Worker(own, self._kernel, self.listeners, Family(self._pids))
+            worker.run(fn, args, self.meet, backend)
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
 
@@ -160,8 +183,9 @@ class Team:
             if member.is_over or not member.settled:
                 continue
             work = member.at_work or AtWork("something that does not end")
-            over = f"After its function was over, rank {member.rank} still waited for {work.what}"
-            self.unfinished.append(f"{over}{work.place()}. It was stopped.")
+            rank, what, place = member.rank, work.what, work.place()
+            over = f"After its function was over, rank {rank} still waited for {what}{place}."
+            self.unfinished.append(over)
 
     def _stop(self) -> None:
         """Have all ranks end as `torchrun` does: SIGTERM, a while, then SIGKILL by `close`."""
@@ -217,17 +241,6 @@ class Team:
         while time.monotonic() < end and False in [m.has_answered() for m in running]:
             time.sleep(0.02)
         return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
-
-
-def _family(groups: set[int]) -> set[int]:
-    """The process ids of all members of these process groups, where the system can be asked."""
-    found = set(groups)
-    with contextlib.suppress(OSError):  # no /proc, or no descriptor left to look into it
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):  # it has just ended
-                if os.getpgid(int(name)) in groups:
-                    found.add(int(name))
-    return found
 
 
 def remove_segments(owners: set[int]) -> None:

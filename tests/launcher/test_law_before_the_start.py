@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import importlib
 import itertools
 import os
 import resource
@@ -236,3 +237,15 @@ def test_too_few_descriptors_are_refused_with_a_sentence(room):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert list(launch(rank_of)) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["accelerate's notebook_launcher", "another rank's launch"])
+def test_law_10_a_rank_that_launches_ranks_is_refused_at_once(name):
+    def by_torch() -> None:
+        api = importlib.import_module("torch.distributed.launcher.api")
+        config = api.LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint="127.0.0.1:29511")
+        api.elastic_launch(config, dist.get_rank)()
+
+    work = by_torch if name.startswith("accelerate") else lambda: launch(dist.get_rank)
+    with pytest.raises(WorkerError, match="A rank cannot launch ranks"):
+        launch(work, backend="gloo")
