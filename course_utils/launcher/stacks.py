@@ -19,6 +19,7 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # 
 WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
+_GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")  # by torch.compile
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
     f"{Path(__file__).parents[2] / name}{os.sep}"
     for name in ("course_utils", "course_material", "course_checks")
@@ -36,6 +37,9 @@ class Frame:
     @property
     def is_learners(self) -> bool:
         """Whether this line stands in a cell or file of the learner, not in a library."""
+        generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        if _GENERATED.search(self.file) or (generated and self.file.startswith(generated)):
+            return False
         return not self.file.startswith(_LIBRARIES + _COURSE)
 
     @property

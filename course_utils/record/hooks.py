@@ -116,11 +116,18 @@ class Recorder:
     def _hook(self, group: c10d.ProcessGroup) -> None:
         known, impatient = weakref.ref(group), _is_impatient(group)  # its hooks must not keep it
         issuing: dict[int, Row] = {}
-        before = functools.partial(self.carefully, self._before, known, issuing, impatient)
-        group.register_pre_hook(_HOOK, before)
+
+        def before(call: Any) -> None:
+            self.carefully(self._before, known, issuing, impatient, call)
+
+        def after(call: Any) -> None:
+            self.carefully(self._after, issuing, call)
+
+        frames.UNSEEN.update((before.__code__, after.__code__))
+        # Else torch.compile, amid whose code they are called, would compile them and warn of it.
+        group.register_pre_hook(_HOOK, torch.compiler.disable(before))
         if self.waits:
-            after = functools.partial(self.carefully, self._after, issuing)
-            group.register_post_hook(_HOOK, after)
+            group.register_post_hook(_HOOK, torch.compiler.disable(after))
 
     def _before(self, known: weakref.ref, issuing: dict, impatient: bool, call: Any) -> None:
         if call.name.value not in _called():

@@ -197,6 +197,16 @@ def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_lear
     assert stacks.from_dump(text) == [Frame(CELL, 9, "train"), Frame(beside.file, 3, "_work")]
 
 
+def test_code_that_torch_compile_has_generated_is_no_learners(monkeypatch):
+    """As what a rank waits in while it compiles, which was told as the learner's line."""
+    folder = "/tmp" + "/torchinductor_ada/c5"
+    assert not Frame(f"{folder}/c5oouqbg33ab6.py", 628, "<module>").is_learners
+    assert not Frame("<eval_with_key>.3", 5, "forward").is_learners
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
+    assert not Frame("/cache/c5/c5oouqbg33ab6.py", 628, "<module>").is_learners
+    assert Frame("/elsewhere/c5/train.py", 628, "<module>").is_learners
+
+
 def test_names_that_are_not_ascii_are_read_as_they_are():
     """faulthandler writes `张` as `\\u5f20`."""
     home = "/home/张é😀"
