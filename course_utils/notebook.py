@@ -14,6 +14,7 @@ from course_material import messages
 from course_utils.devices import fork
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
+from course_utils.hang.silent import SilentMistakes
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
@@ -85,6 +86,8 @@ def launch(
         placement = place(backend, device, world_size, nodes)
         listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
         listeners += [Panel()] * live
+        mistakes = SilentMistakes(record)
+        listeners.append(mistakes)
         how = {"backend": placement.backend, "listeners": listeners}
         how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout, "show": displays.show}
         results = launcher.launch(fn, *args, **how)
@@ -93,6 +96,8 @@ def launch(
             error.trace = _trace(record)
         messages.retell(error)
         raise
+    for sentence in mistakes.sentences:
+        print(messages.said(sentence))
     results.trace = _trace(record)
     return results
 
