@@ -233,8 +233,9 @@ def worker_error(
     named = [failure.rank for failure in alike]
     rows = []
     if different := [f.rank for f in alike if f.headline != root.headline]:
-        whose = f"These are the words of rank {root.rank}"
-        rows.append(f"{whose}; those of {ranks(different)} differ in numbers only.")
+        first_words = f"These are the words of rank {root.rank}."
+        difference = f"Those of {ranks(different)} differ in numbers only."
+        rows.append(f"{first_words} {difference}")
     independent = [failure for failure in others if not failure.is_echo]
     for failure in independent:
         words = failure.headline.partition("\n")[0][:_SHORT]

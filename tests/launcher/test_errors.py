@@ -61,7 +61,7 @@ def test_ranks_that_failed_alike_but_for_numbers_are_named_together_in_every_ord
     told.add(str(errors.worker_error([second, first], 2, ["", ""])))
     assert told == {
         "ranks 0 and 1 failed: ValueError: rank 0 has 3, 4\n\n"
-        "These are the words of rank 0; those of rank 1 differ in numbers only."
+        "These are the words of rank 0. Those of rank 1 differ in numbers only."
     }
 
 
