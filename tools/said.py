@@ -50,7 +50,7 @@ SHORT = {
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.
 LINES = re.compile(
-    r"errors\.(worker_|_details|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
+    r"errors\.(worker_|_about|_details|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
     r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
     r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{what"
 )
