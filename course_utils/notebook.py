@@ -154,12 +154,9 @@ def _runs_nothing(fn: Callable[..., Any]) -> str:
     """Of a function that, called, only makes an object which would run it: that."""
     name = getattr(fn, "__name__", type(fn).__name__)
     for called in (fn, getattr(fn, "__call__", None)):  # noqa: B004, of an object its method
-        if inspect.iscoroutinefunction(called):
+        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
             way = "write a plain def, and call asyncio.run() in it"
             return f"{name} is an async function, so calling it runs nothing of it: {way}."
-        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-            way = "return a list of what it yields"
-            return f"{name} has a yield in it, so calling it runs nothing of it: {way}."
     return ""
 
 
