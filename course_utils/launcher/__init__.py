@@ -9,7 +9,8 @@ What happens between `launch(fn)` and `results[0]`, read downwards:
             Worker._work        joins the group, runs fn(*args), sends its result (parcel)
             Worker._stay        ends as a program does (ending), but holds its connections
       Team.results              waits; Member.read takes in output, messages and the end
-        errors.worker_error     a rank failed: the root cause; stacks tells the learner's lines
+        errors.worker_error     a rank failed: the root cause; stacks tells the learner's lines,
+                                echoes who only noticed, reasons why it is likely
         errors.worker_timeout   time is up: where every rank is (asking); listener.explain says why
         Team._let_end           waits until all ranks have ended, reading their queues (queues)
       Team.close                stops all ranks and what they started (family), gives all back

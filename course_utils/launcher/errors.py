@@ -233,23 +233,38 @@ def worker_error(
     others.sort(key=lambda failure: failure.rank)
     root = alike[0]
     named = [failure.rank for failure in alike]
+    reason = root.likely(world_size, output[root.rank])
+    why = f"Likely reason: {reason}." if reason else ""
+    rows = _about_the_others(alike, others, world_size, stands or {})
+    parts = [f"{ranks(named)} failed: {root.story()}", why, "\n".join(rows)]
+    return WorkerError(parts, output, [*alike, *others])
+
+
+def _about_the_others(
+    alike: list[Failure],
+    others: list[Failure],
+    world_size: int,
+    stands: Mapping[int, list[Frame] | None],
+) -> list[str]:
+    """A row for each thing that is to be said beside the root cause."""
     rows = []
-    if different := [f.rank for f in alike if f.headline != root.headline]:
-        whose = f"These are the words of rank {root.rank}"
-        rows.append(f"{whose}; those of {ranks(different)} differ in numbers only.")
-    independent = [failure for failure in others if not failure.is_echo]
-    for failure in independent:
-        words = failure.headline.partition("\n")[0][:_SHORT]
-        rows.append(f"Rank {failure.rank} failed as well: {words}")
-    rest = set(range(world_size)) - set(named) - {failure.rank for failure in independent}
-    for rank in sorted(stands or {}):
+    root = alike[0]
+    different = [failure.rank for failure in alike if failure.headline != root.headline]
+    if different:
+        first_words = f"These are the words of rank {root.rank}."
+        difference = f"Those of {ranks(different)} differ in numbers only."
+        rows.append(f"{first_words} {difference}")
+    rest = set(range(world_size)) - {failure.rank for failure in alike}
+    for failure in others:
+        if not failure.is_echo:  # of an echo it is not worth telling: its rank was stopped, too
+            rest.remove(failure.rank)
+            words = failure.headline.partition("\n")[0][:_SHORT]
+            rows.append(f"Rank {failure.rank} failed as well: {words}")
+    for rank in sorted(stands):
         rows.append(f"Rank {rank} was meanwhile {_stand(stands[rank])}")
     if rest:
         rows.append(f"{were(rest).capitalize()} stopped.")
-    reason = root.likely(world_size, output[root.rank])
-    why = f"Likely reason: {reason}." if reason else ""
-    parts = [f"{ranks(named)} failed: {root.story()}", why, "\n".join(rows)]
-    return WorkerError(parts, output, [*alike, *others])
+    return rows
 
 
 def worker_timeout(

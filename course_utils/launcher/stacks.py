@@ -21,7 +21,7 @@ WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
-_GENERATED, _COMPILED = "<eval_with_key>", f"{os.sep}torchinductor_"
+_GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
     f"{Path(__file__).parents[2] / name}{os.sep}"
     for name in ("course_utils", "course_material", "course_checks")
@@ -39,10 +39,12 @@ class Frame:
     @property
     def is_learners(self) -> bool:
         """Whether this line stands in a cell or file of the learner, not in a library."""
-        if self.file.startswith((*_LIBRARIES, *_COURSE, _GENERATED)):
+        if self.file.startswith((*_LIBRARIES, *_COURSE)):
             return False
-        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _COMPILED
-        return compiled not in self.file
+        generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        if generated and self.file.startswith(generated):
+            return False
+        return not _GENERATED.search(self.file)
 
     @property
     def place(self) -> str:

@@ -118,11 +118,18 @@ class Recorder:
         known, impatient = weakref.ref(group), _is_impatient(group)  # its hooks must not keep it
         issuing: dict[int, Row] = {}
         queues = functools.cache(functools.partial(_queues, known))  # by a kind of device
-        before = functools.partial(self.carefully, self._before, known, issuing, impatient, queues)
-        group.register_pre_hook(_HOOK, before)
+
+        def before(call: Any) -> None:
+            self.carefully(self._before, known, issuing, impatient, queues, call)
+
+        def after(call: Any) -> None:
+            self.carefully(self._after, issuing, call)
+
+        frames.UNSEEN.update((before.__code__, after.__code__))
+        # Else torch.compile, amid whose code they are called, would compile them and warn of it.
+        group.register_pre_hook(_HOOK, torch.compiler.disable(before))
         if self.waits:
-            after = functools.partial(self.carefully, self._after, issuing)
-            group.register_post_hook(_HOOK, after)
+            group.register_post_hook(_HOOK, torch.compiler.disable(after))
 
     def _before(
         self, known: weakref.ref, issuing: dict, impatient: bool, queues: Callable, call: Any

@@ -31,10 +31,6 @@ async def waits() -> int:
     return dist.get_rank()
 
 
-def yields():
-    yield dist.get_rank()
-
-
 class Waits:
     """An object that is called like a function."""
 
@@ -123,7 +119,6 @@ def test_law_10_a_bad_option_is_refused_with_a_sentence(options, error, sentence
         ((waits,), "waits is an async function, so calling it runs nothing of it: write a plain"),
         ((Waits(),), "Waits is an async function"),
         ((functools.partial(waits),), "is an async function"),
-        ((yields,), "yields has a yield in it, so calling it runs nothing of it: return a list"),
         ((None,), "launch needs a function, got None: write launch(fn) or"),
         (
             (lambda rank, world_size: 0,),
