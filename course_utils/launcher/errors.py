@@ -228,8 +228,9 @@ def worker_error(
     """The error that names the root cause among the failures seen.
 
     Of those that are heard within a moment, signals and exits count before exceptions, and these
-    in order of time; complaints about a lost peer come last. Ranks that failed with the same words, but for numbers, are named together, in rank
-    order. `stands` says where the others were, if that is worth telling.
+    in order of time; complaints about a lost peer come last. Ranks that failed with the same words,
+    but for numbers, are named together, in rank order. `stands` says where the others were, if that
+    is worth telling.
     """
     first = min(failures, key=Failure._blame)
     alike = [failure for failure in failures if failure.kind == first.kind]
