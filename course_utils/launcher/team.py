@@ -1,6 +1,7 @@
 """The kernel's side of a launch: one member per rank, all watched together, none left behind."""
 
 import contextlib
+import ctypes
 import fcntl
 import math
 import os
@@ -29,6 +30,7 @@ _END_S = 1.0  # for ranks that are stopped to end as a program does that receive
 _DRAIN_S = 0.2  # until queues are read that keep a rank from ending
 _TICK_S = 0.1
 _STACK_S = 3.0  # for all ranks to write where they are, also on a busy machine
+_PAUSE_HARD = 2  # of OpenMP 5: `omp_pause_hard` gives everything back
 # From Python 3.12 on, of two threads that fork at once, filelock, which torch brings, fails one.
 _FORKING = threading.Lock()
 
@@ -104,6 +106,7 @@ class Team:
             for rank in range(self.world_size):
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
+            _end_openmp_threads()
             # Blocked until a rank can answer, and ignores the stop button.
             not_yet = [signal.SIGINT, *self.members[0].signals]
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, not_yet)
@@ -241,6 +244,17 @@ class Team:
         while time.monotonic() < end and False in [m.has_answered() for m in running]:
             time.sleep(0.02)
         return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
+
+
+def _end_openmp_threads() -> None:
+    """End the threads with which this thread of the kernel has computed; it gets new ones later.
+
+    No fork inherits them. A rank that asks for several by `torch.set_num_threads(2)` would wait
+    for them for ever. Threads with which other threads of the kernel compute stay as they are.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
+        openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        openmp.omp_pause_resource_all(_PAUSE_HARD)
 
 
 def remove_segments(owners: set[int]) -> None:

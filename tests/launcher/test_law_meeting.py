@@ -7,6 +7,7 @@ import socket
 import stat
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -54,6 +55,31 @@ def test_law_2_ranks_work_after_the_kernel_used_threads(a_kernel_that_has_used_t
 def test_law_2_the_threads_of_the_kernel_work_afterwards(a_kernel_that_has_used_threads):
     launch(parallel_work)
     assert parallel_work() == a_kernel_that_has_used_threads
+
+
+def work_on_two_threads() -> int:
+    torch.set_num_threads(2)
+    return parallel_work()
+
+
+def test_law_2_a_rank_may_ask_for_more_threads(a_kernel_that_has_used_threads):
+    assert list(launch(work_on_two_threads, timeout=30)) == [2, 2]
+
+
+def test_law_2_a_rank_may_do_so_while_others_compute(a_kernel_that_has_used_threads):
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            parallel_work()
+
+    with ThreadPoolExecutor(1) as pool:
+        computing = pool.submit(compute)
+        try:
+            assert list(launch(work_on_two_threads, timeout=60)) == [2, 2]
+        finally:
+            over.set()
+        computing.result()
 
 
 def test_law_2_a_rank_of_a_thread_has_one_thread_too(a_kernel_that_has_used_threads):
