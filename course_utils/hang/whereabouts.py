@@ -86,7 +86,7 @@ class Whereabouts:
         doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
         doing = doing.get(self.state, "running")
         if self.queued:
-            doing = f"after {self.what} was queued"
+            doing = f"has queued {self.what} and is"
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
