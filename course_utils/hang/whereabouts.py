@@ -24,7 +24,7 @@ _HOLDERS = {
     "/subprocess.py": "a subprocess",
     "/multiprocessing/popen_fork.py": "a child process",
     "/torch/multiprocessing/spawn.py": "a child process",
-    "/torch/distributed/elastic/": "a child process",
+    "/torch/distributed/elastic/agent/": "a child process",
 }
 # What threading and multiprocessing build of locks, by the class whose method a rank is in.
 _BUILT_OF_LOCKS = {
