@@ -30,8 +30,9 @@ class Deadlock:
         met = meetings(calls, len(self.world))
         self._met = {(one.key, one.number): one for one in met}
         self._last = {(rank, one.key): one.number for one in met for rank in one.calls}
-        for rank, call in queues.stuck(calls, self._meeting, self._missing, _differ).items():
-            self.ranks[rank].needs(call)
+        self._stuck = queues.stuck(calls, self._meeting, self._missing, _differ)
+        for rank, first in self._stuck.items():
+            self.ranks[rank].needs(first[0])
         # Calls in which ranks wait, each with those who have not come to it; and by rank all these.
         self.open: list[tuple[Event, set[int]]] = []
         self.waits_for = {one.rank: self._look(one) for one in everybody if one.state == "waiting"}
@@ -43,7 +44,7 @@ class Deadlock:
 
     def _look(self, one: Whereabouts) -> set[int]:
         """Whom a rank waits for; of the calls that may keep it, those that have met do not."""
-        unmet = [(call, missing) for call in one.open if (missing := self._missing(call))]
+        unmet = [(call, missing) for call in one.open if (missing := self._lacking(call))]
         self.open += unmet
         if one.what in ("wait", "backward") and not one.queued:
             first = 1 if one.what == "backward" else None  # DDP waits for its buckets in order
@@ -82,6 +83,13 @@ class Deadlock:
         """How many such calls a rank is known to have made in the same line."""
         here = call.line, call.kind
         return sum((other.line, other.kind) == here for other in self.ranks[rank].calls)
+
+    def _lacking(self, call: Event) -> set[int]:
+        """Who has not come to a call, or has it in its queue behind one that cannot end."""
+        if not call.queued or self._missing(call):
+            return self._missing(call)
+        calls = self._meeting(call).calls
+        return {rank for rank, its in calls.items() if its not in self._stuck.get(rank, [its])}
 
     def _meeting(self, call: Event) -> Meeting:
         return self._met[key_of(call), call.number]

@@ -44,10 +44,17 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
     held = [one for one in left if one.state == "held"]
     what, alone = held[0].what if held else None, len(held) == 1
     yield Facts(
-        slow=_is_slow(dead), waiting=any(one.state == "waiting" for one in left), held=held,
+        slow=_is_slow(dead), messages=_has_queued_messages(dead), held=held,
+        waiting=any(one.state == "waiting" for one in left),
         who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
         its="its" if alone else "their", what=what, advice=_HELD.get(what, _HELD["else"]),
     )  # fmt: skip
+
+
+def _has_queued_messages(dead: Deadlock) -> bool:
+    """Whether messages may wait for each other on GPUs, where nobody sees them."""
+    calls = [call for one in dead.ranks.values() for call in one.calls]
+    return any(call.queued and is_message(call) for call in calls)
 
 
 def _is_slow(dead: Deadlock) -> bool:

@@ -19,6 +19,10 @@ _UNEVEN = (
     "in line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other}, "
     "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
 )
+_QUEUED = (
+    " A call on a GPU returns as soon as it is queued: a rank stands still in a later line, which "
+    "needs the result."
+)
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
 
 Row = tuple[str | None, Callable[[Facts], object], str]
@@ -31,6 +35,10 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "loop."),
         ("held", lambda f: f.held and not f.waiting,
          "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
+        (None, lambda f: f.messages and not f.waiting,
+         "No call is seen to lack its partner. Either {who} only needed longer, or messages wait "
+         "for each other on the GPUs: where ranks send before they receive, use "
+         "dist.batch_isend_irecv."),
         ("running", lambda f: not f.waiting,
          "No rank waits for another: {who} only needed longer. " + _LONG),
     ]),
@@ -136,10 +144,13 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
 
 def diagnose(dead: Deadlock) -> tuple[str | None, str]:
     """Say why these ranks hang: the pattern's name, which does not change, and the words."""
-    return next(
+    pattern, words = next(
         (pattern, text.format(**vars(found)))
         for find, rows in TABLE
         for found in find(dead)
         for pattern, applies, text in rows
         if applies(found)
     )
+    if any(one.queued for one in dead.ranks.values()):
+        words += _QUEUED
+    return pattern, words

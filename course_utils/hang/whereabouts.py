@@ -24,7 +24,7 @@ _HOLDERS = {
     "/subprocess.py": "a subprocess",
     "/multiprocessing/popen_fork.py": "a child process",
     "/torch/multiprocessing/spawn.py": "a child process",
-    "/torch/distributed/elastic/": "a child process",
+    "/torch/distributed/elastic/agent/": "a child process",
 }
 # What threading and multiprocessing build of locks, by the class whose method a rank is in.
 _BUILT_OF_LOCKS = {
@@ -86,14 +86,11 @@ class Whereabouts:
         doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
         doing = doing.get(self.state, "running")
         if self.queued:
-            doing = f"after {self.what} was queued"
+            doing = f"has queued {self.what} and is"
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
-        if not self.call:
-            return row
-        queued = f", queued at {self.call.where}" if self.queued and self.call.line else ""
-        return f"{row}\n{' ' * 10}{told(self.call, world)}{queued}"
+        return f"{row}\n{' ' * 10}{told(self.call, world)}" if self.call else row
 
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
@@ -141,11 +138,10 @@ def told(call: Event, world: tuple[int, ...]) -> str:
         end = "any rank" if call.peer is None else f"rank {call.peer}"
         tag = f" with tag {call.tag}" if call.tag else ""
         head = f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}{tag}"
-    if call.kind == "barrier":
-        return head
-    data = f", {content(call)}" if call.dtype else ""
+    queued = f", queued at {call.where}" if call.queued and call.line else ""
+    data = f", {content(call)}" if call.dtype and call.kind != "barrier" else ""
     root = "" if call.root is None else f", root {call.root}"
-    return f"{head}{data}{root}"
+    return f"{head}{data}{root}{queued}"
 
 
 def content(call: Event) -> str:

@@ -22,6 +22,8 @@ _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
 _GENERATED, _COMPILED = "<eval_with_key>", f"{os.sep}torchinductor_"
+# Packages of another environment, or of this one under another name.
+_INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
     f"{Path(__file__).parents[2] / name}{os.sep}"
     for name in ("course_utils", "course_material", "course_checks")
@@ -42,7 +44,7 @@ class Frame:
         if self.file.startswith((*_LIBRARIES, *_COURSE, _GENERATED)):
             return False
         compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _COMPILED
-        return compiled not in self.file
+        return not any(folder in self.file for folder in (*_INSTALLED, compiled))
 
     @property
     def place(self) -> str:

@@ -7,6 +7,7 @@ the report must name for it, is marked by `# <-`.
 import json
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 from kernels import Kernel
 
@@ -44,9 +45,29 @@ class Hang:
         return f"def work():\n{body}\n\nworks.append((work, {self.world_size}, {self.backend!r}))"
 
     @property
+    def queued(self) -> "Hang":
+        """The same on GPUs, as far as a CPU can tell: see `queues.py`."""
+        return Queued(**vars(self))
+
+    @property
     def lines(self) -> list[int]:
         """The marked lines, counted from 1."""
         return [n for n, row in enumerate(self.cell.splitlines(), 1) if "# <-" in row]
+
+
+class Queued(Hang):
+    """A pattern in which calls return at once; at the end every rank needs a result."""
+
+    @property
+    def cell(self) -> str:
+        """What the learner defines."""
+        head = "dist.init_process_group('queues'); r = dist.get_rank()\n"
+        body = head + textwrap.dedent(self.body).strip("\n") + "\nx.sum().item()"
+        return f"def work():\n{textwrap.indent(body, '    ')}\n\n{self._appended}"
+
+    @property
+    def _appended(self) -> str:
+        return f"works.append((work, {self.world_size}, None))"
 
 
 SETUP = """
@@ -89,6 +110,11 @@ def report(work, world_size, backend, timeout):
         return error.pattern, str(error)
     except WorkerError as error:
         return "failed", str(error)
+"""
+QUEUES = f"""
+import torch
+with open({str(Path(__file__).with_name("queues.py"))!r}) as file:
+    exec(compile(file.read(), torch.__path__[0] + "/queues.py", "exec"), {{"__name__": "queues"}})
 """
 _ALL = """
 with ThreadPoolExecutor({}) as pool:
@@ -552,7 +578,7 @@ CONTROLS = [
         "a group for calls of functions, in that of launch",
         """
         from torch.distributed import rpc
-        rpc.init_rpc(f"worker {r}", rank=r, world_size=2)  # <-
+        rpc.init_rpc(f"worker{r}", rank=r, world_size=2)  # <-
         """,
         None, 0, ("which meets at MASTER_ADDR: that is served under launch(..., backend=None)",),
     ),
