@@ -15,7 +15,15 @@ from course_utils.hang.whereabouts import (
 )
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event, Meeting
+from course_utils.record.event import (
+    BACKWARD,
+    EVALUATES,
+    FORWARD,
+    UNFINISHED,
+    WRAPS,
+    Event,
+    Meeting,
+)
 
 # Of each rank on average: pauses that must be seen, and those that count. A start is slow.
 _MANY_PAUSES, _LAST_PAUSES = 4, 16
@@ -167,7 +175,8 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
         handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
-        message=False, sure=False, what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
+        message=False, sure=False, thread=False,
+        what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
         it="it waits" if alone else f"rank {first.rank} waits",
         gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip
@@ -175,6 +184,9 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
         facts.did, facts.way, facts.deed = words
         facts.flags, facts.message = call.flags, is_message(call)
+        facts.there = _cell_and_line(dead.ranks[call.rank].line)
+        by_ddp = call.flags & (FORWARD | BACKWARD | WRAPS)
+        facts.thread = dead.ranks[call.rank].in_thread and not by_ddp and not facts.message
         facts.sure = bool(call.line and dead.ranks[other].complete)
         facts.unfinished = any(c.flags & UNFINISHED for c in dead.ranks[other].calls[-1:])
         vars(facts).update(_uneven(dead, call, other, "has returned"))

@@ -108,6 +108,9 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("backward", lambda f: f.over and f.sure and f.flags & BACKWARD,
          _ARRIVED + "{gone} without this backward pass, in which DDP averages gradients. Call it "
          "on every rank, as often."),
+        ("thread", lambda f: f.thread and not f.rarer,
+         "A thread of rank {rank} waits in {call.kind} ({there}): {absent} never called it. A call "
+         "in a thread needs every rank of its group as well."),
         ("returned", lambda f: f.over and f.sure,
          _ARRIVED + "{gone}, and rank {other} never called {call.kind} in that line. Is the call "
          "in an `if` that only some ranks enter, or does one return early?"),

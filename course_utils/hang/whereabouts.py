@@ -5,11 +5,12 @@ import contextlib
 import functools
 import linecache
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASYNC, BACKWARD, Event, Log
+from course_utils.record.event import ASIDE, ASYNC, BACKWARD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
@@ -34,6 +35,9 @@ _BUILT_OF_LOCKS = {
     "Semaphore": "a semaphore",
     "Thread": "a thread's end",
 }
+# What a rank waits for while a thread of its own works.
+_HAND_OVER = {"a thread's end", "a future", "a queue", "an event", "a condition"}
+_IDLE_LOOP, _LOOP = "/selectors.py", "/asyncio/base_events.py"  # asyncio has nothing to run
 # A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner", "inner_func"}
@@ -63,6 +67,7 @@ class Whereabouts:
     # The exception that has led it into an `except` or a `finally`, and the line that raised it.
     handles: str = ""
     raised_at: Frame | None = None
+    in_thread: bool = False  # whether a thread waits for other ranks, and the rank for that thread
 
     @property
     def call(self) -> Event | None:
@@ -85,6 +90,8 @@ class Whereabouts:
             return _SAID[self.state]
         doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
         doing = doing.get(self.state, "running")
+        if self.in_thread:
+            doing = f"waiting for a thread in {self.what}"
         if self.queued:
             doing = f"has queued {self.what} and is"
         if self.line is None:
@@ -110,7 +117,32 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
             one.what = one.call.kind if one.call else "torch.distributed"
     else:
         one.line = settled(frames)
+    if one.what in _HAND_OVER or _awaits(frames):
+        _look_at_threads(one, getattr(frames, "threads", ()))
     return one
+
+
+def _awaits(frames: list[Frame]) -> bool:
+    """Whether asyncio waits until something ends that runs in a thread, or elsewhere."""
+    idle = frames[-1].file.endswith(_IDLE_LOOP)
+    return idle and any(frame.file.endswith(_LOOP) for frame in frames)
+
+
+def _look_at_threads(one: Whereabouts, threads: Iterable[list[Frame]]) -> None:
+    """A rank that waits for a thread waits for whom that thread waits for."""
+    for frames in threads:
+        if held_by(frames) or not (what := waits_in(frames)):
+            continue
+        line = learners_line(frames)
+        calls = one.calls
+        if what not in ("wait", "backward"):
+            calls = tuple(call for call in calls if call.flags & ASIDE)
+        one.state, one.what, one.open = "waiting", what, _open(calls, what, line)
+        if what.startswith("_"):
+            one.what = one.call.kind if one.call else "torch.distributed"
+        one.line = line or one.line
+        one.in_thread = True
+        return
 
 
 def _open(calls: tuple[Event, ...], what: str, line: Frame | None) -> tuple[Event, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _HANDLES = re.compile(r'^Handles (.*) "(.+)", line (\d+) in (.+)$', re.MULTILINE)  # by `asking`
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
+THREAD = "Thread (most recent call first):"  # above the stack of another thread, by `asking`
 # A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
 WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -73,6 +74,8 @@ class Stack(list[Frame]):
 
     # What the thread says of an exception that it handles, and the learner's line that raised it.
     handles: tuple[str, Frame] | None = None
+    # Those of the rank's other threads that stand in torch.distributed.
+    threads: tuple[list[Frame], ...] = ()
 
 
 def from_dump(text: str) -> Stack:
@@ -89,10 +92,17 @@ def from_dump(text: str) -> Stack:
         if file.startswith(_COURSE) and name in ("_work", "_stay"):
             break
     frames.reverse()
+    frames.threads = tuple(map(_of_thread, text.split(THREAD)[1:]))
     if handled := _HANDLES.search(stack):
         words, file, line, name = handled.groups()
         frames.handles = words, Frame(file, int(line), name)
     return frames
+
+
+def _of_thread(text: str) -> list[Frame]:
+    rows = _DUMPED.findall(text.partition("(most recent call first)")[0])
+    frames = [Frame(file, int(line), name) for file, line, name in rows]
+    return frames[::-1]
 
 
 def learners_line(frames: list[Frame]) -> Frame | None:

@@ -71,6 +71,7 @@ class Queued(Hang):
 
 
 SETUP = """
+import asyncio
 import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -449,6 +450,39 @@ PATTERNS = [
         "held", 1, ("rank 1: waiting for the DataLoader", "it waits for the DataLoader of its own"),
     ),
     Hang(
+        "a call in a thread whose end one rank waits for",
+        """
+        if r == 0:
+            thread = threading.Thread(target=dist.all_reduce, args=(x,))
+            thread.start()
+            thread.join()  # <-
+        """,
+        "thread", 0, ("A thread of rank 0 waits in all_reduce (cell [N], line 6): rank 1 never",),
+    ),
+    Hang(
+        "a call in a thread that asyncio waits for on one rank",
+        """
+        def average():
+            dist.all_reduce(x)  # <-
+        async def serve():
+            await asyncio.to_thread(average)
+        if r == 0:
+            asyncio.run(serve())
+        """,
+        "thread", 0, ("A thread of rank 0 waits in all_reduce (cell [N], line 4): rank 1 never",),
+    ),
+    Hang(
+        "an uneven number of calls in a pool's thread",
+        """
+        def average():
+            dist.all_reduce(x)  # <-
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(3 + r):
+                pool.submit(average).result()
+        """,
+        "uneven", 1, ("rank 1 has called all_reduce 4 times, rank 0, which has returned, 3",),
+    ),
+    Hang(
         "a launcher within a rank",
         """
         from torch.multiprocessing import start_processes
@@ -604,6 +638,15 @@ CONTROLS = [
             dist.all_reduce(x) if r else dist.broadcast(x, 0)  # <-
         """,
         "order", 1, ("as often as the others",),
+    ),
+    Hang(
+        "a thread that works alone while one waits for its end",
+        """
+        thread = threading.Thread(target=time.sleep, args=(100,))
+        thread.start()
+        thread.join()  # <-
+        """,
+        "held", 0, ("ranks 0 and 1 wait for a thread's end of their own process",),
     ),
     Hang(
         "a rank that is stopped from outside",
