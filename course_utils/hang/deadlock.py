@@ -59,18 +59,17 @@ class Deadlock:
 
         No other thread may make the call that is missing, no timer of a group of the learner's may
         end the wait, and what is waited for may not be one of several: data of another may still
-        be on its way.
+        be on its way. Threads of a rank that has returned may still make calls.
         """
         left = [one for one in self.ranks.values() if one.state != "returned"]
-        return bool(left) and all(
-            one.state == "waiting"
-            and one.what in KINDS
-            and one.call
-            and not one.call.flags & (ASYNC | WAKES)
-            and one.complete
-            and (self.waits_for[one.rank] or len(self.world) == 1)
-            for one in left
-        )
+        over = [one for one in self.ranks.values() if one.state == "returned"]
+        return bool(left) and all(map(self._waits_for_ever, left)) and all(map(_is_over, over))
+
+    def _waits_for_ever(self, one: Whereabouts) -> bool:
+        in_call = one.state == "waiting" and one.what in KINDS and one.complete
+        if not in_call or not one.call or one.call.flags & (ASYNC | WAKES):
+            return False
+        return bool(self.waits_for[one.rank]) or len(self.world) == 1
 
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""
@@ -80,9 +79,17 @@ class Deadlock:
         return found
 
     def made(self, rank: int, call: Event) -> int:
-        """How many such calls a rank is known to have made in the same line."""
+        """How many such calls a rank is known to have made in the same line and group."""
+        return sum(key_of(other) == key_of(call) for other in self._like(rank, call))
+
+    def made_elsewhere(self, rank: int, call: Event) -> Event | None:
+        """The last such call of a rank in the same line, but in a group of other ranks."""
+        others = [other for other in self._like(rank, call) if other.group != call.group]
+        return others[-1] if others else None
+
+    def _like(self, rank: int, call: Event) -> list[Event]:
         here = call.line, call.kind
-        return sum((other.line, other.kind) == here for other in self.ranks[rank].calls)
+        return [other for other in self.ranks[rank].calls if (other.line, other.kind) == here]
 
     def _lacking(self, call: Event) -> set[int]:
         """Who has not come to a call, or has it in its queue behind one that cannot end."""
@@ -123,6 +130,12 @@ class Deadlock:
                     break
                 agreed = agreed or len(meeting.calls) > 1
         return None
+
+
+def _is_over(one: Whereabouts) -> bool:
+    """Whether a rank whose function has returned has no thread left that may call anything."""
+    last = one.calls[-1] if one.calls else None
+    return last is not None and last.kind == "return" and not last.flags & WAKES
 
 
 def _differ(meeting: Meeting) -> str | None:

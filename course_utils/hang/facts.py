@@ -51,9 +51,12 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
     left = [one for one in dead.ranks.values() if one.state != "returned"]
     held = [one for one in left if one.state == "held"]
     what, alone = held[0].what if held else None, len(held) == 1
+    silent = [one.rank for one in left if one.state == "silent"]
     yield Facts(
         slow=_is_slow(dead), messages=_has_queued_messages(dead), held=held,
         waiting=any(one.state == "waiting" for one in left),
+        silent=silent and ranks(silent).capitalize(),
+        they="it waits" if len(silent) == 1 else "they wait",
         who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
         its="its" if alone else "their", what=what, advice=_HELD.get(what, _HELD["else"]),
     )  # fmt: skip
@@ -138,7 +141,7 @@ def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, obj
     return {
         "rank": call.rank, "other": other, "call": call, "then": then,
         "often": times.get(often, f"{often} times"),
-        "rarer": rarer and times.get(rarer, f"{rarer} times"),
+        "rarer": 0 < rarer < often and times.get(rarer, f"{rarer} times"),
         "in_ddp": " in DDP" * bool(ddp),
         "batches": _BATCHES if ddp else "",
     }  # fmt: skip
@@ -175,7 +178,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
         handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
-        message=False, sure=False, thread=False,
+        message=False, sure=False, thread=False, elsewhere=None,
         what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
         it="it waits" if alone else f"rank {first.rank} waits",
         gone="its function has returned" if alone else "their functions have returned",
@@ -184,6 +187,8 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
         facts.did, facts.way, facts.deed = words
         facts.flags, facts.message = call.flags, is_message(call)
+        elsewhere = None if is_message(call) else dead.made_elsewhere(other, call)
+        facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
         facts.there = _cell_and_line(dead.ranks[call.rank].line)
         by_ddp = call.flags & (FORWARD | BACKWARD | WRAPS)
         facts.thread = dead.ranks[call.rank].in_thread and not by_ddp and not facts.message

@@ -33,6 +33,8 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "hangs. The limit timeout= counts from the start of the run: for long work give it more "
          "seconds, such as launch(..., timeout=3600). If the work is not long, look for an endless "
          "loop."),
+        (None, lambda f: f.silent and not f.waiting,
+         "{silent} gave no answer, so it is not known what {they} for."),
         ("held", lambda f: f.held and not f.waiting,
          "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
         (None, lambda f: f.messages and not f.waiting,
@@ -101,6 +103,10 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("returned", lambda f: f.over and f.message,
          _ARRIVED + "{gone}, and rank {other} never {did} message #{call.number} {way} rank {rank}."
          " A {deed} is left out, or a peer or a tag is wrong."),
+        ("groups", lambda f: f.elsewhere and not f.rarer and f.sure,
+         "Rank {rank} waits in the group of {group}. In that line rank {other} called {call.kind} "
+         "in the group of {elsewhere}: use the same group on every rank, of a mesh the same "
+         "dimension."),
         ("uneven", lambda f: f.over and f.sure and f.rarer, _ARRIVED + _UNEVEN),
         ("evaluation", lambda f: f.over and f.sure and f.flags & EVALUATES,
          _ARRIVED + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "

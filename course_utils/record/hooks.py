@@ -107,7 +107,9 @@ class Recorder:
         """Write down that the learner's function has returned."""
         for end in self.ends:
             end()
-        self._note("return", None, (), UNFINISHED if self.unfinished else 0)
+        flags = UNFINISHED if self.unfinished else 0
+        flags |= WAKES if threading.active_count() > 1 else 0
+        self._note("return", None, (), flags)
 
     def _note(self, kind: str, caller: FrameType | None, group: tuple, flags: int = 0) -> None:
         inner, own = frames.split(caller)

@@ -353,6 +353,29 @@ PATTERNS = [
         "groups", 1, ("in the same order",),
     ),
     Hang(
+        "dimensions of a mesh that differ",
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        name = "tp" if r < 2 else "dp"
+        dist.all_reduce(x, group=mesh[name].get_group())  # <-
+        """,
+        "groups", 2,
+        ("Rank 2 waits in the group of ranks 0 and 2. In that line rank 0 called all_reduce in",
+         "in the group of ranks 0 and 1: use the same group on every rank, of a mesh the same"),
+        world_size=4,
+    ),
+    Hang(
+        "an uneven number of rounds in one group of two",
+        """
+        row = dist.new_group([0, 1]), dist.new_group([2, 3])
+        for _ in range(3 + (r == 3)):
+            dist.all_reduce(x, group=row[r // 2])  # <-
+        """,
+        "uneven", 3, ("rank 3 has called all_reduce 4 times, rank 2, which has returned, 3",),
+        world_size=4,
+    ),
+    Hang(
         "a new group that only its members make",
         """
         if r > 1:
@@ -656,6 +679,22 @@ CONTROLS = [
         dist.barrier()  # <-
         """,
         "missing", 1, ("rank 1: gives no answer", "Rank 0 waited for rank 1"),
+    ),
+    Hang(
+        "ranks that are stopped from outside",
+        """
+        os.kill(os.getpid(), signal.SIGSTOP)
+        """,
+        None, 1, ("Ranks 0 and 1 gave no answer, so it is not known what they wait for.",),
+    ),
+    Hang(
+        "a rank that is stopped from outside while the other works",
+        """
+        if r == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(100)  # <-
+        """,
+        None, 1, ("Rank 1 gave no answer, so it is not known what it waits for.",),
     ),
     Hang(
         "a barrier of another kind on one rank",
