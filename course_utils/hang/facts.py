@@ -7,6 +7,7 @@ from types import SimpleNamespace as Facts
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.whereabouts import (
     LOOPS,
+    STORE,
     Whereabouts,
     content,
     innermost,
@@ -180,7 +181,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
         message=False, sure=False, thread=False, elsewhere=None,
         what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
-        it="it waits" if alone else f"rank {first.rank} waits",
+        it="it waits" if alone else f"rank {first.rank} waits", key=_key(first),
         gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip
     for call, other in [(call, min(own & absent)) for call, own in dead.open if own & absent][:1]:
@@ -198,12 +199,20 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
     yield facts
 
 
+def _key(one: Whereabouts) -> str:
+    """The line in which a rank waits for a key of the store, such as `store.get("best")`."""
+    return one.line.code if one.what == STORE and one.line else ""
+
+
 def of_waiting(dead: Deadlock) -> Iterator[Facts]:
     """Ranks that wait for each other, and for nobody else; or what the stacks tell."""
     inside = [rank for rank in dead.waits_for if rank in dead.reachable(rank)]
     calls = [call for call, _ in dead.open if call.rank in inside]
     names = {str(dead.ranks[rank].what) for rank in inside or dead.world}
+    keys = {rank: _key(dead.ranks[rank]) for rank in dead.waits_for if _key(dead.ranks[rank])}
     yield Facts(
+        in_store=keys and ranks(keys).capitalize(), code=next(iter(keys.values()), ""),
+        wait="waits" if len(keys) == 1 else "wait",
         Inside=inside and ranks(inside).capitalize(), kinds={call.kind for call in calls},
         groups=len({call.group_name for call in calls}), names=names, what=", ".join(sorted(names)),
         known=dead.known, alone=len(dead.world) == 1,

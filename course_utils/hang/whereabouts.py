@@ -14,6 +14,7 @@ from course_utils.record.event import ASIDE, ASYNC, BACKWARD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
+STORE, _IN_STORE = "the store", "wait_in_the_store"  # see `hooks`
 # What of its own process holds a rank, by the library's file that it stands in.
 _HOLDERS = {
     "/concurrent/futures/_base.py": "a future",
@@ -147,7 +148,7 @@ def _look_at_threads(one: Whereabouts, threads: Iterable[list[Frame]]) -> None:
 
 def _open(calls: tuple[Event, ...], what: str, line: Frame | None) -> tuple[Event, ...]:
     """Which calls a rank may be waiting in; those that have met are sorted out later."""
-    if what in STORE_CALLS or not calls:
+    if what in STORE_CALLS or what == STORE or not calls:
         return ()
     if what in ("wait", "backward"):
         flag = ASYNC if what == "wait" else BACKWARD
@@ -204,6 +205,8 @@ def waits_in(frames: list[Frame]) -> str | None:
         if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
             return "FSDP's forward"
     calls = [f.name for f in inner if "torch/distributed/" in f.file and f.name not in _WRAPPERS]
+    if not calls and inner and inner[-1].name == _IN_STORE:
+        return STORE
     if not calls:
         return "wait" if own and ".wait(" in own.code and not held_by(frames) else None
     # `dist.get_rank()` waits for nobody, but `get_model_state_dict()` calls what does.

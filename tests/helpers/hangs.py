@@ -506,6 +506,28 @@ PATTERNS = [
         "uneven", 1, ("rank 1 has called all_reduce 4 times, rank 0, which has returned, 3",),
     ),
     Hang(
+        "a key in the store that nobody sets",
+        """
+        dist.group.WORLD.get_group_store().wait(["key"])  # <-
+        """,
+        "store", 0,
+        ("Ranks 0 and 1 wait in the store for a key that nobody has set (dist.group.WORLD.get_",),
+    ),
+    Hang(
+        "a key in the store that has another name",
+        """
+        store = dist.distributed_c10d._get_default_store()
+        if r == 0:
+            store.set("bset", "0.93")
+        else:
+            best = store.get("best")  # <-
+        dist.barrier()
+        """,
+        "store", 1,
+        ('it waits in the store for a key that nobody has set (best = store.get("best")',
+         "rank 1: waiting in the store at cell"),
+    ),
+    Hang(
         "a launcher within a rank",
         """
         from torch.multiprocessing import start_processes
@@ -615,13 +637,6 @@ CONTROLS = [
         dist.recv(x)  # <-
         """,
         None, 0, ("message #1 from any rank",),
-    ),
-    Hang(
-        "a key in the store that nobody sets",
-        """
-        dist.group.WORLD.get_group_store().wait(["key"])  # <-
-        """,
-        None, 0,
     ),
     Hang(
         "a world that is larger than the number of ranks",
