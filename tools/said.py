@@ -44,7 +44,8 @@ NOT_SAID = re.compile(
 SHORT = {
     "passed", "wrong", "rank", "given", "wanted", "got", "It", "once", "twice", "running",
     "received", "sent", "receive", "send", "from", "to", "receives", "sends",
-    "dtype", "shape", "layout", "{kind}{size}{root}", "{head}{data}{root}", ", {content}",
+    "dtype", "shape", "layout", "{kind}{size}{root}", "{head}{data}{root}{queued}",
+    ", {content}", "{content}{there}",
     "{ranks_named}: {row}", "({where})", "{SIGNS_self_state} {state}: {name}{where}",
     "{SIGNS_own_state} {own_name}: {own_state}", "{many}, {self_runs_number}", "{place}: {code}",
     "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{there}", "({call_place})",

@@ -30,8 +30,9 @@ class Deadlock:
         met = meetings(calls, len(self.world))
         self._met = {(one.key, one.number): one for one in met}
         self._last = {(rank, one.key): one.number for one in met for rank in one.calls}
-        for rank, call in queues.stuck(calls, self._meeting, self._missing, _differ).items():
-            self.ranks[rank].needs(call)
+        self._stuck = queues.stuck(calls, self._meeting, self._missing, _differ)
+        for rank, first in self._stuck.items():
+            self.ranks[rank].needs(first[0])
         # Calls in which ranks wait, each with those who have not come to it; and by rank all these.
         self.open: list[tuple[Event, set[int]]] = []
         self.waits_for = {one.rank: self._look(one) for one in everybody if one.state == "waiting"}
@@ -43,7 +44,7 @@ class Deadlock:
 
     def _look(self, one: Whereabouts) -> set[int]:
         """Whom a rank waits for; of the calls that may keep it, those that have met do not."""
-        unmet = [(call, missing) for call in one.open if (missing := self._missing(call))]
+        unmet = [(call, missing) for call in one.open if (missing := self._lacking(call))]
         self.open += unmet
         if one.what in ("wait", "backward") and not one.queued:
             first = 1 if one.what == "backward" else None  # DDP waits for its buckets in order
@@ -58,18 +59,17 @@ class Deadlock:
 
         No other thread may make the call that is missing, no timer of a group of the learner's may
         end the wait, and what is waited for may not be one of several: data of another may still
-        be on its way.
+        be on its way. Threads of a rank that has returned may still make calls.
         """
         left = [one for one in self.ranks.values() if one.state != "returned"]
-        return bool(left) and all(
-            one.state == "waiting"
-            and one.what in KINDS
-            and one.call
-            and not one.call.flags & (ASYNC | WAKES)
-            and one.complete
-            and (self.waits_for[one.rank] or len(self.world) == 1)
-            for one in left
-        )
+        over = [one for one in self.ranks.values() if one.state == "returned"]
+        return bool(left) and all(map(self._waits_for_ever, left)) and all(map(_is_over, over))
+
+    def _waits_for_ever(self, one: Whereabouts) -> bool:
+        in_call = one.state == "waiting" and one.what in KINDS and one.complete
+        if not in_call or not one.call or one.call.flags & (ASYNC | WAKES):
+            return False
+        return bool(self.waits_for[one.rank]) or len(self.world) == 1
 
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""
@@ -79,9 +79,24 @@ class Deadlock:
         return found
 
     def made(self, rank: int, call: Event) -> int:
-        """How many such calls a rank is known to have made in the same line."""
+        """How many such calls a rank is known to have made in the same line and group."""
+        return sum(key_of(other) == key_of(call) for other in self._like(rank, call))
+
+    def made_elsewhere(self, rank: int, call: Event) -> Event | None:
+        """The last such call of a rank in the same line, but in a group of other ranks."""
+        others = [other for other in self._like(rank, call) if other.group != call.group]
+        return others[-1] if others else None
+
+    def _like(self, rank: int, call: Event) -> list[Event]:
         here = call.line, call.kind
-        return sum((other.line, other.kind) == here for other in self.ranks[rank].calls)
+        return [other for other in self.ranks[rank].calls if (other.line, other.kind) == here]
+
+    def _lacking(self, call: Event) -> set[int]:
+        """Who has not come to a call, or has it in its queue behind one that cannot end."""
+        if not call.queued or self._missing(call):
+            return self._missing(call)
+        calls = self._meeting(call).calls
+        return {rank for rank, its in calls.items() if its not in self._stuck.get(rank, [its])}
 
     def _meeting(self, call: Event) -> Meeting:
         return self._met[key_of(call), call.number]
@@ -115,6 +130,12 @@ class Deadlock:
                     break
                 agreed = agreed or len(meeting.calls) > 1
         return None
+
+
+def _is_over(one: Whereabouts) -> bool:
+    """Whether a rank whose function has returned has no thread left that may call anything."""
+    last = one.calls[-1] if one.calls else None
+    return last is not None and last.kind == "return" and not last.flags & WAKES
 
 
 def _differ(meeting: Meeting) -> str | None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace as Facts
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.whereabouts import (
     LOOPS,
+    STORE,
     Whereabouts,
     content,
     innermost,
@@ -15,7 +16,15 @@ from course_utils.hang.whereabouts import (
 )
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, UNFINISHED, Event, Meeting
+from course_utils.record.event import (
+    BACKWARD,
+    EVALUATES,
+    FORWARD,
+    UNFINISHED,
+    WRAPS,
+    Event,
+    Meeting,
+)
 
 # Of each rank on average: pauses that must be seen, and those that count. A start is slow.
 _MANY_PAUSES, _LAST_PAUSES = 4, 16
@@ -43,11 +52,21 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
     left = [one for one in dead.ranks.values() if one.state != "returned"]
     held = [one for one in left if one.state == "held"]
     what, alone = held[0].what if held else None, len(held) == 1
+    silent = [one.rank for one in left if one.state == "silent"]
     yield Facts(
-        slow=_is_slow(dead), waiting=any(one.state == "waiting" for one in left), held=held,
+        slow=_is_slow(dead), messages=_has_queued_messages(dead), held=held,
+        waiting=any(one.state == "waiting" for one in left),
+        silent=silent and ranks(silent).capitalize(),
+        they="it waits" if len(silent) == 1 else "they wait",
         who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
         its="its" if alone else "their", what=what, advice=_HELD.get(what, _HELD["else"]),
     )  # fmt: skip
+
+
+def _has_queued_messages(dead: Deadlock) -> bool:
+    """Whether messages may wait for each other on GPUs, where nobody sees them."""
+    calls = [call for one in dead.ranks.values() for call in one.calls]
+    return any(call.queued and is_message(call) for call in calls)
 
 
 def _is_slow(dead: Deadlock) -> bool:
@@ -123,7 +142,7 @@ def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, obj
     return {
         "rank": call.rank, "other": other, "call": call, "then": then,
         "often": times.get(often, f"{often} times"),
-        "rarer": rarer and times.get(rarer, f"{rarer} times"),
+        "rarer": 0 < rarer < often and times.get(rarer, f"{rarer} times"),
         "in_ddp": " in DDP" * bool(ddp),
         "batches": _BATCHES if ddp else "",
     }  # fmt: skip
@@ -160,18 +179,29 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
         handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
-        message=False, sure=False, what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
-        it="it waits" if alone else f"rank {first.rank} waits",
+        message=False, sure=False, thread=False, elsewhere=None,
+        what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
+        it="it waits" if alone else f"rank {first.rank} waits", key=_key(first),
         gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip
     for call, other in [(call, min(own & absent)) for call, own in dead.open if own & absent][:1]:
         words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
         facts.did, facts.way, facts.deed = words
         facts.flags, facts.message = call.flags, is_message(call)
+        elsewhere = None if is_message(call) else dead.made_elsewhere(other, call)
+        facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
+        facts.there = _cell_and_line(dead.ranks[call.rank].line)
+        by_ddp = call.flags & (FORWARD | BACKWARD | WRAPS)
+        facts.thread = dead.ranks[call.rank].in_thread and not by_ddp and not facts.message
         facts.sure = bool(call.line and dead.ranks[other].complete)
         facts.unfinished = any(c.flags & UNFINISHED for c in dead.ranks[other].calls[-1:])
         vars(facts).update(_uneven(dead, call, other, "has returned"))
     yield facts
+
+
+def _key(one: Whereabouts) -> str:
+    """The line in which a rank waits for a key of the store, such as `store.get("best")`."""
+    return one.line.code if one.what == STORE and one.line else ""
 
 
 def of_waiting(dead: Deadlock) -> Iterator[Facts]:
@@ -179,7 +209,10 @@ def of_waiting(dead: Deadlock) -> Iterator[Facts]:
     inside = [rank for rank in dead.waits_for if rank in dead.reachable(rank)]
     calls = [call for call, _ in dead.open if call.rank in inside]
     names = {str(dead.ranks[rank].what) for rank in inside or dead.world}
+    keys = {rank: _key(dead.ranks[rank]) for rank in dead.waits_for if _key(dead.ranks[rank])}
     yield Facts(
+        in_store=keys and ranks(keys).capitalize(), code=next(iter(keys.values()), ""),
+        wait="waits" if len(keys) == 1 else "wait",
         Inside=inside and ranks(inside).capitalize(), kinds={call.kind for call in calls},
         groups=len({call.group_name for call in calls}), names=names, what=", ".join(sorted(names)),
         known=dead.known, alone=len(dead.world) == 1,

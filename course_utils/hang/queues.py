@@ -16,8 +16,8 @@ def stuck(
     meeting_of: Callable[[Event], Meeting],
     lacks: Callable[[Event], object],
     differs: Callable[[Meeting], object],
-) -> dict[int, Event]:
-    """By rank the first queued call that cannot end; nothing of ranks whose queues run dry.
+) -> dict[int, list[Event]]:
+    """By rank the first calls of its queues that cannot end, in order; nothing where they run dry.
 
     Args:
         calls: All calls that are known, each rank's in its order.
@@ -26,28 +26,24 @@ def stuck(
         differs: Whether the calls of a meeting are not the same on all ranks.
     """
     lanes: dict[Lane, list[Event]] = {}
-    found: dict[int, Event] = {}
+    found: dict[int, list[Event]] = {}
     for call in calls:
         if not call.flags & QUEUED:
             continue
         if call.kind == "send":
             continue  # a small one ends without its receiver
         if call.kind == "recv":
-            if lacks(call):
-                _note(found, call)
+            if not call.tag and lacks(call):  # NCCL looks at no tag
+                found.setdefault(call.rank, []).append(call)
             continue
         lanes.setdefault(_lane(call), []).append(call)
     _run(lanes, meeting_of, lacks, differs)
     for left in lanes.values():
         if left:
-            _note(found, left[0])
+            found.setdefault(left[0].rank, []).append(left[0])
+    for first in found.values():
+        first.sort(key=lambda call: call.index)
     return found
-
-
-def _note(found: dict[int, Event], call: Event) -> None:
-    """Keep the first one of each rank."""
-    before = found.get(call.rank, call)
-    found[call.rank] = min(before, call, key=lambda event: event.index)
 
 
 def _lane(call: Event) -> Lane:

@@ -19,6 +19,10 @@ _UNEVEN = (
     "in line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other}, "
     "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
 )
+_QUEUED = (
+    " A call on a GPU returns as soon as it is queued: a rank stands still in a later line, which "
+    "needs the result."
+)
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
 
 Row = tuple[str | None, Callable[[Facts], object], str]
@@ -29,8 +33,14 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "hangs. The limit timeout= counts from the start of the run: for long work give it more "
          "seconds, such as launch(..., timeout=3600). If the work is not long, look for an endless "
          "loop."),
+        (None, lambda f: f.silent and not f.waiting,
+         "{silent} gave no answer, so it is not known what {they} for."),
         ("held", lambda f: f.held and not f.waiting,
          "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
+        (None, lambda f: f.messages and not f.waiting,
+         "No call is seen to lack its partner. Either {who} only needed longer, or messages wait "
+         "for each other on the GPUs: where ranks send before they receive, use "
+         "dist.batch_isend_irecv."),
         ("running", lambda f: not f.waiting,
          "No rank waits for another: {who} only needed longer. " + _LONG),
     ]),
@@ -78,6 +88,8 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "ended: {handles} ({raised_at})."),
         ("held", lambda f: f.held,
          _ARRIVED + "{it} for {what} of its own process. {advice}"),
+        ("store", lambda f: f.key,
+         _ARRIVED + "{it} in the store for a key that nobody has set ({key})."),
         ("missing", lambda f: f.flags & WRAPS,
          _ARRIVED + "DDP(model) ends only when every rank has wrapped its model."),
         ("unused", lambda f: f.flags & BACKWARD and f.unfinished,
@@ -93,6 +105,10 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("returned", lambda f: f.over and f.message,
          _ARRIVED + "{gone}, and rank {other} never {did} message #{call.number} {way} rank {rank}."
          " A {deed} is left out, or a peer or a tag is wrong."),
+        ("groups", lambda f: f.elsewhere and not f.rarer and f.sure,
+         "Rank {rank} waits in the group of {group}. In that line rank {other} called {call.kind} "
+         "in the group of {elsewhere}: use the same group on every rank, of a mesh the same "
+         "dimension."),
         ("uneven", lambda f: f.over and f.sure and f.rarer, _ARRIVED + _UNEVEN),
         ("evaluation", lambda f: f.over and f.sure and f.flags & EVALUATES,
          _ARRIVED + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
@@ -100,6 +116,9 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("backward", lambda f: f.over and f.sure and f.flags & BACKWARD,
          _ARRIVED + "{gone} without this backward pass, in which DDP averages gradients. Call it "
          "on every rank, as often."),
+        ("thread", lambda f: f.thread and not f.rarer,
+         "A thread of rank {rank} waits in {call.kind} ({there}): {absent} never called it. A call "
+         "in a thread needs every rank of its group as well."),
         ("returned", lambda f: f.over and f.sure,
          _ARRIVED + "{gone}, and rank {other} never called {call.kind} in that line. Is the call "
          "in an `if` that only some ranks enter, or does one return early?"),
@@ -119,6 +138,8 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "The ranks wait in different calls ({what}): " + SAME),
         ("alone", lambda f: f.alone and f.names == {"recv"},
          "There is no other rank that could send rank 0 a message."),
+        ("store", lambda f: f.in_store and not f.Inside,
+         "{in_store} {wait} in the store for a key that nobody has set ({code})."),
         (None, lambda f: not f.known,
          "The ranks wait in {what}, and what they called before is not known: " + SAME),
         (None, lambda f: f.names == {"init_process_group"},
@@ -136,10 +157,13 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
 
 def diagnose(dead: Deadlock) -> tuple[str | None, str]:
     """Say why these ranks hang: the pattern's name, which does not change, and the words."""
-    return next(
+    pattern, words = next(
         (pattern, text.format(**vars(found)))
         for find, rows in TABLE
         for found in find(dead)
         for pattern, applies, text in rows
         if applies(found)
     )
+    if any(one.queued for one in dead.ranks.values()):
+        words += _QUEUED
+    return pattern, words

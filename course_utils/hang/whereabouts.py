@@ -5,14 +5,16 @@ import contextlib
 import functools
 import linecache
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASYNC, BACKWARD, Event, Log
+from course_utils.record.event import ASIDE, ASYNC, BACKWARD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
+STORE, _IN_STORE = "the store", "wait_in_the_store"  # see `hooks`
 # What of its own process holds a rank, by the library's file that it stands in.
 _HOLDERS = {
     "/concurrent/futures/_base.py": "a future",
@@ -24,7 +26,7 @@ _HOLDERS = {
     "/subprocess.py": "a subprocess",
     "/multiprocessing/popen_fork.py": "a child process",
     "/torch/multiprocessing/spawn.py": "a child process",
-    "/torch/distributed/elastic/": "a child process",
+    "/torch/distributed/elastic/agent/": "a child process",
 }
 # What threading and multiprocessing build of locks, by the class whose method a rank is in.
 _BUILT_OF_LOCKS = {
@@ -34,6 +36,9 @@ _BUILT_OF_LOCKS = {
     "Semaphore": "a semaphore",
     "Thread": "a thread's end",
 }
+# What a rank waits for while a thread of its own works.
+_HAND_OVER = {"a thread's end", "a future", "a queue", "an event", "a condition"}
+_IDLE_LOOP, _LOOP = "/selectors.py", "/asyncio/base_events.py"  # asyncio has nothing to run
 # A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner", "inner_func"}
@@ -63,6 +68,7 @@ class Whereabouts:
     # The exception that has led it into an `except` or a `finally`, and the line that raised it.
     handles: str = ""
     raised_at: Frame | None = None
+    in_thread: bool = False  # whether a thread waits for other ranks, and the rank for that thread
 
     @property
     def call(self) -> Event | None:
@@ -85,15 +91,14 @@ class Whereabouts:
             return _SAID[self.state]
         doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
         doing = doing.get(self.state, "running")
+        if self.in_thread:
+            doing = f"waiting for a thread in {self.what}"
         if self.queued:
-            doing = f"after {self.what} was queued"
+            doing = f"has queued {self.what} and is"
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
-        if not self.call:
-            return row
-        queued = f", queued at {self.call.where}" if self.queued and self.call.line else ""
-        return f"{row}\n{' ' * 10}{told(self.call, world)}{queued}"
+        return f"{row}\n{' ' * 10}{told(self.call, world)}" if self.call else row
 
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
@@ -113,12 +118,37 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
             one.what = one.call.kind if one.call else "torch.distributed"
     else:
         one.line = settled(frames)
+    if one.what in _HAND_OVER or _awaits(frames):
+        _look_at_threads(one, getattr(frames, "threads", ()))
     return one
+
+
+def _awaits(frames: list[Frame]) -> bool:
+    """Whether asyncio waits until something ends that runs in a thread, or elsewhere."""
+    idle = frames[-1].file.endswith(_IDLE_LOOP)
+    return idle and any(frame.file.endswith(_LOOP) for frame in frames)
+
+
+def _look_at_threads(one: Whereabouts, threads: Iterable[list[Frame]]) -> None:
+    """A rank that waits for a thread waits for whom that thread waits for."""
+    for frames in threads:
+        if held_by(frames) or not (what := waits_in(frames)):
+            continue
+        line = learners_line(frames)
+        calls = one.calls
+        if what not in ("wait", "backward"):
+            calls = tuple(call for call in calls if call.flags & ASIDE)
+        one.state, one.what, one.open = "waiting", what, _open(calls, what, line)
+        if what.startswith("_"):
+            one.what = one.call.kind if one.call else "torch.distributed"
+        one.line = line or one.line
+        one.in_thread = True
+        return
 
 
 def _open(calls: tuple[Event, ...], what: str, line: Frame | None) -> tuple[Event, ...]:
     """Which calls a rank may be waiting in; those that have met are sorted out later."""
-    if what in STORE_CALLS or not calls:
+    if what in STORE_CALLS or what == STORE or not calls:
         return ()
     if what in ("wait", "backward"):
         flag = ASYNC if what == "wait" else BACKWARD
@@ -141,11 +171,10 @@ def told(call: Event, world: tuple[int, ...]) -> str:
         end = "any rank" if call.peer is None else f"rank {call.peer}"
         tag = f" with tag {call.tag}" if call.tag else ""
         head = f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}{tag}"
-    if call.kind == "barrier":
-        return head
-    data = f", {content(call)}" if call.dtype else ""
+    queued = f", queued at {call.where}" if call.queued and call.line else ""
+    data = f", {content(call)}" if call.dtype and call.kind != "barrier" else ""
     root = "" if call.root is None else f", root {call.root}"
-    return f"{head}{data}{root}"
+    return f"{head}{data}{root}{queued}"
 
 
 def content(call: Event) -> str:
@@ -176,6 +205,8 @@ def waits_in(frames: list[Frame]) -> str | None:
         if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
             return "FSDP's forward"
     calls = [f.name for f in inner if "torch/distributed/" in f.file and f.name not in _WRAPPERS]
+    if not calls and inner and inner[-1].name == _IN_STORE:
+        return STORE
     if not calls:
         return "wait" if own and ".wait(" in own.code and not held_by(frames) else None
     # `dist.get_rank()` waits for nobody, but `get_model_state_dict()` calls what does.

@@ -1,8 +1,9 @@
 """How the kernel asks a rank where it is, without disturbing it.
 
 The first of two signals is blocked in all of the rank but for one thread, which waits for it and
-writes the main thread's stack in Python. So it interrupts nothing: no sleep, no handler of the
-learner's, no wait in C++, which would complain of an "interrupted system call".
+writes the main thread's stack in Python, and those of threads that wait for other ranks. So it
+interrupts nothing: no sleep, no handler of the learner's, no wait in C++, which would complain of
+an "interrupted system call".
 
 That thread cannot answer while compiled code holds the interpreter's lock. So the kernel sends
 the second signal a little later, which `faulthandler` answers from C, in the main thread.
@@ -17,12 +18,14 @@ import signal
 import sys
 from collections.abc import Iterable
 from io import FileIO
-from types import TracebackType
+from types import FrameType, TracebackType
 
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.stacks import THREAD, Frame
 
 _LIBC = ctypes.CDLL(None)
 _MOST = 100  # frames, as many as faulthandler writes
+_THREADS = 8  # besides the main thread, of those that wait for other ranks
+_GROUPS = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _LONGEST = 200  # characters of what an exception says
 _ACTION_BYTES = 256  # more than a `struct sigaction` has
 
@@ -66,17 +69,27 @@ def _write_whenever_asked(number: int, thread: int, file: FileIO) -> None:
             os.write(file.fileno(), _stack(thread))
 
 
-def _stack(thread: int) -> bytes:
-    """The stack of a thread, written as faulthandler writes it."""
-    rows = ["Stack (most recent call first):"]
-    frame = sys._current_frames()[thread]
-    while frame and len(rows) <= _MOST:
+def _stack(main: int) -> bytes:
+    """The main thread's stack, written as faulthandler writes it, behind those of some others."""
+    frames = sys._current_frames()
+    rows = _rows(frames.pop(main))
+    others: list[str] = []
+    for frame in frames.values():
+        stack = _rows(frame)
+        if len(others) < _THREADS and any(_GROUPS in row for row in stack):
+            others.append("\n".join([THREAD, *stack, ""]))
+    text = "\n".join([*others, "Stack (most recent call first):", *rows, *_handled(main), ""])
+    return text.encode("ascii", "backslashreplace")
+
+
+def _rows(frame: FrameType | None) -> list[str]:
+    rows = []
+    while frame and len(rows) < _MOST:
         code = frame.f_code
         line = frame.f_lineno or code.co_firstlineno
         rows.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
         frame = frame.f_back
-    text = "\n".join([*rows, *_handled(thread), ""])
-    return text.encode("ascii", "backslashreplace")
+    return rows
 
 
 def _handled(thread: int) -> Iterable[str]:

@@ -16,12 +16,15 @@ from pathlib import Path
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _HANDLES = re.compile(r'^Handles (.*) "(.+)", line (\d+) in (.+)$', re.MULTILINE)  # by `asking`
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
+THREAD = "Thread (most recent call first):"  # above the stack of another thread, by `asking`
 # A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
 WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
 _GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
+# Packages of another environment, or of this one under another name.
+_INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
     f"{Path(__file__).parents[2] / name}{os.sep}"
     for name in ("course_utils", "course_material", "course_checks")
@@ -43,6 +46,8 @@ class Frame:
             return False
         generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         if generated and self.file.startswith(generated):
+            return False
+        if any(folder in self.file for folder in _INSTALLED):
             return False
         return not _GENERATED.search(self.file)
 
@@ -73,6 +78,8 @@ class Stack(list[Frame]):
 
     # What the thread says of an exception that it handles, and the learner's line that raised it.
     handles: tuple[str, Frame] | None = None
+    # Those of the rank's other threads that stand in torch.distributed.
+    threads: tuple[list[Frame], ...] = ()
 
 
 def from_dump(text: str) -> Stack:
@@ -89,10 +96,17 @@ def from_dump(text: str) -> Stack:
         if file.startswith(_COURSE) and name in ("_work", "_stay"):
             break
     frames.reverse()
+    frames.threads = tuple(map(_of_thread, text.split(THREAD)[1:]))
     if handled := _HANDLES.search(stack):
         words, file, line, name = handled.groups()
         frames.handles = words, Frame(file, int(line), name)
     return frames
+
+
+def _of_thread(text: str) -> list[Frame]:
+    rows = _DUMPED.findall(text.partition("(most recent call first)")[0])
+    frames = [Frame(file, int(line), name) for file, line, name in rows]
+    return frames[::-1]
 
 
 def learners_line(frames: list[Frame]) -> Frame | None:

@@ -12,6 +12,10 @@ from course_utils.network.trace import Trace
 from course_utils.pictures.style import first_of, together, us
 from course_utils.record.event import meetings
 
+_QUEUED = (
+    "A call ends here when it was queued on the GPU, not when its work was done: between calls a "
+    "rank runs code of its own, or waits for its GPU."
+)
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
 
 
@@ -82,7 +86,12 @@ def real_text(trace: Trace) -> str:
     """How many calls of which kind each rank made: in every run the same, unlike the times."""
     calls = [Counter(e.kind for e in trace.of_rank(rank)) for rank in range(trace.world_size)]
     counts = (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls)
-    return f"Real time, calls of {first_of(together(counts, ': '))}"
+    text = f"Real time, calls of {first_of(together(counts, ': '))}"
+    return f"{text} {_QUEUED}" if _is_queued(trace) else text
+
+
+def _is_queued(trace: Trace) -> bool:
+    return any(event.queued for event in trace)
 
 
 def _virtual(replay: Replay) -> Activity:
@@ -125,4 +134,7 @@ def _in_real_time(trace: Trace) -> Activity:
         if sent and taken and sent.finished and taken.finished
     ]
     ends = tuple(max(0.0, 1e6 * (end_s - begin)) for end_s in ended)
-    return Activity(bars, arrows, ends, "real time on this machine (ms)", 1000)
+    clock = "real time on this machine (ms)"
+    if _is_queued(trace):
+        clock += ", calls until they were queued"
+    return Activity(bars, arrows, ends, clock, 1000)

@@ -86,6 +86,8 @@ class Recorder:
 
         c10d._register_pg_in_world, c10d._process_group_name = register_and_record, name_and_record
         DistributedDataParallel.__init__ = wrap_and_follow
+        c10d.Store.get = _seen_in_stacks(c10d.Store.get)
+        c10d.Store.wait = _seen_in_stacks(c10d.Store.wait)
         if self.waits:
             self.waits.listen()
         os.register_at_fork(after_in_child=self._fall_silent)
@@ -107,7 +109,9 @@ class Recorder:
         """Write down that the learner's function has returned."""
         for end in self.ends:
             end()
-        self._note("return", None, (), UNFINISHED if self.unfinished else 0)
+        flags = UNFINISHED if self.unfinished else 0
+        flags |= WAKES if threading.active_count() > 1 else 0
+        self._note("return", None, (), flags)
 
     def _note(self, kind: str, caller: FrameType | None, group: tuple, flags: int = 0) -> None:
         inner, own = frames.split(caller)
@@ -172,6 +176,16 @@ class Recorder:
             issued.of = ISSUED
             if call.work is not None:
                 self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
+
+
+def _seen_in_stacks(ask: Callable) -> Callable:
+    """A call of the store, which waits in C++ until its key is there, with a frame in Python."""
+
+    @functools.wraps(ask)
+    def wait_in_the_store(*args: Any, **options: Any) -> Any:  # the report of a hang knows its name
+        return ask(*args, **options)
+
+    return wait_in_the_store
 
 
 @functools.cache

@@ -82,8 +82,15 @@ def test_a_condition_that_nobody_notifies_is_no_lock():
     assert whereabouts.held_by(frames_while(waits)) == "a condition"
 
 
-@pytest.mark.parametrize("file", ["/tmp/torchinductor_me/ab/cab.py", "<eval_with_key>.3"])
-def test_code_that_torch_has_generated_is_not_the_learners(file):
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/tmp/torchinductor_me/ab/cab.py",
+        "<eval_with_key>.3",
+        "/elsewhere/lib/python3.11/site-packages/accelerate/launchers.py",
+    ],
+)
+def test_code_that_torch_has_generated_and_what_is_installed_is_not_the_learners(file):
     frames = [*at(), Frame(file, 628, "<module>")]
     assert whereabouts.of(0, frames, None).line == at()[0]
 
@@ -93,6 +100,15 @@ def test_a_rank_that_waits_for_the_compiler_is_slow_and_not_held():
     compiler = f"{torch.__path__[0]}/_inductor/async_compile.py"
     stack = [*at(), Frame(compiler, 7, "wait"), Frame(future, 8, "result")]
     assert told({0: stack}, [])[0] == "running"
+
+
+def test_a_rank_that_launches_ranks_waits_for_children():
+    launcher = f"{torch.__path__[0]}/distributed/launcher/api.py"
+    agent = f"{torch.__path__[0]}/distributed/elastic/agent/server/api.py"
+    stack = [*at(), Frame(launcher, 7, "__call__"), Frame(agent, 8, "run")]
+    pattern, text = told({0: stack, 1: stack}, [], [])
+    assert pattern == "held"
+    assert "call the training function itself, and not by mp.spawn, notebook_launcher" in text
 
 
 def test_what_asks_the_group_waits_for_nobody_unless_it_calls_what_waits():

@@ -7,6 +7,7 @@ the report must name for it, is marked by `# <-`.
 import json
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 from kernels import Kernel
 
@@ -44,12 +45,33 @@ class Hang:
         return f"def work():\n{body}\n\nworks.append((work, {self.world_size}, {self.backend!r}))"
 
     @property
+    def queued(self) -> "Hang":
+        """The same on GPUs, as far as a CPU can tell: see `queues.py`."""
+        return Queued(**vars(self))
+
+    @property
     def lines(self) -> list[int]:
         """The marked lines, counted from 1."""
         return [n for n, row in enumerate(self.cell.splitlines(), 1) if "# <-" in row]
 
 
+class Queued(Hang):
+    """A pattern in which calls return at once; at the end every rank needs a result."""
+
+    @property
+    def cell(self) -> str:
+        """What the learner defines."""
+        head = "dist.init_process_group('queues'); r = dist.get_rank()\n"
+        body = head + textwrap.dedent(self.body).strip("\n") + "\nx.sum().item()"
+        return f"def work():\n{textwrap.indent(body, '    ')}\n\n{self._appended}"
+
+    @property
+    def _appended(self) -> str:
+        return f"works.append((work, {self.world_size}, None))"
+
+
 SETUP = """
+import asyncio
 import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +111,11 @@ def report(work, world_size, backend, timeout):
         return error.pattern, str(error)
     except WorkerError as error:
         return "failed", str(error)
+"""
+QUEUES = f"""
+import torch
+with open({str(Path(__file__).with_name("queues.py"))!r}) as file:
+    exec(compile(file.read(), torch.__path__[0] + "/queues.py", "exec"), {{"__name__": "queues"}})
 """
 _ALL = """
 with ThreadPoolExecutor({}) as pool:
@@ -326,6 +353,29 @@ PATTERNS = [
         "groups", 1, ("in the same order",),
     ),
     Hang(
+        "dimensions of a mesh that differ",
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        name = "tp" if r < 2 else "dp"
+        dist.all_reduce(x, group=mesh[name].get_group())  # <-
+        """,
+        "groups", 2,
+        ("Rank 2 waits in the group of ranks 0 and 2. In that line rank 0 called all_reduce in",
+         "in the group of ranks 0 and 1: use the same group on every rank, of a mesh the same"),
+        world_size=4,
+    ),
+    Hang(
+        "an uneven number of rounds in one group of two",
+        """
+        row = dist.new_group([0, 1]), dist.new_group([2, 3])
+        for _ in range(3 + (r == 3)):
+            dist.all_reduce(x, group=row[r // 2])  # <-
+        """,
+        "uneven", 3, ("rank 3 has called all_reduce 4 times, rank 2, which has returned, 3",),
+        world_size=4,
+    ),
+    Hang(
         "a new group that only its members make",
         """
         if r > 1:
@@ -421,6 +471,61 @@ PATTERNS = [
             net(batch).sum().backward()
         """,
         "held", 1, ("rank 1: waiting for the DataLoader", "it waits for the DataLoader of its own"),
+    ),
+    Hang(
+        "a call in a thread whose end one rank waits for",
+        """
+        if r == 0:
+            thread = threading.Thread(target=dist.all_reduce, args=(x,))
+            thread.start()
+            thread.join()  # <-
+        """,
+        "thread", 0, ("A thread of rank 0 waits in all_reduce (cell [N], line 6): rank 1 never",),
+    ),
+    Hang(
+        "a call in a thread that asyncio waits for on one rank",
+        """
+        def average():
+            dist.all_reduce(x)  # <-
+        async def serve():
+            await asyncio.to_thread(average)
+        if r == 0:
+            asyncio.run(serve())
+        """,
+        "thread", 0, ("A thread of rank 0 waits in all_reduce (cell [N], line 4): rank 1 never",),
+    ),
+    Hang(
+        "an uneven number of calls in a pool's thread",
+        """
+        def average():
+            dist.all_reduce(x)  # <-
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(3 + r):
+                pool.submit(average).result()
+        """,
+        "uneven", 1, ("rank 1 has called all_reduce 4 times, rank 0, which has returned, 3",),
+    ),
+    Hang(
+        "a key in the store that nobody sets",
+        """
+        dist.group.WORLD.get_group_store().wait(["key"])  # <-
+        """,
+        "store", 0,
+        ("Ranks 0 and 1 wait in the store for a key that nobody has set (dist.group.WORLD.get_",),
+    ),
+    Hang(
+        "a key in the store that has another name",
+        """
+        store = dist.distributed_c10d._get_default_store()
+        if r == 0:
+            store.set("bset", "0.93")
+        else:
+            best = store.get("best")  # <-
+        dist.barrier()
+        """,
+        "store", 1,
+        ('it waits in the store for a key that nobody has set (best = store.get("best")',
+         "rank 1: waiting in the store at cell"),
     ),
     Hang(
         "a launcher within a rank",
@@ -534,13 +639,6 @@ CONTROLS = [
         None, 0, ("message #1 from any rank",),
     ),
     Hang(
-        "a key in the store that nobody sets",
-        """
-        dist.group.WORLD.get_group_store().wait(["key"])  # <-
-        """,
-        None, 0,
-    ),
-    Hang(
         "a world that is larger than the number of ranks",
         """
         os.environ["WORLD_SIZE"] = "3"
@@ -552,7 +650,7 @@ CONTROLS = [
         "a group for calls of functions, in that of launch",
         """
         from torch.distributed import rpc
-        rpc.init_rpc(f"worker {r}", rank=r, world_size=2)  # <-
+        rpc.init_rpc(f"worker{r}", rank=r, world_size=2)  # <-
         """,
         None, 0, ("which meets at MASTER_ADDR: that is served under launch(..., backend=None)",),
     ),
@@ -580,6 +678,15 @@ CONTROLS = [
         "order", 1, ("as often as the others",),
     ),
     Hang(
+        "a thread that works alone while one waits for its end",
+        """
+        thread = threading.Thread(target=time.sleep, args=(100,))
+        thread.start()
+        thread.join()  # <-
+        """,
+        "held", 0, ("ranks 0 and 1 wait for a thread's end of their own process",),
+    ),
+    Hang(
         "a rank that is stopped from outside",
         """
         if r == 1:
@@ -587,6 +694,22 @@ CONTROLS = [
         dist.barrier()  # <-
         """,
         "missing", 1, ("rank 1: gives no answer", "Rank 0 waited for rank 1"),
+    ),
+    Hang(
+        "ranks that are stopped from outside",
+        """
+        os.kill(os.getpid(), signal.SIGSTOP)
+        """,
+        None, 1, ("Ranks 0 and 1 gave no answer, so it is not known what they wait for.",),
+    ),
+    Hang(
+        "a rank that is stopped from outside while the other works",
+        """
+        if r == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(100)  # <-
+        """,
+        None, 1, ("Rank 1 gave no answer, so it is not known what it waits for.",),
     ),
     Hang(
         "a barrier of another kind on one rank",

@@ -3,7 +3,7 @@
 A thread of the rank works through the queue in order, as a GPU's stream. Where the calls of the
 ranks do not fit each other, it hangs, as NCCL's kernels do; gloo would end the rank.
 
-A kernel runs this text as if it were a file of torch, so that no frame of it is the learner's.
+`hangs.QUEUES` runs this text as if it were a file of torch: no frame of it is the learner's.
 """
 
 import _thread

@@ -228,3 +228,23 @@ def test_where_outputs_are_compared_nothing_is_shown_and_nothing_ends_early(kern
     assert kind == "WorkerTimeout"
     assert "not done after 2 s" in message
     assert told == []
+
+
+RETURNS_AT_WORK = """
+import threading
+def saves_later():
+    def save():
+        time.sleep(2)
+        dist.barrier()
+    if dist.get_rank() == 1:
+        threading.Thread(target=save).start()
+        return
+    dist.barrier()
+launch(saves_later)
+"""
+
+
+def test_a_thread_of_a_rank_that_has_returned_may_still_come_to_a_call(kernel):
+    outcome, told = shown(kernel, RETURNS_AT_WORK)
+    assert not outcome.errors
+    assert told
