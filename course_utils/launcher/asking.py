@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from io import FileIO
 from types import TracebackType
 
+from course_utils.launcher import errors
 from course_utils.launcher.stacks import Frame
 
 _LIBC = ctypes.CDLL(None)
@@ -75,7 +76,9 @@ def _stack(thread: int) -> bytes:
         line = frame.f_lineno or code.co_firstlineno
         rows.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
         frame = frame.f_back
-    text = "\n".join([*rows, *_handled(thread), ""])
+    with contextlib.suppress(BaseException):  # what an exception says is code of the learner's
+        rows += _handled(thread)
+    text = "\n".join([*rows, ""])
     return text.encode("ascii", "backslashreplace")
 
 
@@ -86,10 +89,13 @@ def _handled(thread: int) -> Iterable[str]:
     """
     handled = sys._current_exceptions().get(thread)
     error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
-    raised_at = _innermost_of_learner(error.__traceback__) if error else None
+    if error is None:
+        return
+    raised_at = _innermost_of_learner(error.__traceback__)
     if raised_at is None:
         return
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+    headline = errors.from_exception(0, error).headline  # the same words in every run
+    words = " ".join(headline.split())[:_LONGEST]
     yield f'Handles {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}'
 
 
