@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from io import FileIO
 from types import FrameType, TracebackType
 
+from course_utils.launcher import errors
 from course_utils.launcher.stacks import THREAD, Frame
 
 _LIBC = ctypes.CDLL(None)
@@ -73,12 +74,14 @@ def _stack(main: int) -> bytes:
     """The main thread's stack, written as faulthandler writes it, behind those of some others."""
     frames = sys._current_frames()
     rows = _rows(frames.pop(main))
+    with contextlib.suppress(BaseException):  # what an exception says is code of the learner's
+        rows += _handled(main)
     others: list[str] = []
     for frame in frames.values():
         stack = _rows(frame)
         if len(others) < _THREADS and any(_GROUPS in row for row in stack):
             others.append("\n".join([THREAD, *stack, ""]))
-    text = "\n".join([*others, "Stack (most recent call first):", *rows, *_handled(main), ""])
+    text = "\n".join([*others, "Stack (most recent call first):", *rows, ""])
     return text.encode("ascii", "backslashreplace")
 
 
@@ -99,10 +102,13 @@ def _handled(thread: int) -> Iterable[str]:
     """
     handled = sys._current_exceptions().get(thread)
     error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
-    raised_at = _innermost_of_learner(error.__traceback__) if error else None
+    if error is None:
+        return
+    raised_at = _innermost_of_learner(error.__traceback__)
     if raised_at is None:
         return
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+    headline = errors.from_exception(0, error).headline  # the same words in every run
+    words = " ".join(headline.split())[:_LONGEST]
     yield f'Handles {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}'
 
 
