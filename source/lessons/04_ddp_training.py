@@ -1061,15 +1061,15 @@ def measure():
 
 
 # %% [markdown]
-# Three rounds, one right after the other. Each gives a ratio, and the median counts. (With four free cores, try `many = 4`.)
+# Three rounds, one right after the other. Each gives a ratio, and the median counts. (With four free cores, try `(1, 4)`. The lines below then speak of four ranks.)
 
 # %%
-many, rounds = 2, []
+rounds = []
 for _ in range(3):
-    rounds.append([launch(measure, world_size=n, backend="gloo")[0] for n in (1, many)])
+    rounds.append([launch(measure, world_size=n, backend="gloo")[0] for n in (1, 2)])
 for kind in ("no messages", "DDP"):
-    ratios = [shared[kind] / single[kind] for single, shared in rounds]
-    print(f"{many} ranks, {kind:11}: about {median(ratios):.2f} times as fast as one rank")
+    ratios = [two[kind] / one[kind] for one, two in rounds]
+    print(f"2 ranks, {kind:11}: about {median(ratios):.2f} times as fast as one rank")
 
 # %% [markdown]
 # **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's number against its control, not against the ideal of 2. The control's
