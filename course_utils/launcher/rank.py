@@ -81,7 +81,9 @@ class Worker:
         signal.set_wakeup_fd(-1)  # else our signals would wake the kernel's event loop
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets a press that hit the fork
+        # For a watchdog of the learner's; no press reaches this rank's own group.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _die_with_parent()
         os.register_at_fork(after_in_child=_die_with_parent)  # DataLoader workers, too
         if os.getppid() != self.kernel:
