@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -65,16 +65,13 @@ class Worker:
                 meet.serve(rank)
             else:
                 meet.join(backend, rank)
-            result = fn(*args)
+            result = _returned(fn, args)
         self._let_out()
         try:
             parcel.send(self.own.theirs, parcel.RESULT, result)
             self.has_told = True
         except Exception as error:
-            kind = type(result).__name__
-            note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
-            note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
-            self._tell_failure(error, note)
+            self._tell_failure(error, _why_it_cannot_be_sent(result, error))
 
     def _live_and_die_with_the_kernel(self) -> None:
         os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
@@ -152,6 +149,30 @@ class Worker:
                 time.sleep(3600)
         finally:
             os._exit(1)  # destructors of process groups can wait for each other
+
+
+def _returned(fn: Callable, args: tuple) -> Any:
+    """What the function returns; a script that ends by `sys.exit(main())` returns nothing."""
+    try:
+        return fn(*args)
+    except SystemExit as ended:
+        if ended.code in (None, 0):
+            return None
+        raise
+
+
+def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
+    place = parcel.place_of_what_fails(result)
+    if isinstance(error, parcel.HoldsAPartError):
+        what = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
+        return f"""{what}, of which each rank holds a part: call full_tensor() on every rank, \
+and return that."""
+    kind = type(result).__name__
+    note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
+    if place:
+        note += f"\n  That is what stands at {place} in it."
+    note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
+    return note
 
 
 def _dead_loader(error: BaseException) -> BaseException | None:
