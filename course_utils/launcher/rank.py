@@ -105,6 +105,7 @@ class Worker:
             if getattr(handler, "stream", None) in old:
                 handler.stream = sys.stderr  # setStream would flush the old, whose lock may be held
         faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
+        faulthandler.enable = _enable_in_a_file(faulthandler.enable)
         asking.answer(self.own.signals, self.own.stack)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
@@ -149,6 +150,16 @@ class Worker:
                 time.sleep(3600)
         finally:
             os._exit(1)  # destructors of process groups can wait for each other
+
+
+def _enable_in_a_file(enable: Callable) -> Callable:
+    """Of `faulthandler.enable()` in the learner's function: ours goes on, whose words are read."""
+
+    def enabled(file: Any = None, all_threads: bool = True, **more: Any) -> None:
+        if file not in (None, sys.stderr):
+            enable(file, all_threads, **more)
+
+    return enabled
 
 
 def _returned(fn: Callable, args: tuple) -> Any:

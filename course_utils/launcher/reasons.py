@@ -11,8 +11,7 @@ from course_utils.launcher.stacks import Frame
 _BY_WORDS = {  # a pattern of the headline: the reason
     "died of SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
-    "died of SIGSEGV": "compiled code touched memory that is not its own, "
-    "called from the line shown above",
+    "died of SIGSEGV": "compiled code touched memory that is not its own",
     "died of SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
     "died of SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
     "died of SIGFPE": "an integer was divided by zero in compiled code",
@@ -55,6 +54,9 @@ _BY_OUTPUT = {  # a pattern of what a rank printed: the reason
     "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
     "function or class into a file",
 }
+_CRASHED_AT = (
+    "compiled code touched memory that is not its own, called from the line shown above"
+)
 _WAITED = (
     "the group's own timeout ran out: another rank did not come to this call in time, or not at all"
 )
@@ -74,6 +76,8 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
     for pattern, reason in _BY_OUTPUT.items():
         if re.search(pattern, output):
             return reason
+    if "died of SIGSEGV" in headline and any(frame.is_learners for frame in frames):
+        return _CRASHED_AT
     for pattern, reason in _BY_WORDS.items():
         if re.search(pattern, headline, re.DOTALL):
             return reason

@@ -1,6 +1,7 @@
 """The law of launch, lines 4 and 5: one rank fails, and the error shows the cause."""
 
 import ctypes
+import faulthandler
 import os
 import re
 import signal
@@ -184,6 +185,25 @@ def test_law_5_a_crash_in_compiled_code_shows_the_line_that_called_it():
     error = failing(crash, rank=0)
     assert "the process died of SIGSEGV" in str(error)
     assert "ctypes.string_at(0)" in str(error)
+
+
+def test_a_crash_shows_its_line_where_the_rank_enables_faulthandler_as_well():
+    def crash() -> None:
+        faulthandler.enable()
+        ctypes.string_at(0)
+
+    error = failing(crash, rank=0)
+    assert "ctypes.string_at(0)" in str(error)
+    assert "Fatal Python error" not in error.output[0]
+
+
+def test_the_line_of_a_crash_is_pointed_at_only_where_it_is_shown():
+    def crash() -> None:
+        faulthandler.enable(open(os.devnull, "w"))  # noqa: SIM115, it stays open
+        ctypes.string_at(0)
+
+    reason = failing(crash, rank=0).parts[1]
+    assert reason == "Likely reason: compiled code touched memory that is not its own."
 
 
 def test_law_5_collectives_that_do_not_match_name_what_differs():
