@@ -121,6 +121,13 @@ def test_c_output_of_the_kernel_in_a_buffer_is_not_told_by_every_rank(capfd, buf
     assert capfd.readouterr().out.count("once") == 1
 
 
+def test_where_torch_was_built_is_no_place_on_this_machine(printed):
+    whole = "what(): [enforce fail at /__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:464]"
+    results = launch(print, whole, world_size=1)
+    assert results.output == ["what(): [enforce fail at pair.cc:464]\n"]
+    assert printed() == ["[rank 0] what(): [enforce fail at pair.cc:464]"]
+
+
 def test_both_streams_are_merged_in_order(printed):
     def work() -> None:
         for turn in range(3):
