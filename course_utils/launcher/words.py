@@ -4,18 +4,13 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-_MOST = 8  # ranks in a row that are named one by one
 _COLUMNS = 95  # JupyterLab breaks a longer line of an error anywhere, also within a word
 _CHINESE = re.compile("[\u4e00-\u9fff]")  # may be broken anywhere
 
 
 def ranks_named(numbers: Iterable[int]) -> str:
-    """Such as `rank 3`, `ranks 0, 1 and 3`, in order; of many in a row, `ranks 0 to 59`."""
-    ordered = sorted(numbers)
-    first, last = ordered[0], ordered[-1]
-    if len(ordered) > _MOST and last - first == len(ordered) - 1:
-        return f"ranks {first} to {last}"
-    *names, last = map(str, ordered)
+    """Such as `rank 3`, or `ranks 0, 1 and 3`, in order, each by its number."""
+    *names, last = map(str, sorted(numbers))
     return f"ranks {', '.join(names)} and {last}" if names else f"rank {last}"
 
 

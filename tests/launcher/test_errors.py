@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from course_utils import WorkerError, WorkerTimeout
-from course_utils.launcher import errors, stacks, words
+from course_utils.launcher import errors, stacks
 from course_utils.launcher.errors import Failure
 from course_utils.launcher.stacks import Frame
 
@@ -235,12 +235,6 @@ def test_a_dump_that_says_nothing_has_no_frames(text):
 def test_a_dump_cut_short_or_with_spaces_in_names_is_read_as_far_as_it_goes():
     text = dump('  File "/a b/my cell.py", line 3 in <lambda>', "  ...", '  File "/a b/my c')
     assert stacks.from_dump(text) == [Frame("/a b/my cell.py", 3, "<lambda>")]
-
-
-def test_many_ranks_in_a_row_are_named_by_the_first_and_the_last():
-    assert words.were(range(7, 109)) == "ranks 7 to 108 were"
-    assert words.ranks_named(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6 and 7"
-    assert words.ranks_named([*range(9), 10]) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8 and 10"
 
 
 def test_a_crash_is_read_after_the_words_of_faulthandler():
