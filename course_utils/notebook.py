@@ -54,7 +54,8 @@ def launch(
 
     One thing differs from `torchrun`: a fork inherits the notebook's random numbers. Torch and
     NumPy draw the same on every rank, and again in every launch, until the function seeds them,
-    such as by `torch.manual_seed(seed + rank)`; Python's own `random` differs.
+    such as by `torch.manual_seed(seed + rank)`; Python's own `random` differs. A file that is open
+    in the notebook has one position for all ranks, so open files inside the function.
 
     Args:
         fn: any function, also one of a notebook cell, a lambda or a closure.
@@ -80,15 +81,15 @@ def launch(
         WorkerError: a rank failed; the message names the root cause, its rank and its line.
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
-    record, displays = Record(trace), Displays()
+    record, displays = Record(bool(trace)), Displays()
     try:
         _refuse_unknown_options(fn, unknown)
-        _refuse_what_cannot_work(fn, args, world_size, nodes, timeout)
+        _refuse_what_cannot_work(fn, args, world_size, nodes, timeout, live, trace)
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
         listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
-        listeners += [Panel()] * live
+        listeners += [Panel()] * bool(live)
         mistakes = SilentMistakes(record)
         listeners.append(mistakes)
         how = {"backend": placement.backend, "listeners": listeners}
@@ -133,7 +134,13 @@ def _parameters(fn: Any) -> list[str]:
 
 
 def _refuse_what_cannot_work(
-    fn: Callable[..., Any], args: tuple, world_size: Any, nodes: Any, timeout: Any
+    fn: Callable[..., Any],
+    args: tuple,
+    world_size: Any,
+    nodes: Any,
+    timeout: Any,
+    live: Any,
+    trace: Any,
 ) -> None:
     """Say what to do instead, before anything starts."""
     if isinstance(fn, str):
@@ -151,6 +158,9 @@ def _refuse_what_cannot_work(
         raise ValueError(f"{what}: make world_size a multiple of nodes.")
     if not isinstance(timeout, Real) or isinstance(timeout, bool) or not 0 < timeout < math.inf:
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+    for name, value in (("live", live), ("trace", trace)):
+        if value not in (True, False):
+            raise ValueError(f"{name} must be True or False, got {value!r}.")
     if message := _misfit(fn, args) or _runs_nothing(fn):
         raise TypeError(message)
 

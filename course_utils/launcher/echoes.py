@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 LOST, WAITED = "lost", "waited"  # a peer's connection has ended; a timer of the group has
+TOLD = "told"  # a peer has handed its exception on, as `dcp.save` does
 _TORCH = os.path.dirname(torch.__file__)
 _COLLECTIVES = os.path.join(_TORCH, "distributed", ""), os.path.join(_TORCH, "nn", "parallel", "")
 _BACKWARD = "_engine_run_backward"  # in which DDP's reducer waits for its buckets

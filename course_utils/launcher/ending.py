@@ -13,12 +13,14 @@ import logging
 import multiprocessing.process
 import multiprocessing.util
 import os
+import queue
 import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging.handlers import QueueHandler, QueueListener
 from multiprocessing import resource_tracker
 from types import FrameType
 
@@ -44,14 +46,15 @@ class AtWork:
 
 def leave_the_kernels_alone() -> None:
     """Right after the fork: forget what the kernel would do when it ends."""
-    gc.freeze()  # also, from now on `gc.get_objects` has only what this rank has made
     atexit._clear()
+    atexit.register(logging.shutdown)
+    atexit.register(multiprocessing.util._exit_function)
+    _restart_log_listeners()
+    gc.freeze()  # also, from now on `gc.get_objects` has only what this rank has made
     _forget_finalizers()
     _forget_threads_that_wait()
     _forget_processes()
     _forget_records()
-    atexit.register(logging.shutdown)
-    atexit.register(multiprocessing.util._exit_function)
 
 
 # Python has no public way to each of these. Without one of them a rank still ends, if less fully.
@@ -111,6 +114,33 @@ def _forget_records() -> None:
         buffered = getattr(reference(), "buffer", None)
         if isinstance(buffered, list):
             buffered.clear()
+
+
+def _restart_log_listeners() -> None:
+    """The kernel's threads that write what is logged into a queue are in no fork: start our own.
+
+    With a new queue, in which no record of the kernel waits, and no thread.
+    """
+    handlers = [handler for handler in _log_handlers() if isinstance(handler, QueueHandler)]
+    within_a_process = [h for h in handlers if isinstance(h.queue, queue.Queue | queue.SimpleQueue)]
+    if not within_a_process:
+        return
+    listeners = [thing for thing in gc.get_objects() if issubclass(type(thing), QueueListener)]
+    for listener in listeners:
+        if getattr(listener, "_thread", None) is None:
+            continue
+        served = [handler for handler in within_a_process if handler.queue is listener.queue]
+        listener.queue = queue.SimpleQueue()
+        for handler in served:
+            handler.queue = listener.queue
+        listener._thread = None
+        listener.start()
+        atexit.register(listener.stop)  # which waits until all is written
+
+
+def _log_handlers() -> list[logging.Handler]:
+    handlers = [reference() for reference in logging._handlerList]
+    return [handler for handler in handlers if handler is not None]
 
 
 def end(say: Callable[[AtWork], None]) -> None:

@@ -141,6 +141,9 @@ class WorkerTimeout(WorkerError):
 
 def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     """In the worker: what an exception says, in words that survive the trip to the kernel."""
+    failures = getattr(error, "failures", None)
+    if type(error).__name__ == "CheckpointException" and isinstance(failures, dict):
+        return _from_checkpoint(rank, error, failures)
     headline = stable(note) if note else _named(error)
     if isinstance(error, SystemExit):
         headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
@@ -153,6 +156,17 @@ def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     return Failure(
         rank, time.monotonic(), headline[:_LIMIT], frames, echo, began_otherwise, _details(error)
     )
+
+
+def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) -> Failure:
+    """Where `dcp.save` failed on some ranks, all raise what all of these have raised."""
+    frames, when = _frames(error), time.monotonic()
+    if rank in failures:
+        cause, _ = failures[rank]
+        return Failure(rank, when, _named(cause), frames, details=_details(cause))
+    headline = f"CheckpointException: {ranks(failures)} failed"
+    causes = [f"rank {other}: {_named(cause)}" for other, (cause, _) in failures.items()]
+    return Failure(rank, when, headline, frames, echoes.TOLD, details=causes[:_MEMBERS])
 
 
 def stable(text: str) -> str:

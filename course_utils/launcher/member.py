@@ -21,6 +21,7 @@ _HALF = KEPT_BYTES // 2
 MARK = "\x1emark {}\x1e"
 _MARKED = re.compile(rb"\x1emark ([\d-]+)\x1e")
 _MARK_BEGUN = re.compile(rb"\x1e[mark\d -]{0,40}\Z")  # the rest of it is still to come
+_BUILT_IN = re.compile(r"/__w/\S+/(?=\w+\.\w+:\d+)")  # where torch was, such as `pair.cc:464`
 _AT_ONCE = 256 * 1024
 _READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up
 _NOTHING = object()
@@ -234,7 +235,7 @@ class Member:
 
 
 def _readable(kept: bytes) -> str:
-    whole = kept.decode(errors="replace")
+    whole = _BUILT_IN.sub("", kept.decode(errors="replace"))
     # A progress bar rewrites its line: keep what it looked like in the end.
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in whole.split("\n"))
 

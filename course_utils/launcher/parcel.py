@@ -40,9 +40,17 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
+class HoldsAPartError(TypeError):
+    """A rank holds a part of this tensor, and the other ranks hold the rest."""
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """A plain tensor leaves as its elements: no storage behind a view, no CUDA, no graph."""
+        if isinstance(value, torch.Tensor) and hasattr(value, "full_tensor"):
+            raise HoldsAPartError
+        if isinstance(value, torch.Tensor) and hasattr(value, "trigger_wait"):
+            value = value.trigger_wait()  # the result of a functional collective, still on its way
         plain = type(value) in (torch.Tensor, torch.nn.Parameter)
         if not plain or value.layout != torch.strided or value.is_quantized:
             return NotImplemented
@@ -105,6 +113,22 @@ def pack(value: Any, inside: Callable[[pickle.PickleBuffer], bool] | None = None
     """A picklable object as it is now, for `unpack`; with those large buffers that are `inside`."""
     _Pickler(stream := BytesIO(), protocol=5, buffer_callback=inside).dump(value)
     return stream.getvalue()
+
+
+def place_of_what_fails(value: Any) -> str:
+    """Where in these dicts and lists is what cannot be packed, such as `['model']['lock']`."""
+    if isinstance(value, dict):
+        children = list(value.items())
+    elif isinstance(value, list | tuple):
+        children = list(enumerate(value))
+    else:
+        return ""
+    for key, child in children:
+        try:
+            pack(child)
+        except Exception:
+            return f"[{key!r}]{place_of_what_fails(child)}"
+    return ""
 
 
 def unpack(stream: Any, buffers: Iterable[Any] = ()) -> Any:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -64,23 +64,22 @@ class Worker:
                 meet.serve(rank)
             else:
                 meet.join(backend, rank)
-            result = fn(*args)
+            result = _returned(fn, args)
         self._let_out()
         try:
             parcel.send(self.own.theirs, parcel.RESULT, result)
             self.has_told = True
         except Exception as error:
-            kind = type(result).__name__
-            note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
-            note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
-            self._tell_failure(error, note)
+            self._tell_failure(error, _why_it_cannot_be_sent(result, error))
 
     def _live_and_die_with_the_kernel(self) -> None:
         os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
         signal.set_wakeup_fd(-1)  # else our signals would wake the kernel's event loop
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets a press that hit the fork
+        # For a watchdog of the learner's; no press reaches this rank's own group.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.family.take_along()  # DataLoader workers, too
         if os.getppid() != self.kernel:
             os._exit(1)  # the kernel died before it could be watched
@@ -104,6 +103,7 @@ class Worker:
             if getattr(handler, "stream", None) in old:
                 handler.stream = sys.stderr  # setStream would flush the old, whose lock may be held
         faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
+        faulthandler.enable = _enable_in_a_file(faulthandler.enable)
         asking.answer(self.own.signals, self.own.stack)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
@@ -148,6 +148,40 @@ class Worker:
                 time.sleep(3600)
         finally:
             os._exit(1)  # destructors of process groups can wait for each other
+
+
+def _enable_in_a_file(enable: Callable) -> Callable:
+    """Of `faulthandler.enable()` in the learner's function: ours goes on, whose words are read."""
+
+    def enabled(file: Any = None, all_threads: bool = True, **more: Any) -> None:
+        if file not in (None, sys.stderr):
+            enable(file, all_threads, **more)
+
+    return enabled
+
+
+def _returned(fn: Callable, args: tuple) -> Any:
+    """What the function returns; a script that ends by `sys.exit(main())` returns nothing."""
+    try:
+        return fn(*args)
+    except SystemExit as ended:
+        if ended.code in (None, 0):
+            return None
+        raise
+
+
+def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
+    place = parcel.place_of_what_fails(result)
+    if isinstance(error, parcel.HoldsAPartError):
+        what = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
+        return f"""{what}, of which each rank holds a part: call full_tensor() on every rank, \
+and return that."""
+    kind = type(result).__name__
+    note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
+    if place:
+        note += f"\n  That is what stands at {place} in it."
+    note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
+    return note
 
 
 def _dead_loader(error: BaseException) -> BaseException | None:

@@ -1,18 +1,18 @@
 """The likely reason for a failure, where its words or its place tell one."""
 
 import errno
+import linecache
 import re
 import socket
 from collections.abc import Sequence
 
 from course_utils.launcher import echoes
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.stacks import Frame, learners_line
 
 _BY_WORDS = {  # a pattern of the headline: the reason
     "died of SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
-    "died of SIGSEGV": "compiled code touched memory that is not its own, "
-    "called from the line shown above",
+    "died of SIGSEGV": "compiled code touched memory that is not its own",
     "died of SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
     "died of SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
     "died of SIGFPE": "an integer was divided by zero in compiled code",
@@ -41,6 +41,15 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     "(each rank's number is int(os.environ['RANK'])), or a different program",
     "to connect to": "no rank serves the address in MASTER_ADDR and MASTER_PORT: rank 0 has to "
     "make its group there, at the same address as the others",
+    r"(in|out)LengthPerRank\[myRank\]": "in all_to_all_single, what a rank sends to itself and "
+    "what it expects of itself differ: entry j of rank i's input_split_sizes has to be entry i "
+    "of rank j's output_split_sizes",
+    r"Global rank \d+ is not part of group": "src and dst are ranks of the whole launch: of a "
+    "rank's number within a group, write group_src= or group_dst=",
+    r"Expected parameter `\w+` of type torch.Tensor": "a collective works on tensors: make one of "
+    "the number, such as torch.tensor([3.5])",
+    r"unexpected pos \d+ vs \d+|No space left on device|failed writing file": "a file could not be "
+    "written to its end, most often because the disk is full",
     "not compatible with an interactive environment": "Lightning was imported in the notebook "
     "and took this rank for it: import it inside the function that launch runs",
 }
@@ -55,6 +64,9 @@ _BY_OUTPUT = {  # a pattern of what a rank printed: the reason
     "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
     "function or class into a file",
 }
+_CRASHED_AT = (
+    "compiled code touched memory that is not its own, called from the line shown above"
+)
 _WAITED = (
     "the group's own timeout ran out: another rank did not come to this call in time, or not at all"
 )
@@ -63,6 +75,8 @@ _LOST = (
     "with it"
 )
 _ENDED = "a process at the other end, such as a DataLoader's worker, has ended"
+_KEPT = re.compile(r"(?<![=!<>])=\s*(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(")
+_A_LITTLE = 12  # lines
 _UNKNOWN_HOST = re.compile(r"network addresses of \((\S+), \d+\) cannot be retrieved")
 _UNKNOWN_INTERFACE = "Unable to find address for: "
 
@@ -74,15 +88,33 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
     for pattern, reason in _BY_OUTPUT.items():
         if re.search(pattern, output):
             return reason
+    if "died of SIGSEGV" in headline and any(frame.is_learners for frame in frames):
+        return _CRASHED_AT
     for pattern, reason in _BY_WORDS.items():
         if re.search(pattern, headline, re.DOTALL):
             return reason
     for pattern, reason in _BY_FILE.items():
         if any(re.search(pattern, frame.file) for frame in frames):
             return reason
+    call = _call_whose_none_was_kept(frames) if "NoneType" in headline else ""
+    if call:
+        return f"{call} changes its tensor and returns None: leave out the `=` before it"
     is_loader = any("torch/utils/data" in frame.file for frame in frames)
     if is_loader and re.match("ConnectionResetError|EOFError", headline):
         return _ENDED
+    return ""
+
+
+def _call_whose_none_was_kept(frames: Sequence[Frame]) -> str:
+    """Of a learner's `loss = dist.all_reduce(loss)` a little before the failure: `all_reduce`."""
+    line = learners_line(list(frames))
+    if line is None:
+        return ""
+    for number in range(line.line, max(0, line.line - _A_LITTLE), -1):
+        text = linecache.getline(line.file, number)
+        kept = _KEPT.search(text)
+        if kept and "async_op" not in text:
+            return kept[1]
     return ""
 
 

@@ -31,6 +31,7 @@ _DRAIN_S = 0.2  # until queues are read that keep a rank from ending
 _TICK_S = 0.1
 _STACK_S = 3.0  # for all ranks to write where they are, also on a busy machine
 _PAUSE_HARD = 2  # of OpenMP 5: `omp_pause_hard` gives everything back
+_FORKED = 0x40  # a flag of Linux: PF_FORKNOEXEC, forked and since then no program of its own
 # From Python 3.12 on, of two threads that fork at once, filelock, which torch brings, fails one.
 _FORKING = threading.Lock()
 
@@ -251,10 +252,14 @@ def _end_openmp_threads() -> None:
 
     No fork inherits them. A rank that asks for several by `torch.set_num_threads(2)` would wait
     for them for ever. Threads with which other threads of the kernel compute stay as they are.
+    A kernel that is a fork itself may lack its threads already, and would wait for their end.
     """
     with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
         openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        openmp.omp_pause_resource_all(_PAUSE_HARD)
+        _, _, fields = Path("/proc/self/stat").read_text().rpartition(")")
+        flags = int(fields.split()[6])
+        if not flags & _FORKED:
+            openmp.omp_pause_resource_all(_PAUSE_HARD)
 
 
 def remove_segments(owners: set[int]) -> None:

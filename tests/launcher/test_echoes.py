@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -257,6 +259,22 @@ def test_a_death_that_is_heard_late_is_to_blame():
     error = errors.worker_error([before, died], 2, ["", ""])
     assert error.rank == 1
     assert error.parts[-1] == "Rank 0 failed as well: TypeError: no tensor"
+
+
+def test_of_a_checkpoint_that_fails_on_one_rank_that_rank_is_named(tmp_path, no_hurry):
+    def work() -> None:
+        state = {"step": 3}
+        if dist.get_rank() == 1:
+            state["logger"] = threading.Lock()
+        dcp.save(state, checkpoint_id=tmp_path)
+
+    with pytest.raises(WorkerError) as caught:
+        launch(work)
+    headline, *story = caught.value.parts[0].splitlines()
+    assert headline == "rank 1 failed: TypeError: cannot pickle '_thread.lock' object"
+    assert "dcp.save(state" in "".join(story)
+    assert len(story) < 8
+    assert caught.value.parts[-1] == "Rank 0 was stopped."
 
 
 def test_a_timer_of_the_group_is_told_as_that_with_where_the_other_rank_was():

@@ -91,6 +91,8 @@ def test_law_1_gpus_are_counted_without_a_context(monkeypatch):
         ({"timeout": None}, ValueError, "above 0, got None"),
         ({"timeout": True}, ValueError, "above 0, got True"),
         ({"timeout": "9"}, ValueError, "above 0, got '9'"),
+        ({"live": "yes"}, ValueError, "live must be True or False, got 'yes'"),
+        ({"trace": None}, ValueError, "trace must be True or False, got None"),
         ({"args": (1,)}, TypeError, "no option args: write launch(fn, 1, 2), not launch(fn, args="),
         ({"num_processes": 2}, TypeError, "no option num_processes: write world_size="),
         ({"nprocs": 2}, TypeError, "launch has no option nprocs: write world_size="),

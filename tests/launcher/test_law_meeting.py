@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import multiprocessing
 import os
 import socket
 import stat
@@ -80,6 +81,18 @@ def test_law_2_a_rank_may_do_so_while_others_compute(a_kernel_that_has_used_thre
         finally:
             over.set()
         computing.result()
+
+
+def test_law_2_a_process_whose_threads_did_not_survive_a_fork_launches(
+    a_kernel_that_has_used_threads,
+):
+    parallel_work()
+    process = multiprocessing.get_context("fork").Process(target=launch, args=(os.getpid,))
+    process.start()
+    process.join(60)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_law_2_a_rank_of_a_thread_has_one_thread_too(a_kernel_that_has_used_threads):

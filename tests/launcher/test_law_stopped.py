@@ -1,5 +1,6 @@
 """The law of launch, lines 7 and 8: the stop button, and a kernel that dies."""
 
+import _thread
 import contextlib
 import ctypes
 import multiprocessing
@@ -12,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psutil
 import pytest
@@ -108,8 +111,7 @@ def test_law_7_the_stop_button_stops_the_ranks_at_once(kernel, presses):
     assert stopped.rest() == "restored[0, 1, 2]"
 
 
-@pytest.mark.parametrize("from_a_thread", [False, True])
-def test_law_7_ranks_do_not_see_the_signal(kernel, from_a_thread):
+def test_law_7_ranks_do_not_see_the_signal(kernel):
     reading, writing = os.pipe()
 
     def work(tell: int) -> str:
@@ -117,20 +119,32 @@ def test_law_7_ranks_do_not_see_the_signal(kernel, from_a_thread):
         os.read(reading, 1)
         return "undisturbed"
 
-    def launching(tell: int) -> None:
-        os.write(tell, str(launch(work, tell)).encode())
-
     def launching_from_a_thread(tell: int) -> None:
-        thread = threading.Thread(target=launching, args=(tell,))
-        thread.start()
-        thread.join()
+        signal.signal(signal.SIGINT, lambda *_: None)
+        with ThreadPoolExecutor(1) as pool:
+            results = pool.submit(launch, work, tell).result()
+        os.write(tell, str(results).encode())
 
     with open(reading), open(writing, "wb", 0) as go_on:
-        running = kernel(launching_from_a_thread if from_a_thread else launching)
-        for worker in running.pids(2):
-            os.kill(worker, signal.SIGINT)
+        running = kernel(launching_from_a_thread)
+        running.pids(2)
+        os.killpg(running.pid, signal.SIGINT)
         go_on.write(b"..")
     assert running.rest() == "['undisturbed', 'undisturbed']"
+
+
+@pytest.mark.parametrize("interrupt", [_thread.interrupt_main, partial(signal.raise_signal, 2)])
+def test_a_watchdog_of_a_rank_can_interrupt_it(interrupt):
+    def work() -> str:
+        threading.Timer(0.1, interrupt).start()
+        try:
+            for _ in range(3000):
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "nothing happened"
+
+    assert launch(work) == ["interrupted", "interrupted"]
 
 
 def test_law_7_a_stop_while_the_ranks_start_is_obeyed():

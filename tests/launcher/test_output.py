@@ -3,9 +3,10 @@
 import ctypes
 import io
 import itertools
-import logging
+import logging.handlers
 import os
 import pdb
+import queue
 import subprocess
 import sys
 import threading
@@ -121,6 +122,13 @@ def test_c_output_of_the_kernel_in_a_buffer_is_not_told_by_every_rank(capfd, buf
     assert capfd.readouterr().out.count("once") == 1
 
 
+def test_where_torch_was_built_is_no_place_on_this_machine(printed):
+    whole = "what(): [enforce fail at /__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:464]"
+    results = launch(print, whole, world_size=1)
+    assert results.output == ["what(): [enforce fail at pair.cc:464]\n"]
+    assert printed() == ["[rank 0] what(): [enforce fail at pair.cc:464]"]
+
+
 def test_both_streams_are_merged_in_order(printed):
     def work() -> None:
         for turn in range(3):
@@ -139,6 +147,20 @@ def test_log_handlers_of_the_kernel_write_into_the_output_of_the_rank(monkeypatc
     finally:
         logger.removeHandler(handler)
     assert results.output == ["heard\n", "heard\n"]
+
+
+def test_what_a_listener_of_the_kernel_writes_it_writes_in_each_rank(printed):
+    log, records = logging.getLogger("by a queue"), queue.Queue()
+    handler = logging.handlers.QueueHandler(records)
+    log.addHandler(handler)
+    listener = logging.handlers.QueueListener(records, logging.StreamHandler(sys.stderr))
+    listener.start()
+    try:
+        launch(lambda: log.warning("logged by %d", rank()))
+    finally:
+        log.removeHandler(handler)
+        listener.stop()
+    assert printed() == ["[rank 0] logged by 0", "[rank 1] logged by 1"]
 
 
 def test_a_stream_that_a_thread_is_writing_to_amid_the_fork_holds_no_rank_up(monkeypatch):

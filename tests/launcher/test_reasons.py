@@ -65,7 +65,29 @@ def takes_a_port_twice() -> None:
         dist.init_process_group("gloo")
 
 
+def uses_what_all_reduce_returns() -> torch.Tensor:
+    loss = torch.ones(1)
+    loss = dist.all_reduce(loss)
+    return loss / dist.get_world_size()
+
+
+def takes_a_rank_of_the_group_for_one_of_all() -> None:
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    rank = dist.get_rank()
+    dist.broadcast(torch.ones(1), src=1 - rank, group=groups[rank])
+
+
+def sends_itself_more_than_it_expects() -> None:
+    to_itself_three = [3, 1] if dist.get_rank() == 0 else [1, 3]
+    dist.all_to_all_single(torch.zeros(4), torch.ones(4), [2, 2], to_itself_three)
+
+
 CASES = [
+    (uses_what_all_reduce_returns, "all_reduce changes its tensor and returns None"),
+    (lambda: dist.all_reduce(3.5), r"such as torch.tensor\(\[3.5\]\)"),
+    (takes_a_rank_of_the_group_for_one_of_all, "write group_src= or group_dst="),
+    (sends_itself_more_than_it_expects, "what it expects of itself differ"),
+    (lambda: torch.save({"w": torch.ones(4000)}, "/dev/full"), "because the disk is full"),
     (lambda: torch.ones(1).cuda(), "this launch runs on the CPU"),
     (lambda: DistributedDataParallel(nn.Linear(1, 1), [dist.get_rank()]), "leave them out"),
     (lambda: DistributedDataParallel(nn.Linear(1, 1)), "return model.module or"),

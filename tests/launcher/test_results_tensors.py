@@ -2,13 +2,18 @@
 
 import os
 import sys
+import threading
 from collections import namedtuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from course_utils import launch
+from course_utils import WorkerError, launch
 from course_utils.launcher import parcel
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -107,3 +112,27 @@ def test_a_view_leaves_the_storage_behind_it(count, files, monkeypatch):
     arrived = sent(lambda: torch.zeros(50_000_000)[:count])
     assert sizes == [4 * count] * files
     assert arrived.untyped_storage().nbytes() == 4 * count
+
+
+def test_the_result_of_a_functional_collective_arrives_when_it_is_complete():
+    def work() -> dict[str, torch.Tensor]:
+        large = torch.full((4_000_000,), dist.get_rank() + 1.0)
+        return {"sum": functional.all_reduce(large, "sum", dist.group.WORLD)}
+
+    for result in launch(work):
+        assert type(result["sum"]) is torch.Tensor
+        assert torch.all(result["sum"] == 3)
+
+
+def test_a_tensor_of_which_ranks_hold_parts_is_named_with_its_place():
+    def work() -> dict[str, object]:
+        mesh = init_device_mesh("cpu", (2,))
+        return {"step": 1, "model": {"weight": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}}
+
+    with pytest.raises(WorkerError, match=r"has a DTensor at \['model'\]\['weight'\], of which"):
+        launch(work)
+
+
+def test_what_cannot_travel_is_named_with_its_place():
+    with pytest.raises(WorkerError, match=r"what stands at \['log'\]\[1\] in it"):
+        launch(lambda: {"loss": 1.0, "log": ["a", threading.Lock()]})
