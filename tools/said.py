@@ -33,7 +33,7 @@ NOT_SAID = re.compile(
     r"placement\.(place|_notice)|nccl\._settings|"
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|stacks\.from_dump|launch\._print|"
-    r".*: in _work|team\.Team: \{name\}|facts\._(there|cell_and_line): , in|asking\.|"
+    r".*: in _work|team\.Team: \{name\}|facts\.(there_of|_cell_and_line): , in|asking\.|"
     r"errors\._(LOST|WAITED)|nccl\._MORE|"
     r"errors\.from_ex(ception: RuntimeError|it: Fatal)|member\.Member: .*left out|"
     r"compare\.brief: item|check\._told: (\{were|would)|attempt\.attempt: \(more|"

@@ -9,6 +9,7 @@ from course_utils.record.event import (
     ASYNC,
     EVALUATES,
     FORWARD,
+    JOINS,
     KINDS,
     WAKES,
     Event,
@@ -52,6 +53,22 @@ class Deadlock:
         if one.what in STORE_CALLS:
             return {other.rank for other in self.ranks.values() if other.what != one.what}
         return set().union(*(missing for _, missing in unmet))
+
+    def beside_join(self, until: Meeting) -> tuple[Event, int] | None:
+        """A call of the learner's own that met one by which another rank stood in for DDP's.
+
+        It is the first of the group, up to a meeting; with it comes that rank.
+        """
+        for meeting in self._met.values():
+            if meeting.key != until.key or meeting.number > until.number:
+                continue
+            calls = meeting.calls.values()
+            joiners = [call.rank for call in calls if call.flags & JOINS]
+            others = [call for call in calls if call.rank not in joiners]
+            foreign = [call for call in others if call.kind in call.code]  # not in a library
+            if joiners and foreign:
+                return foreign[0], joiners[0]
+        return None
 
     @property
     def for_ever(self) -> bool:

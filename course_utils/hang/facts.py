@@ -1,6 +1,6 @@
 """What the rules ask of a hang, section by section: the names that a section's rows use."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
@@ -9,8 +9,8 @@ from course_utils.hang.whereabouts import (
     LOOPS,
     STORE,
     Whereabouts,
+    around,
     content,
-    innermost,
     is_message,
     of_group,
 )
@@ -41,9 +41,9 @@ _HELD = {  # what to try for something that holds a rank by itself
 _BATCHES = ": as many batches, each with a backward pass, and no_sync() for the same ones"
 _SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told apart
     "new_group": lambda call: f"of {ranks(call.group)}",
-    "order": lambda call: f"{call.kind}{_there(call)}",
+    "order": lambda call: f"{call.kind}{there_of(call)}",
     "root": lambda call: f"root {call.root}",
-    "lines": lambda call: f"{content(call)}{_there(call)}",
+    "lines": lambda call: f"{content(call)}{there_of(call)}",
 }
 
 
@@ -86,13 +86,15 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
     by = together({rank: said(its) for rank, its in meeting.calls.items()}).items()
     alone = [its for its in meeting.calls.values() if its.flags & EVALUATES]
     handler = _handler(dead, meeting)
+    foreign, joiner = dead.beside_join(meeting) or (None, None)
     yield Facts(
+        foreign=foreign, joiner=joiner, foreign_there=foreign and there_of(foreign),
         handler=handler and handler.rank, handles=handler and handler.handles,
         raised_at=handler and _cell_and_line(handler.raised_at),
         stands=handler and meeting.calls[handler.rank].kind,
         number=meeting.number, what=what, by=", ".join(f"{words} on {ranks(r)}" for words, r in by),
         Name=f"Collective #{meeting.number}{of_group(call, dead.world)}",
-        alone=alone and ranks(its.rank for its in alone), there=_there((alone or [call])[0]),
+        alone=alone and ranks(its.rank for its in alone), there=there_of((alone or [call])[0]),
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
         **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
     )  # fmt: skip
@@ -127,12 +129,35 @@ def together(said: Mapping[int, str]) -> dict[str, list[int]]:
 def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     """One rank goes round a loop once more, when another one has left that loop."""
     for call, its in permutations(meeting.calls.values(), 2):
-        if its.kind != call.kind and call.line and its.line and call.line[::2] == its.line[::2]:
-            loop = innermost(Frame(*call.line), *LOOPS)
-            after = loop and its.line[1] > loop.end_lineno
-            if after and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
-                return _uneven(dead, call, its.rank, "is past the loop")
+        if its.kind == call.kind or not call.line or not its.line:
+            continue
+        loop = _loop_between(*_paths(dead, call, its))
+        if loop and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
+            return {"loop": loop} | _uneven(dead, call, its.rank, "is past the loop")
     return {}
+
+
+def _paths(dead: Deadlock, *calls: Event) -> list[Sequence[Frame]]:
+    """The learner's lines that lead to calls, outermost first; at least the last of each."""
+    paths = []
+    for call in calls:
+        stands, last = dead.ranks[call.rank], Frame(*call.line)
+        since = {later.line for later in stands.calls if later.index >= call.index}
+        if stands.path[-1:] != (last,) or since != {call.line}:  # it may have gone on
+            return [[Frame(*call.line)] for call in calls]
+        paths.append(stands.path)
+    return paths
+
+
+def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None:
+    """The first line of the outermost loop that one path is in and the other one is past."""
+    for line, later in zip(inside, after, strict=False):
+        if (line.file, line.name) != (later.file, later.name):
+            return None
+        if line != later:
+            loops = [loop.lineno for loop in around(line, *LOOPS) if loop.end_lineno < later.line]
+            return min(loops, default=None)
+    return None
 
 
 def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, object]:
@@ -148,7 +173,7 @@ def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, obj
     }  # fmt: skip
 
 
-def _there(call: Event) -> str:
+def there_of(call: Event) -> str:
     """Such as ` (cell [3], line 5)`."""
     return f" ({call.place.split(', in ')[0]})" if call.place else ""
 

@@ -19,6 +19,16 @@ _UNEVEN = (
     "in line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other}, "
     "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
 )
+JOIN = (
+    "Rank {joiner} has no inputs left: at the end of join it stands in for DDP's calls. "
+    "The {foreign.kind}{foreign_there} of rank {foreign.rank} is none of these: leave it out of "
+    "join, or make it Joinable."
+)
+_PAST = (
+    "Rank {other} is past the loop of line {loop}, and rank {rank} goes round it once more: in "
+    "line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other} "
+    "{rarer}. All ranks must leave a loop after the same round: share what decides it."
+)
 _QUEUED = (
     " A call on a GPU returns as soon as it is queued: a rank stands still in a later line, which "
     "needs the result."
@@ -49,10 +59,12 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "{Name} is {by}: rank {handler} came to {stands} because of an exception, which nobody "
          "hears of as long as it waits there: {handles} ({raised_at}). In an `except` or "
          "a `finally`, make no call that needs other ranks."),
+        ("join", lambda f: f.foreign,
+         JOIN),
         ("evaluation", lambda f: f.what == "order" and f.alone,
          "{Name} is {by}. " + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
          "model.module on one."),
-        ("uneven", lambda f: f.what == "order" and f.rarer, _UNEVEN),
+        ("uneven", lambda f: f.what == "order" and f.rarer, _PAST),
         ("new_group", lambda f: f.what == "new_group",
          "New group #{number} is {by}: every rank must call new_group for every group, member or "
          "not."),

@@ -68,6 +68,7 @@ class Whereabouts:
     # The exception that has led it into an `except` or a `finally`, and the line that raised it.
     handles: str = ""
     raised_at: Frame | None = None
+    path: tuple[Frame, ...] = field(default=(), repr=False)  # all its lines of the learner
     in_thread: bool = False  # whether a thread waits for other ranks, and the rank for that thread
 
     @property
@@ -109,6 +110,7 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     if not frames:
         return one
     one.line = learners_line(frames)
+    one.path = tuple(frame for frame in frames if frame.is_learners)
     one.handles, one.raised_at = getattr(frames, "handles", None) or ("", None)
     if what := held_by(frames):
         one.state, one.what = "held", what
@@ -243,9 +245,13 @@ def settled(frames: list[Frame]) -> Frame | None:
 
 def innermost(line: Frame, *kinds: type[ast.stmt]) -> ast.stmt | None:
     """The innermost statement around a line that is of these kinds."""
+    return max(around(line, *kinds), key=lambda node: node.lineno, default=None)
+
+
+def around(line: Frame, *kinds: type[ast.stmt]) -> list[ast.stmt]:
+    """The statements around a line that are of these kinds."""
     nodes = _statements("".join(linecache.getlines(line.file)))
-    around = [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
-    return max(around, key=lambda node: node.lineno, default=None)
+    return [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
 
 
 @functools.lru_cache(maxsize=4)  # ranks mostly stand in the same file

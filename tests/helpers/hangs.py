@@ -257,7 +257,41 @@ PATTERNS = [
             dist.all_reduce(x)  # <-
         dist.barrier()
         """,
-        "uneven", 0, ("rank 0 has called all_reduce 4 times, rank 1, which is past the loop, 3",),
+        "uneven", 0, ("Rank 1 is past the loop of line 3, and rank 0", "rank 1 3 times"),
+    ),
+    Hang(
+        "early stopping by what one rank has measured",
+        """
+        class Trainer:
+            def __init__(self):
+                self.net = model()
+            def step(self):
+                self.net(batch).sum().backward()  # <-
+            def fit(self):
+                for epoch in range(10):
+                    for _ in range(2):
+                        self.step()
+                    if epoch >= 2 + r:
+                        break
+                self.save()
+            def save(self):
+                dist.barrier()
+        Trainer().fit()
+        """,
+        "uneven", 1,
+        ("Rank 0 is past the loop of line 9, and rank 1 goes round it once more: in line 7",),
+    ),
+    Hang(
+        "a call of one's own within join, with an uneven number of inputs",
+        """
+        net = model()
+        with net.join():
+            for _ in range(3 + r):
+                net(batch).sum().backward()
+                dist.all_reduce(x)  # <-
+        """,
+        "join", 0,
+        ("Rank 0 has no inputs left", "all_reduce (cell [N], line 7) of rank 1 is none of these"),
     ),
     Hang(
         "an exception that a call in a `finally:` keeps back",
@@ -694,6 +728,25 @@ CONTROLS = [
         dist.barrier()  # <-
         """,
         "missing", 1, ("rank 1: gives no answer", "Rank 0 waited for rank 1"),
+    ),
+    Hang(
+        "different calls within join while both have inputs",
+        """
+        net = model()
+        with net.join():
+            net(batch).sum().backward()
+            dist.barrier() if r else dist.broadcast(x, 0)  # <-
+        """,
+        "order", 1, ("barrier (cell [N], line 6) on rank 1: every rank",),
+    ),
+    Hang(
+        "a call after a loop that all ranks have left",
+        """
+        for _ in range(3):
+            dist.all_reduce(x)
+        dist.barrier() if r else dist.broadcast(x, 0)  # <-
+        """,
+        "order", 1, ("barrier (cell [N], line 5) on rank 1: every rank",),
     ),
     Hang(
         "ranks that are stopped from outside",
