@@ -54,6 +54,10 @@ class Deadlock:
             return {other.rank for other in self.ranks.values() if other.what != one.what}
         return set().union(*(missing for _, missing in unmet))
 
+    def sent(self, taken: Event) -> Event | None:
+        """The send that a receive from one rank is given, if that has been called."""
+        return None if taken.peer is None else self._meeting(taken).calls.get(taken.peer)
+
     def beside_join(self, until: Meeting) -> tuple[Event, int] | None:
         """A call of the learner's own that met one by which another rank stood in for DDP's.
 

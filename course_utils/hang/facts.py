@@ -17,6 +17,7 @@ from course_utils.hang.whereabouts import (
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.record.event import (
+    ASYNC,
     BACKWARD,
     EVALUATES,
     FORWARD,
@@ -190,6 +191,16 @@ def of_messages(dead: Deadlock) -> Iterator[Facts]:
             lost = taken.peer is None or dead.ranks[taken.peer].state == "returned"
             may_come = not lost and taken.rank not in dead.reachable(taken.peer)
             yield Facts(rank=sent.rank, other=taken.rank, sent=sent, taken=taken, may_come=may_come)
+
+
+def of_lost_messages(dead: Deadlock) -> Iterator[Facts]:
+    """A rank waits for a message that was sent by isend, by a rank that has returned."""
+    for one in dead.ranks.values():
+        if one.state != "waiting" or not one.call or one.call.kind != "recv":
+            continue
+        sent = dead.sent(one.call)
+        if sent and sent.flags & ASYNC and dead.ranks[sent.rank].state == "returned":
+            yield Facts(rank=one.rank, sent=sent, there=there_of(sent))
 
 
 def of_absence(dead: Deadlock) -> Iterator[Facts]:

@@ -94,6 +94,12 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "Rank {rank} sends to rank {other}, which receives from rank {taken.peer} instead, and "
          "rank {taken.peer} sends it nothing: a peer is named wrongly, or a send is left out."),
     ]),
+    (facts.of_lost_messages, [
+        ("lost", lambda f: True,
+         "Rank {sent.rank} sent message #{sent.number} to rank {rank} by isend{there} and has "
+         "returned without wait() on it: the message may be lost. Keep what isend returns, and "
+         "wait()."),
+    ]),
     (facts.of_absence, [
         ("exception", lambda f: f.handles,
          _ARRIVED + "rank {handler} handles an exception, and nobody hears of it before that has "

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
+from course_utils.launcher.stacks import Frame
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, KINDS, QUEUED, UNFINISHED, WAKES, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
@@ -122,7 +124,13 @@ class Recorder:
         known, impatient = weakref.ref(group), _is_impatient(group)  # its hooks must not keep it
         issuing: dict[int, Row] = {}
         queues = functools.cache(functools.partial(_queues, known))  # by a kind of device
-        before = functools.partial(self.carefully, self._before, known, issuing, impatient, queues)
+        note = functools.partial(self.carefully, self._before, known, issuing, impatient, queues)
+
+        def before(call: Any) -> None:
+            if self.forked:
+                _refuse(call)
+            note(call)
+
         group.register_pre_hook(_HOOK, before)
         if self.waits:
             after = functools.partial(self.carefully, self._after, issuing)
@@ -134,7 +142,7 @@ class Recorder:
         if call.name.value not in _called():
             return
         kind, how, listed = _called()[call.name.value]
-        inner, own = frames.split(sys._getframe(1).f_back)
+        inner, own = frames.split(sys._getframe(3))  # behind `carefully` and `before`
         group, name = tuple(c10d.get_process_group_ranks(known())), known().group_name
         inputs, place = call.input_tensors, call.root
         tensors = inputs or call.output_tensors
@@ -169,6 +177,30 @@ class Recorder:
             issued.of = ISSUED
             if call.work is not None:
                 self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
+
+
+def _refuse(call: Any) -> None:
+    """In a process that a rank has forked: no thread of its group is there, so no call would end.
+
+    Raises:
+        RuntimeError: Always, unless the operation is unknown here.
+    """
+    if call.name.value not in _called():
+        return
+    kind = _called()[call.name.value][0]
+    line = frames.split(sys._getframe(2))[1]
+    there = ""
+    if line:
+        place = Frame(line.f_code.co_filename, line.f_lineno, line.f_code.co_name).place
+        there = f" ({place})"
+    rank = os.environ.get("RANK", "?")
+    who = f"a process that rank {rank} started"
+    if torch.utils.data.get_worker_info() is not None:
+        who = f"a DataLoader worker of rank {rank}"
+    raise RuntimeError(
+        f"{who} called {kind}{there}: only the rank itself can. Call it there, and hand over what "
+        "comes of it."
+    )
 
 
 def _seen_in_stacks(ask: Callable) -> Callable:

@@ -458,6 +458,31 @@ PATTERNS = [
         "returned", 0, ("rank 1 never sent message #1 to rank 0",),
     ),
     Hang(
+        "a message sent by isend, for which nobody waits before the end",
+        """
+        store = dist.group.WORLD.get_group_store()
+        if r == 0:
+            dist.isend(x, 1)  # <-
+            store.set("sent", "yes")
+        else:
+            store.get("sent")
+            dist.recv(x, 0)
+        """,
+        "lost", 0,
+        ("Rank 0 sent message #1 to rank 1 by isend (cell [N], line 5) and has returned without",),
+    ),
+    Hang(
+        "a second message that is never sent, behind one for which its sender has waited",
+        """
+        if r == 0:
+            dist.isend(x, 1).wait()
+        else:
+            dist.recv(x, 0)
+            dist.recv(x, 0)  # <-
+        """,
+        "returned", 1, ("rank 0 never sent message #2 to rank 1",),
+    ),
+    Hang(
         "a loop without an end on one rank",
         """
         while r == 1:

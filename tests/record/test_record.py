@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from deadline import hung
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
-from course_utils import WorkerTimeout, launch
+from course_utils import WorkerError, WorkerTimeout, launch
 from course_utils.launcher import launch as launcher
 from course_utils.record import event, frames, hooks, memory
 from course_utils.record.event import Log, meetings
@@ -177,6 +178,41 @@ def test_what_a_rank_forks_writes_nothing_into_its_rows(trace):
 
     log = logs_of(work, 1, trace, backend=None)[0]
     assert [e.kind for e in log.events] == ["return"]
+
+
+class Averaged(list):
+    """Data whose samples are averaged, where a DataLoader asks for them."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = torch.ones(1) * dist.get_rank()
+        dist.all_reduce(sample)
+        return sample
+
+
+def test_a_collective_in_a_worker_of_a_dataloader_is_an_error_and_no_hang():
+    def work() -> None:
+        list(DataLoader(Averaged([0, 1]), num_workers=1, multiprocessing_context="fork"))
+
+    with pytest.raises(WorkerError) as caught:
+        launch(work, backend="gloo")
+    text = str(caught.value)
+    assert "a DataLoader worker of rank 0 called all_reduce (test_record.py, line " in text
+    assert "in __getitem__): only the rank itself can." in text
+
+
+def test_a_collective_in_a_process_of_a_rank_is_an_error_and_the_rank_goes_on():
+    def work() -> tuple[int, int]:
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=dist.all_reduce, args=(torch.ones(1),))
+        process.start()
+        process.join()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return process.exitcode, int(total)
+
+    results = launch(work, backend="gloo")
+    assert list(results) == [(1, 2), (1, 2)]
+    assert "a process that rank 1 started called all_reduce (test_record" in results.output[1]
 
 
 def test_a_bucket_hook_of_ddp_written_in_python_meets_no_lock():
