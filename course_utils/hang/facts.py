@@ -35,6 +35,8 @@ _HELD = {  # what to try for something that holds a rank by itself
     "a queue": "Nobody is at its other end: who was to put something in, or to take it out?",
     "an event": "Nobody sets it: a rank has copies of the notebook's objects, not of its threads.",
     "a barrier of threads": "It counts threads of one process: for ranks there is dist.barrier().",
+    "a file lock": "Perhaps a rank has it that waits for others: let it go before a call that "
+    "needs every rank.",
     "a child process": "Each rank is a process already: call the training function "
     "itself, and not by mp.spawn, notebook_launcher or torchrun.",
     "else": "Look at why that does not come to an end.",
@@ -60,8 +62,25 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
         silent=silent and ranks(silent).capitalize(),
         they="it waits" if len(silent) == 1 else "they wait",
         who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
-        its="its" if alone else "their", what=what, advice=_HELD.get(what, _HELD["else"]),
+        of_its=_of_its(what, alone), what=what, advice=_advice(held),
     )  # fmt: skip
+
+
+def _of_its(what: str | None, alone: bool = True) -> str:
+    """Where that is which holds a rank."""
+    if what == "a file lock":
+        return ""
+    return f" of {'its' if alone else 'their'} own process"
+
+
+def _advice(held: Iterable[Whereabouts]) -> str:
+    """What to try for what holds the first of some ranks; first, what came before that."""
+    for one in held:
+        if one.ended:
+            words, line = one.ended
+            at = _cell_and_line(line)
+            return f"A thread of rank {one.rank} has ended before, by {words} ({at})."
+    return next((_HELD.get(one.what, _HELD["else"]) for one in held), "")
 
 
 def _has_queued_messages(dead: Deadlock) -> bool:
@@ -216,7 +235,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
         message=False, sure=False, thread=False, elsewhere=None,
-        what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
+        what=first.what, of_its=_of_its(first.what), advice=_advice([first]),
         it="it waits" if alone else f"rank {first.rank} waits", key=_key(first),
         gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip

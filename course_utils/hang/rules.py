@@ -46,7 +46,7 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         (None, lambda f: f.silent and not f.waiting,
          "{silent} gave no answer, so it is not known what {they} for."),
         ("held", lambda f: f.held and not f.waiting,
-         "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
+         "No rank waits for another: {who} {wait} for {what}{of_its}. {advice}"),
         (None, lambda f: f.messages and not f.waiting,
          "No call is seen to lack its partner. Either {who} only needed longer, or messages wait "
          "for each other on the GPUs: where ranks send before they receive, use "
@@ -105,7 +105,7 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          _ARRIVED + "rank {handler} handles an exception, and nobody hears of it before that has "
          "ended: {handles} ({raised_at})."),
         ("held", lambda f: f.held,
-         _ARRIVED + "{it} for {what} of its own process. {advice}"),
+         _ARRIVED + "{it} for {what}{of_its}. {advice}"),
         ("store", lambda f: f.key,
          _ARRIVED + "{it} in the store for a key that nobody has set ({key})."),
         ("missing", lambda f: f.flags & WRAPS,

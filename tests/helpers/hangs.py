@@ -595,6 +595,36 @@ PATTERNS = [
         "held", 1, ("for a child process of their own process", "Each rank is a process already"),
     ),
     Hang(
+        "a barrier within a file lock that every rank takes",
+        """
+        import filelock
+        store = dist.group.WORLD.get_group_store()
+        r == 0 or store.get("is taken")
+        with filelock.FileLock(os.path.join(tempfile.gettempdir(), "lock")):  # <-
+            store.set("is taken", "yes")
+            dist.barrier()
+        """,
+        "held", 1,
+        ("never arrived: it waits for a file lock. Perhaps a rank has it that waits for others",),
+    ),
+    Hang(
+        "a queue whose thread has ended by an exception",
+        """
+        import queue
+        box = queue.Queue()
+        def prefetch():
+            if r == 1:
+                raise RuntimeError("no such file")  # <-
+            box.put(batch)
+        threading.Thread(target=prefetch, daemon=True).start()
+        box.get()
+        dist.barrier()
+        """,
+        "held", 1,
+        ("it waits for a queue of its own process. A thread of rank 1 has ended before, by Runtime",
+         "RuntimeError: no such file (cell [N], line 7)."),
+    ),
+    Hang(
         "a queue that stays empty",
         """
         import queue
