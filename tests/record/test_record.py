@@ -180,6 +180,20 @@ def test_what_a_rank_forks_writes_nothing_into_its_rows(trace):
     assert [e.kind for e in log.events] == ["return"]
 
 
+def test_rows_that_were_written_anew_while_they_were_read_are_read_again(monkeypatch):
+    part = memory.made(1, whole=False)[0]
+    for _ in range(3):
+        part.write({"kind": "barrier"}, None)
+    head = memory._Head(rows=3, told=part.head.told)
+    much_later = memory._Head(rows=3 + 2 * KEPT, told=part.head.told)
+    heads = iter([head, much_later, head, head])
+    monkeypatch.setattr(memory._Head, "from_buffer_copy", lambda _: next(heads))
+    record = Record()
+    record._parts, record.unread = [part], {}
+    rows, _ = record._read(0)
+    assert len(rows) == 3
+
+
 class Averaged(list):
     """Data whose samples are averaged, where a DataLoader asks for them."""
 
