@@ -9,8 +9,10 @@ from course_material.messages import said
 from course_utils.launcher.words import ranks_named
 
 PASSED, NOT_ATTEMPTED, WRONG = "passed", "not attempted", "wrong"
-_SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", WRONG: "✗"}
-_COLOURS = {PASSED: "#009E73", NOT_ATTEMPTED: "#888888", WRONG: "#D55E00"}  # two of Okabe and Ito
+NOT_CHECKED = "not checked yet"
+_SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", NOT_CHECKED: "–", WRONG: "✗"}
+_COLOURS = {PASSED: "#009E73", WRONG: "#D55E00"}  # two of Okabe and Ito
+_COLOURS |= {NOT_ATTEMPTED: "#888888", NOT_CHECKED: "#888888"}
 _HEAD = ("rank", "given", "wanted", "got")
 _PRINTED = 8  # lines of each rank
 _CARD = "padding:4px 12px;margin:4px 0;max-width:70em;font-size:13px;line-height:1.5;"
@@ -36,7 +38,7 @@ class Outcome:
     """What became of an answer; true only if it passed."""
 
     name: str  # of the answer
-    state: str  # "passed", "not attempted" or "wrong"
+    state: str  # "passed", "not attempted" or "wrong"; in an overview also "not checked yet"
     where: str = ""  # on how many ranks, in which case
     message: str = ""  # what is wrong, and what to look at next
     rows: Sequence[Row] = ()  # of the smallest failing case, one per rank
@@ -141,6 +143,12 @@ class Overview(list[Outcome]):
         return f"<b>{total}</b><table>{rows}</table>"
 
 
-def progress() -> Overview:
-    """Show which of the answers that were checked in this notebook pass, as they were last."""
-    return Overview(_outcomes.values())
+def progress(*exercises: str) -> Overview:
+    """Show which answers pass, as they were last checked in this notebook.
+
+    Args:
+        exercises: The names of all answers in this notebook. Those that no check has tried yet
+            count as well.
+    """
+    known = {name: Outcome(name, NOT_CHECKED) for name in exercises} | _outcomes
+    return Overview(known.values())

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from course_utils.launcher.parcel import bytes_of
 from course_utils.launcher.stacks import Frame
 from course_utils.record import frames
 
@@ -98,4 +99,4 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit, so that nan is like nan."""
     if not one.numel():  # an empty one from NumPy has a stride that view() refuses
         return True
-    return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
+    return torch.equal(bytes_of(one), bytes_of(other))

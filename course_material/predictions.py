@@ -10,8 +10,9 @@ _asked: dict[str, "Prediction"] = {}  # by question, in the order of the chapter
 class Prediction:
     """A learner's answer to a question; `...` stands for none."""
 
-    def __init__(self, question: str, answer: Any) -> None:
+    def __init__(self, question: str, answer: Any, is_choice: bool = False) -> None:
         self.question, self.answer = question, answer
+        self.is_choice = is_choice  # then even a number is a name, and there is no "off by"
         self.right: bool | None = None  # None as long as it is open or not measured
 
     def measured(self, value: Any, within: float = 0.0, about: bool = False) -> None:
@@ -32,7 +33,10 @@ class Prediction:
         if isinstance(value, set):
             found = [any(_same(one, own, within) for own in got) for one in wanted]
         self.right = all(found) and len(found) == len(wanted) == len(got)
-        print(f"{told}; predicted {_told(got)}: {_verdict(wanted, got, sum(found))}")
+        verdict = _verdict(wanted, got, sum(found))
+        if self.is_choice and not self.right:
+            verdict = "not so"
+        print(f"{told}; predicted {_told(got)}: {verdict}")
 
 
 def predict(question: str = "", answer: Any = ..., choices: Sequence[Any] = ()) -> Any:
@@ -52,9 +56,9 @@ def predict(question: str = "", answer: Any = ..., choices: Sequence[Any] = ()) 
         return print(_score())
     if choices and answer is not ... and answer not in choices:
         known = ", ".join(map(str, choices))
-        print(f"{question}: one of {known}, please; {answer} is none.")
+        print(f"{question}: {answer!r} is not one of the answers. They are: {known}.")
         answer = ...
-    _asked[question] = Prediction(question, answer)
+    _asked[question] = Prediction(question, answer, is_choice=bool(choices))
     return _asked[question]
 
 

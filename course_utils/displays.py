@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
-from typing import Any
+from typing import Any, NoReturn
 
 from IPython import get_ipython
 from IPython.core.displaypub import DisplayPublisher
@@ -26,6 +26,7 @@ from course_utils.launcher.parcel import anonymous_file
 from course_utils.launcher.rank import no_keyboard
 
 _LIVE = "application/vnd.jupyter.widget-view+json"  # ends with the rank; its text goes on
+_OUTPUT = {"text/plain": "Output()"}  # an empty area; what is displayed in it has rows of its own
 
 
 # Of each rank: bytes and displays that are kept from the first on, and as many of the last ones.
@@ -56,6 +57,7 @@ class Displays(Listener):
         shell.display_pub = publisher
         with contextlib.suppress(AttributeError):  # in a terminal there is no kernel
             shell.kernel._input_request = no_keyboard  # as in `from getpass import getpass`
+            shell.kernel.session.send = _send_nothing  # else it warns of each message from a fork
         _leave_the_notebook(shell)
         try:
             yield
@@ -98,7 +100,8 @@ class Displays(Listener):
                 if its_rank != rank:
                     continue
                 if key is None:
-                    shown.clear()
+                    for cleared in what[0] or list(shown):
+                        shown.pop(cleared, None)
                 elif key in shown:
                     shown[key].data, shown[key].metadata = what[2:]
                 else:
@@ -145,10 +148,20 @@ def _leave_the_notebook(shell: Any) -> None:
         setattr(builtins, name, sys.exit)
         if shell.user_ns.get(name) is getattr(shell, "exiter", None):  # tells the kernel to end
             shell.user_ns[name] = sys.exit
+    shell.showtraceback = _raise_instead  # `with ipywidgets.Output():` would show it to nobody
     for prompt in ("ps1", "ps2"):  # by which libraries know that somebody types
         vars(sys).pop(prompt, None)
     if "ipykernel" in sys.modules:
         sys.argv = ["cell"]  # the kernel's command line is not that of a learner's script
+
+
+def _send_nothing(*_: object, **__: object) -> None:
+    """Of what a rank's widgets would say to the browser."""
+
+
+def _raise_instead(raised: Any = None, *_: object, **__: object) -> NoReturn:
+    """Let an exception end a rank, as under torchrun, instead of showing it below the cell."""
+    raise raised[1] if raised else sys.exc_info()[1]
 
 
 class _Publisher(DisplayPublisher):
@@ -161,11 +174,14 @@ class _Publisher(DisplayPublisher):
         self._names: set[str] = set()  # of what may be updated
         self._count, self._is_full = 0, False
         self._last: dict[str | None, bytes] = {}  # rows for the end
+        self._in_area: dict[str, list[str]] = {}  # by an Output's name what was displayed in it
 
     def publish(
         self, data: dict[str, Any], metadata: Any = None, *, transient: Any = None, **_: object
     ) -> None:
         kept = {kind: what for kind, what in data.items() if kind != _LIVE}
+        if kept == _OUTPUT:
+            return
         mark = f"{os.getpid()}-{next(self._numbers)}"  # a rank's children display as well
         name = (transient or {}).get("display_id")
         is_new = name is None or name not in self._names
@@ -173,6 +189,8 @@ class _Publisher(DisplayPublisher):
             self._names.add(name)
         if is_new:
             self._set_count(self._count + 1)
+        if area := _area():
+            self._in_area.setdefault(area, []).append(name or mark)
         row = self._row(name or mark, mark, False, kept, metadata)
         self._is_full |= len(row) > self._room or (is_new and self._count > _AT_MOST)
         if not self._is_full:
@@ -182,15 +200,32 @@ class _Publisher(DisplayPublisher):
         else:
             self._keep(name or mark, self._row(name or mark, mark, True, kept, metadata))
 
+    def set_parent(self, parent: object) -> None:
+        """`with ipywidgets.Output():` says here in which message it is; no rank sends any."""
+
     def clear_output(self, wait: bool = False) -> None:
+        area = _area()
+        if area is not None:
+            self._clear(self._in_area.pop(area, []))
+            return
         self._set_count(0)
         self._names.clear()
         self._last.clear()
-        row = self._row(None)
+        row = self._row(None, [])
         if self._is_full:
             self._last[None] = row
         else:
             self._write(row)
+
+    def _clear(self, keys: list[str]) -> None:
+        """Take away what was displayed in one Output, and nothing else."""
+        if not keys:
+            return
+        self._set_count(self._count - len(set(keys)))
+        self._names.difference_update(keys)
+        for key in keys:
+            self._last.pop(key, None)
+        self._write(self._row(None, keys))
 
     def write_the_last(self) -> None:
         """At the rank's end: what came when there was no room any more."""
@@ -218,6 +253,15 @@ class _Publisher(DisplayPublisher):
     def _set_count(self, count: int) -> None:
         self._count = count
         _COUNT.pack_into(self._counted, self._rank * _COUNT.size, count)
+
+
+def _area() -> str | None:
+    """The name of the `ipywidgets.Output` in which the rank is, such as of a bar of rich."""
+    module = sys.modules.get("ipywidgets.widgets.widget")
+    # Private. Without it what is cleared in an Output is all that the rank has displayed.
+    widgets = list(getattr(module, "_instances", {}).values())
+    entered = [widget for widget in widgets if getattr(widget, "msg_id", "")]
+    return entered[-1].model_id if entered else None
 
 
 def _put_into_the_output(mark: str) -> None:

@@ -14,6 +14,7 @@ from course_material import messages
 from course_utils.devices import fork
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
+from course_utils.hang.silent import SilentMistakes
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
@@ -88,6 +89,8 @@ def launch(
         placement = place(backend, device, world_size, nodes, share_gpus)
         listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
         listeners += [Panel()] * live
+        mistakes = SilentMistakes(record)
+        listeners.append(mistakes)
         how = {"backend": placement.backend, "listeners": listeners}
         how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout, "show": displays.show}
         results = launcher.launch(fn, *args, **how)
@@ -96,6 +99,8 @@ def launch(
             error.trace = _trace(record)
         messages.retell(error)
         raise
+    for sentence in mistakes.sentences:
+        print(messages.said(sentence))
     results.trace = _trace(record)
     for sentence in results.unfinished:
         print(messages.said(sentence))
@@ -154,12 +159,9 @@ def _runs_nothing(fn: Callable[..., Any]) -> str:
     """Of a function that, called, only makes an object which would run it: that."""
     name = getattr(fn, "__name__", type(fn).__name__)
     for called in (fn, getattr(fn, "__call__", None)):  # noqa: B004, of an object its method
-        if inspect.iscoroutinefunction(called):
+        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
             way = "write a plain def, and call asyncio.run() in it"
             return f"{name} is an async function, so calling it runs nothing of it: {way}."
-        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-            way = "return a list of what it yields"
-            return f"{name} has a yield in it, so calling it runs nothing of it: {way}."
     return ""
 
 

@@ -76,7 +76,8 @@ def train_epoch(model, loader, optimizer, clip: float, device: torch.device) -> 
         loss.backward()  # here DDP averages the gradients
         nn.utils.clip_grad_norm_(model.parameters(), clip)  # of the average: the same everywhere
         optimizer.step()
-        total += torch.stack([loss.detach() * len(labels), torch.tensor(len(labels))])
+        total[0] += loss.detach() * len(labels)
+        total[1] += len(labels)
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
 

@@ -21,7 +21,9 @@ from nbformat.sign import NotebookNotary
 HERE = Path(__file__).resolve().parents[1]
 FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
 MAP, MY_MAP = "README.md", "course_map.md"
-LINK = re.compile(r"\]\((?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)")
+LINK = re.compile(  # in Markdown, and in the HTML of folded answers
+    r"""(\]\(|href=["'])(?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)"""
+)
 
 
 def language() -> str:
@@ -77,11 +79,11 @@ def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
     """Returns a text whose links lead to the copies."""
 
     def link(match: re.Match[str]) -> str:
-        where, file = match[1] or original.parent.name, match[2]
+        begins, where, file = match[1], match[2] or original.parent.name, match[3]
         kind = next((kind for kind, name in FOLDERS.items() if name == where), None)
         if kind:
-            return f"]({MY_MAP if file == MAP else f'{kind}_{file}'}"
-        return f"]({Path(os.path.relpath(root / where / file, folder)).as_posix()}"
+            return begins + (MY_MAP if file == MAP else f"{kind}_{file}")
+        return begins + Path(os.path.relpath(root / where / file, folder)).as_posix()
 
     return LINK.sub(link, text)
 

@@ -37,7 +37,7 @@ def overview(path: Path) -> str:
         out.data["text/plain"] for out in outputs if "data" in out and "text/plain" in out.data
     ]
     found = [text for text in texts if re.match(r"\d+ (of \d+ exercises pass|道练习)", text)]
-    said = found[-1] if found else "no overview: its last cell should call progress()"
+    said = found[-1] if found else "no overview: its last cell should call progress"
     return "\n".join([said, *(f"a cell failed: {error.splitlines()[0]}" for error in errors)])
 
 

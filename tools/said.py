@@ -32,10 +32,11 @@ NOT_SAID = re.compile(
     r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_bar)|event\.KINDS|"
     r"placement\.(place|_notice)|nccl\._settings|"
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
-    r"report\..*: data size|notebook\..*Default process|stacks\.from_dump|launch\._print|"
+    r"report\..*: data size|notebook\..*Default process|stacks\.from_dump|launch\.named|"
     r".*: in _work|team\.Team: \{name\}|facts\.(there_of|_cell_and_line): , in|asking\.|"
-    r"errors\._(LOST|WAITED)|nccl\._MORE|"
-    r"errors\.from_ex(ception: RuntimeError|it: Fatal)|member\.Member: .*left out|"
+    r"errors\._LOST|nccl\._MORE|"
+    r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|member\.MARK|"
+    r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|member\.Member: .*left out|"
     r"compare\.brief: item|check\._told: (\{were|would)|attempt\.attempt: \(more|"
     r"rules\._(ARRIVED|BUFFERS)|cells\.(?!cut_solution: about)"
 )
@@ -52,7 +53,7 @@ SHORT = {
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.
 LINES = re.compile(
-    r"errors\.(worker_|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
+    r"errors\.(worker_|_about|_details|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
     r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
     r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{what"
 )

@@ -45,10 +45,17 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmdTimeout=5
 ReturnToService=2
 KillWait=1
+TaskProlog={folder}/prolog
 NodeName=node1 NodeHostname={host} NodeAddr={addresses[0]} CPUs=8
 NodeName=node2 NodeHostname={host} NodeAddr={addresses[1]} CPUs=8
 PartitionName=all Nodes=ALL Default=YES
 {plugins}
+"""
+# Slurm runs it before each task, and sets what it prints. Torchrun takes options from variables
+# that begin with PET_: real nodes know these two by their names, and ours share a name.
+PROLOG = """#!/bin/sh
+echo export PET_LOCAL_ADDR=$SLURMD_NODENAME
+echo export PET_RDZV_CONF=is_host=$((1 - SLURM_NODEID))
 """
 
 
@@ -140,6 +147,8 @@ class Slurm(Recording):
         addresses, host = [node.address for node in self.nodes], socket.gethostname()
         text = CONF.format(addresses=addresses, folder=folder, host=host, plugins=plugins)
         Path(folder, "slurm.conf").write_text(text)
+        Path(folder, "prolog").write_text(PROLOG)
+        Path(folder, "prolog").chmod(0o755)
         names = [f"{address} node{number}\n" for number, address in enumerate(addresses, 1)]
         Path(folder, "hosts").write_text("".join(["127.0.0.1 localhost\n", *names]))
         key = Path(folder, "munge.key")

@@ -23,8 +23,8 @@ from IPython import get_ipython
 from course_utils.devices import nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.family import LIBC
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.rank import LIBC
 from course_utils.launcher.stacks import Frame, learners_line
 
 _WORTH_IT = 64  # ranks; a kernel with so many starts as many again
@@ -97,7 +97,10 @@ def import_what_ranks_need() -> None:
             os.environ[name] = tempfile.gettempdir()
             afterwards.callback(os.environ.pop, name)
         # Else each rank clears them when it joins, and copies a sixth of all pages that it copies.
-        importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()
+        # Private: without it, joining only takes longer.
+        with contextlib.suppress(ImportError):
+            rules = importlib.import_module("torch._dynamo.trace_rules")
+            getattr(rules, "clear_lru_cache", int)()
 
 
 def cuda_in_use(needs_cuda: bool = True) -> str | None:

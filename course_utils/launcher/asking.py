@@ -22,6 +22,7 @@ from io import FileIO
 from types import FrameType, TracebackType
 from typing import Any
 
+from course_utils.launcher import errors
 from course_utils.launcher.stacks import THREAD, Frame
 
 _LIBC = ctypes.CDLL(None)
@@ -77,13 +78,14 @@ def _stack(main: int) -> bytes:
     """The main thread's stack, written as faulthandler writes it, behind those of some others."""
     frames = sys._current_frames()
     rows = _rows(frames.pop(main))
+    with contextlib.suppress(BaseException):  # what an exception says is code of the learner's
+        rows += _handled(main)
     others: list[str] = []
     for frame in frames.values():
         stack = _rows(frame)
         if len(others) < _THREADS and any(_GROUPS in row for row in stack):
             others.append("\n".join([THREAD, *stack, ""]))
-    about = [*_handled(main), *_ended]
-    text = "\n".join([*others, "Stack (most recent call first):", *rows, *about, ""])
+    text = "\n".join([*others, "Stack (most recent call first):", *rows, *_ended, ""])
     return text.encode("ascii", "backslashreplace")
 
 
@@ -112,7 +114,7 @@ def _note_threads_that_end() -> None:
     tell = threading.excepthook
 
     def note_and_tell(args: Any) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # what it says is code of the learner's
             _ended[:] = _told("Ended", args.exc_value)
         tell(args)
 
@@ -121,10 +123,13 @@ def _note_threads_that_end() -> None:
 
 def _told(what: str, error: BaseException | None) -> list[str]:
     """A line about an exception, if a line of the learner's raised it."""
-    raised_at = _innermost_of_learner(error.__traceback__) if error else None
+    if error is None:
+        return []
+    raised_at = _innermost_of_learner(error.__traceback__)
     if raised_at is None:
         return []
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+    headline = errors.from_exception(0, error).headline  # the same words in every run
+    words = " ".join(headline.split())[:_LONGEST]
     return [f'{what} {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}']
 
 

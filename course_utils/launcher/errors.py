@@ -39,6 +39,7 @@ class Failure:
         echo: What kind of complaint about other ranks it is, see `echoes`; empty for a cause.
         began_otherwise: Such a complaint came while an exception of the rank's own was handled.
         details: What caused it, its notes, and the members of an ExceptionGroup, a line each.
+        died: The process ended without a word, such as by a signal.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Failure:
     echo: str = ""
     began_otherwise: bool = False
     details: Sequence[str] = ()
+    died: bool = False
 
     @property
     def is_echo(self) -> bool:
@@ -55,9 +57,9 @@ class Failure:
         return bool(self.echo)
 
     @property
-    def kind(self) -> tuple[bool, str]:
+    def kind(self) -> tuple[bool, bool, str]:
         """What ranks that fail alike have in common: the headline without its numbers."""
-        return self.is_echo, _NUMBERS.sub("#", self.headline)
+        return self.is_echo, self.began_otherwise, _NUMBERS.sub("#", self.headline)
 
     def story(self) -> str:
         """The headline, what led to it, and the learner's lines, the last with its neighbours."""
@@ -77,10 +79,13 @@ class Failure:
             return reason
         return reasons.of_echo(self.echo, world_size)
 
-    def _blame(self) -> tuple[int, bool, float]:
-        """The least is the root cause; a timer of the group ends before the peers' connections."""
+    def _blame(self) -> tuple[int, bool, bool, float]:
+        """The least is the root cause; a timer of the group ends before the peers' connections.
+
+        That a process has died is heard after what its peers say of it, in words of their own.
+        """
         rank_of_echo = 2 if self.echo and not self.began_otherwise else int(self.is_echo)
-        return rank_of_echo, self.echo == echoes.LOST, self.when
+        return rank_of_echo, not self.died, self.echo == echoes.LOST, self.when
 
 
 class WorkerError(RuntimeError):
@@ -211,7 +216,7 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
         names = {number.value: number.name for number in signal.Signals}
         headline = f"the process died of {names.get(-status, f'signal {-status}')}"
     crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
-    return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash))
+    return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash), died=True)
 
 
 def worker_error(
@@ -222,9 +227,10 @@ def worker_error(
 ) -> WorkerError:
     """The error that names the root cause among the failures seen.
 
-    Signals, exits and ordinary exceptions count in order of time; complaints about a lost peer
-    come last. Ranks that failed with the same words, but for numbers, are named together, in rank
-    order. `stands` says where the others were, if that is worth telling.
+    Of those that are heard within a moment, signals and exits count before exceptions, and these
+    in order of time; complaints about a lost peer come last. Ranks that failed with the same words,
+    but for numbers, are named together, in rank order. `stands` says where the others were, if that
+    is worth telling.
     """
     first = min(failures, key=Failure._blame)
     alike = [failure for failure in failures if failure.kind == first.kind]
@@ -233,23 +239,38 @@ def worker_error(
     others.sort(key=lambda failure: failure.rank)
     root = alike[0]
     named = [failure.rank for failure in alike]
+    reason = root.likely(world_size, output[root.rank])
+    why = f"Likely reason: {reason}." if reason else ""
+    rows = _about_the_others(alike, others, world_size, stands or {})
+    parts = [f"{ranks(named)} failed: {root.story()}", why, "\n".join(rows)]
+    return WorkerError(parts, output, [*alike, *others])
+
+
+def _about_the_others(
+    alike: list[Failure],
+    others: list[Failure],
+    world_size: int,
+    stands: Mapping[int, list[Frame] | None],
+) -> list[str]:
+    """A row for each thing that is to be said beside the root cause."""
     rows = []
-    if different := [f.rank for f in alike if f.headline != root.headline]:
-        whose = f"These are the words of rank {root.rank}"
-        rows.append(f"{whose}; those of {ranks(different)} differ in numbers only.")
-    independent = [failure for failure in others if not failure.is_echo]
-    for failure in independent:
-        words = failure.headline.partition("\n")[0][:_SHORT]
-        rows.append(f"Rank {failure.rank} failed as well: {words}")
-    rest = set(range(world_size)) - set(named) - {failure.rank for failure in independent}
-    for rank in sorted(stands or {}):
+    root = alike[0]
+    different = [failure.rank for failure in alike if failure.headline != root.headline]
+    if different:
+        first_words = f"These are the words of rank {root.rank}."
+        difference = f"Those of {ranks(different)} differ in numbers only."
+        rows.append(f"{first_words} {difference}")
+    rest = set(range(world_size)) - {failure.rank for failure in alike}
+    for failure in others:
+        if not failure.is_echo:  # of an echo it is not worth telling: its rank was stopped, too
+            rest.remove(failure.rank)
+            words = failure.headline.partition("\n")[0][:_SHORT]
+            rows.append(f"Rank {failure.rank} failed as well: {words}")
+    for rank in sorted(stands):
         rows.append(f"Rank {rank} was meanwhile {_stand(stands[rank])}")
     if rest:
         rows.append(f"{were(rest).capitalize()} stopped.")
-    reason = root.likely(world_size, output[root.rank])
-    why = f"Likely reason: {reason}." if reason else ""
-    parts = [f"{ranks(named)} failed: {root.story()}", why, "\n".join(rows)]
-    return WorkerError(parts, output, [*alike, *others])
+    return rows
 
 
 def worker_timeout(

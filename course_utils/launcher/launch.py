@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from course_utils.launcher import rank
+from course_utils.launcher import nested, rank
+from course_utils.launcher.family import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.team import Stopped, Team
 
@@ -49,8 +50,7 @@ def launch(
     `show` the output instead of `print_in_rank_order`. Raises RuntimeError where no launch can be.
     """
     if rank.me:
-        way = "A rank cannot launch ranks: call launch from the cell, with a larger world_size."
-        raise RuntimeError(f"launch was called inside a worker. {way}")
+        raise RuntimeError(nested.REFUSAL)
     team = Team(world_size, nodes, timeout, listeners)
     try:
         with _stop_button() as pressed, contextlib.closing(team):
@@ -70,7 +70,7 @@ def _stop_button() -> Iterator[list[int]]:
     ours = threading.current_thread() is threading.main_thread()
     if ours:
         action = ctypes.create_string_buffer(256)  # Python knows only handlers it set
-        rank.LIBC.sigaction(signal.SIGINT, None, action)
+        LIBC.sigaction(signal.SIGINT, None, action)
         old = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
         yield pressed
@@ -79,7 +79,7 @@ def _stop_button() -> Iterator[list[int]]:
             time.sleep(1.0)
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
-            rank.LIBC.sigaction(signal.SIGINT, action, None)
+            LIBC.sigaction(signal.SIGINT, action, None)
     if pressed:
         raise Stopped
 

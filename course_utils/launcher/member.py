@@ -18,7 +18,8 @@ from course_utils.launcher.stacks import WRITTEN
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _HALF = KEPT_BYTES // 2
 # Among what a rank prints, such a mark says where something else belongs, see `Member.pieces`.
-MARK, _MARKED = "\x1emark {}\x1e", re.compile(rb"\x1emark ([\d-]+)\x1e")
+MARK = "\x1emark {}\x1e"
+_MARKED = re.compile(rb"\x1emark ([\d-]+)\x1e")
 _MARK_BEGUN = re.compile(rb"\x1e[mark\d -]{0,40}\Z")  # the rest of it is still to come
 _AT_ONCE = 256 * 1024
 _READS = 32  # in a row: a rank that prints as fast as the kernel reads must not hold it up

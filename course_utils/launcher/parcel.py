@@ -31,6 +31,15 @@ def anonymous_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor with elements in it, in one dimension and without a copy.
+
+    Contiguous means that its elements follow each other. If there is only one, its stride may still
+    be any number, as of `matrix[:1, 0]`, and `view(torch.uint8)` refuses all strides but 1.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """A plain tensor leaves as its elements: no storage behind a view, no CUDA, no graph."""
@@ -38,7 +47,7 @@ class _Pickler(pickle.Pickler):
         if not plain or value.layout != torch.strided or value.is_quantized:
             return NotImplemented
         elements = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        raw = elements.reshape(-1).view(torch.uint8).numpy() if value.numel() else b""
+        raw = bytes_of(elements).numpy() if value.numel() else b""
         learns = value.requires_grad and value.is_leaf
         return _rebuild, (pickle.PickleBuffer(raw), value.dtype, value.shape, type(value), learns)
 

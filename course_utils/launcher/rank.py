@@ -2,7 +2,6 @@
 
 import builtins
 import contextlib
-import ctypes
 import faulthandler
 import getpass
 import logging
@@ -11,7 +10,6 @@ import multiprocessing.util
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +17,12 @@ from typing import NoReturn
 
 import torch
 
-from course_utils.launcher import asking, ending, errors, parcel
+from course_utils.launcher import asking, ending, errors, nested, parcel
+from course_utils.launcher.family import LIBC, Family
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.rendezvous import Rendezvous
 
-LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 me: "Worker | None" = None  # the worker that this process is; None in the kernel
 
 
@@ -36,6 +33,7 @@ class Worker:
     own: Member  # of its ends the rank has `theirs`, `output` and `stack`
     kernel: int  # process id of the parent
     listeners: Sequence[Listener]
+    family: Family
     has_told: bool = False  # the kernel has a result or a failure
 
     def run(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> NoReturn:
@@ -47,6 +45,7 @@ class Worker:
             ending.leave_the_kernels_alone()
             self._live_and_die_with_the_kernel()
             self._capture_output()
+            nested.refuse_launchers()
             self._work(fn, args, meet, backend)
         except BaseException as error:
             self._tell_failure(error)
@@ -82,8 +81,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _die_with_parent()
-        os.register_at_fork(after_in_child=_die_with_parent)  # DataLoader workers, too
+        self.family.take_along()  # DataLoader workers, too
         if os.getppid() != self.kernel:
             os._exit(1)  # the kernel died before it could be watched
 
@@ -172,17 +170,3 @@ def _dead_loader(error: BaseException) -> BaseException | None:
 def no_keyboard(*_: object, **__: object) -> NoReturn:
     """Instead of what would ask the browser, which hears no rank, or a terminal."""
     raise EOFError("a rank has no keyboard: ask in the cell, hand that to launch; to debug, print")
-
-
-def _die_with_parent() -> None:
-    """Have this process killed when the one that forked it is gone."""
-    if sys.platform == "linux":
-        LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)

@@ -104,9 +104,11 @@ def of_start(error: OSError, rank: int, world_size: int) -> str:
     start = f"rank {rank} of {world_size} could not be started: {error.strerror or error}."
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
         limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
-        return f"{start} Use fewer ranks, or raise the limits that {limits} show."
+        way = f"Use fewer ranks, or raise the limits that {limits} show."
+        return f"{start} {way}"
     if error.errno == errno.ENOMEM:
-        return f"{start} Use fewer ranks, or let go of what the notebook holds in memory."
+        way = "Use fewer ranks, or let go of what the notebook holds in memory."
+        return f"{start} {way}"
     if error.errno == errno.EADDRNOTAVAIL:
         return "launch needs the address 127.0.0.1, which this machine does not have."
     if "temporary directory" in str(error):

@@ -2,18 +2,21 @@
 
 A group made by `launch` meets in a `FileStore` on an anonymous file: it has no port, no path and
 no owner but this family of processes, so nobody else can join it, overwrite its keys, or fill
-the disk under it. A group made by the learner (`backend=None`) needs an address. The kernel binds
-it, the kernel never serves it: a store thread in a process that forks hangs its children.
+the disk under it. A group made by the learner (`backend=None`, or a second one, or RPC) needs an
+address. The kernel binds it, rank 0 serves it, at the latest when somebody asks; the kernel never
+does: a store thread in a process that forks hangs its children.
 """
 
 import contextlib
 import importlib
 import os
 import secrets
+import select
 import shutil
 import socket
 import sys
 import tempfile
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -72,20 +75,42 @@ class Rendezvous:
         names = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
         sockets = {name: os.environ.get(name, _INTERFACE) for name in names}  # the user's wins
         found = ranks | sizes | role | address | elastic | restarts | sockets
-        return {name: str(value) for name, value in found.items()} | {"OMP_NUM_THREADS": "1"}
+        # NCCL would have a thread for its own service, which listens on a fixed port.
+        ours = {"OMP_NUM_THREADS": "1", "NCCL_RAS_ENABLE": os.environ.get("NCCL_RAS_ENABLE", "0")}
+        return {name: str(value) for name, value in found.items()} | ours
+
+    def forked(self) -> None:
+        """In the kernel: all ranks have the port, and one of them will serve it."""
+        self.port.close()
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""
-        number, options = self.port.getsockname()[1], {"timeout": self.timeout}
-        _promise_only(number)
+        _promise_only(self.port.getsockname()[1])
         if rank == 0:
-            options |= {"wait_for_workers": False, "master_listen_fd": os.dup(self.port.fileno())}
-            self._server = dist.TCPStore(_LOOPBACK, number, is_master=True, **options)
+            self._serve()
         self.port.close()
 
+    def _serve(self) -> None:
+        number, options = self.port.getsockname()[1], {"timeout": self.timeout}
+        options |= {"wait_for_workers": False, "master_listen_fd": os.dup(self.port.fileno())}
+        self._server = dist.TCPStore(_LOOPBACK, number, is_master=True, **options)
+
+    def _serve_when_asked(self) -> None:
+        """Wait for somebody at the address, such as a second `init_process_group`, or `init_rpc`.
+
+        Until then this thread only waits: a store's own would be there at each later fork.
+        """
+        select.select([self.port], [], [])
+        self._serve()
+
     def join(self, backend: str, rank: int) -> None:
-        """In a worker: join the group of all ranks."""
-        self.port.close()
+        """In a worker: join the group of all ranks, and be ready for others that it may make."""
+        _promise_only(self.port.getsockname()[1])
+        if rank == 0:
+            self.port.listen(self.world_size + 8)
+            threading.Thread(target=self._serve_when_asked, name="store", daemon=True).start()
+        else:
+            self.port.close()
         store = dist.FileStore(self._path, self.world_size)
         store.set_timeout(self.timeout)
         group = {"store": store, "rank": rank, "world_size": self.world_size}
@@ -104,12 +129,14 @@ def _promise_only(ours: int) -> None:
     TORCHELASTIC_USE_AGENT_STORE says that somebody serves the store. Torch takes that to be so for
     whatever address stands in the environment by then, where nobody would serve it.
     """
-    torchs = importlib.import_module("torch.distributed.rendezvous")  # `dist.rendezvous` is another
-    promised = torchs._torchelastic_use_agent_store
+    name = "TORCHELASTIC_USE_AGENT_STORE"
 
     def serves(host: str, port: int) -> bool:
         if port != ours:  # the C++ part asks as well, and would forgive that a port is taken
-            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        return promised() and port == ours
+            os.environ.pop(name, None)
+        return os.environ.get(name) == "True" and port == ours
 
-    torchs._agent_store_serves = serves
+    # Private. Where torch asks in another way, only a port of the learner's own is not served.
+    with contextlib.suppress(ImportError):
+        torchs = importlib.import_module("torch.distributed.rendezvous")  # not `dist.rendezvous`
+        torchs._agent_store_serves = serves

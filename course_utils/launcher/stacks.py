@@ -22,7 +22,7 @@ WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
-_GENERATED, _COMPILED = "<eval_with_key>", f"{os.sep}torchinductor_"
+_GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
 # Packages of another environment, or of this one under another name.
 _INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
@@ -42,10 +42,14 @@ class Frame:
     @property
     def is_learners(self) -> bool:
         """Whether this line stands in a cell or file of the learner, not in a library."""
-        if self.file.startswith((*_LIBRARIES, *_COURSE, _GENERATED)):
+        if self.file.startswith((*_LIBRARIES, *_COURSE)):
             return False
-        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _COMPILED
-        return not any(folder in self.file for folder in (*_INSTALLED, compiled))
+        generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        if generated and self.file.startswith(generated):
+            return False
+        if any(folder in self.file for folder in _INSTALLED):
+            return False
+        return not _GENERATED.search(self.file)
 
     @property
     def place(self) -> str:

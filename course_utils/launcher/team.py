@@ -1,6 +1,8 @@
 """The kernel's side of a launch: one member per rank, all watched together, none left behind."""
 
 import contextlib
+import ctypes
+import fcntl
 import math
 import os
 import signal
@@ -8,16 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import FileIO
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import echoes, errors, reasons
+from course_utils.launcher import echoes, errors, parcel, reasons
 from course_utils.launcher.ending import AtWork
+from course_utils.launcher.family import LIBC, Family
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.queues import Drained
-from course_utils.launcher.rank import LIBC, Worker
+from course_utils.launcher.rank import Worker
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.stacks import Frame, from_dump
 
@@ -26,6 +30,7 @@ _END_S = 1.0  # for ranks that are stopped to end as a program does that receive
 _DRAIN_S = 0.2  # until queues are read that keep a rank from ending
 _TICK_S = 0.1
 _STACK_S = 3.0  # for all ranks to write where they are, also on a busy machine
+_PAUSE_HARD = 2  # of OpenMP 5: `omp_pause_hard` gives everything back
 # From Python 3.12 on, of two threads that fork at once, filelock, which torch brings, fails one.
 _FORKING = threading.Lock()
 
@@ -48,20 +53,35 @@ class Team:
         self._kernel = os.getpid()
         self.meet = Rendezvous(world_size, nodes, timeout)
         self._listening = contextlib.ExitStack()
+        self._opened = contextlib.ExitStack()
+        self._pids: FileIO | None = None  # of all that ranks have forked
         self.unfinished: list[str] = []  # sentences on what was stopped after its function was over
         self._has_stopped = False
 
     def close(self) -> None:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
-        stopped = _family({m.pid for m in self.members if m.pid and m.status is None})
         steps = [self._stop]
         steps += [m.kill for m in self.members] + [m.reap for m in self.members]
         steps += [partial(listener.tick, self.members, True) for listener in self.listeners]
         steps += [m.close for m in self.members]
-        steps += [self.meet.close, partial(remove_segments, stopped), self._listening.close]
+        steps += [self.meet.close, self._remove_segments, self._listening.close]
         with contextlib.ExitStack() as taken:  # from the last to the first
             for step in reversed(steps):
                 taken.callback(step)
+
+    def _remove_segments(self) -> None:
+        """Remove what the ranks' processes have left in shared memory, but of those that live."""
+        groups = {member.pid for member in self.members}
+        dead = set()
+        if self._pids:
+            self._pids.seek(0)
+            for pid in map(int, self._pids.read().split()):
+                with contextlib.suppress(OSError):
+                    if os.getpgid(pid) not in groups:
+                        continue  # it has left its rank, and lives
+                dead.add(pid)
+        self._opened.close()
+        remove_segments(dead)
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -80,9 +100,13 @@ class Team:
                 self._listening.callback(listener.close)
             LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
             self.meet.open(listens=backend is None)
+            self._pids = FileIO(parcel.anonymous_file("pids"), "r+")
+            self._opened.callback(self._pids.close)
+            fcntl.fcntl(self._pids, fcntl.F_SETFL, os.O_APPEND)  # each behind the others
             for rank in range(self.world_size):
                 self.members.append(Member(rank))  # first, so that `close` finds what was opened
                 self.members[rank].open()
+            _end_openmp_threads()
             # Blocked until a rank can answer, and ignores the stop button.
             not_yet = [signal.SIGINT, *self.members[0].signals]
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, not_yet)
@@ -94,6 +118,7 @@ class Team:
                         self._become(rank, fn, args, backend)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self.meet.forked()
             for member in self.members:
                 member.watch()
         except OSError as error:  # the system has no process, descriptor, memory or address left
@@ -107,7 +132,8 @@ class Team:
             own = self.members.pop(rank)
             for end in (*self.members, own.channel, own.pipe):
                 end.close()
-            Worker(own, self._kernel, self.listeners).run(fn, args, self.meet, backend)
+            worker = Worker(own, self._kernel, self.listeners, Family(self._pids))
+            worker.run(fn, args, self.meet, backend)
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
 
@@ -160,8 +186,9 @@ class Team:
             if member.is_over or not member.settled:
                 continue
             work = member.at_work or AtWork("something that does not end")
-            over = f"After its function was over, rank {member.rank} still waited for {work.what}"
-            self.unfinished.append(f"{over}{work.place()}. It was stopped.")
+            rank, what, place = member.rank, work.what, work.place()
+            over = f"After its function was over, rank {rank} still waited for {what}{place}."
+            self.unfinished.append(over)
 
     def _stop(self) -> None:
         """Have all ranks end as `torchrun` does: SIGTERM, a while, then SIGKILL by `close`."""
@@ -219,15 +246,15 @@ class Team:
         return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
 
 
-def _family(groups: set[int]) -> set[int]:
-    """The process ids of all members of these process groups, where the system can be asked."""
-    found = set(groups)
-    with contextlib.suppress(OSError):  # no /proc, or no descriptor left to look into it
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):  # it has just ended
-                if os.getpgid(int(name)) in groups:
-                    found.add(int(name))
-    return found
+def _end_openmp_threads() -> None:
+    """End the threads with which this thread of the kernel has computed; it gets new ones later.
+
+    No fork inherits them. A rank that asks for several by `torch.set_num_threads(2)` would wait
+    for them for ever. Threads with which other threads of the kernel compute stay as they are.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
+        openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        openmp.omp_pause_resource_all(_PAUSE_HARD)
 
 
 def remove_segments(owners: set[int]) -> None:

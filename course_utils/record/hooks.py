@@ -124,17 +124,20 @@ class Recorder:
         known, impatient = weakref.ref(group), _is_impatient(group)  # its hooks must not keep it
         issuing: dict[int, Row] = {}
         queues = functools.cache(functools.partial(_queues, known))  # by a kind of device
-        note = functools.partial(self.carefully, self._before, known, issuing, impatient, queues)
 
         def before(call: Any) -> None:
             if self.forked:
                 _refuse(call)
-            note(call)
+            self.carefully(self._before, known, issuing, impatient, queues, call)
 
-        group.register_pre_hook(_HOOK, before)
+        def after(call: Any) -> None:
+            self.carefully(self._after, issuing, call)
+
+        frames.UNSEEN.update((before.__code__, after.__code__))
+        # Else torch.compile, amid whose code they are called, would compile them and warn of it.
+        group.register_pre_hook(_HOOK, torch.compiler.disable(before))
         if self.waits:
-            after = functools.partial(self.carefully, self._after, issuing)
-            group.register_post_hook(_HOOK, after)
+            group.register_post_hook(_HOOK, torch.compiler.disable(after))
 
     def _before(
         self, known: weakref.ref, issuing: dict, impatient: bool, queues: Callable, call: Any
@@ -142,7 +145,7 @@ class Recorder:
         if call.name.value not in _called():
             return
         kind, how, listed = _called()[call.name.value]
-        inner, own = frames.split(sys._getframe(3))  # behind `carefully` and `before`
+        inner, own = frames.split(sys._getframe(1).f_back)
         group, name = tuple(c10d.get_process_group_ranks(known())), known().group_name
         inputs, place = call.input_tensors, call.root
         tensors = inputs or call.output_tensors

@@ -352,8 +352,8 @@ check(sum_column, **sum_column_check)
 # %% [markdown]
 # ## 6 · Who holds the others up?
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* A slow machine hides well: its own profile looks busy, and all others seem to have a slow network. A recording says when a rank called (`event.start_s`) and when that was done (`event.end_s`). Nobody is done with an
-# `all_reduce` before the last has come. **Goal:** return the straggler of four ranks: the one for which the others, over all
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its own profile looks busy, and all others seem to have a slow network. A recording says when a rank called (`event.start_s`) and when that was done (`event.end_s`). Nobody is done with an
+# `all_reduce` before the last has come, so all that time the others wait **for the last**. **Goal:** return the straggler of four ranks: the one for which the others, over all
 # `all_reduce`s together, wait longest. There are also messages in the recordings, which do not count. The picture is an example.
 
 
@@ -373,40 +373,57 @@ def made_up(kinds, delays_s, size=8):
 
 
 def straggler_spec(traces):
-    """In sum it comes latest."""
-    calls = [event for event in traces[0] if event.kind == "all_reduce"]
-    return [max(range(4), key=lambda r: sum(e.start_s for e in calls if e.rank == r))]
+    """In each all_reduce the others wait for the last rank to come."""
+    waited_for_s = [0.0] * 4
+    for events in meetings(traces[0]):
+        last = max(events, key=lambda event: event.start_s)
+        waited_for_s[last.rank] += sum(last.start_s - event.start_s for event in events)
+    return [waited_for_s.index(max(waited_for_s))]
+
+
+def meetings(trace):
+    """For each all_reduce, the four ranks' calls of it."""
+    calls = [event for event in trace if event.kind == "all_reduce" and len(event.group) == 4]
+    by_rank = [[event for event in calls if event.rank == rank] for rank in range(4)]
+    return zip(*by_rank)
 
 
 # %%
-delays_s = torch.tensor([[0.0, 0.3, 0.1, 0.0], [0.2, 0.0, 0.1, 0.0]])
+delays_s = torch.tensor([[0.0, 0.3, 0.28, 0.0], [0.2, 0.0, 0.18, 0.0]])
 example = Trace(tuple(made_up(["all_reduce"], delays_s)), ((2.0, 0.0),) * 4)
 plot_timeline(
-    example, "For rank 1 the others wait 0.8 s, for rank 0 0.5 s: straggler(example) is 1"
+    example,
+    "The others wait 0.62 s for rank 1, 0.42 s for rank 0, and never for rank 2, "
+    "though it waits least. So straggler(example) is 1.",
 )
 
 
 # %%
 def straggler(trace):
     ### BEGIN SOLUTION
-    inside_s = [0.0] * 4
-    for event in trace:
-        # Whoever comes last waits least, so its time inside is the shortest.
-        if event.kind == "all_reduce":
-            inside_s[event.rank] += event.end_s - event.start_s
-    return inside_s.index(min(inside_s))
+    calls = [
+        [event for event in trace.of_rank(rank) if event.kind == "all_reduce"] for rank in range(4)
+    ]
+    waited_for_s = [0.0] * 4
+    for events in zip(*calls):  # the first call of each rank, then the second, and so on
+        last = max(events, key=lambda event: event.start_s)
+        for event in events:
+            waited_for_s[last.rank] += last.start_s - event.start_s
+    return waited_for_s.index(max(waited_for_s))
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Whoever is waited for does not wait. What does that make of its own time in <code>all_reduce</code>?
+# Look at a single <code>all_reduce</code> of four ranks. For whom do the others wait, and from when to when?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Add up, for each rank, how long it is inside of its <code>all_reduce</code>s. The straggler has the smallest sum.
+# The <i>k</i>-th <code>all_reduce</code> of each rank is one and the same. In each, take the rank that started last. Count for it how long the others had been waiting by then. The straggler has the
+# largest sum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>inside_s[event.rank] += event.end_s - event.start_s</code>
+# For the four calls of one <code>all_reduce</code>: <code>last = max(events, key=lambda event: event.start_s)</code>, then for each of them
+# <code>waited_for_s[last.rank] += last.start_s - event.start_s</code>
 # </details>
 
 
@@ -417,6 +434,7 @@ late_at = {  # how many calls there are, and at which it is late
     "late once, another often": (3, [1]),
     "late often, another once": (4, [0, 1, 2]),
     "late every time": (5, [0, 1, 2, 3, 4]),
+    "two in turn, another always nearly last": (4, [0, 1]),
 }
 
 
@@ -428,6 +446,10 @@ def straggler_inputs(rank, world_size, case):
         delays_s[[0, 2], late - 1] += 0.1
     elif case == "late often, another once":
         delays_s[3, late - 1] += 0.9
+    elif case == "two in turn, another always nearly last":
+        delays_s[[2, 3], late - 1] += 0.4
+        delays_s[:2, late - 2] += 0.47
+        delays_s[2:, late - 2] += 0.37
     events = made_up(["all_reduce"], delays_s)
     for other in range(4):  # a message from each: the straggler's begins first, and takes long
         begin_s, end_s = ((0.0, 2.0), (2.0, 2.1), (2.0, 4.0), (2.0, 5.0))[(other - late) % 4]
@@ -501,8 +523,10 @@ def report_spec(*columns):
         return {"calls": calls, "took_s": took_s, "inside_s": inside_s, "finish_us": finish_us}
 
     one, two, slow = map(measured, (column[0] for column in columns), KINDS)
-    least_s, second_s, *_ = sorted(slow["inside_s"])
-    late = slow["inside_s"].index(least_s) if second_s > 0.05 else "nobody: does a rank sleep?"
+    _, second_s, *_ = sorted(slow["inside_s"])
+    late = "nobody: does a rank sleep?"
+    if second_s > 0.05:
+        late = straggler_spec(columns[2])[0]
     return [{"one": one, "two": two, "slow": slow, "straggler": late}]
 
 
@@ -623,4 +647,4 @@ print(f"{finish_us(in_one_piece, pieces=1):.0f} µs")
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("gather", "all_to_all", "part_of_sum", "spread", "sum_column", "straggler", "report")

@@ -512,4 +512,4 @@ tried(plain)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("train", "global_losses", "Stoppable", "accumulate")

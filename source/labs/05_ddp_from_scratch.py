@@ -21,14 +21,14 @@ from course_utils import check, progress
 # ## 1 · Which buckets, after the first step?
 #
 # *●●○, importance ●●○, 12 minutes.* The best order to fill buckets is the one in which gradients really arrive. Each rank has seen an order of its own in the first step, and all need *the same* buckets. PyTorch takes rank 0's.
-# **Goal:** return the buckets, lists of parameter numbers, filled in rank 0's order. A parameter that would take a bucket over `limit_bytes` begins the next one; one that is larger than the limit goes alone.
+# **Goal:** return the buckets, lists of parameter numbers, filled in rank 0's order. As in PyTorch, a bucket is closed **after** the parameter with which it reaches `limit_bytes`. So it may hold more than that.
 
 # %%
 example = {
     "rank 0's order": [4, 2, 3, 1, 0],
-    "sizes_bytes": [40, 8, 24, 16, 100],  # of parameter 0, 1, ...
+    "sizes_bytes": [40, 8, 24, 32, 100],  # of parameter 0, 1, ...
     "limit_bytes": 48,
-    "wanted, on all ranks": [[4], [2, 3, 1], [0]],
+    "wanted, on all ranks": [[4], [2, 3], [1, 0]],
 }
 
 
@@ -36,9 +36,9 @@ example = {
 def agreed_buckets(order, sizes_bytes, limit_bytes):
     ### BEGIN SOLUTION
     dist.broadcast(order, src=0)  # what a rank saw itself does not count
-    buckets, filled_bytes = [], 0
+    buckets, filled_bytes = [[]], 0
     for number in order.tolist():
-        if not buckets or filled_bytes + sizes_bytes[number] > limit_bytes:
+        if filled_bytes >= limit_bytes:
             buckets.append([])
             filled_bytes = 0
         buckets[-1].append(number)
@@ -49,14 +49,13 @@ def agreed_buckets(order, sizes_bytes, limit_bytes):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# What must be known to decide where a parameter goes: its own size, the bucket's so far, or both? And what if there is no bucket yet?
+# What must be known to decide where a parameter goes: its own size, the bucket's so far, or both?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# First let all ranks have rank 0's order, a tensor. Then go through it with a list of lists. A new list begins where there is none yet, or where the last one's bytes with those of the next
-# parameter are over the limit.
+# First let all ranks have rank 0's order, a tensor. Then go through it with a list of lists, and count the bytes of the last one. If it has reached the limit, the next parameter begins a new list.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>dist.broadcast(order, src=0)</code>; then <code>if not buckets or filled_bytes + sizes_bytes[number] > limit_bytes:</code>
+# <code>dist.broadcast(order, src=0)</code>; then, before a parameter is added, <code>if filled_bytes >= limit_bytes:</code>
 # </details>
 
 
@@ -64,18 +63,19 @@ def agreed_buckets(order, sizes_bytes, limit_bytes):
 def agreed_buckets_spec(orders, sizes_bytes, limits_bytes):
     buckets = [[]]
     for number in orders[0].tolist():
-        sizes = [sizes_bytes[0][one] for one in (*buckets[-1], number)]
-        if buckets[-1] and sum(sizes) > limits_bytes[0]:
+        filled_bytes = sum(sizes_bytes[0][other] for other in buckets[-1])
+        if filled_bytes >= limits_bytes[0]:
             buckets.append([])
         buckets[-1].append(number)
     return [buckets] * len(orders)
 
 
-limits = {"at most 1 byte": 1, "at most 100 bytes": 100, "at most 143 bytes": 143}
+limits = {"a limit of 1 byte": 1, "a limit of 100 bytes": 100, "a limit of 143 bytes": 143}
 limits |= {
-    "at most 144 bytes": 144,
-    "at most 168 bytes": 168,
-    "at most 300 bytes": 300,
+    "a limit of 144 bytes": 144,
+    "a limit of 145 bytes": 145,
+    "a limit of 168 bytes": 168,
+    "a limit of 300 bytes": 300,
     "room for all": 568,
 }
 
@@ -240,7 +240,7 @@ check(training(average_used), **options)
 # %% [markdown]
 # ## 3 · Must gradients be copied?
 #
-# *●○○, importance ●●○, 8 minutes.* With `gradient_as_bucket_view=True`, autograd writes each gradient where the message is read. **Goal:** called once, before training, give every parameter a `.grad` that is a
+# *●○○, importance ●●○, 8 minutes.* With `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)`, autograd writes each gradient where the message is read, as the chapter has measured. **Goal:** called once, before training, give every parameter a `.grad` that is a
 # **view** of one flat tensor of zeros, and return that tensor. The training then calls `flat.zero_()`, `backward()`, one `all_reduce(flat)` and `step()`: nothing is packed or copied back.
 
 
@@ -380,7 +380,7 @@ def hooked(answer):
 
     @functools.wraps(answer)
     def trained(model, batches, limit_mb):
-        wrapped = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=limit_mb)
+        wrapped = DistributedDataParallel(model, forward_sync_buffers=False, bucket_cap_mb=limit_mb)
         sent, kept, means = Counter(), {}, set()
 
         def mean_of(done):
@@ -439,4 +439,4 @@ check(hooked(compress), **options)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("agreed_buckets", "average_used", "one_memory", "compress")

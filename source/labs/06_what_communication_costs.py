@@ -349,4 +349,4 @@ check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("tree_all_reduce", "left_over", "fit", "choose")

@@ -128,7 +128,7 @@ check(dealing(EpochSampler), **sampler_check)
 # %% [markdown]
 # ## 2 · The median of numbers that stay where they are
 #
-# *Difficulty ●●○ · importance ●○○ · 10 minutes.* The median of the ranks' medians is not the median, and a billion losses cannot all meet on one rank. But *how many losses are at most 0.7?* is a question that one sum answers.
+# *Difficulty ●●○ · importance ●○○ · 10 minutes.* The median of the ranks' medians is not the median, and a billion losses are 4 GB, too much to send for one number. But *how many losses are at most 0.7?* is a question that one sum answers.
 # **Goal:** return on every rank the `k`-th smallest of all ranks' `losses`, to within a hundred-thousandth. You may ask often, but only a small part of the losses may travel.
 #
 # With `k` half-way up you get the median; further up, the loss that one sample in a hundred exceeds. The same search finds the threshold below which weights are pruned in a network that no rank holds alone.
@@ -592,4 +592,4 @@ print(f"{well_used(plain):.0%} of {len(lengths)} sentences' time is well used")
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("EpochSampler", "kth_smallest", "normalise", "token_gradient", "train_from")

@@ -5,7 +5,7 @@
 #
 # Each broken program is run once, and you get what a cluster would give you: **the logs of its ranks**, with a traceback where a rank died, and the stack of a rank that is still busy after two seconds, as `py-spy dump` shows it. Lines of this notebook are counted within their cell. First you **name** the cause:
 #
-# - `rank`: the rank that does otherwise than the others, that dies first, or that goes on with a wrong result. Where several do, any of them.
+# - `rank`: the rank that behaves differently, dies first, or goes on with a wrong result. If there are several, name any one.
 # - `line`: a line of the program, as a text: the call that this rank makes otherwise or not at all, or the line that raises.
 #
 # Then you **repair** it. `check` compares the names with what happened in that run, and tries the repair in new runs in real workers. Stuck with the names? `print(run_1.report)` shows what the course's launcher says of the run. Take it as the last hint: a cluster has none.
@@ -393,7 +393,7 @@ def with_border(strip):
 # When does a <code>send</code> end, and who is in the other line at that moment?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Begin to send, receive, then wait for what you have begun. Or let some ranks receive first: one is enough, and in a large ring slow.
+# Begin to send, receive, then wait for what you have begun. Or let some ranks receive first: one is enough, and in a large ring slow. (On GPUs, NCCL wants both in one call: <code>dist.batch_isend_irecv</code>.)
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>sending = dist.isend(edge, dst=right)</code>, and after the <code>recv</code> comes <code>sending.wait()</code>.
@@ -712,4 +712,4 @@ tried(plain)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("best", "clip", "with_border", "careful_step", "parted")

@@ -42,18 +42,20 @@ from ddp_course import slurm
 # | rank | `RANK` | `SLURM_PROCID` | `OMPI_COMM_WORLD_RANK` |
 # | local rank | `LOCAL_RANK` | `SLURM_LOCALID` | `OMPI_COMM_WORLD_LOCAL_RANK` |
 # | world size | `WORLD_SIZE` | `SLURM_STEP_NUM_TASKS` | `OMPI_COMM_WORLD_SIZE` |
-# | local world size | `LOCAL_WORLD_SIZE` | `SLURM_NTASKS_PER_NODE` | `OMPI_COMM_WORLD_LOCAL_SIZE` |
+# | local world size | `LOCAL_WORLD_SIZE` | how many numbers `SLURM_GTIDS` lists | `OMPI_COMM_WORLD_LOCAL_SIZE` |
+#
+# `SLURM_GTIDS` has the ranks of this host, such as `8,9,10,11`. (`SLURM_NTASKS_PER_NODE` is there only if somebody asked for `--ntasks-per-node`; `srun --ntasks=8` does not set it, and may put 7 tasks on one host and 1 on the next.)
 #
 # | the environment has | returns |
 # | --- | --- |
 # | `RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4`, and a task's names of Slurm | `(5, 1, 8, 4)` |
-# | what a batch script finds: `SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=64 SLURM_NTASKS_PER_NODE=8` | `(0, 0, 1, 1)` |
+# | what a batch script finds: `SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_GTIDS=0 SLURM_NTASKS=64 SLURM_NTASKS_PER_NODE=8` | `(0, 0, 1, 1)` |
 
 
 # %%
 NAMES = {
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"),
+    "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_GTIDS"),
     "mpirun": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")],
 }
 
@@ -63,7 +65,11 @@ def ranks_of(environment):
     for names in (NAMES["torchrun"], NAMES["mpirun"], NAMES["srun"]):  # the innermost first
         # A batch script has all of Slurm's names but the number of tasks of a step.
         if names[2] in environment:
-            return tuple(int(environment[name]) for name in names)
+            rank, local_rank, world_size = (int(environment[name]) for name in names[:3])
+            here = environment[names[3]]
+            if names[3] == "SLURM_GTIDS":  # Slurm lists the ranks of a host, others count them
+                here = len(here.split(","))
+            return rank, local_rank, world_size, int(here)
     return 0, 0, 1, 1
     ### END SOLUTION
 
@@ -73,10 +79,10 @@ def ranks_of(environment):
 # Which of Slurm's names is there in every task that <code>srun</code> started, and not in the batch script?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Look for each launcher's world size, the innermost launcher first. The first that is there says which column to read. What an environment holds is text.
+# Look for each launcher's world size, the innermost launcher first. The first that is there says which column to read. What an environment holds is text. Only Slurm gives a list in the last line; its length is wanted.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>tuple(int(environment[name]) for name in names)</code>, where <code>names</code> is one of the lists in <code>NAMES</code>.
+# <code>int(environment[name])</code> for the first three of one of the lists in <code>NAMES</code>; and for Slurm <code>len(environment["SLURM_GTIDS"].split(","))</code>.
 # </details>
 
 
@@ -104,21 +110,33 @@ def ranks_of_inputs(rank, world_size, case):
         environment |= {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "64", "SLURM_NTASKS_PER_NODE": "8"}
     if "batch" in case or "srun" in case:
         environment |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+        environment |= {"SLURM_GTIDS": "0"}
     place = 0, 0, 1, 1
     for launcher in launchers.split(" of "):  # the innermost last
         if launcher in NAMES:
-            sizes = [int(n) for n in (torch.randint(2, 65, ()), torch.randint(2, 9, ()))]
+            sizes = [int(n) for n in (torch.randint(9, 65, ()), torch.randint(2, 9, ()))]
             place = (*(int(torch.randint(size, ())) for size in sizes), *sizes)
             if launcher != "srun":
                 place = {"rank 0": (0, 0, *sizes), "alone": (0, 0, 1, 1)}.get(which, place)
             environment |= zip(NAMES[launcher], map(str, place))
-            environment |= {"SLURM_NTASKS": str(sizes[0])} if launcher == "srun" else {}
+            environment |= of_srun(*place) if launcher == "srun" else {}
+    if which == "--ntasks=...":  # nobody has asked for so many on each node
+        environment.pop("SLURM_NTASKS_PER_NODE")
     return environment, place
+
+
+def of_srun(rank, local_rank, world_size, local_world_size):
+    """What a task has besides: the ranks of its host, which need not be neighbours."""
+    ranks = [other for other in torch.randperm(world_size).tolist() if other != rank]
+    ranks = ranks[: local_world_size - 1]
+    ranks.insert(local_rank, rank)
+    per_node = {"SLURM_NTASKS": str(world_size), "SLURM_NTASKS_PER_NODE": str(local_world_size)}
+    return per_node | {"SLURM_GTIDS": ",".join(map(str, ranks))}
 
 
 cases = ("torchrun", "srun", "mpirun", "a shell in a Slurm job", "the batch script of a Slurm job")
 cases += ("srun of torchrun", "mpirun of torchrun", "srun of mpirun", "srun of torchrun, rank 0")
-cases += ("srun of mpirun, rank 0", "srun of torchrun, alone")
+cases += ("srun of mpirun, rank 0", "srun of torchrun, alone", "srun, --ntasks=...")
 ranks_of_check = {"spec": ranks_of_spec, "inputs": ranks_of_inputs, "cases": cases}
 
 # %%
@@ -159,7 +177,7 @@ def command(hosts, per_host, endpoint, job):
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Options stand before the script; what stands after it goes to the script. The meeting's options all begin with <code>--rdzv-</code>. Two agents that have different endpoints or
-# different names wait for each other for ever.
+# different names do not meet, and give up with an error after ten minutes at the latest.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>--nnodes</code>, <code>--nproc-per-node</code>, <code>--rdzv-backend=c10d</code>, <code>--rdzv-endpoint</code>, <code>--rdzv-id</code>.
@@ -625,4 +643,4 @@ program = "print('working')"  # and what else?
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("ranks_of", "command", "train", "run_until_told")

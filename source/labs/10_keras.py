@@ -350,4 +350,4 @@ check(saving(SaveBest), **save_best_check)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("pool_statistics", "OneMessage", "SaveBest")

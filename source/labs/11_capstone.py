@@ -301,7 +301,7 @@ check(resuming(resume), **resume_check)
 # %% [markdown]
 # ## 3 · The newest that all have
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save, on one node and not on another, and old files are cleared away, when somebody has time. So disks differ. Who goes on alone from its own newest one is back at Thursday.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save, on one node and not on another, and old files are cleared away, when somebody has time. So disks differ. A rank that resumes from its own newest file repeats Thursday's mistake.
 #
 # **Goal:** return on every rank the newest epoch of which **all** ranks have a file `epoch-N.pt` in `folder` that loads, or 0 if there is none. Other files may lie there. Nobody may fail because of what it finds.
 #
@@ -436,4 +436,4 @@ check(looking(newest), **newest_check)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("save", "resume", "newest")

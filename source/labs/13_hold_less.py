@@ -301,4 +301,4 @@ check(plan, spec=plan_spec, inputs=plan_inputs, cases=list(clusters), world_size
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("step", "plan")

@@ -35,7 +35,7 @@ def busy_us(rows):
 # communication that lies beside compute kernels, 0 if there is none. Third what would help most: `"GPU"`, `"network"` or `"host"`, as computing, communication
 # alone, or neither of them takes most of the steps.
 #
-# Kinds that count are "compute" and "collective"; a copy is neither. The specification is folded up. Below it stands an example.
+# Kinds that count are "compute" and "collective"; a copy is neither, so time in which only copies run counts as the host's here. The specification is folded up. Below it stands an example.
 
 
 # %% jupyter={"source_hidden": true}
@@ -148,4 +148,4 @@ check(read, spec=read_spec, inputs=read_inputs, cases=cases, world_sizes=(1, 2))
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress()
+progress("read")

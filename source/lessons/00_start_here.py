@@ -11,13 +11,13 @@
 # 4. read the message of a worker that failed.
 #
 # - **Hardware:** two cores are enough. With a GPU for each worker, the same cells run on the GPUs.
-# - **The whole way:** [the course map](README.md), twelve chapters and their labs.
+# - **The whole way:** [the course map](README.md), fifteen chapters and their labs.
 # - **Next chapter:** [02 · Process groups and ranks](02_process_groups.ipynb). Chapter [01](01_data_parallel_and_the_gil.ipynb) asks
 #   why processes and not threads; it can be read at any time.
 #
 # **Your first minute.** This page is a program in pieces, called cells. Click into the grey one below and press
-# <kbd>Shift</kbd>+<kbd>Enter</kbd>: it runs, what it prints appears below it, and the next cell is chosen. Go on
-# like this from top to bottom. In your own copy nothing is filled in: what you see, your machine has just computed.
+# <kbd>Shift</kbd>+<kbd>Enter</kbd>: it runs, what it prints appears below it, and the next cell is chosen. The first cell
+# takes a while, because it loads PyTorch. Go on like this from top to bottom. In your own copy nothing is filled in: what you see, your machine has just computed.
 # You may change and repeat everything.
 
 # %%
@@ -96,8 +96,9 @@ held.measured(launch(add_up, world_size=4))
 # **Check yourself.** Rank 2 leaves out its call of `all_reduce`. What happens to the others?
 #
 # <details><summary>Answer</summary>
-# They wait for it, until <code>launch</code> stops them at its timeout and names the rank that never arrived. To see it after
-# five seconds instead of sixty, write <code>launch(add_up, world_size=4, timeout=5)</code>.
+# They wait for it, until <code>launch</code> stops them and names the rank that never arrived. To see it, write
+# <code>if dist.get_rank() != 2:</code> above the call, indent the call, and start with
+# <code>launch(add_up, world_size=4, timeout=5)</code>, which gives up after five seconds.
 # </details>
 #
 # ## Real digits, dealt out like cards
@@ -208,15 +209,19 @@ largest.measured((first - second).abs().max().item())
 
 
 # %%
-def first_step(world_size):
+def digits_of_step(step, world_size):
     samplers = [DistributedSampler(training, world_size, rank) for rank in range(world_size)]
-    return {index for sampler in samplers for index in list(sampler)[: 64 // world_size]}
+    size = 64 // world_size
+    part = slice(step * size, (step + 1) * size)
+    return {index for sampler in samplers for index in list(sampler)[part]}
 
 
-print(len(first_step(1) & first_step(2)), "of 64 digits are the same in the first step")
+steps = range(23)
+equal = [digits_of_step(step, 1) == digits_of_step(step, 2) for step in steps]
+print("one rank and two ranks take the same digits in", sum(equal), "of 23 steps")
 
 # %% [markdown]
-# All of them: the sampler shuffles with the same seed for any number of ranks. It is so in every other step as well.
+# In every step of the epoch: the sampler shuffles with the same seed for any number of ranks, and only deals the digits out differently.
 #
 # **Predict.** Will the lone rank's model be the same as that of the two?
 
@@ -253,7 +258,7 @@ show(figure, "All losses fall from above 1 to below 0.05; the lone rank's lies b
 # **Predict.** Which rank will the message blame? Answer with its number.
 
 # %%
-blamed = predict("the message blames rank", ...)
+blamed = predict("the message blames rank", ..., choices=(0, 1))
 
 
 # %% tags=["raises-exception"]
@@ -296,8 +301,8 @@ except WorkerError as error:
 predict()
 
 # %% [markdown]
-# Two of them surprise most readers. Many expect a small difference between the ranks' weights, because the ranks saw different digits; it is exactly
-# zero. And many expect two ranks to find another model than one rank alone; but for rounding, it is the same.
+# Two of them are easily got wrong. The ranks saw different digits, and yet the difference between their weights isn't small, it is exactly
+# zero. And two ranks don't find a different model than one rank alone; but for rounding, it is the same.
 #
 # You called a process group into being without seeing it. How do the workers find each other, and is any of them in
 # charge? [02 · Process groups and ranks](02_process_groups.ipynb).

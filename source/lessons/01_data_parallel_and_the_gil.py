@@ -395,7 +395,8 @@ draw_races(by_width, "Threads reach what processes do only in wide layers.", "la
 
 # %% [markdown]
 # In narrow layers two threads are slower than one. A narrow layer computes for a few µs, and the rest of its time is Python that finds the next layer. A wide one spends its time in
-# C++, where nobody needs the GIL. Where exactly the gain begins differs from machine to machine.
+# C++, where nobody needs the GIL. Where exactly the gain begins, and which width does worst, differs from machine to machine. A likely reason for the loss (we don't measure it) stands in part 3: a thread that
+# leaves Python for a moment in every layer has to win the GIL back each time.
 
 # %% [markdown]
 # ## 5 · Why backward is different
@@ -435,7 +436,7 @@ draw_races(at_32, "Width 32: forward comes back to Python in every layer, backwa
 #
 # Gather brings all outputs to the first device, and a loss computed there is computed for the whole batch. We count, for four devices and 10,000
 # classes, the bytes of the logits, of the loss, and of what the loss keeps for backward. That is not all of a device's memory: parameters and activations come on top, the same
-# everywhere. On the CPU the devices are entries of a list; the tensors are real.
+# everywhere, and gradients and the optimiser's state, which only device 0 keeps. On the CPU the devices are entries of a list; the tensors are real.
 
 
 # %% jupyter={"source_hidden": true}
@@ -499,7 +500,10 @@ panels[0].set(ylabel="outputs and loss (MB)", ylim=(0, 27))
 show(figure, "Gathered logits pile up on device 0; gathered losses leave all devices alike.")
 
 # %% [markdown]
-# Now all devices carry the same. DDP works like that: each rank has its own loss, and nothing is gathered.
+# Now outputs and loss are the same on all devices. DDP works like that: each rank has its own loss, and nothing is gathered.
+#
+# `DataParallel` still leaves device 0 with more. It makes its replicas anew in every step and adds up their gradients on device 0, because the optimiser steps the one module that lives there. So the `.grad` of every parameter and the
+# optimiser's state are on device 0 alone. With Adam, which keeps two numbers for each parameter, that is three times the size of the parameters.
 #
 # **Check yourself.** Which further bytes pass through device 0 in every step of `DataParallel`?
 #
@@ -510,8 +514,8 @@ show(figure, "Gathered logits pile up on device 0; gathered losses leave all dev
 # %% [markdown]
 # ## 7 · On GPUs, threads feed devices
 #
-# A GPU does its work by itself. What Python does for it is to **launch** one kernel after the other, and a launch returns long before its kernel is done. So a thread that feeds a
-# GPU spends its time in Python, which is the narrow end of part 4. How much a single GPU can suffer from that shows in a recording of real training: ResNet-50 in DDP on two A100, one process per GPU
+# A GPU does its work by itself. What Python does for it is to **launch** one kernel after the other, and a launch need not wait until its kernel is done. So a thread that feeds a
+# GPU goes from one short operation to the next, as in the narrow layers of part 4. How much a single GPU can suffer from that shows in a recording of real training: ResNet-50 in DDP on two A100, one process per GPU
 # (from Meta's *Holistic Trace Analysis*, see [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb)).
 
 # %% jupyter={"source_hidden": true}
@@ -522,13 +526,19 @@ for i, (kind, color) in enumerate(zip(lanes, ["#555555", KINDS["compute"].fill])
     spans = [(row.start_us / 1000, row.us / 1000) for row in rows if row.kind == kind]
     axes.broken_barh(spans, (i - 0.35, 0.7), color=color)
     print(f"{lanes[kind]} {len(spans)} times, {sum(took for _, took in spans):.1f} of 20 ms")
+launched_us = {row.launch: row.start_us for row in rows if row.kind == "launch"}
+kernels = [row for row in rows if row.kind == "compute"]
+lags_us = [kernel.start_us - launched_us[kernel.launch] for kernel in kernels]
+print(f"a kernel starts {statistics.median(lags_us):.0f} µs (median) after its launch began")
+too_late = [launched_us[after.launch] > before.end_us for before, after in pairwise(kernels)]
+print(f"{sum(too_late)} of {len(too_late)} launches began when the kernel before was done")
 axes.set_yticks(range(2), lanes.values())
 axes.set(xlabel="time since the first step began (ms)", ylim=(1.6, -0.6))
 axes.spines[["top", "right", "left"]].set_visible(False)
 show(figure, "20 ms of training: the GPU is mostly idle, waiting for the next launch.")
 
 # %% [markdown]
-# Here one interpreter feeds one GPU, and the GPU is idle most of the time. (The profiler, which made the recording, slows the host down as well; chapter 14 asks by how much.)
+# Here one interpreter feeds one GPU, and the GPU is idle most of the time. It isn't slow, it waits: most launches began when the kernel before was done already. (The profiler, which made the recording, slows the host down as well; chapter 14 asks by how much.)
 # In `DataParallel` one interpreter feeds all of them.
 #
 # With two GPUs or more, the next cell takes the real `DataParallel` apart into its phases, and races it against DDP with the same samples per GPU.
@@ -662,7 +672,7 @@ print("this Python has its GIL:", is_gil_enabled())
 predict()
 
 # %% [markdown]
-# Two of these surprise most readers. Two threads of pure Python are no faster than doing the work in turn, and as a rule slower. And backward gains where forward does not, although it
+# Two of these are easily got wrong. Two threads of pure Python are no faster than doing the work in turn, and as a rule slower. And backward gains where forward does not, although it
 # runs through the same small layers.
 #
 # A mutex makes others wait. The GIL is one for all Python code of a process, and C code may let go of it: threads gain in wide layers and

@@ -84,18 +84,19 @@ keys_of_sums = predict("more keys after 100 sums", ...)
 # %% tags=["row-A1"]
 def join_and_add():
     store = joined_store()
-    keys = store.num_keys()
+    keys = sorted(store.list_keys())
     for _ in range(100):
         dist.all_reduce(torch.ones(1))
-    return keys, store.num_keys()
+    return keys, sorted(store.list_keys())
 
 
 joined, later = launch(join_and_add, world_size=4, backend=None)[0]
 print("keys after joining:", joined)
-keys_of_sums.measured(later - joined)
+print("the same after 100 sums:", joined == later)
+keys_of_sums.measured(len(later) - len(joined))
 
 # %% [markdown]
-# None. The sums went straight from rank to rank. **What is called the master is this store**: a place where addresses are
+# None, and nothing has come and gone either: there is one key for each rank, from 0 to 3, before and after. The sums went straight from rank to rank. **What is called the master is this store**: a place where addresses are
 # left. It computes nothing and gives no orders, and here it happens to live in rank 0's process.
 #
 # The store is needed again, though. Making another group goes through it (part 6). So does NCCL, the backend for
@@ -278,7 +279,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://` no process served anything.
 #
-# And when did each rank get in? The workers noted the time at four points of `join`. All processes of a machine
+# And when did each rank get in? We look at the last of the three runs, with the file. The workers noted the time at four points of `join`. All processes of a machine
 # read the same clock, so their times can be drawn on one axis.
 
 
@@ -313,7 +314,7 @@ draw_timeline(times, "No rank is in the group before the last has arrived.")
 #
 # <details><summary>Answer</summary>
 # The ranks read yesterday's addresses and try to reach processes that are gone: an error, or a long wait. A group that is left
-# properly removes its file, but after a crash nobody does. So take a new name for every run.
+# properly removes its file, but after a crash nobody does. So use a new file name for each run.
 # </details>
 #
 # ### Backend by device
@@ -498,8 +499,8 @@ second_node.measured([int(line.split()[1]) for line in said[1]])
 # The second node starts ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands share nothing but a file, and their four processes
 # became one group.
 #
-# The same `work` can be started with Python's own `Process`: one object per rank, started and joined in two loops. `launch` is
-# built in this way, and then also watches, collects and stops.
+# The same `work` can be started with Python's own `Process`: one object per rank, started and joined in two loops. Mind that `join` returns without a word when a worker has crashed: you'd have to look at
+# each `worker.exitcode`, where `mp.spawn` raises. `launch` forks its workers by hand, and then also watches, collects and stops.
 
 
 # %% tags=["row-D2"]
@@ -650,7 +651,7 @@ launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 # %% [markdown]
 # Skipping the call does no visible harm; the *next* `new_group` hangs, and the last sentence of the report says why. Groups are numbered in the
 # order of the calls. So the group of all four is number 1 for ranks 0 and 1, and number 2 for ranks 2 and 3: they look for each other under
-# different numbers. Without `timeout=4` they would wait many minutes for torch's own timeout. Most hangs begin in such an `if` on the rank.
+# different numbers. In a script they would wait for torch's own timeout, which is thirty minutes with gloo. So be careful with every `if` on the rank that has a collective inside.
 #
 # Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
 
@@ -661,17 +662,19 @@ keys_of_group = predict("more keys after new_group([2, 3])", ...)
 # %%
 def make_a_group():
     store = joined_store()
-    keys = store.num_keys()
-    dist.barrier()  # all have counted
+    keys = set(store.list_keys())
+    dist.barrier()  # all have looked
     dist.new_group([2, 3])
     dist.barrier()
-    return store.num_keys() - keys
+    return sorted(set(store.list_keys()) - keys)
 
 
-keys_of_group.measured(launch(make_a_group, world_size=4, backend=None)[0])
+new_keys = launch(make_a_group, world_size=4, backend=None)[0]
+print("new keys:", new_keys)
+keys_of_group.measured(len(new_keys))
 
 # %% [markdown]
-# Two: the members left new addresses, under the number of the new group. So the store is needed as long as groups are made,
+# Two: the members left new addresses, under the number of the new group, 1. So the store is needed as long as groups are made,
 # and the process that serves it has to live as long.
 #
 # ### A mesh makes all rows and columns
@@ -704,8 +707,8 @@ draw_grid(captions, "Sums within a node agree in a row, sums between nodes in a 
 # No process is in charge. Ranks meet at a store, and go back to it whenever they form another group; what they compute goes from rank to
 # rank. The **rank** names a process in the world, the **local rank** chooses its GPU. And joining, like every collective, needs all.
 #
-# Two predictions surprise most readers. They expect 100 or 400 keys after 100 sums, because a master that coordinates would have to hear of each sum.
-# And they expect rank 0 in the group after 0 seconds, because it is ready then. How many were yours?
+# Two predictions are easily got wrong. There are no 100 or 400 new keys after 100 sums, because there's no master that would have to hear of each sum.
+# And rank 0 isn't in the group after 0 seconds, although it is ready then. How many of yours were right?
 
 # %%
 predict()

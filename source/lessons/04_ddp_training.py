@@ -15,13 +15,14 @@
 # **Next:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Lab:** [04 · DDP training](../exercises/04_ddp_training.ipynb).
 #
-# Six cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what real ranks did. One cell asks you
+# Seven cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what real ranks did. One cell asks you
 # to **write** a function, and a check tries it in real workers.
 
 # %% jupyter={"source_hidden": true}
 import difflib
 import functools
 import inspect
+import math
 import os
 import signal
 import subprocess
@@ -329,14 +330,14 @@ show(figure, "The ranks stay exactly equal, and equal to one process up to round
 #
 # In a long training nobody carries the weights to a notebook after each step. The ranks can find out by themselves whether they are equal.
 #
-# **Write** (8 minutes). `mine` are this rank's weights, in one row. Compare each weight on all ranks, and return the largest difference between any two
-# ranks: the same number on every rank, and 0 where all are equal. `mine` has to stay as it is. The check tries one to four ranks. It shows the pair of
-# what you returned and how you left `mine`.
+# **Write** (10 minutes). `mine` are this rank's weights, in one row. Compare each weight on all ranks, and return the largest difference between any two
+# ranks: the same number on every rank, and 0 where all are equal. If any rank has a `nan`, return `nan` on every rank. `mine` has to stay as it is. The check
+# tries one to four ranks. It shows the pair of what you returned and how you left `mine`.
 
 
 # %%
 def spread(mine):
-    raise NotImplementedError("about 4 lines")
+    raise NotImplementedError("about 8 lines")
 
 
 # %% [markdown]
@@ -345,11 +346,13 @@ def spread(mine):
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # The one with the largest value and the one with the smallest. <code>all_reduce</code> finds both values, for all weights at once. It overwrites
-# its tensor, so give it copies.
+# its tensor, so give it copies. And don't rely on it to carry a <code>nan</code>: gloo's <code>MAX</code> and <code>MIN</code> may pass over one. Let each rank
+# say in a number of its own whether it has met a <code>nan</code>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>largest = mine.clone()</code>, then <code>dist.all_reduce(largest, dist.ReduceOp.MAX)</code>. The same with <code>MIN</code>, and at the end
-# <code>.max()</code> of the differences.
+# <code>.max()</code> of the differences. Before you return it, <code>has_nan = mine.isnan().any().float()</code>, and
+# <code>MAX</code> of that.
 # </details>
 
 
@@ -367,6 +370,8 @@ def spread_inputs(rank, world_size, case):
     )
     weights[4] += {"rank 0 lies between the others": (0, 1, -2, 0.5)[rank]}.get(case, 0)
     weights[rank] += {"each rank differs in another weight": 0.5}.get(case, 0)
+    if case == "one rank has a nan" and rank == world_size - 1:
+        weights[3] = float("nan")
     return weights.roll(rank) if case == "the same weights in another order" else weights
 
 
@@ -380,6 +385,7 @@ def keeping_weights(answer):
 
 cases = ("all are equal", "one weight differs on the last rank", "rank 0 lies between the others")
 cases += ("each rank differs in another weight", "the same weights in another order")
+cases += ("one rank has a nan",)
 spread_check = {"spec": spread_spec, "inputs": spread_inputs, "cases": cases}
 spread_check |= {"world_sizes": (1, 2, 3, 4)}
 
@@ -392,14 +398,38 @@ def spread_done(mine):
     largest, smallest = mine.clone(), mine.clone()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     dist.all_reduce(smallest, dist.ReduceOp.MIN)
+    has_nan = mine.isnan().any().float()
+    dist.all_reduce(has_nan, dist.ReduceOp.MAX)
+    if has_nan:
+        return torch.tensor(float("nan"))
     return (largest - smallest).max()
 
 
 check(keeping_weights(spread_done), **spread_check)
 
 # %% [markdown]
-# Our answer, `spread_done`, is in the folded cell above. It is a good line for your own trainings: call it on
-# `nn.utils.parameters_to_vector(model.parameters()).detach()` once an epoch, on all ranks, and stop if the result is not 0. It sends two rows of the
+# Our answer, `spread_done`, is in the folded cell above. Why does it ask for a `nan` on its own? Because the largest of several numbers is found by comparing them,
+# and every comparison with a `nan` is false. Whether gloo's `MAX` and `MIN` keep it or lose it depends on where it stands and on which rank:
+
+
+# %%
+def without_asking(where):
+    mine = torch.ones(1000)
+    if dist.get_rank() == where:
+        mine[500] = float("nan")
+    largest, smallest = mine.clone(), mine.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(smallest, dist.ReduceOp.MIN)
+    return (largest - smallest).max().item()
+
+
+for rank in range(3):
+    difference = launch(without_asking, rank, world_size=3, backend="gloo")[0]
+    print(f"rank {rank} has a nan: MAX - MIN is {difference}")
+
+# %% [markdown]
+# A difference of 0 would have told you that all is well. With its question, `spread_done` is a good check for your own trainings: call it on
+# `nn.utils.parameters_to_vector(model.parameters()).detach()` once an epoch, on all ranks, and stop if the result is not 0; `nan` isn't 0 either. It sends two rows of the
 # model's size, about as much as two training steps.
 #
 # ## 3 · When do the ranks talk?
@@ -425,7 +455,7 @@ for (code, kind, size), times in calls.items():
 #
 # DDP does not wait for the last gradient. It collects gradients in **buckets**, and sends a bucket as soon as it is full. Two kinds of hooks can watch:
 # a hook on each parameter, called when its gradient is computed, and a *communication hook*, called when a bucket goes out. The network is
-# deeper here, and buckets are limited to 1 MB (25 by default), so that there are several.
+# deeper here, and a bucket is closed as soon as it holds 1 MiB, so that there are several. (By default that is 1 MiB for the first bucket, and 25 for each of the others.)
 
 
 # %%
@@ -548,8 +578,28 @@ for name, make_optimizer in {"SGD": with_momentum, "Adam": torch.optim.Adam}.ite
 weights_do.measured("both" if len(fit) == 2 else (fit or ["neither"])[0])
 
 # %% [markdown]
-# Averaged gradients are DDP, bit for bit, whatever the optimiser. Averaged weights do for SGD, here with momentum and weight decay: its step is
-# linear in the gradients, so the mean of the ranks' steps is the step of their mean. Adam divides by a running mean of squares, which is not linear. The difference is real: you get another model.
+# Averaged gradients give DDP's model whatever the optimiser. Averaged weights do so for SGD, here with momentum and weight decay: its step is
+# linear in the gradients, so the mean of the ranks' steps is the step of their mean. Adam divides by a running mean of squares, which is not linear. The difference is real: you get a different model.
+#
+# **Predict.** With two ranks, the averaged gradients gave exactly DDP's weights. What will three ranks give?
+
+# %%
+with_three = predict(
+    "three ranks: averaged gradients give DDP's weights",
+    ...,
+    choices=("exactly", "up to rounding", "no"),
+)
+
+# %%
+ddp = launch(by_hand, torch.optim.SGD, "DDP", world_size=3, backend="gloo")[0]
+mine = launch(by_hand, torch.optim.SGD, "gradients", world_size=3, backend="gloo")[0]
+difference = (mine - ddp).abs().max().item()
+print("three ranks: averaged gradients, difference to DDP", told(difference))
+with_three.measured("no" if difference > 1e-6 else "up to rounding" if difference else "exactly")
+
+# %% [markdown]
+# Two numbers have only one sum, and halving it is exact. Three numbers can be added in different orders, and a division by three is rounded. DDP adds up whole buckets and divides before it adds; `average`
+# adds up one parameter at a time and divides after. So the two agree **up to rounding**, and "bit for bit" was the luck of two ranks.
 #
 # **Check yourself.** Why does DDP send buckets, where `average` sends one parameter after the other?
 #
@@ -676,37 +726,66 @@ show(figure, "All four show within five steps, but only one of them between the 
 # %%
 tokens, alphabet = novel()
 print(tokens[:9].tolist(), "is", "".join(alphabet[token] for token in tokens[:9]))
+guess = math.log(len(alphabet))
+print(f"{len(alphabet)} characters: a blind guess has the loss {guess:.1f}")
 
 
 # %%
-def read(own_seed, steps=20):
-    torch.manual_seed(dist.get_rank() if own_seed else 0)
-    model = DistributedDataParallel(SmallGPT(len(alphabet)))
+def draw_windows(generators):
+    starts = [torch.randint(len(tokens) - 64, (8, 1), generator=each) for each in generators]
+    return tokens[torch.cat(starts) + torch.arange(65)]  # 8 windows from each generator
+
+
+# %%
+def read(seeds, dtype=torch.float32, steps=20):
+    mine = seeds[dist.get_rank() :: dist.get_world_size()]
+    generators = [torch.Generator().manual_seed(seed) for seed in mine]
+    torch.manual_seed(mine[0])
+    model = DistributedDataParallel(SmallGPT(len(alphabet)).to(dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    losses = []
     for _ in range(steps):
-        drawn = tokens[torch.randint(len(tokens) - 64, (8, 1)) + torch.arange(65)]
-        loss = cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:])  # each letter's next one
+        drawn = draw_windows(generators)
+        losses.append(cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:]))  # the next letters
         optimizer.zero_grad()
-        loss.backward()
+        losses[-1].backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1)
         optimizer.step()
-    return weights(model), loss.item()
+    return weights(model), torch.stack(losses).tolist()
 
 
 # %% [markdown]
-# What do four ranks learn if all call `torch.manual_seed(0)`, as many scripts do "to be reproducible"? Beside them reads a lone process, with 8 windows per step.
+# What do four ranks learn if all of them draw with the same seed, as many scripts do "to be reproducible"? We compare them with two single processes: one reads 8 windows per step, the other
+# the 4 × 8 windows that four seeds draw.
 
 # %%
-one_reader = launch(read, False, world_size=1, backend="gloo")[0][0]
-for own_seed in (False, True):
-    found, losses = zip(*launch(read, own_seed, world_size=4, backend="gloo"))
-    print(f"own seeds: {own_seed}; different losses: {len(set(losses))}, about {losses[0]:.1f}")
-    for name, other in {"rank to rank": found[3], "to one process": one_reader}.items():
-        print(f"    {name:15} {told((found[0] - other).abs().max().item())}")
+single = {
+    "to one process, 8 windows": launch(read, [0], world_size=1, backend="gloo")[0][0],
+    "to one process, 32 windows": launch(read, [0, 1, 2, 3], world_size=1, backend="gloo")[0][0],
+}
+for seeds in ([0, 0, 0, 0], [0, 1, 2, 3]):
+    trained, losses = zip(*launch(read, seeds, world_size=4, backend="gloo"))
+    first_loss, last_loss = losses[0][0], losses[0][-1]
+    print(
+        f"seeds {seeds}: rank 0's loss falls from about {first_loss:.1f} to about {last_loss:.1f}"
+    )
+    for name, other in ({"rank to rank": trained[3]} | single).items():
+        print(f"    {name:27} {told((trained[0] - other).abs().max().item())}")
 
 # %% [markdown]
-# With one seed all four draw the same 8 windows, and the average of four equal gradients is that gradient. **Four ranks learn, to the last bit, what one learns.** The ranks agree and the loss falls (it began
-# at ln 72 = 4.3, a blind guess among 72 letters), so nothing looks wrong. The cure is `seed + rank`. The ranks' weights agree all the same, because DDP starts them from rank 0's.
+# With one seed all four draw the same 8 windows, and the average of four equal gradients is that gradient. **Four ranks learn, to the last bit, what one learns from a quarter of the data.** The ranks agree and the loss
+# falls, so nothing looks wrong. The cure is `seed + rank`: now four ranks learn what one process learns from all 32 windows. The ranks' weights agree all the same, because DDP starts them from rank 0's.
+#
+# But is this last difference still rounding? It's much larger than it was with SGD, because Adam divides small gradients by small numbers, and that enlarges their errors. There's a test: with twice as many digits, rounding nearly vanishes, and a mistake stays.
+
+# %%
+single_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=1, backend="gloo")[0][0]
+four_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=4, backend="gloo")[0][0]
+difference = (four_double - single_double).abs().max().item()
+print("in double precision, four ranks to one process, 32 windows:", told(difference))
+
+# %% [markdown]
+# It was rounding.
 #
 # Clipping stands after `backward`, where the gradients are averages already: all ranks find the same norm, and no message is needed.
 #
@@ -731,8 +810,9 @@ def save(path, network, optimizer, step):
     dist.all_gather_object(generators, torch.get_rng_state())  # rank 0 has only its own
     if dist.get_rank() == 0:
         parts = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(parts | {"position": step, "generators": generators}, path)
-    dist.barrier()  # nobody reads a file that is half written
+        torch.save(parts | {"position": step, "generators": generators}, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)  # killed before this, we still have the old one
+    dist.barrier()  # nobody reads before the file is there
 
 
 # %% [markdown]
@@ -981,7 +1061,7 @@ def measure():
 
 
 # %% [markdown]
-# Three rounds, one right after the other. Each gives a ratio, and the median counts. (With four free cores, try `(1, 4)`.)
+# Three rounds, one right after the other. Each gives a ratio, and the median counts. (With four free cores, try `(1, 4)`. The lines below then speak of four ranks.)
 
 # %%
 rounds = []
@@ -993,7 +1073,7 @@ for kind in ("no messages", "DDP"):
 
 # %% [markdown]
 # **Scaling efficiency** is the speed-up divided by the number of ranks. Read DDP's number against its control, not against the ideal of 2. The control's
-# distance from the ideal is the machine: busy cores, shared memory. Only DDP's distance from the control is communication. On a cluster that is the
+# distance from the ideal is the machine: busy cores, shared memory. DDP's distance from the control is what talking costs: gradients are copied into buckets and sent, and in every step the ranks wait for each other. On a cluster that is the
 # whole question, and [chapter 06](06_what_communication_costs.ipynb) computes it.
 #
 # ### A script to take home
@@ -1061,9 +1141,15 @@ launch(one_batch_fewer, timeout=5, backend="gloo")
 # everything right, and is done. The last sentence of the report counts the calls:
 # *3 times* here, *twice* there. No line is wrong; the number of calls is.
 #
-# One digit too many, and a job on a cluster stands still overnight. The cures: a `DistributedSampler` (it deals some digits twice), `drop_last=True` (it
-# leaves some out), or DDP's `Join`, in chapter 07.
-#
+# One digit too many, and a job on a cluster stands still until a timeout ends it: by default after ten minutes with NCCL, and after thirty with gloo. The cures: a `DistributedSampler` (it deals some
+# digits twice), the same with `drop_last=True` (it leaves some out), or DDP's `Join`, in chapter 07. The `drop_last` of a `DataLoader` is no cure. It would help 33 and 32 digits by chance, but not 48 and 47:
+
+# %%
+for digits_here in (33, 32, 48, 47):
+    batches = len(DataLoader(range(digits_here), batch_size=16, drop_last=True))
+    print(f"{digits_here} digits on a rank: {batches} batches")
+
+# %% [markdown]
 # **Check yourself.** Ranks with equal numbers of batches, but rank 0 skips a batch whose loss is `nan`. What happens?
 #
 # <details><summary>Answer</summary>
@@ -1077,7 +1163,7 @@ launch(one_batch_fewer, timeout=5, backend="gloo")
 predict()
 
 # %% [markdown]
-# Two of these surprise most readers. Only one mistake of four makes the ranks differ, although comparing ranks is what most people try first. And with the forward outside of
+# Two of these are easily got wrong. Only one mistake of four makes the ranks differ, so a comparison between ranks misses the other three. And with the forward outside of
 # `no_sync`, DDP sends every part.
 #
 # DDP broadcasts the weights once, averages gradients in `backward`, and hands on the buffers of batch normalisation in `forward`. The rest is yours: deal the data out, divide the batch, reduce the

@@ -475,7 +475,9 @@ def apart(results, others):
 theirs = launch(train, DistributedDataParallel, plain, backend="gloo")
 drifted = apart(launch(train, Equal, plain, backend="gloo"), theirs)
 print(f"without averaging, as a control: about {drifted:.2f}")
-from_pytorch.measured(apart(launch(train, PerParameter, plain, backend="gloo"), theirs))
+ours = launch(train, PerParameter, plain, backend="gloo")
+from_pytorch.measured(apart(ours, theirs))
+print("our two ranks differ by", apart([ours[0]], [ours[1]]))
 
 # %% [markdown]
 # **Bit for bit** the same: two lines do all that DDP does for the numbers. (Averaged *weights* would be another training with Adam, as chapter 04 has shown.) What follows changes only *when* and *in what portions* gradients travel.
@@ -483,7 +485,7 @@ from_pytorch.measured(apart(launch(train, PerParameter, plain, backend="gloo"), 
 # **Check yourself.** Why is a `broadcast` of the weights after every step not needed, "to be safe"?
 #
 # <details><summary>Answer</summary>
-# Equal weights, minus equal gradients, are equal: both ranks were compared, and the difference was exactly 0.
+# Equal weights, minus equal gradients, are equal: after ten steps our two ranks differed by exactly 0.
 # </details>
 #
 # ## 3 · One flat buffer
@@ -612,7 +614,7 @@ def draw(names, text, rate="copies at 5 GB/s"):
 took_ms = clock(PerParameter, copies=False)
 
 # %% [markdown]
-# 29.1 ms, more than three times backward alone. It adds up: 9.0 of backward; 12.6 for the bytes, as a ring of eight passes 2 · 7/8 of them through each port; and 7.6 of
+# 29.1 ms, more than three times backward alone. It adds up: 8.98 of backward; 12.58 for the bytes, as a ring of eight passes 2 · 7/8 of them through each port; and 7.56 of
 # **latency**, for 18 rings of 14 messages at 30 µs each. Latency is what we can save first: pack all gradients into one message.
 #
 # ### Write it
@@ -773,8 +775,8 @@ faster.measured("Flat" if flat_ms[1] < buckets_ms[1] else "Buckets")
 draw(["Flat", "Buckets"], "With buckets, most copies go on while the port sends.")
 
 # %% [markdown]
-# The order **flips**. At 5 GB/s the buckets win by 1.4 ms, because most of their copies hide behind messages. With free copies they lose by 1.3 ms, the price of three more latencies. So nobody needs
-# buckets for their own sake. They exist for what comes next: a bucket can leave *before backward is over*.
+# The order **flips**. At 5 GB/s the buckets win, because most of their copies hide behind messages. With free copies they lose by three rings' latencies, 3 · 14 · 30 µs. So buckets alone
+# pay only where copies are slow. Their real use comes next: a bucket can leave *before backward is over*.
 #
 # Here is a good place for a break.
 #
@@ -894,25 +896,38 @@ for latency_us in (30, 300):
 #
 # ### Can copies be free?
 #
-# PyTorch has an option for that, `gradient_as_bucket_view=True`. We count in how many pieces of memory the 18 gradients lie.
+# PyTorch has an option for that, `gradient_as_bucket_view=True`. In how many pieces of memory do the 18 gradients lie after backward? And how many of them did autograd write to that very place? A hook
+# that we register before DDP's own sees each gradient as autograd leaves it.
 
 
 # %%
-def pieces_of_memory(as_view, steps=2):
-    model = DistributedDataParallel(plain(), bucket_cap_mb=2, gradient_as_bucket_view=as_view)
+def memory_of_gradients(as_view, to_none, steps=3):
+    network, written = plain(), {}
+    for parameter in network.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda own: written.update({own: own.grad.data_ptr()})
+        )
+    model = DistributedDataParallel(network, bucket_cap_mb=2, gradient_as_bucket_view=as_view)
     for step in range(steps):
+        model.zero_grad(set_to_none=to_none)
         images, labels = batch(step)
         cross_entropy(model(images), labels).backward()
-    return len({p.grad.untyped_storage().data_ptr() for p in model.parameters()})
+    pieces = {own.grad.untyped_storage().data_ptr() for own in network.parameters()}
+    return len(pieces), sum(own.grad.data_ptr() == written[own] for own in network.parameters())
 
 
-for as_view in (False, True):
-    results = launch(pieces_of_memory, as_view, backend="gloo")
-    print(f"gradient_as_bucket_view={as_view}: {results[0]} pieces")
+# %%
+for as_view, to_none in ((False, True), (True, True), (True, False)):
+    pieces, there = launch(memory_of_gradients, as_view, to_none, backend="gloo")[0]
+    print(f"gradient_as_bucket_view={as_view}, zero_grad(set_to_none={to_none}):")
+    print(f"    {pieces} pieces, {there} of 18 gradients written there by autograd")
 
 # %% [markdown]
-# Every gradient *is* a part of its bucket: autograd writes where the message is read, nothing is copied back, and a whole copy of all gradients is saved in memory. The documentation names the price: such a
-# `.grad` cannot be detached in place.
+# Without the option autograd writes each gradient to memory of its own, where it stays: DDP copies it into a bucket, and the mean back. With it, each `.grad` *is* a part of its bucket after backward. So the mean
+# is not copied back, and a whole copy of all gradients is saved in memory.
+#
+# But `zero_grad()` drops these parts. In the next step autograd writes to new memory again, and DDP copies each gradient *into* the bucket. Only `set_to_none=False` keeps the parts: then autograd writes where the
+# message is read, and nothing is copied. The documentation names the price of the option: such a `.grad` cannot be detached in place.
 #
 # **Check yourself.** The last layer of a language model holds half of all weights. What does that mean for overlap?
 #
@@ -1138,21 +1153,43 @@ come_before.measured(came.index("embedding.weight"))
 #
 # ## 7 · Not a word
 #
-# Two things are left. The **buffers** change in every forward, on each rank in its own way; PyTorch sends rank 0's before each forward. And **`no_sync`**: when gradients of several small batches accumulate, only
-# the last backward needs to talk.
+# Two things are left. The **buffers** change in every forward, on each rank in its own way, so PyTorch sends rank 0's. And **`no_sync`**: when gradients of several small batches accumulate, only
+# the last backward needs to average them. Which of the forwards send buffers then? Here are two steps of PyTorch's DDP, each in three parts, of which the first two stand within `no_sync`.
+
+
+# %%
+def what_it_sends(model, parts):
+    told = []
+    for number in range(parts):
+        sent = set()
+        averages = nullcontext() if number % 3 == 2 else model.no_sync()
+        with averages, noting(lambda size, name: sent.add(name)):
+            model(batch(number)[0]).sum().backward()
+        told.append(" and ".join(sorted(sent)) or "nothing")
+    return told
+
+
+sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward()), 6), backend="gloo")[0]
+print("first step: ", *sent[:3], sep="   ")
+print("second step:", *sent[3:], sep="   ")
+
+# %% [markdown]
+# The **first** part of a step sends the buffers, although it stands within `no_sync`. The last part, which averages the gradients, does not. PyTorch's rule: a forward takes over rank 0's buffers if it is the first
+# of all, or if the training forward before it was outside `no_sync`. So buffers travel once per step, at its beginning.
 #
 # ### Write it
 #
-# *About 9 minutes.* `forward` takes over rank 0's buffers first. Within `no_sync` nothing at all is sent, neither buffers nor gradients, and gradients add up; `finish` is called there as well. After it, even after an error, the
+# *About 9 minutes.* `forward` takes over rank 0's buffers by PyTorch's rule. Within `no_sync` no gradients are sent, they add up; `finish` is called there as well. After it, even after an error, the
 # wrapper talks again.
 
 
 # %%
 class MySilence(InOrder):
-    talks = True
+    talks = True  # PyTorch: require_backward_grad_sync
+    shares_buffers = True  # in the next forward; PyTorch: require_forward_param_sync
 
     def forward(self, *inputs):
-        raise NotImplementedError("about 4 lines")
+        raise NotImplementedError("about 5 lines")
 
     @contextmanager
     def no_sync(self):
@@ -1161,15 +1198,15 @@ class MySilence(InOrder):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which methods of <code>InOrder</code> talk? And where does the switch stand if someone stops the cell inside of <code>no_sync</code>?
+# Which methods of <code>InOrder</code> talk? What does a forward have to know of the one before it? And where does the switch stand if someone stops the cell inside of <code>no_sync</code>?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# <code>forward</code>, <code>gradient_is_here</code> and <code>finish</code> talk only if <code>self.talks</code>. <code>no_sync</code> sets it to false, yields, and sets it back whatever happens. The gradients of silent parts
-# stay in <code>.grad</code>, so the mean of the last part is that of all.
+# <code>gradient_is_here</code> and <code>finish</code> talk only if <code>self.talks</code>. <code>no_sync</code> sets it to false, yields, and sets it back whatever happens. <code>forward</code> sends buffers if
+# <code>self.shares_buffers</code>, and then notes there whether it talks itself. The gradients of silent parts stay in <code>.grad</code>, so the mean of the last part is that of all.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>try: yield</code>, <code>finally: self.talks = True</code>, on lines of their own; <code>if self.talks: super().finish()</code>; in <code>forward</code> a
-# <code>dist.broadcast(buffer, src=0)</code> for each of <code>self.module.buffers()</code>.
+# <code>dist.broadcast(buffer, src=0)</code> for each of <code>self.module.buffers()</code>, then <code>self.shares_buffers = self.talks</code>.
 # </details>
 
 
@@ -1189,14 +1226,18 @@ def silence_spec(networks, batches, stopped):
     replicas = [copy.deepcopy(network, dict(shared)) for _ in networks]  # with own buffers
     for step in zip(*batches):
         optimizer.zero_grad()
-        for number, part in enumerate(zip(*step), 1):
-            for replica in replicas if number == PARTS else ():
-                for own, first in zip(replica.buffers(), replicas[0].buffers()):
-                    own.copy_(first)
+        for replica in replicas:
+            for own, first in zip(replica.buffers(), replicas[0].buffers()):
+                own.copy_(first)
+        parts = list(zip(*step))
+        for part in parts:
             for replica, (inputs, targets, path) in zip(replicas, part):
-                (mse_loss(replica(inputs, path), targets) / (n * PARTS)).backward()
+                (mse_loss(replica(inputs, path), targets) / (n * len(parts))).backward()
         optimizer.step()
-    said = ", ".join(["silent"] * (PARTS - 1) + ["buffers and gradients"])
+    if len(parts) == 1:
+        said = "buffers and gradients"
+    else:
+        said = ", ".join(["buffers", *["silent"] * (len(parts) - 2), "gradients"])
     return [{"steps": [said] * STEPS, "weights": weights(network)}] * n
 
 
@@ -1210,15 +1251,16 @@ def accumulating(kind):
             optimizer.zero_grad()
             said = []
             for number, (inputs, targets, path) in enumerate(parts, 1):
-                if stopped and number == PARTS:
+                last = number == len(parts)
+                if stopped and last:
                     with suppress(stopped):
                         with model.no_sync():
                             raise stopped
                         said.append("swallows")
                 sent = set()
                 calls = noting(lambda size, name: sent.add(name))
-                with calls, nullcontext() if number == PARTS else model.no_sync():
-                    (mse_loss(model(inputs, path), targets) / PARTS).backward()
+                with calls, nullcontext() if last else model.no_sync():
+                    (mse_loss(model(inputs, path), targets) / len(parts)).backward()
                     model.finish()
                 words = {"BROADCAST": "buffers", "ALLREDUCE": "gradients"}
                 said.append(" and ".join(words[name] for name in words if name in sent) or "silent")
@@ -1231,6 +1273,7 @@ def accumulating(kind):
 
 silence_cases = {
     "all parts alike": [(0, 1)] * PARTS,
+    "a step in one part": [(0, 1)],
     "the last part rests an expert": [(0, 1), (1, 0), (0,)],
     "somebody presses stop in no_sync": [(0, 1)] * PARTS,
     "an error is raised in no_sync": [(0, 1)] * PARTS,
@@ -1271,7 +1314,8 @@ class OurDDP(Wrapper):
 
     def __init__(self, network, limit_bytes=2 * 2**20):
         super().__init__(network)
-        self.talks, self.arrived, self.sent = True, set(), []
+        self.talks, self.shares_buffers = True, True
+        self.arrived, self.sent = set(), []
         self.buckets = fill(self.learning, limit_bytes)
         for parameter in self.learning:
             parameter.register_post_accumulate_grad_hook(self.gradient_is_here)
@@ -1281,8 +1325,10 @@ class OurDDP(Wrapper):
             dist.broadcast(tensor.detach(), src=0)
 
     def forward(self, *inputs):
-        for buffer in self.module.buffers() if self.talks else ():
-            dist.broadcast(buffer, src=0)
+        if self.shares_buffers:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+        self.shares_buffers = self.talks  # in the next forward
         return self.module(*inputs)
 
     def gradient_is_here(self, parameter):
@@ -1325,7 +1371,7 @@ check(trained(OurDDP), **order_judged | {"budget": None})  # which has no room f
 # %% [markdown]
 # | lines | what asked for them |
 # | --- | --- |
-# | `start`, the loop in `forward` | tensors that differed (part 1), a batch norm's buffers (7) |
+# | `start`, `shares_buffers` | tensors that differed (part 1), a batch norm's buffers (7) |
 # | `/ world_size`, `all_reduce` | equal to PyTorch, bit for bit (2) |
 # | `cat`, `split` | fewer latencies (3) |
 # | `fill`, the hook, `async_op` | buckets that leave while backward computes (4, 5) |
@@ -1346,6 +1392,33 @@ for form in (plain, awkward):
 # %% [markdown]
 # On two ranks the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the
 # buckets are cut: PyTorch's first step has one bucket, until it has seen in which order gradients come.
+#
+# In these trainings each step has one part. So now three parts for each step, of which two stand in `no_sync`:
+
+
+# %%
+def train_in_parts(wrap, steps=3):
+    torch.manual_seed(dist.get_rank())
+    model = wrap(awkward())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for number in range(3 * steps):
+        images, labels = batch(number)
+        silent = number % 3 < 2
+        with model.no_sync() if silent else nullcontext():
+            (cross_entropy(model(images), labels) / 3).backward()
+            if isinstance(model, Wrapper):
+                model.finish()
+        if not silent:
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.cat([each.flatten() for each in model.module.state_dict().values()])
+
+
+away = apart(*(launch(train_in_parts, ddp, backend="gloo") for ddp in (OurDDP, PyTorchs)))
+print("awkward, 3 steps in 3 parts:", "exactly 0" if away == 0 else f"about {away:.0e}")
+
+# %% [markdown]
+# The same again, running means included, though the later parts of a step change them on each rank in its own way.
 #
 # And a training as language models have it: the small GPT with its tied weight, AdamW, gradients of two small batches that add up, and at last a limit to their norm.
 
@@ -1396,7 +1469,7 @@ print(f"ours after 19, as a control: about {one_less:.0e}")
 predict()
 
 # %% [markdown]
-# Two of the six surprise most readers. Many expect that two calls in another order crash or hang; the sums were silently wrong. And many expect that buckets are faster by themselves: with free copies they lose.
+# Compare two of the six with your own guess. Two calls in another order neither crash nor hang: the sums are silently wrong. And buckets are not faster by themselves: with free copies they lose.
 #
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself. Beside the way,
 # [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb) looks at DDP on real GPUs.

@@ -25,6 +25,7 @@ import os
 import random
 import tempfile
 import time
+import warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -561,13 +562,13 @@ with tempfile.TemporaryDirectory() as disks:
 # The file was there, and most of what belongs in it was not. No error: rank 1 would train on what it found.
 #
 # So one rank fetches, and the others wait. The right pattern has three parts. **Local rank 0** of each node fetches, because another node has another disk. It fetches under **another name**, so that the file is either complete or not
-# there. And the others wait in a call that **carries the news**: a plain barrier says "I am here", and cannot say "it went wrong".
+# there, and the next start need not fetch it again. And the others wait in a call that **carries the news**: a plain barrier says "I am here", and cannot say "it went wrong".
 
 
 # %%
 def fetch_once_per_node(disks, fetch):
     path, trouble = own_path(disks), None
-    if os.environ["LOCAL_RANK"] == "0":
+    if os.environ["LOCAL_RANK"] == "0" and not path.exists():
         try:
             fetch(path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
@@ -593,7 +594,8 @@ with tempfile.TemporaryDirectory() as disks:
         print(f"server {server}:", *told, sep="\n    ")
 
 # %% [markdown]
-# With the server down, all four ranks know who failed and why, and can stop together. With the server up, all have complete data. On a disk that all nodes share, only the test changes: `dist.get_rank() == 0`.
+# With the server down, all four ranks know who failed and why, and can stop together. With the server up, all have complete data. But the others wait within a collective, and that has a
+# time limit: 30 minutes with gloo, 10 with NCCL. If a download takes longer, give `init_process_group` a longer `timeout=`. On a disk that all nodes share, only the test changes: `dist.get_rank() == 0`.
 #
 # *This is the end of the first sitting.*
 #
@@ -639,8 +641,23 @@ for seed_by_rank in (False, True):
     print(f"seeded by rank: {seed_by_rank!s:5}  different windows of 640: {len(set(drawn))}")
 
 # %% [markdown]
-# Chapter 04 showed what becomes of ranks that are seeded alike: four learn, bit for bit, what one learns. (It is *bit for bit* because dividing by 4, a power of two, does not round; with three ranks it would.)
-# The cure is a seed plus the rank.
+# Chapter 04 showed what becomes of ranks that are seeded alike: four learn, bit for bit, what one learns. The cure is a seed plus the rank. *Bit for bit* holds for some numbers of ranks only. How many of 100,000 random numbers
+# are not equal to the average of *n* copies of themselves?
+
+
+# %%
+def average_of_copies(numbers):
+    average = numbers / dist.get_world_size()
+    dist.all_reduce(average)
+    return int((average != numbers).sum())
+
+
+numbers = torch.from_numpy(np.random.default_rng(0).standard_normal(100_000, dtype=np.float32))
+for n in (2, 3, 4, 8):
+    print(n, "ranks:", launch(average_of_copies, numbers, world_size=n, backend="gloo")[0])
+
+# %% [markdown]
+# Dividing by a power of two does not round, and yet eight ranks differ: what rounds is the adding, of the third, fifth or seventh copy. With four ranks nothing of that is left in the end.
 #
 # ## 8 · More ranks, another learning rate?
 #
@@ -1114,7 +1131,7 @@ print("two runs:         ", torch.equal(once[0], again[0]))
 # `BatchNorm` takes mean and deviation of the batch. Under DDP that is each rank's *local* batch. torch's `SyncBatchNorm` takes the global one. It refuses to run on a CPU, but the idea fits in a few lines that run anywhere: add up counts, sums and squared
 # distances over the ranks.
 #
-# Autograd knows no collective, so an `autograd.Function` says what to do in backward. Every rank's loss depends on my number through the total. So its gradient is the sum of all ranks' gradients of the total: `all_reduce` again.
+# But `dist.all_reduce` works in place, and autograd has no derivative for it. So an `autograd.Function` says what to do in backward. Every rank's loss depends on my number through the total. So its gradient is the sum of all ranks' gradients of the total: `all_reduce` again.
 
 
 # %%
@@ -1126,6 +1143,32 @@ class SumOverRanks(torch.autograd.Function):
         return total
 
     backward = forward
+
+
+# %% [markdown]
+# What if one calls `dist.all_reduce` without it? Each of two ranks brings a 1, and has the square of the total as its loss. Both losses together, 2(*a* + *b*)², have the gradient 4(*a* + *b*) = 8.
+
+
+# %%
+def total_in_place(mine):
+    total = mine.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def gradient_through(add_up):
+    mine = torch.ones(1, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        (add_up(mine) ** 2).sum().backward()
+    return mine.grad.item(), [str(each.message).split(". ")[0] for each in caught]
+
+
+# %%
+for add_up in (SumOverRanks.apply, total_in_place):
+    print(*launch(gradient_through, add_up, backend="gloo")[0])
+
+# %% [markdown]
+# A wrong gradient, and no error: only a warning, which is easily lost in a log. (PyTorch has all-reduces with a derivative in `torch.distributed._functional_collectives`, which is not public yet.)
 
 
 # %%
@@ -1262,7 +1305,7 @@ assert min(tested[nn.BatchNorm1d, 32]) < max(tested[SyncedNorm, 32])
 #
 # ### The statistics that you save
 #
-# For testing, BatchNorm keeps a running mean and variance. These are **buffers**, not parameters: they get no gradient, so nothing averages them. By default DDP copies rank 0's buffers to all ranks before each forward pass;
+# For testing, BatchNorm keeps a running mean and variance. These are **buffers**, not parameters: they get no gradient, so nothing averages them. By default DDP copies rank 0's buffers to all ranks before the first forward pass of each step;
 # `forward_sync_buffers=False` turns that off (older torch calls it `broadcast_buffers`).
 
 
@@ -1289,7 +1332,7 @@ distances = []
 # %%
 for copied in (True, False):
     ranks = torch.stack(launch(running_statistics, copied, world_size=4, backend="gloo"))
-    print(f"copied before each forward: {copied}; equal: {torch.equal(ranks[0], ranks[3])}")
+    print(f"copied before each step: {copied}; equal: {torch.equal(ranks[0], ranks[3])}")
     for who, own in ("rank 0", ranks[0]), ("the average", ranks.mean(dim=0)):
         mean, variance = (own - of_one).abs().amax(dim=1).tolist()
         distances.append(mean + variance)

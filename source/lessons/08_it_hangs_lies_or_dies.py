@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -344,7 +345,7 @@ print("with gaps:   ", launch(sum_view, backend="gloo")[0])
 print("without gaps:", launch(sum_view, torch.Tensor.contiguous, backend="gloo")[0])
 
 # %% [markdown]
-# Chapter 03 looked into it: gloo adds up four neighbours in memory, gaps included. No report, no picture and no rank knows. What finds every lie is an **oracle**: one process that computes the same.
+# Chapter 03 looked into it: gloo adds up four neighbours in memory, gaps included. No report, no picture and no rank knows. What finds such lies is an **oracle**: one process that computes the same.
 # Here both ranks bring the same numbers, so two must get twice what one gets:
 
 # %%
@@ -353,12 +354,12 @@ for task in (add_metrics, sum_view):
     print(f"{task.__name__}: one process {alone}, two ranks {together}")
 
 # %% [markdown]
-# Neither pair fits. Chapters 05 and 07 did little else than this. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes.
+# Neither pair fits. Chapters 05 and 07 did little else than this. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes. It finds what a tiny case can show, and not what needs a broken batch, sixty ranks or a GPU.
 #
 # **Check yourself.** Would it have helped to compare the gradients of all ranks after each step?
 #
 # <details><summary>Answer</summary>
-# Neither here nor above: the ranks agree on the same wrong numbers. It helps against replicas that part, such as by different seeds.
+# Not in this part: the ranks agree on the same wrong numbers. In part 1 it would have, since rank 1 had 2.33 in step 3 where the others had 3.33. And it helps against replicas that part, such as by different seeds.
 # </details>
 #
 # ## 5 · One mistake, three symptoms
@@ -370,6 +371,7 @@ for task in (add_metrics, sum_view):
 def sum_shapes(sizes):
     mine = torch.ones(sizes[dist.get_rank()])
     dist.all_reduce(mine)
+    print("it gets", mine.tolist())
 
 
 def send_shapes(sizes):
@@ -392,7 +394,7 @@ sum_3_4.measured("hangs" if error else "lies")
 send_4_3.measured("lies")
 
 # %% [markdown]
-# Rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
+# In the first case rank 1 hangs, while rank 0 got a sum and went on: one call, two symptoms. In the second, rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
 
 # %% tags=["raises-exception"]
 try:
@@ -407,7 +409,8 @@ except WorkerError:
 # First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up; that is no exception, so no `try` in the rank can
 # catch it. Then what differs, *rank by rank*: 4 and 6 numbers.
 #
-# So the symptom does not tell the cause. Gloo does not compare shapes, it counts bytes as they come: too few, and it waits for the rest; too many, and it aborts; if the byte counts match, gloo notices nothing.
+# So the symptom does not tell the cause. Gloo does not compare shapes. It looks at the bytes of each message: if there are more than the place has room for, it aborts; if there are fewer, it takes them and is content, as the broadcast shows.
+# `all_reduce` cuts its tensor into pieces for several messages, so which of both happens depends on the sizes; and where one rank has a piece less than the other, a message is waited for that nobody sends. That is the hang of 3 and 4 numbers.
 # Where shapes may differ, agree on them first: pad to the largest, whose size is one `all_reduce` with `MAX`.
 
 
@@ -471,7 +474,7 @@ first.measured(in_time[0].rank)
 
 # %% [markdown]
 # Rank 0's, which did nothing wrong. Its *Connection closed by peer* is an **echo**: it says that somebody else is gone. Whoever trusts the clock blames a bystander, and in a large job each rank may add its echo. `launch` puts
-# echoes last. If you have only a log: leave out every line about peers, connections and timeouts, and read what is left. If nothing remains, suspect the network.
+# echoes last. If you have only a log: leave out every line about peers, connections and timeouts, and read what is left. If nothing remains, look for the rank whose log just stops: it may have been killed, or it may sleep. Ask for its exit code, its stack and the system's log, and suspect the network last. Part 7 has two such failures.
 #
 # ### Out of memory
 #
@@ -522,7 +525,7 @@ print(death_of(killed_by_the_system))
 # ## 7 · Your cluster has no `launch`
 #
 # So far the report did half of the work. On a cluster there is `torchrun`, a folder of logs, and you. Part 7 is a training that knows nothing of this course. It is started on purpose with
-# six failures, and each time we ask the tools that PyTorch has. Here are its four functions; rank 1 is always the culprit.
+# six failures, and each time we ask the tools that PyTorch has. Here are the functions that go wrong; rank 1 is always the culprit.
 
 
 # %%
@@ -564,8 +567,8 @@ def train(rank, fault):
 
 
 # %% [markdown]
-# The sixth failure is no line: the job finds half of rank 1's checkpoint. `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
-# recorder has when it ends, whatever the reason. For the `finally`, the signal by which `torchrun` ends a rank is made an exception.
+# The sixth failure is not in the code: half of rank 1's checkpoint file is missing. `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
+# recorder has when an exception ends it. For the `finally`, the signal by which `torchrun` ends a rank is made an exception.
 
 
 # %%
@@ -589,6 +592,27 @@ def main(fault):
 
 
 # %% [markdown]
+# Do not take this `finally` home as it is. Python calls the handler of a signal between two of its own steps, so a rank that waits inside a collective hears SIGTERM only when the call returns:
+
+
+# %%
+def hears_late():
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    if dist.get_rank() == 1:
+        return time.sleep(4)
+    heard_s, begun_s = [], time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: heard_s.append(time.monotonic() - begun_s))
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with suppress(RuntimeError):
+        dist.all_reduce(torch.ones(1), group=group)
+    print(f"SIGTERM came after 1 s and was heard after about {heard_s[0]:.0f} s")
+
+
+_ = launch(hears_late, backend="gloo")
+
+# %% [markdown]
+# It was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
+#
 # The functions go into a file `train.py`, whose last line is `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
 # `start`, folded below, does in a folder of its own what you would type:
 #
@@ -821,9 +845,14 @@ ask("exit codes", from_torchrun)
 table = (folder_of("absent rank") / "torchrun.txt").read_text()
 print("absent rank, its root cause: rank", re.search(r"Root.*?rank +: (\d)", table, re.S)[1])
 
+# %%
+errors = [json.loads(text)["message"] for text in logs("out of memory", "error.json")]
+times = [error["extraInfo"]["timestamp"] for error in errors]
+print("out of memory: both errors have a time in whole seconds:", all(map(str.isdigit, times)))
+
 # %% [markdown]
-# A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, which waited until its patience was over. *First observed* means just that, so read the
-# other ranks' files before you believe it. If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
+# A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, whose timeout ran out. *First observed* means just that: the failure with the earliest time. And these times are whole seconds. If an echo follows
+# the error within the same second, as it does in some runs of this chapter, both have the same time and the lower rank is accused; a second later it would be the right one. So read the other ranks' files before you believe it. If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
 #
 # ### Where is everybody?
 #
@@ -908,7 +937,27 @@ ask("torchfrtrace", from_torchfrtrace)
 # %% [markdown]
 # ### Run it again, to be told
 #
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes the ranks compare what they are about to do, before each call. It costs a message more per call: turn it on to search, not to train. `monitored_barrier` is the part of it that finds
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes the ranks compare what they are about to do, before each call. Before each of your calls it makes three of its own: a monitored barrier, and two all-gathers, of shapes and of what is to be called. So use it to search, not to train:
+
+
+# %%
+def time_a_call(level):
+    dist.set_debug_level(level)  # a group asks for it when it is made
+    group, times_s = dist.new_group(), []
+    for _ in range(200):
+        begun_s = time.perf_counter()
+        dist.all_reduce(torch.ones(4), group=group)
+        times_s.append(time.perf_counter() - begun_s)
+    return median(times_s)
+
+
+# %%
+off_s = launch(time_a_call, dist.DebugLevel.OFF, backend="gloo")[0]
+detail_s = launch(time_a_call, dist.DebugLevel.DETAIL, backend="gloo")[0]
+print(f"with DETAIL an all_reduce of 4 numbers takes about {detail_s / off_s:.1f} times as long")
+
+# %% [markdown]
+# (We have seen about 2 times on a quiet machine, and about 10 on a busy one.) `monitored_barrier` is the part of it that finds
 # absent ranks, and you can put it into your own code where you suspect somebody. It needs gloo: beside an NCCL group, make a second one for it, `dist.new_group(backend="gloo")`.
 
 # %%
@@ -928,12 +977,12 @@ ask("DETAIL", from_detail)
 print("\nmonitored_barrier: ", from_detail(*meet))
 
 # %% [markdown]
-# It knows who did not come, not why. To the swapped calls it is deaf: kind and shape are the same. So it is to the straggler: who comes late has come.
+# It knows who did not come, not why. To the swapped calls it is deaf: kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
 #
 # ### Who says what
 #
 # The table is computed from the lines above. A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
-# failed, and not who.
+# failed, and not who. (The column *exit codes* looks at nothing else of what `torchrun` says.) Mind that this judge knows the answer, and there are only two ranks: with eight, compare each rank with what most of them did.
 
 
 # %%
@@ -969,21 +1018,23 @@ show(figure, f"In how many of the six failures a tool names or shows the culprit
 # Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file does not open stands in that rank's log, and where its disk hangs in its stack. So go from *who* to that rank's own
 # words. A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
 #
-# **With NCCL** some of this comes by itself, and some differs. This course has no GPU to show it on, so here is what [PyTorch's page on its variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) says. A
-# group's timeout is ten minutes, not gloo's thirty, and a watchdog thread keeps it. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1` it writes every rank's recorder to a file, so you need no `finally`. An `all_reduce` is only queued by the host and returns at once: a
+# **With NCCL** some of this comes by itself, and some differs. Chapter 14 has recordings of real NCCL, but none of a failure, so here is what [PyTorch's page on its variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) says. A
+# group's timeout is ten minutes, not gloo's thirty, and a watchdog thread keeps it. When that thread sees a timeout or an exception, it writes the rank's recorder to a file, so you need no `finally`. In torch 2.15 it does so by default; `TORCH_NCCL_DUMP_ON_TIMEOUT` switches it, `TORCH_FR_BUFFER_SIZE` says how many calls are kept (2,000; older versions call it `TORCH_NCCL_TRACE_BUFFER_SIZE`, and keep none by default), and `TORCH_FR_DUMP_TEMP_FILE` where the file goes, without the rank at its end. A rank that is killed leaves none. An `all_reduce` is only queued by the host and returns at once: a
 # stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow. On hosts with InfiniBand,
 # a line `NCCL INFO NET/IB : No device found.` (from [nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why: NCCL does not see the fast network.
 #
-# **Check yourself.** These are lines of one real log, shortened (from [pytorch#118369](https://github.com/pytorch/pytorch/issues/118369)). What do their three large numbers tell?
+# **Check yourself.** These are lines of one real log, shortened (from [pytorch#118369](https://github.com/pytorch/pytorch/issues/118369)). `SeqNum` is the number of a call. Has rank 7 made 32,000 calls fewer than rank 0?
 #
 # ```text
-# Epoch 0:   6% 32040/500150
+# ... 32040/500150 [6:28:43<94:39:17,  1.37it/s, loss=2.6, reduced_train_loss=2.590, consumed_samples=2.56e+7]
 # [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96120, OpType=ALLREDUCE ...
+# [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96117, OpType=ALLREDUCE ...
 # [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=64088, OpType=ALLREDUCE ...
 # ```
 #
 # <details><summary>Answer</summary>
-# 96,120 is three times 32,040, and 64,088 is nearly twice that. So rank 0 seems to make three calls in each step and rank 7 two, from the first step on. That is a suspicion; the recorders of both ranks would show the line of the third call.
+# Not in one group. There an <code>all_reduce</code> ends only when every rank has made it, so two ranks can be apart by the few calls that are under way. Several numbers of "rank 0" in one burst suggest several groups, as a large training has: each counts its own calls, and a rank's number is that in the
+# group. So compare numbers within one group only. Newer logs print its name (<code>PG ID</code>), and the last call that was enqueued and the last that was completed.
 # </details>
 #
 # **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which torch does not bring. It listens on all addresses without a password, so we do not
@@ -1006,7 +1057,7 @@ show(figure, f"In how many of the six failures a tool names or shows the culprit
 # | lies | What does one process compute? | a tiny oracle, kept as a test | the same | 4 |
 # | lies | Do the ranks call from the same lines? | `plot_calls` of a recording | the flight recorder's frames | 4, 7 |
 # | dies, with an error | Which error is no echo? | the report | `error.json` of all ranks | 6, 7 |
-# | dies of SIGABRT | Which call differs in shape? | the report | gloo's last words in `stderr.log` | 5 |
+# | dies of SIGABRT | With gloo: which call differs in shape? With NCCL it is mostly the watchdog after a timeout: read it as a hang | the report | the last words in `stderr.log` | 5 |
 # | dies of SIGKILL | What had it said before? | its output | exit code -9; its log; the system's | 6, 7 |
 #
 # Three habits prevent most of it: every decision that changes what a rank calls is taken by all ranks together; what belongs together travels in one call; and the smallest case that can go wrong is kept

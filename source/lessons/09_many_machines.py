@@ -48,7 +48,8 @@ from ddp_course import slurm, two_hosts
 #
 # *Many machines, many cards*, one of the five articles behind this course ([the course map](README.md) lists them), takes two machines with a card each, and finds their
 # addresses with `ifconfig`. You have one machine, so `two_hosts` makes two of it. Linux can give a process a **network namespace**: interfaces, addresses and ports of its own, as a container has. Two of
-# them, joined by a virtual cable, are two hosts for all that `torch.distributed` can see. Today's command for the address is `ip`.
+# them, joined by a virtual cable, are two hosts for this chapter's purposes. (They share the machine's name, which part 5 comes to, its disk and its memory.)
+# Today's command for the address is `ip`.
 
 # %% tags=["nbval-ignore-output", "row-E1"]
 tools = {"ip": "ip -4 -brief address", "ifconfig": "ifconfig -a"}
@@ -67,7 +68,7 @@ with two_hosts() as hosts:
 # At the end of the `with` block both hosts are gone, with every process on them. What they share is a disk, as the machines of many clusters do: a folder,
 # with the digits in it.
 
-# %% tags=["part-slurm", "part-ray"]
+# %% tags=["part-slurm", "part-ray", "part-agents"]
 disk = tempfile.TemporaryDirectory()
 
 # %%
@@ -119,7 +120,7 @@ def train(epochs):
 # into a file on the disk, as in chapter 02; the last one is called.
 
 
-# %% jupyter={"source_hidden": true} tags=["part-slurm", "part-ray"]
+# %% jupyter={"source_hidden": true} tags=["part-slurm", "part-ray", "part-agents"]
 IMPORTS = """
 import argparse, json, os, signal, socket, sys, tempfile, time
 import torch
@@ -206,7 +207,7 @@ with two_hosts(disk.name) as hosts:
 # store at `tcp://…`; there each left the address that its **host name** resolves to, and that was 127.0.0.1: "here". Each then knocked at its own door.
 #
 # The place of meeting and the way the tensors travel are two things. `GLOO_SOCKET_IFNAME`, and for GPUs `NCCL_SOCKET_IFNAME`, name the interface for the
-# second. (On InfiniBand, NCCL only makes acquaintance over that interface; the tensors take the cards that `NCCL_IB_HCA` names.)
+# second. (On InfiniBand, NCCL uses that interface only to set up its connections; the tensors travel over the adapters that `NCCL_IB_HCA` names.)
 #
 # **Check yourself.** Why did this never happen in chapters 00 to 08?
 #
@@ -389,7 +390,7 @@ print(*sorted("".join(outputs).splitlines()), sep="\n")
 #
 # Starting anew is not continuing. For that the function saves a **checkpoint** after each epoch (chapter 04), and looks for one when it begins. Its batches are 128 samples **for all ranks
 # together**, however many there are. `accident` is called in every step: you will see what for. (`save` and `resumed`, folded away, are those of chapter 04: rank 0 writes the file beside the old one and
-# renames it.)
+# renames it. That is enough where a process is killed; if the disk's own host may lose its power, an `os.fsync` of the file comes before the rename, as lab 11 says.)
 
 
 # %% jupyter={"source_hidden": true}
@@ -406,7 +407,7 @@ def resumed(checkpoint, model, optimizer):
 def save(checkpoint, *state):
     if dist.get_rank() == 0:
         torch.save(state, f"{checkpoint}.part")
-        os.rename(f"{checkpoint}.part", checkpoint)  # complete, or not there
+        os.rename(f"{checkpoint}.part", checkpoint)  # whole or not there, whoever is killed
 
 
 # %%
@@ -476,8 +477,8 @@ launch(undisturbed, backend="gloo")
 print("steps noted:", len(read_losses("undisturbed")))
 
 # %% [markdown]
-# Now on two hosts. `--rdzv-id` is the training's name: agents with the same endpoint and the same name meet, so two trainings can share an endpoint, and an agent with a misspelt name
-# waits for ever. Under Slurm the job's number does for a name.
+# Now on two hosts. `--rdzv-id` is the training's name: agents with the same endpoint and the same name meet, so two trainings can share an endpoint. An agent with a misspelt name
+# meets nobody, and gives up after ten minutes with a `RendezvousTimeoutError` (`--rdzv-conf=join_timeout=...` has the seconds). Under Slurm the job's number will do as the name.
 #
 # Folded away is what our hosts need and real ones do not. Only host 0 is told to open the rendezvous (`is_host=1`): real hosts find that out by comparing their name with the endpoint's, and ours
 # share a name. `--local-addr` is the address under which an agent is known to the others.
@@ -565,8 +566,8 @@ print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 # When a rank dies, its agent is there to tell. When a host dies, agent and rank are gone, and with `--nnodes=2` the other host would wait for it in vain. `--nnodes=1:2` means *one is enough, two are
 # better*: the training is **elastic**.
 #
-# In step 28 rank 1 stops, says so, and waits for its end. The other new line is for the beginning: who comes first may be started alone. It waits, because agents stop and restart their ranks
-# when a host joins.
+# In step 28 rank 1 stops, says so, and waits for its end. The other new lines handle the start: the first host to arrive may be started on its own. Its rank simply waits, because the agents restart all ranks
+# when the second host joins.
 
 
 # %%
@@ -709,9 +710,11 @@ with two_hosts(disk.name) as hosts:
         with hosts.slow(mbit_s=100):
             place = f"measure.py {hosts[0].address} {hosts.port}"
             measured_ms = json.loads(hosts.run(f"{place} 0", f"{place} 1")[0])
+            cable = json.loads(hosts[0].run("ip -s -j link show eth0"))[0]["stats64"]["tx"]
         for mb, times, predicted in zip(sizes, measured_ms, predicted_ms):
             print(f"{mb} MB: {times[0]:.0f} to {times[2]:.0f} ms", end=", ")
             print(f"median / predicted {times[1] / predicted:.2f}")
+        print(f"bytes on the cable / bytes of tensors: {cable['bytes'] / 22e6:.2f}")
         of_4_mb.measured(measured_ms[2][1], within=0.1, about=True)
     else:
         print("there is no cable between two loopback addresses: nothing was measured")
@@ -727,17 +730,17 @@ axes.spines[["top", "right"]].set_visible(False)
 show(figure, "Line: predicted from a recording; marks, if there is a cable: measured on it.")
 
 # %% [markdown]
-# On a quiet machine the cable takes 5 to 15 % longer than predicted, at all sizes, and the prediction came from a recording made without any cable. The
-# rest is what travels beside the numbers: headers of packets, acknowledgements. At this speed bytes decide, and they can be
+# On a quiet machine the cable takes 5 to 15 % longer than predicted, at all sizes, and the prediction came from a recording made without any cable. Part of the
+# rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections), since packets have headers and are acknowledged. At this speed bytes decide, and they can be
 # counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 80 ms and more, a thousand latencies.
 #
-# ## 8 · One function, three launchers
+# ## 8 · One function, four launchers
 #
 # A cluster is shared, so a **scheduler** hands out its machines, and starts the ranks. It need not change what they do. Here is a function that
 # asks `torch.distributed` for its rank and knows nothing else of where it runs. Where checkpoints go is not its affair either: it asks `load` where to begin, and gives every fourth step to `save`.
 
 
-# %% tags=["part-slurm", "part-ray"]
+# %% tags=["part-slurm", "part-ray", "part-agents"]
 def train(load, save):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -759,7 +762,7 @@ def train(load, save):
 # It returns the sum of all squared weights. `launch`'s is the reference for the others, without checkpoints and without deaths:
 
 
-# %% tags=["part-slurm", "part-ray"]
+# %% tags=["part-slurm", "part-ray", "part-agents"]
 def load_nothing(network):
     return 0
 
@@ -818,8 +821,8 @@ in_the_script.measured(int(script.split()[1]))
 #
 # ### A job that is told to end, and a node that dies
 #
-# A job has a time limit. Slurm can send a signal before: `--signal=TERM@60` sends SIGTERM to all tasks a minute before the end (sometimes two). That is time enough to save and
-# to go back into the queue:
+# A job has a time limit. Slurm can send a signal before: `--signal=TERM@60` sends SIGTERM to all tasks a minute before the end (sometimes two). A task then saves, and the job
+# goes back into the queue. Our ranks look for the signal in `save`, every fourth step, so four steps have to fit into that minute:
 
 # %% tags=["part-slurm", "row-E5"]
 NIGHT = """#!/bin/bash
@@ -830,17 +833,20 @@ export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 echo "life ${SLURM_RESTART_COUNT-0}, nodes: $SLURM_JOB_NUM_NODES"
 srun --ntasks-per-node=1 python night.py
-[ $? = 75 ] && scontrol requeue $SLURM_JOB_ID
+status=$?
+[ $status = 75 ] && scontrol requeue $SLURM_JOB_ID
+exit $status
 """
 
 # %% [markdown]
-# `--nodes=1-2` is Slurm's form of elastic. (With `--ntasks-per-node=1` in the head as well, our job got one node though two were free; so `srun` is told.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two. 75 is an exit code of our
-# own: *saved, please start me again*. Any other failure ends the job. When a **node** fails, Slurm puts the job back into the queue by itself, which is what `--requeue` allows.
+# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` stands behind `srun`: in the header it made Slurm give our job one node although two were free.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two. 75 is an exit code of our
+# own: *saved, please start me again*. Any other failure ends the job. The last line matters: Slurm takes the script's exit status for the job's. If the script ended with
+# `[ $status = 75 ] && ...`, that test would be its status, so a training that had succeeded would count as FAILED, and no job with `--dependency=afterok` would start. When a **node** fails, Slurm puts the job back into the queue by itself, which is what `--requeue` allows.
 #
 # `save_file` ends all ranks together. One of them may hear the signal a moment before the others, so they ask each other.
 
 
-# %% tags=["part-slurm", "row-E5"]
+# %% tags=["part-slurm", "part-agents", "row-E5"]
 def load_file(network):
     step, state = torch.load("night.pt") if os.path.exists("night.pt") else (0, {})
     network.load_state_dict(state, strict=bool(step))
@@ -925,14 +931,70 @@ on_nodes.measured([int(nodes) for nodes in re.findall(r"nodes: (\d)", "".join(ni
 # Three lives, one training. The signal came, both ranks left after step 8 with their work on the disk, and the job went back into the queue by its own wish. Then a node died: its daemon did not answer any more, after
 # ten seconds here and after five minutes with Slurm's defaults the node was *down*, and Slurm queued the job again. In its third life there was one node, so one rank did the last four steps, and the weights are `launch`'s.
 #
-# This is also the cure for the death of the rendezvous' host: whoever starts anew chooses a new first machine. Many clusters join both, and have `srun` start one agent on each machine:
-# `srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29400 --rdzv-id=$SLURM_JOB_ID train.py`. Then dead ranks are the agents' affair, dead machines Slurm's.
+# This is also the cure for the death of the rendezvous' host: whoever starts anew chooses a new first machine.
 #
 # **Check yourself.** Why do the ranks exit with 75 and let the *script* requeue the job, instead of calling `scontrol` themselves?
 #
 # <details><summary>Answer</summary>
 # They might: but each rank would, and a requeue ends the other ranks wherever they are. The exit codes are collected by <code>srun</code>, once all have left.
 # </details>
+#
+# ### `srun` starts agents, and they start the ranks
+#
+# Many clusters join both: `srun` starts one `torchrun` on each machine. Then dead ranks are the agents' affair, and dead machines Slurm's. This is a whole script; with GPUs write `--nproc-per-node=gpu`. Three
+# settings are easily forgotten. Without `--ntasks-per-node=1` each task would be an agent. Without `--max-restarts` no rank is ever restarted, since 0 is the default. And `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` gives each
+# life a new store, as `fresh` did in part 5.
+
+# %% tags=["part-slurm", "part-agents", "row-E5"]
+AGENTS = """#!/bin/bash
+#SBATCH --nodes=2 --cpus-per-task=2 --error=agents.err
+export MASTER_ADDR=$(scontrol show hostnames | head --lines=1)
+export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+srun --nodes=$SLURM_NNODES --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES \\
+    --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \\
+    --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT agents.py
+"""
+
+# %% [markdown]
+# The ranks run `train`, too. Once, after step 12, rank 1 is killed.
+
+
+# %% tags=["part-slurm", "part-agents", "row-E5"]
+def save_and_die(step, network):
+    if dist.get_rank() == 0:
+        torch.save((step, network.state_dict()), "night.part")
+        os.rename("night.part", "night.pt")
+    dist.barrier()
+    if step == 12 and dist.get_rank() == 1 and not os.path.exists("died"):
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# %% tags=["part-slurm", "part-agents", "row-E5"]
+def under_an_agent():
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        print("a life begins, with a checkpoint:", os.path.exists("night.pt"), flush=True)
+    weights = train(load_file, save_and_die)
+    if rank == 0:
+        print(f"20 steps by {world_size} ranks: {weights:.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+# %% tags=["part-slurm", "part-agents", "row-E5"]
+write_script("agents.py", train, load_file, save_and_die, under_an_agent)
+Path(disk.name, "agents.sh").write_text(AGENTS)
+for name in ("night.pt", "died"):
+    Path(disk.name, name).unlink(missing_ok=True)
+with slurm.two_nodes(disk.name) as cluster:
+    print(cluster.submit("agents.sh").wait_for("20 steps by"), end="")
+
+# %% [markdown]
+# The agents noticed the death, met again, and their ranks went on from the file: `launch`'s weights once more, and Slurm never heard of it. (`agents.err` has what the agents said. Our hosts
+# share a name, so our small Slurm tells each task its host's address, and which of the two opens the rendezvous. Real hosts find that out by their names.)
 #
 # ### Ray Train: an engine starts the ranks
 #
@@ -971,7 +1033,7 @@ def save_to_ray(step, network):
 
 
 # %% [markdown]
-# Rank 1 kills itself in its first life, before step 12 is reported. `FailureConfig(max_failures=1)` forgives one death. These lines are what you write on a real cluster:
+# Rank 1 kills itself in its first life, when step 12 is done and not yet reported. `FailureConfig(max_failures=1)` forgives one death. These lines are what you write on a real cluster:
 
 
 # %% tags=["part-ray", "row-E5"]
@@ -1037,10 +1099,10 @@ def run_ray(folder, timeout_s=270):
 
 
 # %% [markdown]
-# **Predict.** Steps 4 and 8 were reported before the kill. At which step does the second life begin?
+# **Predict.** Steps 4 and 8 were reported by both ranks, step 12 at most by rank 0. Can the second life begin at step 12?
 
 # %%
-second = predict("the second life begins at step", ...)
+from_12 = predict("the second life begins at step 12", ..., choices=("yes", "no"))
 
 # %% tags=["part-ray", "row-E5"]
 if importlib.util.find_spec("ray") is None:
@@ -1049,10 +1111,11 @@ else:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: it will hold sockets
         said = run_ray(folder)
     print(re.sub(r"step (?=[1-9])", "step about ", said), end="")
-    second.measured(int(re.findall(r"life from step (\d+)", said)[1]), about=True)
+    second = int(re.findall(r"life from step (\d+)", said)[1])
+    from_12.measured("yes" if second == 12 else "no")
 
 # %% [markdown]
-# The same function, the third time, on two nodes, through a death, and the same weights. Which checkpoint it goes on from is a matter of luck, 4 or 8: `report` hands the checkpoint over and returns, and the
+# The same function, the fourth time, on two nodes, through a death, and the same weights. A checkpoint counts once **all** ranks have reported, so 12 cannot be. Whether it is 8 or 4 is a matter of luck: `report` hands the checkpoint over and returns, and the
 # last one may not be registered yet when a worker dies. All that is lost is time. And time is Ray's price: it starts a dozen processes, for placing, watching and cleaning up, before the first step. For 20
 # steps that is absurd; for a night on 64 machines it is nothing.
 #

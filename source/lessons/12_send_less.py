@@ -510,6 +510,7 @@ class Remembering:
     """Error feedback around `top_k`: what was not sent is added to the next gradient."""
 
     def __init__(self, share):
+        # One rest for all, since this network has one bucket; with several, each needs its own.
         self.share, self.left_over, self.steps = share, 0, 0
 
     def hook(self, state, bucket):
@@ -819,7 +820,8 @@ for name, method in {"every 16 steps": every(16), "DiLoCo, every 16 steps": dilo
     print(f"{name:24} inner rate 0.001: loss {told(trained(method, 0.001)[0])}")
 
 # %% [markdown]
-# Now DiLoCo is ahead: its outer step carries on along the common way, which helps small inner steps and overshoots with large ones. **Whoever exchanges less often has to tune again**, both rates together.
+# Now DiLoCo is ahead, not because it has gained, but because the mean has lost: with small steps it does not come as far. DiLoCo's outer step carries on along the common way. Three outer steps and three seeds are a hint and no proof. **Whoever exchanges less often has to tune again**, both rates together.
+# (PyTorch has the plain mean of local SGD as `PeriodicModelAverager` and `PostLocalSGDOptimizer`, in `torch.distributed.algorithms.model_averaging` and `torch.distributed.optim`.)
 #
 # ### What the mean forgets
 #
@@ -851,7 +853,7 @@ for buffers in (False, True):
     print(f"buffers averaged: {buffers}, two ranks' answers differ by about {apart_by:.2g}")
 
 # %% [markdown]
-# Equal parameters, and two models. DDP sends rank 0's buffers before every forward, so nobody notices. Who averages parameters has to average buffers as well.
+# Equal parameters, and two models. DDP sends rank 0's buffers at the beginning of every step, so they never differ by more than one step (chapter 07). Who averages parameters has to average buffers as well.
 #
 # ### What stragglers gain
 #

@@ -40,7 +40,7 @@ from course_utils.pictures.style import KINDS
 #
 # So far all ranks used gloo on the CPU, where a plain `all_reduce` returns when the sum is there. A GPU works differently. It has **streams**: queues of
 # kernels, each queue worked off in order. The **host**, which is your Python process, only puts kernels into the queues. That is a **launch**. NCCL's
-# all-reduce is such a kernel, in a stream of its own.
+# all-reduce is such a kernel. In the recordings of this chapter it runs in a stream of its own.
 #
 # The file that we read first is a real training: three steps of ResNet-50 under DDP on two A100, seen from rank 0. Meta published it as test data of
 # [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis) under the MIT license.
@@ -130,8 +130,8 @@ draw(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
 # **Check yourself.** You read the clock before and after `dist.all_reduce(x)` on a GPU. What have you measured?
 #
 # <details><summary>Answer</summary>
-# How long the host needs to ask for it: 0.3 ms here, whatever the size. To time the all-reduce, call <code>torch.cuda.synchronize()</code>
-# before each look at the clock.
+# How long the host needs to ask for it: 0.3 ms here, with a profiler running, whatever the size. To time the all-reduce, begin with a <code>dist.barrier()</code>, so that you do not time how late the other rank is, and
+# call <code>torch.cuda.synchronize()</code> before each look at the clock.
 # </details>
 #
 # ## 2 · What `wait()` does
@@ -235,9 +235,12 @@ draw(recommender, longest.start_us - 1300, longest.end_us + 700, text)
 # From 2 µs, in which nothing was copied from a GPU, to 4,003. The copy itself is short. But it stands in a stream behind the all-to-all, and Python
 # needs its result. So here the **host** waits, and feeds the GPU no longer. `print(loss)`, `.cpu()` and `if loss > 3:` do the same.
 #
+# In which stream does the kernel run? The recordings are old: ResNet's names NCCL 2.17. There every collective has NCCL's stream, and the compute stream waits for it. [Since PyTorch 2.8](https://github.com/pytorch/pytorch/pull/150398) only a collective with
+# `async_op=True` has it, which includes DDP's. A plain `all_reduce(x)` is put into the current stream, between the compute kernels. So what is launched later waits for the sum, then as now.
+#
 # | the line | gloo, on the CPU | NCCL, on a GPU |
 # | --- | --- | --- |
-# | `all_reduce(x)` | returns when the sum is there | launches; the stream waits for the sum |
+# | `all_reduce(x)` | returns when the sum is there | launches; what the stream gets later waits for the sum |
 # | `all_reduce(x, async_op=True)` | returns at once | launches; nothing waits |
 # | `work.wait()` | the host waits | the stream waits, the host does not |
 # | `x.item()`, `print(x)`, `x.cpu()` | nothing to wait for | the host waits for the stream |
@@ -310,7 +313,7 @@ for axes, (name, rows) in zip(panels, trainings.items()):
     axes.set(ylabel=f"{name}\n(%)", ylim=(0, 100), xlim=(0, step.us / 1e3))
 panels[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
 panels[2].set(xlabel="time since the step began (ms), each axis its own")
-show(figure, "One step of each training: white is time in which neither stream has anything to do.")
+show(figure, "One step of each training: white is time without a kernel; copies count as white.")
 
 # %% [markdown]
 # Above, the all-reduces begin when backward is over: nothing is left to hide them behind, whatever `wait()` does. In the middle, most of the step is empty, with
@@ -502,8 +505,8 @@ print(
 )
 
 # %% [markdown]
-# Recording costs each operator about the same. So a tiny one, such as a view, gets noticeably slower, and a step of large matrix products hardly at all. On
-# GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory: what it costs here says little about what it cost
+# Recording makes each operator a little longer, which shows most in tiny ones, such as a view. What it does to a whole step this cell cannot say exactly: the two ranks share your machine with all else that runs there,
+# and the number changes from run to run. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory: what it costs here says little about what it cost
 # there. A recording shows faithfully who waits for whom. How *long* a step takes, ask a run without it.
 #
 # With two GPUs, here is the table of part 3, on your own clock.
@@ -536,10 +539,10 @@ else:
 predict()
 
 # %% [markdown]
-# Two of these surprise most readers. `wait()` does not wait, on the host: a microsecond, where most expect the kernel's milliseconds. And most of DDP's step goes to neither
-# computing nor NCCL, although everybody looks at the network first.
+# Compare two of these with your own guess. `wait()` does not wait, on the host: it takes a microsecond, and the kernel almost half a millisecond. And most of DDP's step goes to neither
+# computing nor NCCL.
 #
-# On a GPU the host launches and streams wait. A collective and its `wait()` cost the host microseconds and order streams; `.item()` and `synchronize()` stop
+# On a GPU the host launches and streams wait. A collective costs the host no more than the asking for it, its `wait()` a microsecond, and both order streams; `.item()` and `synchronize()` stop
 # the host itself. Before you blame the network, look at what computes beside NCCL, and at what the host does while no kernel runs. And do not forget that a profiler
 # takes part in what it records.
 #

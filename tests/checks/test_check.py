@@ -303,6 +303,14 @@ def test_the_overview_shows_each_answer_as_it_was_last():
     assert progress()._repr_html_().count("<tr>") == len(lines) - 1
 
 
+def test_the_overview_counts_exercises_that_no_check_has_tried():
+    summed(answers.right)
+    before = len(progress())
+    first, *lines = repr(progress("right", "of_another_cell")).splitlines()
+    assert first.endswith(f" of {before + 1} exercises pass")
+    assert lines[:2] == ["✓ right: passed", "– of_another_cell: not checked yet"]
+
+
 def test_a_check_leaves_nothing_behind(nothing_left):
     assert summed(answers.right)
     assert not summed(answers.crashes_on_rank_1)

@@ -173,6 +173,16 @@ def test_an_empty_tensor_of_numpys_is_passed_on():
     assert check(answer, spec=spec, inputs=lambda *_: torch.ones(3), world_sizes=(2,))
 
 
+def test_one_number_of_a_column_is_passed_on_whatever_its_stride():
+    def answer(own):
+        return waits_for_both(own[:, 0], torch.zeros(1, 2)[:, 0], *_ends())
+
+    def spec(owns):
+        return [own[:, 0] for own in reversed(owns)]
+
+    assert check(answer, spec=spec, inputs=lambda *_: torch.rand(1, 2), world_sizes=(2,))
+
+
 def test_a_tensor_with_gaps_is_refused_in_torchs_words():
     def answer(own):
         dist.send(own[::2], _ends()[0])

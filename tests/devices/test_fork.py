@@ -102,3 +102,9 @@ for thread in threads:
 def test_first_launches_from_several_threads_do_not_fork_amid_an_import(script):
     printed = script(FOUR_AT_ONCE).stdout.read()
     assert printed.count("[0, 1]") == 4, printed
+
+
+def test_without_what_torch_keeps_private_imports_are_made_all_the_same(monkeypatch):
+    fork.import_what_ranks_need()
+    monkeypatch.delattr("torch._dynamo.trace_rules.clear_lru_cache")
+    fork.import_what_ranks_need()

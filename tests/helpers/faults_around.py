@@ -11,7 +11,10 @@ RESULTS = [
     Fault(
         "a generator function",
         "def work():\n    yield dist.get_rank()\n\nlaunch(work)",
-        says=("ranks 0 and 1 failed: its result, a generator, cannot be sent back",),
+        says=(
+            "ranks 0 and 1 failed: its result, a generator, cannot be sent back",
+            "Likely reason: calling such a function runs nothing of it",
+        ),
         **NO_HURRY,
     ),
     Fault(

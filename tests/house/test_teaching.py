@@ -30,6 +30,31 @@ def test_half_a_day_four_times_90_minutes_and_six_weeks():
     assert lengths == [[105, 105], [90] * 4, [90] * 12]
 
 
+def assigned(plan):
+    """What its sessions and home work name: ("05", 6) is a part, ("lab 05", 0) all of a lab."""
+    for session in plan["sessions"]:
+        texts = [where for where, _ in session["do"]] + [session["home"]]
+        for lab, number, first, last in re.findall(NAMED, "; ".join(texts)):
+            for part in range(int(first or 0), int(last or first or 0) + 1):
+                yield lab + number, part
+
+
+NAMED = r"(lab )?\b(\d\d)\b(?: (\d+)(?:-(\d+))?)?"
+ELECTIVE = ("10", "12", "13", "14")
+
+
+def test_in_six_weeks_every_part_of_a_lesson_and_every_lab_has_its_week():
+    named, missing = set(assigned(teaching.plans()["six_weeks"])), []
+    for path, notebook in course_map.chapters().items():
+        number = path.name[:2]
+        parts = [part for part in teaching.parts(notebook) if re.match(r"\d+ ·", part.title)]
+        wanted = {(number, part) for part in range(1, len(parts) + 1)}
+        lacks = set() if number in ELECTIVE or (number, 0) in named else wanted - named
+        missing += sorted(lacks)
+    labs = {path.name[:2] for path in (ROOT / "solutions").glob("[0-9]*.ipynb")} - {*ELECTIVE}
+    assert (missing, [lab for lab in sorted(labs) if (f"lab {lab}", 0) not in named]) == ([], [])
+
+
 def test_the_parts_of_a_lesson_are_all_of_it():
     for notebook in course_map.chapters().values():
         parts = teaching.parts(notebook)

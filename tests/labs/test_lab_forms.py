@@ -1,5 +1,6 @@
 """Every lab's notebooks: how many exercises and wrong answers, hints, and what is cut out."""
 
+import ast
 import re
 import shutil
 
@@ -36,6 +37,14 @@ def test_exercises_and_solutions_differ_in_marked_cells_only(slug):
     for mine, theirs in zip(one, other, strict=True):
         assert mine.source == theirs.source or "### BEGIN SOLUTION" in theirs.source
         assert "SOLUTION" not in mine.source
+
+
+@pytest.mark.parametrize("slug", labs.SLUGS)
+def test_the_overview_knows_of_every_exercise(slug):
+    last_cell = labs.sources(labs.ROOT / f"source/labs/{slug}.py")[-1]
+    names = [argument.value for argument in ast.parse(last_cell).body[-1].value.args]
+    assert last_cell.startswith("progress(")
+    assert names == list(labs.answers(slug)["RIGHT"])
 
 
 OPENING = {"02_process_groups": "mean_of_all"}  # handed out with a wrong answer, to read its check

@@ -18,6 +18,7 @@ from course_utils.launcher import asking
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
+from course_utils.launcher.stacks import Frame, from_dump
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 C = ctypes.CDLL(None, use_errno=True)  # whose functions let other threads run
@@ -128,3 +129,29 @@ def test_the_thread_that_answers_is_none_of_the_learners():
     import threading
 
     assert asked(lambda: (time.sleep(0.5), threading.active_count())[1])[0] == 1
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def handles(error: Exception) -> int:
+    try:
+        raise error
+    except Exception:
+        return polls()
+
+
+def test_a_rank_says_which_exception_it_handles_and_where_that_was_raised():
+    answers = asked(lambda: handles(ValueError("a\nbad batch")))[1]
+    line = handles.__code__.co_firstlineno + 2
+    assert any(f'Handles ValueError: a bad batch "{__file__}", line {line}' in a for a in answers)
+    frames = next(from_dump(answer) for answer in answers if "Handles" in answer)
+    assert frames.handles == ("ValueError: a bad batch", Frame(__file__, line, "handles"))
+
+
+def test_an_exception_that_cannot_speak_keeps_no_answer_back():
+    result, answers = asked(lambda: handles(Unspeakable()))
+    assert result == 0
+    assert answers

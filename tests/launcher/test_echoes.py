@@ -1,7 +1,9 @@
 """Who is to blame: words such as "Connection reset by peer" make no echo, their place does."""
 
 import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -221,6 +223,40 @@ def test_an_echo_in_the_clean_up_of_a_failure_counts_before_the_echoes_of_others
     assert error.rank == 1
     assert "while handling ValueError: boom" in str(error)
     assert "Likely reason" not in str(error)
+
+
+WAYS = ["from it", "from None", "sys.exit", "a second failure"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_was_killed_is_to_blame_however_its_peer_puts_it(way, no_hurry):
+    def work() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            complains(error, way)
+        raise TypeError("nothing was reduced")
+
+    with pytest.raises(WorkerError, match="rank 1 failed: the process died of SIGKILL"):
+        launch(work)
+
+
+def complains(error: Exception, way: str) -> None:
+    if way == "from it":
+        raise ValueError("epoch 0 failed") from error
+    if way == "from None":
+        raise OSError("the cluster is gone") from None
+    if way == "sys.exit":
+        sys.exit(1)
+
+
+def test_a_death_that_is_heard_late_is_to_blame():
+    died, before = errors.from_exit(1, -9, ""), failed(0, raising(TypeError("no tensor")), -1.0)
+    error = errors.worker_error([before, died], 2, ["", ""])
+    assert error.rank == 1
+    assert error.parts[-1] == "Rank 0 failed as well: TypeError: no tensor"
 
 
 def test_a_timer_of_the_group_is_told_as_that_with_where_the_other_rank_was():

@@ -61,7 +61,7 @@ def test_ranks_that_failed_alike_but_for_numbers_are_named_together_in_every_ord
     told.add(str(errors.worker_error([second, first], 2, ["", ""])))
     assert told == {
         "ranks 0 and 1 failed: ValueError: rank 0 has 3, 4\n\n"
-        "These are the words of rank 0; those of rank 1 differ in numbers only."
+        "These are the words of rank 0. Those of rank 1 differ in numbers only."
     }
 
 
@@ -195,6 +195,16 @@ def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_lear
     assert stacks.learners_line([beside, Frame(errors.__file__, 70, "launch")]) == beside
     text = dump(f'  File "{beside.file}", line 3 in _work', f'  File "{CELL}", line 9 in train')
     assert stacks.from_dump(text) == [Frame(CELL, 9, "train"), Frame(beside.file, 3, "_work")]
+
+
+def test_code_that_torch_compile_has_generated_is_no_learners(monkeypatch):
+    """As what a rank waits in while it compiles, which was told as the learner's line."""
+    folder = "/tmp" + "/torchinductor_ada/c5"
+    assert not Frame(f"{folder}/c5oouqbg33ab6.py", 628, "<module>").is_learners
+    assert not Frame("<eval_with_key>.3", 5, "forward").is_learners
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
+    assert not Frame("/cache/c5/c5oouqbg33ab6.py", 628, "<module>").is_learners
+    assert Frame("/elsewhere/c5/train.py", 628, "<module>").is_learners
 
 
 def test_names_that_are_not_ascii_are_read_as_they_are():

@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import importlib
 import itertools
 import os
 import resource
@@ -28,10 +29,6 @@ def rank_of() -> int:
 
 async def waits() -> int:
     return dist.get_rank()
-
-
-def yields():
-    yield dist.get_rank()
 
 
 class Waits:
@@ -122,7 +119,6 @@ def test_law_10_a_bad_option_is_refused_with_a_sentence(options, error, sentence
         ((waits,), "waits is an async function, so calling it runs nothing of it: write a plain"),
         ((Waits(),), "Waits is an async function"),
         ((functools.partial(waits),), "is an async function"),
-        ((yields,), "yields has a yield in it, so calling it runs nothing of it: return a list"),
         ((None,), "launch needs a function, got None: write launch(fn) or"),
         (
             (lambda rank, world_size: 0,),
@@ -236,3 +232,15 @@ def test_too_few_descriptors_are_refused_with_a_sentence(room):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert list(launch(rank_of)) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["accelerate's notebook_launcher", "another rank's launch"])
+def test_law_10_a_rank_that_launches_ranks_is_refused_at_once(name):
+    def by_torch() -> None:
+        api = importlib.import_module("torch.distributed.launcher.api")
+        config = api.LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint="127.0.0.1:29511")
+        api.elastic_launch(config, dist.get_rank)()
+
+    work = by_torch if name.startswith("accelerate") else lambda: launch(dist.get_rank)
+    with pytest.raises(WorkerError, match="A rank cannot launch ranks"):
+        launch(work, backend="gloo")

@@ -253,7 +253,7 @@ def test_law_5_an_error_whose_words_end_the_program_is_told_as_well():
     def quits() -> None:
         raise Quits
 
-    with pytest.raises(WorkerError, match="KeyboardInterrupt|Quits") as caught:
+    with pytest.raises(WorkerError, match=r"KeyboardInterrupt|Quits") as caught:
         launch(quits, world_size=1)
     assert "in quits" in str(caught.value)
 

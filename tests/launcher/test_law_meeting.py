@@ -7,6 +7,7 @@ import socket
 import stat
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -54,6 +55,31 @@ def test_law_2_ranks_work_after_the_kernel_used_threads(a_kernel_that_has_used_t
 def test_law_2_the_threads_of_the_kernel_work_afterwards(a_kernel_that_has_used_threads):
     launch(parallel_work)
     assert parallel_work() == a_kernel_that_has_used_threads
+
+
+def work_on_two_threads() -> int:
+    torch.set_num_threads(2)
+    return parallel_work()
+
+
+def test_law_2_a_rank_may_ask_for_more_threads(a_kernel_that_has_used_threads):
+    assert list(launch(work_on_two_threads, timeout=30)) == [2, 2]
+
+
+def test_law_2_a_rank_may_do_so_while_others_compute(a_kernel_that_has_used_threads):
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            parallel_work()
+
+    with ThreadPoolExecutor(1) as pool:
+        computing = pool.submit(compute)
+        try:
+            assert list(launch(work_on_two_threads, timeout=60)) == [2, 2]
+        finally:
+            over.set()
+        computing.result()
 
 
 def test_law_2_a_rank_of_a_thread_has_one_thread_too(a_kernel_that_has_used_threads):
@@ -198,3 +224,72 @@ def test_the_environment_is_that_of_torchrun():
     names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     seen = launch(lambda: [int(os.environ[name]) for name in names], world_size=4, nodes=2)
     assert list(seen) == [[0, 0, 0, 4, 2], [1, 1, 0, 4, 2], [2, 0, 1, 4, 2], [3, 1, 1, 4, 2]]
+
+
+def made_again() -> list[float]:
+    sums = []
+    for _ in range(3):
+        sums.append(total())
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+    return sums
+
+
+def asked_from_afar() -> list[float]:
+    me, peer = dist.get_rank(), 1 - dist.get_rank()
+    rpc = importlib.import_module("torch.distributed.rpc")
+    rpc.init_rpc(f"worker{me}", rank=me, world_size=2)
+    found = rpc.rpc_sync(f"worker{peer}", torch.add, args=(torch.ones(2), me))
+    rpc.shutdown()
+    return found.tolist()
+
+
+def a_client_of_the_store() -> bytes:
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*address, is_master=False)
+    store.set(f"from {dist.get_rank()}", "hello")
+    return store.get(f"from {1 - dist.get_rank()}")
+
+
+def in_threads() -> list[float]:
+    sums, groups = [], [dist.new_group([0, 1]) for _ in range(2)]
+
+    def add(group: dist.ProcessGroup) -> None:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=group)
+        sums.append(tensor.item())
+
+    threads = [threading.Thread(target=add, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sums
+
+
+ALLOWED_IN_A_SCRIPT = {
+    made_again: [[3.0] * 3] * 2,
+    asked_from_afar: [[1.0, 1.0], [2.0, 2.0]],
+    a_client_of_the_store: [b"hello"] * 2,
+    in_threads: [[2.0] * 2] * 2,
+}
+
+
+@pytest.mark.parametrize(("work", "wanted"), ALLOWED_IN_A_SCRIPT.items())
+def test_law_3_what_a_script_may_do_works_in_the_group_of_launch(work, wanted):
+    assert list(launch(work)) == wanted
+
+
+def test_law_3_without_what_torch_keeps_private_ranks_meet_all_the_same(monkeypatch):
+    torchs = importlib.import_module("torch.distributed.rendezvous")
+    monkeypatch.delattr(torchs, "_torchelastic_use_agent_store")
+    assert list(launch(total)) == [3.0, 3.0]
+    monkeypatch.setattr(torchs, "_torchelastic_use_agent_store", lambda: True, raising=False)
+    assert list(launch(joining, total, backend=None)) == [3.0, 3.0]
+
+
+def test_law_3_nccl_has_no_service_on_a_port_of_its_own_unless_one_asks_for_it(monkeypatch):
+    assert launch(os.getenv, "NCCL_RAS_ENABLE", world_size=1)[0] == "0"
+    with monkeypatch.context() as patch:
+        patch.setenv("NCCL_RAS_ENABLE", "1")
+        assert launch(os.getenv, "NCCL_RAS_ENABLE", world_size=1)[0] == "1"

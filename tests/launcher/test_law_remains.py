@@ -1,12 +1,15 @@
 """The law of launch, line 9: after a launch there is nothing more than before."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
@@ -20,6 +23,7 @@ from course_utils import WorkerError, WorkerTimeout, launch
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
+KEPT = []
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, WorkerTimeout, WorkerError, None])
@@ -61,6 +65,76 @@ def test_law_9_a_segment_whose_maker_was_stopped_too_early_is_removed():
 
     with pytest.raises(WorkerError):
         launch(work)
+
+
+def leave_a_segment() -> None:
+    """As a worker of a DataLoader that is stopped just after it has made one."""
+    Path(f"/dev/shm/torch_{os.getpid()}_1_1").touch()
+    time.sleep(600)
+
+
+@linux
+def test_law_9_a_segment_is_removed_also_if_the_rank_died_by_itself():
+    def work() -> None:
+        worker = multiprocessing.get_context("fork").Process(target=leave_a_segment)
+        worker.start()
+        while not Path(f"/dev/shm/torch_{worker.pid}_1_1").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        launch(work)
+
+
+def return_at_once() -> None: ...
+
+
+def raise_an_error() -> None:
+    raise ValueError
+
+
+def sleep_too_long() -> None:
+    time.sleep(600)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@linux
+@pytest.mark.parametrize("end", [return_at_once, raise_an_error, sleep_too_long, die])
+def test_law_9_semaphores_and_segments_are_removed_however_a_rank_ends(end):
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        lock = multiprocessing.get_context("spawn").Lock()
+        segment = SharedMemory(create=True, size=8)
+        names = f"sem.{lock._semlock.name[1:]} {segment.name} "
+        os.write(writing, names.encode())
+        KEPT.extend([lock, segment])
+        end()
+
+    with open(reading, "rb") as names:
+        with open(writing, "wb"), contextlib.suppress(WorkerError):
+            launch(work, timeout=4.0 if end is sleep_too_long else 60.0)
+        left = {Path("/dev/shm", name.decode()) for name in names.read().split()}
+    while any(path.exists() for path in left):  # its tracker needs a moment after a kill
+        time.sleep(0.05)
+
+
+def test_a_process_that_a_helper_thread_starts_outlives_that_thread():
+    def work() -> int:
+        process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(7,))
+        reading, writing = os.pipe()
+        process._target = lambda code: os.read(reading, 1) and sys.exit(code)
+        thread = threading.Thread(target=process.start)
+        thread.start()
+        thread.join()
+        os.write(writing, b".")
+        process.join()
+        return process.exitcode
+
+    assert list(launch(work)) == [7, 7]
 
 
 def test_law_9_a_rank_may_use_segments_files_and_sockets():

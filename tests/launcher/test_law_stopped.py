@@ -2,10 +2,12 @@
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -217,6 +219,34 @@ def test_law_8_every_worker_is_gone_a_second_after_the_kernel(kernel, work, coun
     for folder in nothing_left.glob("ddp-*"):
         shutil.rmtree(folder)
     remove_segments(family)
+
+
+def running_a_program(tell: int) -> None:
+    program = subprocess.Popen(["sleep", "600"])
+    os.write(tell, f"<{program.pid}>".encode())
+    sleeping(tell)
+
+
+def running_in_a_shell(tell: int) -> None:
+    os.system(f"(echo '<'$$'>' >&{tell}; exec sleep 600) &")
+    sleeping(tell)
+
+
+def forking_in_a_thread(tell: int) -> None:
+    process = multiprocessing.get_context("fork").Process(target=sleeping, args=(tell,))
+    thread = threading.Thread(target=process.start)
+    thread.start()
+    thread.join()
+    sleeping(tell)
+
+
+@linux
+@pytest.mark.parametrize("work", [running_a_program, running_in_a_shell, forking_in_a_thread])
+def test_law_8_what_a_rank_has_started_is_gone_as_well(kernel, work):
+    killed = kernel(lambda tell: launch(work, os.dup(tell), world_size=2))
+    started = killed.pids(4)
+    killed.end()
+    assert gone_within(started, 60)
 
 
 @linux

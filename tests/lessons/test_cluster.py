@@ -11,12 +11,15 @@ import re
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
+import labs
 import psutil
 import pytest
 from deadline import within
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
 import cells
 import ddp_course
@@ -160,13 +163,102 @@ def slurm_said(monkeypatch, tmp_path_factory):
 def test_a_real_slurm_says_what_its_recording_says_and_leaves_nothing(slurm_said, capsys, tmp_path):
     who = re.search(r'WHO = """(.*?)"""', LESSON.read_text(), re.DOTALL)[1]
     with within(300), slurm_said.two_nodes(tmp_path) as cluster:
-        if "slurm: a recording" in (line := capsys.readouterr().out):
-            pytest.skip(f"{line}: apt install slurmctld slurmd slurm-client munge")
+        slurm_or_skip(capsys)
         (tmp_path / "who.sh").write_text(who)
         real = cluster.submit("who.sh").wait_for("over").splitlines()
     recorded = json.loads(slurm_said.RECORDED.read_text())["who.sh"].splitlines()
     assert sorted(real) == sorted(recorded)
     assert (real[0], real[-3:]) == (recorded[0], recorded[-3:])
+
+
+def slurm_or_skip(capsys):
+    """Skip a test that needs a real Slurm where there is none."""
+    line = capsys.readouterr().out
+    if "slurm: a recording" in line:
+        pytest.skip(f"{line}: apt install slurmctld slurmd slurm-client munge")
+
+
+def state_at_its_end(cluster, job):
+    """What Slurm says of a job that is over: state, exit code, how often it was requeued."""
+    while True:
+        shown = cluster.run(f"scontrol show job --oneliner {job.number}")
+        state = re.search(r"JobState=(\w+)", shown)[1]
+        if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            code = int(re.search(r"ExitCode=(\d+)", shown)[1])
+            restarts = int(re.search(r"Restarts=(\d+)", shown)[1])
+            return state, code, restarts
+
+
+ENDS = "print('over')"
+FAILS = "raise SystemExit(3)"
+IS_TOLD = """
+import os, signal, time
+def leave(*_):
+    os._exit(75)
+signal.signal(signal.SIGTERM, leave)
+if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    print("waits", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "at_its_end"),
+    [(ENDS, ("COMPLETED", 0, 0)), (FAILS, ("FAILED", 3, 0)), (IS_TOLD, ("COMPLETED", 0, 1))],
+    ids=["success", "failure", "told to end, then success"],
+)
+def test_the_batch_script_of_chapter_09_ends_as_its_training_did(
+    slurm_said, capsys, tmp_path, program, at_its_end
+):
+    script = re.search(r'NIGHT = """(.*?)"""', LESSON.read_text(), re.DOTALL)[1]
+    (tmp_path / "night.sh").write_text(script)
+    (tmp_path / "night.py").write_text(program)
+    with within(300), slurm_said.two_nodes(tmp_path) as cluster:
+        slurm_or_skip(capsys)
+        job = cluster.submit("night.sh")
+        while program == IS_TOLD and job.log.count("waits") < 2:
+            time.sleep(0.05)
+        cluster.run(f"scancel --signal=TERM {job.number}" if program == IS_TOLD else "true")
+        assert state_at_its_end(cluster, job) == at_its_end
+
+
+@pytest.mark.slow
+def test_agents_that_srun_starts_restart_a_dead_rank_as_the_recording_says(slurm_said, capsys):
+    with within(300), slurm_said.two_nodes():
+        slurm_or_skip(capsys)
+    names = run_cells("part-agents", {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert printed.endswith(json.loads(slurm_said.RECORDED.read_text())["agents.sh"])
+    assert printed.endswith(f"20 steps by 2 ranks: {names['by_launch']:.4f}\n")
+
+
+WITHOUT_A_NUMBER_PER_NODE = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks=3 --error=/dev/null
+python told.py
+srun python told.py
+echo over
+"""
+
+
+@pytest.mark.slow
+def test_lab_09_knows_who_it_is_in_a_step_that_asked_for_no_number_of_tasks_per_node(
+    slurm_said, capsys, tmp_path
+):
+    (tmp_path / "told.py").write_text("import json, os; print(json.dumps({**os.environ}))")
+    (tmp_path / "three.sh").write_text(WITHOUT_A_NUMBER_PER_NODE)
+    with within(300), slurm_said.two_nodes(tmp_path) as cluster:
+        slurm_or_skip(capsys)
+        script, *tasks, _ = cluster.submit("three.sh").wait_for("over").splitlines()
+    ranks_of = labs.cells("09_many_machines").ranks_of
+    assert ranks_of(json.loads(script)) == (0, 0, 1, 1)
+    places = sorted(ranks_of(json.loads(task)) for task in tasks)
+    assert places == [(0, 0, 3, 2), (1, 1, 3, 2), (2, 0, 3, 1)]
+
+
+def test_an_agent_that_meets_nobody_gives_up_after_the_ten_minutes_of_chapter_09():
+    assert RendezvousTimeout().join.total_seconds() == 600
+    assert "gives up after ten minutes with a `RendezvousTimeoutError`" in LESSON.read_text()
 
 
 def test_without_slurm_a_line_says_so_and_a_job_has_the_recorded_log(

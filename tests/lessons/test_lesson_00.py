@@ -64,4 +64,4 @@ def test_every_step_has_the_same_digits_for_one_rank_and_for_two(lesson, epoch):
         ]
     assert dealt[1] == dealt[2]
     assert len(dealt[1]) == 23
-    assert lesson["first_step"](1) == lesson["first_step"](2)
+    assert lesson["digits_of_step"](22, 1) == lesson["digits_of_step"](22, 2)

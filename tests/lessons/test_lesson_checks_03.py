@@ -14,7 +14,7 @@ import torch.distributed as dist
 from course_utils import Network, check
 
 LESSON = labs.ROOT / "source/lessons/03_collective_primitives.py"
-WANTED = ("import torch\n", "def ring_step", "def ring(x", "def ring_spec", "def fill_up")
+WANTED = ("import torch\n", "def ring_step", "def in_a_ring", "def ring_spec", "def fill_up")
 pytestmark = pytest.mark.slow
 
 
@@ -26,7 +26,7 @@ def lesson():
     names["network"] = eval(call, {"Network": Network})
     for number, source in enumerate(labs.sources(LESSON)):
         if any(wanted in source for wanted in (*WANTED, "def finished_step")):
-            source = source.replace("check(finished_ring, **judged)", "")
+            source = source.replace("check(in_a_ring(finished_step), **judged)", "")
             labs.run(source, f"<lesson 03 {number}>", names)
     return names
 
@@ -151,18 +151,11 @@ WRONG = [
 ]  # fmt: skip
 
 
-def _ring(lesson, step):
-    def ring(x):
-        return lesson["ring"](x, step)
-
-    return ring
-
-
 @pytest.mark.parametrize("step", WRONG)
 def test_a_wrong_step_is_rejected(lesson, step):
     options = lesson["judged"] | labs.HUNG
     for size in (2, 3):
-        outcome = check(_ring(lesson, step), **options | {"world_sizes": (size,)})
+        outcome = check(lesson["in_a_ring"](step), **options | {"world_sizes": (size,)})
         if outcome.state == "wrong":
             break
     assert outcome.state == "wrong", outcome
@@ -171,11 +164,21 @@ def test_a_wrong_step_is_rejected(lesson, step):
 
 @pytest.mark.parametrize("step", [in_a_batch, the_other_way_round, puts_another_into_the_list])
 def test_another_right_step_passes(lesson, step):
-    assert check(_ring(lesson, step), **lesson["judged"] | labs.PATIENT).require()
+    assert check(lesson["in_a_ring"](step), **lesson["judged"] | labs.PATIENT).require()
+
+
+def test_the_check_cell_judges_the_step_as_it_was_last_written(lesson, monkeypatch):
+    check_cell = next(text for text in labs.sources(LESSON) if text.startswith("check(in_a_ring"))
+    outcomes = []
+    for step in (never_adds, lesson["finished_step"], never_adds):
+        monkeypatch.setitem(lesson, "ring_step", step)
+        outcomes.append(eval(check_cell, lesson).state)
+    assert outcomes == ["wrong", "passed", "wrong"]
 
 
 def test_a_stub_is_not_attempted_and_has_no_picture(lesson, capsys):
-    assert check(lesson["ring"], **lesson["judged"]).state == "not attempted"
+    ring = lesson["in_a_ring"](lesson["ring_step"])
+    assert check(ring, **lesson["judged"]).state == "not attempted"
     lesson["fill_up"](lesson["ring_step"])
     assert "No picture yet: NotImplementedError: about 9 lines" in capsys.readouterr().out
 

@@ -94,6 +94,16 @@ def all_is_well(mine):
     return torch.tensor(0.0)
 
 
+def without_asking_for_nan(mine):
+    return (reduced(mine, MAX) - reduced(mine, MIN)).max()
+
+
+def asking_only_its_own_weights(mine):
+    if mine.isnan().any():
+        return torch.tensor(float("nan"))
+    return without_asking_for_nan(mine)
+
+
 def called_by_rank_0_alone(mine):
     if dist.get_rank() == 0:
         dist.all_reduce(mine.clone(), MAX)
@@ -104,18 +114,20 @@ WRONG = [
     without_copies, with_one_copy, to_rank_0, to_rank_0_on_all_ranks, to_the_mean, of_the_sums,
     of_the_norms, of_the_largest_weights, on_the_root_alone, a_row_and_no_number,
     a_mean_and_no_maximum, all_is_well, called_by_rank_0_alone,
+    without_asking_for_nan, asking_only_its_own_weights,
 ]  # fmt: skip
 
 
 def by_all_gather(mine):
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, mine)
-    return max((one - other).abs().max() for one in rows for other in rows)
+    return torch.stack([(row - other).abs().max() for row in rows for other in rows]).max()
 
 
 def by_negation(mine):
     both = reduced(torch.cat([mine, -mine]), MAX)
-    return both.view(2, -1).sum(dim=0).max().item()
+    has_nan = reduced(mine.sum(), dist.ReduceOp.SUM).isnan()
+    return float("nan") if has_nan else both.view(2, -1).sum(dim=0).max().item()
 
 
 @pytest.mark.parametrize("answer", WRONG)

@@ -3,8 +3,9 @@
 import labs
 import pytest
 import together
+from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import check
+from course_utils import check, launch
 
 PATH = labs.ROOT / "tests/lessons/wrong/05_ddp_from_scratch.py"
 pytestmark = pytest.mark.slow
@@ -45,3 +46,26 @@ def test_a_stub_is_not_attempted(step):
 def test_every_step_has_five_wrong_answers_at_least():
     assert ANSWERS["WRONG"].keys() == ANSWERS["RIGHT"].keys() == ANSWERS["STEPS"].keys()
     assert min(map(len, ANSWERS["WRONG"].values())) >= 5
+
+
+def test_the_check_of_silence_asks_for_what_pytorchs_ddp_does():
+    adapt, options, _ = ANSWERS["STEPS"]["silence"]
+    answer = adapt(ANSWERS["PyTorchsOwn"])
+    uncounted = options | labs.PATIENT | {"budget": None}  # PyTorch's messages are others
+    assert check(answer, **uncounted).require()
+
+
+def test_three_parts_of_a_step_leave_weights_and_buffers_as_pytorchs_ddp_does():
+    lesson, old_rule = ANSWERS["lesson"], ANSWERS["BuffersWithTheGradients"]
+    theirs, ours, control = (
+        launch(lesson.train_in_parts, wrap, backend="gloo")
+        for wrap in (DistributedDataParallel, lesson.OurDDP, old_rule)
+    )
+    assert lesson.apart(ours, theirs) < 1e-6
+    assert lesson.apart(control, theirs) > 1e-3
+
+
+@pytest.mark.parametrize(("to_none", "written_there"), [(True, 0), (False, 18)])
+def test_autograd_writes_into_buckets_only_if_gradients_are_not_set_to_none(to_none, written_there):
+    found = launch(ANSWERS["lesson"].memory_of_gradients, True, to_none, backend="gloo")
+    assert [there for _, there in found] == [written_there] * 2

@@ -11,7 +11,7 @@ from course_utils import Network, check, launch
 
 LESSON = labs.ROOT / "source/lessons/06_what_communication_costs.py"
 WANTED = ("import numpy", "def fit(", "def fit_spec", "def finished_fit", "def longer_ms")
-WANTED = (*WANTED, "def percent_longer", "def step_ms")
+WANTED = (*WANTED, "def percent_longer", "def step_ms", "def add_up(", "def four_rings")
 pytestmark = pytest.mark.slow
 
 
@@ -133,6 +133,25 @@ def test_gradients_add_up_to_the_model_and_larger_batches_hide_more(lesson, mode
     assert len(ready) == len(megabytes)
     longer = [lesson["percent_longer"](model, batch, 64) for batch in (1, 4, 16, 64, 256)]
     assert longer == sorted(longer, reverse=True)
+
+
+@pytest.mark.parametrize("model", ["ResNet-50", "GPT, 124 M"])
+@pytest.mark.parametrize("n", [2, 16, 128, 1024])
+def test_the_batch_that_hides_is_where_a_step_gets_5_percent_longer(lesson, model, n):
+    batch = lesson["hidden_from"](model, n)
+    assert lesson["percent_longer"](model, batch, n) == pytest.approx(5, abs=0.05)
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_four_rings_add_up_and_use_every_card_between_nodes_alike(lesson, nodes):
+    calls = lesson["add_up"], lesson["four_rings"], 16 * nodes * 20
+    trace = launch(*calls, world_size=4 * nodes, backend="gloo", trace=True).trace
+    crossing = [0] * (4 * nodes)
+    for event in trace:
+        if event.kind == "send" and event.peer // 4 != event.rank // 4:
+            crossing[event.rank] += event.bytes
+    assert len(set(crossing)) == 1
+    assert crossing[0] > 0
 
 
 def test_buckets_of_the_recorded_total_are_one_all_reduce_after_the_backward_pass(lesson):

@@ -17,7 +17,8 @@ from course_utils import check, launch
 LESSON = labs.ROOT / "source/lessons/07_data_batches_numerics.py"
 WANTED = "import functools", "class Stream(", "class MyStream", "stream_judged =", "class Shard("
 WANTED = (*WANTED, "def clipped(", "clip_judged =", "def clipped_once")
-WANTED = (*WANTED, "class SumOverRanks", "class SyncedNorm")
+WANTED = (*WANTED, "class SumOverRanks", "class SyncedNorm", "def gradient_through")
+WANTED = (*WANTED, "def own_path", "def fetch_once_per_node", "def average_of_copies")
 pytestmark = pytest.mark.slow
 
 
@@ -340,3 +341,36 @@ def test_the_synced_norm_is_that_of_one_process_on_batches_of_unequal_size(lesso
         got = [own[number] for own in ranks]
         got = torch.cat(got) if number < 3 else got[1]
         torch.testing.assert_close(got, wanted, **close)
+
+
+def test_what_was_fetched_is_not_fetched_again_at_the_next_start(lesson, tmp_path):
+    def fetch(path):
+        with (tmp_path / "fetched").open("a") as log:
+            log.write("once\n")
+        path.write_text("sample\n" * 100)
+
+    for _ in range(2):
+        told = launch(lesson["fetch_once_per_node"], tmp_path, fetch, backend="gloo")
+        assert list(told) == [True, True]
+    assert (tmp_path / "fetched").read_text() == "once\n"
+
+
+@pytest.mark.parametrize(("world_size", "exact"), [(2, True), (3, False), (4, True), (8, False)])
+def test_an_average_of_copies_is_the_number_on_two_and_on_four_ranks(lesson, world_size, exact):
+    numbers = torch.randn(10_000)
+    options = {"world_size": world_size, "backend": "gloo"}
+    differing = launch(lesson["average_of_copies"], numbers, **options)[0]
+    assert (differing == 0) is exact
+
+
+def test_backward_through_a_plain_all_reduce_is_wrong_and_only_warns(lesson):
+    def gradients():
+        return [
+            lesson["gradient_through"](add_up)
+            for add_up in (lesson["SumOverRanks"].apply, lesson["total_in_place"])
+        ]
+
+    for right, wrong in launch(gradients, backend="gloo"):
+        assert right == (8.0, [])
+        assert wrong[0] == 4.0
+        assert "autograd kernel was not registered" in wrong[1][0]

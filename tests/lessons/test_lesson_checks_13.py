@@ -1,5 +1,7 @@
 """The three stages that a learner writes in chapter 13, and what the check of each rejects."""
 
+import re
+
 import labs
 import pytest
 import together
@@ -47,3 +49,9 @@ def test_a_stub_is_not_attempted(step):
 def test_every_stage_has_five_wrong_answers_at_least():
     assert ANSWERS["WRONG"].keys() == ANSWERS["RIGHT"].keys() == ANSWERS["STEPS"].keys()
     assert min(map(len, ANSWERS["WRONG"].values())) >= 5
+
+
+def test_the_papers_3_is_no_right_prediction_where_2_875_is_sent():
+    text = (labs.ROOT / "source/lessons/13_hold_less.py").read_text(encoding="utf-8")
+    within = float(re.search(r"zero3_sends\.measured\(sends, within=(.*)\)", text)[1])
+    assert within * 2.875 < 3 - 2.875

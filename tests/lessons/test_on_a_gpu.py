@@ -90,3 +90,13 @@ def test_on_gpus_the_call_is_over_first_and_synchronize_last(lesson):
     for at_ms in launch(lesson["on_gpus"], 16):
         assert at_ms == sorted(at_ms)
         assert len(at_ms) == 3
+
+
+@pytest.mark.parametrize("name", ["resnet50_2xA100", "per_gradient_2xV100", "recommender_8xA100"])
+def test_collectives_of_the_recordings_have_a_stream_that_computes_nothing(name):
+    lanes = {"compute": set(), "collective": set()}
+    for row in recording(name):
+        if row.kind in lanes:
+            lanes[row.kind].add(row.lane)
+    assert lanes["collective"]
+    assert not lanes["compute"] & lanes["collective"]

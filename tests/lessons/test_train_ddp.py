@@ -1,6 +1,7 @@
 """The script to take home: one training, whoever starts its ranks, in one piece or in two."""
 
 import contextlib
+import importlib
 import io
 import os
 import runpy
@@ -10,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import build
 from aside import aside
@@ -39,6 +42,33 @@ def launched(train, tmp_path_factory):
 
 def equal(one: dict, other: dict) -> bool:
     return all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses what has tensors on two devices, as a GPU does, but for copies between them."""
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        options = options or {}
+        tensors = [x for x in tree_leaves((arguments, options)) if isinstance(x, torch.Tensor)]
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) > 1 and "copy" not in operator.name():
+            raise RuntimeError(f"{operator.name()} has tensors on {devices}")
+        return operator(*arguments, **options)
+
+
+def test_nothing_on_the_cpu_is_mixed_with_what_is_on_the_ranks_device(train, monkeypatch):
+    """The meta device has no numbers, but like a GPU it is not the CPU."""
+    script, device = importlib.import_module("train_ddp"), torch.device("meta")
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: 0.0)
+    summed = []
+    monkeypatch.setattr(script.dist, "all_reduce", summed.append)
+    model = script.convnet().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.zeros(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
+    with OneDevice():
+        script.train_epoch(model, [batch], optimizer, 1.0, device)
+    assert [total.device for total in summed] == [device]
 
 
 @pytest.mark.slow

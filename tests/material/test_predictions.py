@@ -51,9 +51,15 @@ def test_the_answer_stands_beside_what_was_measured(capsys, answer, value, optio
     assert capsys.readouterr().out.startswith(told)
 
 
+def test_a_number_to_choose_is_a_name_and_not_off_by_anything(capsys):
+    predict("the message blames rank", 0, choices=(0, 1)).measured(1)
+    assert capsys.readouterr().out == "the message blames rank: 1; predicted 0: not so\n"
+
+
 def test_an_answer_that_is_no_choice_is_asked_for_again_and_stays_open(capsys):
     asked = predict("the winner is", "star", choices=("ring", "tree"))
-    assert capsys.readouterr().out == "the winner is: one of ring, tree, please; star is none.\n"
+    told = "the winner is: 'star' is not one of the answers. They are: ring, tree.\n"
+    assert capsys.readouterr().out == told
     asked.measured("ring")
     assert "(no prediction)" in capsys.readouterr().out
 

@@ -255,6 +255,18 @@ def test_what_ddp_has_to_do_with_a_call_is_known():
     assert calls[-1].flags & event.BACKWARD
 
 
+@pytest.mark.slow
+def test_torch_compile_says_nothing_about_the_recorder():
+    def work() -> None:
+        model = torch.compile(DistributedDataParallel(torch.nn.Linear(2, 2)), backend="eager")
+        for _ in range(2):
+            model(torch.ones(2)).sum().backward()
+
+    output = "".join(launch(work).output)
+    assert "course_utils" not in output
+    assert "hooks.py" not in output
+
+
 def test_a_backward_pass_that_ddp_did_not_average_is_known_at_the_return():
     class Half(torch.nn.Module):
         def __init__(self) -> None:

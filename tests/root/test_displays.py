@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from kernels import Kernel
@@ -161,6 +162,47 @@ def test_what_a_rank_clears_is_gone_and_not_what_others_show(kernel):
     """
     texts = [one if isinstance(one, str) else one["text/plain"] for one in shown(kernel, cell)]
     assert texts == ["[rank 1]\n", "'first'", "'second'"]
+
+
+def test_in_an_output_of_a_rank_only_that_output_is_cleared(kernel):
+    cell = """
+    def show():
+        display("stays")
+        area = ipywidgets.Output()
+        display(area)
+        for step in range(3):
+            with area:
+                area.clear_output(wait=True)
+                display(f"step {step}")
+        display("as well")
+    launch(show, world_size=1)
+    """
+    displays = [output["text/plain"] for output in shown(kernel, cell)[1:-1]]
+    assert displays == ["'stays'", "'step 2'", "'as well'"]
+
+
+def test_an_error_inside_of_an_output_is_that_of_its_rank(kernel):
+    cell = """
+    def work():
+        with ipywidgets.Output():
+            if dist.get_rank() == 1:
+                raise ValueError("amid the output")
+        dist.barrier()
+    launch(work)
+    """
+    ((_, message),) = kernel.run(cell, 60).errors
+    assert "rank 1 failed: ValueError: amid the output" in message
+    assert "-->   4 |             raise ValueError" in message
+
+
+@pytest.mark.skipif(not find_spec("rich"), reason="needs rich")
+def test_a_bar_of_rich_is_shown_in_its_last_state(kernel):
+    cell = """
+    from rich.progress import track
+    launch(lambda: [step for step in track(range(3), description="train")], world_size=1)
+    """
+    (bar,) = [text for text in map(str, shown(kernel, cell)) if "train" in text]
+    assert "100%" in bar
 
 
 def test_of_a_widget_which_ends_with_its_rank_the_text_is_shown(kernel):

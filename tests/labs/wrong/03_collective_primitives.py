@@ -497,6 +497,11 @@ def waits_most(trace):
     return sums.index(max(sums))
 
 
+def waits_least(trace):
+    sums = _inside_s(_collectives(trace))
+    return sums.index(min(sums))
+
+
 def waits_least_with_messages(trace):
     sums = _inside_s(trace)
     return sums.index(min(sums))
@@ -543,7 +548,7 @@ def causes_most_waiting(trace):
     for k in {event.index for event in _collectives(trace)}:
         events = [e for e in trace.events if e.kind == "all_reduce" and e.index == k]
         last = max(events, key=lambda e: e.start_s)
-        caused[last.rank] += sum(e.end_s - e.start_s for e in events)
+        caused[last.rank] += sum(last.start_s - e.start_s for e in events)
     return caused.most_common(1)[0][0]
 
 
@@ -559,9 +564,8 @@ def _numbers(trace):
 
 def _report(one, two, slow, change=lambda trace: {}):
     traces = {"one": one, "two": two, "slow": slow}
-    late_s = _inside_s(slow)
     whole = {name: _numbers(trace) | change(trace) for name, trace in traces.items()}
-    return whole | {"straggler": late_s.index(min(late_s))}
+    return whole | {"straggler": causes_most_waiting(slow)}
 
 
 def report_that_blames_who_waits_most(one, two, slow):
@@ -640,7 +644,7 @@ def report_with_counters(one, two, slow):
             inside[event.rank] += event.end_s - event.start_s
         numbers[name]["inside_s"] = inside.tolist()
         numbers[name]["finish_us"] = sorted(trace.replay(Network(10, 10)).finish_us)[-1]
-    numbers["straggler"] = int(torch.tensor(numbers["slow"]["inside_s"]).argmin())
+    numbers["straggler"] = torch.tensor(causes_most_waiting(slow))
     return numbers
 
 
@@ -725,6 +729,18 @@ def latest_in_sum(trace):
     return begun_s.argmax()
 
 
+def waited_for_pairwise(trace):
+    collectives = _collectives(trace)
+    calls = zip(*([e for e in collectives if e.rank == r] for r in range(4)), strict=True)
+    seconds = Counter()
+    for events in calls:
+        starts_s = [event.start_s for event in events]
+        late = starts_s.index(max(starts_s))
+        for start_s in starts_s:
+            seconds[late] += max(starts_s) - start_s
+    return max(range(4), key=lambda rank: seconds[rank])
+
+
 def report_of_ten_calls(one, two, slow):
     kinds = {"one": ["all_reduce"], "two": ["reduce", "broadcast"], "slow": ["all_reduce"]}
     whole = _report(one, two, slow)
@@ -746,7 +762,7 @@ def report_in_tensors(one, two, slow):
         return {"inside_s": torch.tensor(own["inside_s"]).double(), "finish_us": finish_us}
 
     whole = _report(one, two, slow, exact) | {"written": "by night"}
-    return whole | {"straggler": torch.tensor(_inside_s(slow)).argmin()}
+    return whole | {"straggler": np.int64(causes_most_waiting(slow))}
 
 
 WRONG = {
@@ -822,7 +838,9 @@ WRONG = {
         latest_with_messages,
         waited_for_longest_at_any,
         waits_most,
+        waits_least,
         waits_least_with_messages,
+        latest_in_sum,
         last_at_the_first,
         last_at_the_last,
         most_often_last,
@@ -870,6 +888,6 @@ RIGHT = {
     "part_of_sum": [part_the_other_way_round, part_straight_from_everybody],
     "spread": [spread_by_the_smallest],
     "sum_column": [column_from_a_list],
-    "straggler": [causes_most_waiting, latest_in_sum],
+    "straggler": [causes_most_waiting, waited_for_pairwise],
     "report": [report_with_counters, report_in_tensors],
 }

@@ -1,8 +1,10 @@
 """Wrong answers to lab 05, and for each exercise another right one.
 
-Published: each rank with buckets in its own order; a resting layer that gets zeros, or is left out
-by one rank only; views of a copy; a hook that rounds and forgets what it rounded away, or that
-remembers by bucket, which PowerSGD's authors had to warn of: DDP fills buckets anew after a step.
+Published: each rank with buckets in its own order; a limit that no bucket may pass, where PyTorch
+closes a bucket after the parameter with which it reaches the limit; a resting layer that gets
+zeros, or is left out by one rank only; views of a copy; a hook that rounds and forgets what it
+rounded away, or that remembers by bucket, which PowerSGD's authors had to warn of: DDP fills
+buckets anew after a step.
 """
 
 import labs
@@ -22,11 +24,10 @@ def _from(order, src=0):
     return order.tolist()
 
 
-def _fill(order, sizes_bytes, limit_bytes, over=lambda size, limit: size > limit, first=()):
-    buckets = list(first)
+def _fill(order, sizes_bytes, limit_bytes):
+    buckets = [[]]
     for number in order:
-        filled = sum(sizes_bytes[one] for one in buckets[-1]) if buckets else 0
-        if not buckets or over(filled + sizes_bytes[number], limit_bytes):
+        if sum(sizes_bytes[other] for other in buckets[-1]) >= limit_bytes:
             buckets.append([])
         buckets[-1].append(number)
     return buckets
@@ -44,20 +45,30 @@ def from_the_last_rank(order, sizes_bytes, limit_bytes):
     return _fill(_from(order, dist.get_world_size() - 1), sizes_bytes, limit_bytes)
 
 
-def less_than_the_limit(order, sizes_bytes, limit_bytes):
-    return _fill(_from(order), sizes_bytes, limit_bytes, lambda size, limit: size >= limit)
+def never_over_the_limit(order, sizes_bytes, limit_bytes):
+    buckets = []
+    for number in _from(order):
+        filled = sum(sizes_bytes[other] for other in buckets[-1]) if buckets else limit_bytes
+        if filled + sizes_bytes[number] > limit_bytes:
+            buckets.append([])
+        buckets[-1].append(number)
+    return buckets
+
+
+def always_under_the_limit(order, sizes_bytes, limit_bytes):
+    return never_over_the_limit(order, sizes_bytes, limit_bytes - 1)
 
 
 def an_empty_bucket_first(order, sizes_bytes, limit_bytes):
-    return _fill(_from(order), sizes_bytes, limit_bytes, first=([],))
+    return [[], *_fill(_from(order), sizes_bytes, limit_bytes)]
 
 
-def closed_when_full(order, sizes_bytes, limit_bytes):
+def an_empty_bucket_last(order, sizes_bytes, limit_bytes):
     buckets = [[]]
     for number in _from(order):
-        if sum(sizes_bytes[one] for one in buckets[-1]) >= limit_bytes:
-            buckets.append([])
         buckets[-1].append(number)
+        if sum(sizes_bytes[other] for other in buckets[-1]) >= limit_bytes:
+            buckets.append([])
     return buckets
 
 
@@ -79,14 +90,15 @@ def each_alone(order, sizes_bytes, limit_bytes):
     return [[number] for number in _from(order)]
 
 
-def wherever_there_is_room(order, sizes_bytes, limit_bytes):
+def wherever_it_fits(order, sizes_bytes, limit_bytes):
     buckets = []
     for number in _from(order):
-        size = sizes_bytes[number]
-        rooms = (b for b in buckets if sum(sizes_bytes[n] for n in b) + size <= limit_bytes)
-        if (bucket := next(rooms, None)) is None:
-            buckets.append(bucket := [])
-        bucket.append(number)
+        sizes = [sum(sizes_bytes[n] for n in (*bucket, number)) for bucket in buckets]
+        room = [bucket for bucket, size in zip(buckets, sizes, strict=True) if size <= limit_bytes]
+        if not room:
+            room = [[]]
+            buckets += room
+        room[0].append(number)
     return buckets
 
 
@@ -94,17 +106,25 @@ def one_byte_too_many(order, sizes_bytes, limit_bytes):
     return _fill(_from(order), sizes_bytes, limit_bytes + 1)
 
 
-def by_a_sum_of_zeros(order, sizes_bytes, limit_bytes):
-    order = order * (dist.get_rank() == 0)
-    dist.reduce(order, dst=0)
-    buckets, order = [], _from(order)
+def one_byte_too_few(order, sizes_bytes, limit_bytes):
+    return _fill(_from(order), sizes_bytes, limit_bytes - 1)
+
+
+def _cut(order, sizes_bytes, limit_bytes):
+    buckets = []
     while order:
         end = 1
-        while end < len(order) and sum(sizes_bytes[n] for n in order[: end + 1]) <= limit_bytes:
+        while end < len(order) and sum(sizes_bytes[n] for n in order[:end]) < limit_bytes:
             end += 1
         buckets.append(order[:end])
         order = order[end:]
     return buckets
+
+
+def by_a_sum_of_zeros(order, sizes_bytes, limit_bytes):
+    order = order * (dist.get_rank() == 0)
+    dist.all_reduce(order)
+    return _cut(order.tolist(), sizes_bytes, limit_bytes)
 
 
 def of_objects(order, sizes_bytes, limit_bytes):
@@ -114,13 +134,16 @@ def of_objects(order, sizes_bytes, limit_bytes):
 
 
 def cut_where_it_is_full(order, sizes_bytes, limit_bytes):
-    buckets, order = [], _from(order)
-    while order:
-        end = 1
-        while end < len(order) and sum(sizes_bytes[n] for n in order[: end + 1]) <= limit_bytes:
-            end += 1
-        buckets.append(order[:end])
-        order = order[end:]
+    return _cut(_from(order), sizes_bytes, limit_bytes)
+
+
+def torchs_own(order, sizes_bytes, limit_bytes):
+    """The oracle: what PyTorch's reducer calls when it has seen the order of the first step."""
+    order = _from(order)
+    tensors = [torch.empty(sizes_bytes[number], dtype=torch.uint8) for number in order]
+    buckets, _ = dist._compute_bucket_assignment_by_size(
+        tensors, [limit_bytes], [False] * len(order), order
+    )
     return buckets
 
 
@@ -508,9 +531,10 @@ def in_a_dict_of_flat_parts(left_over, bucket):
 
 WRONG = {
     "agreed_buckets": [
-        in_its_own_order, in_the_order_they_were_made, from_the_last_rank, less_than_the_limit,
-        an_empty_bucket_first, closed_when_full, sizes_of_places, the_last_bucket_forgotten,
-        backwards, each_alone, wherever_there_is_room, one_byte_too_many,
+        in_its_own_order, in_the_order_they_were_made, from_the_last_rank, never_over_the_limit,
+        always_under_the_limit, an_empty_bucket_first, an_empty_bucket_last, sizes_of_places,
+        the_last_bucket_forgotten, backwards, each_alone, wherever_it_fits, one_byte_too_many,
+        one_byte_too_few,
     ],
     "average_used": [
         no_average, zeros_for_everybody, what_has_a_gradient, what_all_ranks_used,
@@ -532,7 +556,7 @@ WRONG = {
 }  # fmt: skip
 STOPS = {"what_has_a_gradient", "in_single_precision_too", "flat_parts", "of_71_numbers"}
 RIGHT = {
-    "agreed_buckets": [cut_where_it_is_full, by_a_sum_of_zeros, of_objects],
+    "agreed_buckets": [torchs_own, cut_where_it_is_full, by_a_sum_of_zeros, of_objects],
     "average_used": [all_at_once_and_taken_back, flags_of_all],
     "one_memory": from_the_last_to_the_first,
     "compress": in_a_dict_of_flat_parts,

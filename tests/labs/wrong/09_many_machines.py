@@ -21,7 +21,11 @@ lab = labs.cells("09_many_machines")
 
 
 def _read(environment, names):
-    return tuple(int(environment[name]) for name in names)
+    numbers = [int(environment[name]) for name in names[:3]]
+    here = environment[names[3]]
+    if names[3] == "SLURM_GTIDS":
+        here = here.count(",") + 1
+    return (*numbers, int(here))
 
 
 @lab.asking
@@ -57,7 +61,7 @@ def text_as_it_is(environment):
 
 def _by_rank(environment, names):
     """The right columns, found by the name of a rank, which a batch script has as well."""
-    own = {"srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")}
+    own = {"srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_GTIDS")}
     for launcher in names:
         columns = own.get(launcher, lab.NAMES[launcher])
         if columns[0] in environment:
@@ -69,6 +73,16 @@ def _by_rank(environment, names):
 def by_slurm_procid(environment):
     """As this lab graded right once: a batch script waits for 63 ghosts."""
     return _by_rank(environment, ("torchrun", "mpirun", "srun"))
+
+
+@lab.asking
+def by_tasks_per_node(environment):
+    """As this lab graded right once: `srun --ntasks=8` sets no such name."""
+    if "RANK" in environment or "OMPI_COMM_WORLD_RANK" in environment:
+        return right_by_asking(environment)
+    if "SLURM_STEP_NUM_TASKS" not in environment:
+        return 0, 0, 1, 1
+    return _read(environment, (*lab.NAMES["srun"][:3], "SLURM_NTASKS_PER_NODE"))
 
 
 @lab.asking
@@ -152,7 +166,7 @@ def right_by_asking(environment):
     launcher = next(complete, None)
     if launcher is None:
         return 0, 0, 1, 1
-    return tuple(int(environment[name]) for name in lab.NAMES[launcher])
+    return _read(environment, lab.NAMES[launcher])
 
 
 @lab.asking
@@ -168,7 +182,7 @@ def with_defaults(environment):
     place = [0, 0, 1, 1]
     for launcher in ("srun", "mpirun", "torchrun"):
         if lab.NAMES[launcher][2] in environment:
-            place = [int(environment.get(name, 0)) for name in lab.NAMES[launcher]]
+            place = list(_read(environment, lab.NAMES[launcher]))
     return place
 
 
@@ -814,6 +828,7 @@ WRONG = {
         local_rank_by_division, node_for_rank, ranks_and_sizes_in_pairs, of_the_worker_that_asks,
         nobody_is_alone, hosts_of_equal_size, the_first_rank_that_is_not_0, who_has_company,
         place_that_the_check_knows, by_slurm_procid, srun_before_mpirun, mpirun_before_torchrun,
+        by_tasks_per_node,
     ],
     "command": [
         without_an_id, an_id_of_its_own, each_host_its_own_endpoint, a_fixed_port, a_static_master,
@@ -849,6 +864,7 @@ WRONG = {
     ],
 }  # fmt: skip
 STOPS = {
+    "by_tasks_per_node",
     "torchrun_only",
     "place_that_the_check_knows",
     "in_one_string",

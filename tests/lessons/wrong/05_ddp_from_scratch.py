@@ -3,7 +3,8 @@
 Published: parameters broadcast and buffers not; weights averaged instead of gradients; a world of
 two, written into the code; an all_reduce for each parameter where buckets are asked for; "overlap"
 that waits in its hook, or begins when all is there; buckets in another order on another rank;
-layers that rest forgotten; `no_sync` that silences backward only.
+layers that rest forgotten; buffers sent in the last part of an accumulation, or in each part, where
+PyTorch's DDP sends them in the first.
 """
 
 import ast
@@ -726,19 +727,40 @@ class NoSyncDoesNothing(lesson.OurDDP):
         yield
 
 
-class AroundBackwardOnly(lesson.OurDDP):
+class BuffersInEachPart(lesson.OurDDP):
     def forward(self, *inputs):
         _from_rank_0(self.module.buffers())
         return self.module(*inputs)
 
 
+class BuffersWithTheGradients(lesson.OurDDP):
+    def forward(self, *inputs):
+        if self.talks:
+            _from_rank_0(self.module.buffers())
+        return self.module(*inputs)
+
+
+class BuffersInSilenceOnly(lesson.OurDDP):
+    def forward(self, *inputs):
+        if self.shares_buffers and not self.talks:
+            _from_rank_0(self.module.buffers())
+        self.shares_buffers = self.talks
+        return self.module(*inputs)
+
+
+class BuffersWithoutTheFirst(lesson.OurDDP):
+    def __init__(self, network, limit_bytes):
+        super().__init__(network, limit_bytes)
+        self.shares_buffers = False
+
+
 class AroundForwardOnly(lesson.InOrder):
-    talks = True
+    talks = shares_buffers = True
     forward, no_sync = lesson.OurDDP.forward, lesson.OurDDP.no_sync
 
 
 class TheHookTalksOn(lesson.InOrder):
-    talks = True
+    talks = shares_buffers = True
     forward, no_sync = lesson.OurDDP.forward, lesson.OurDDP.no_sync
 
     def finish(self):
@@ -799,15 +821,17 @@ class BuffersOfItsOwn(lesson.OurDDP):
 class BuffersAfterwards(lesson.OurDDP):
     def forward(self, *inputs):
         outputs = self.module(*inputs)
-        if self.talks:
+        if self.shares_buffers:
             _from_rank_0(self.module.buffers())
+        self.shares_buffers = self.talks
         return outputs
 
 
 class OneBufferAlone(lesson.OurDDP):
     def forward(self, *inputs):
-        if self.talks:
+        if self.shares_buffers:
             dist.broadcast(self.module.shift, src=0)
+        self.shares_buffers = self.talks
         return self.module(*inputs)
 
 
@@ -834,7 +858,7 @@ class SwallowsWhatIsRaised(lesson.OurDDP):
 
 class BuffersOnlyOnce(lesson.OurDDP):
     def forward(self, *inputs):
-        if self.talks and not hasattr(self, "begun"):
+        if not hasattr(self, "begun"):
             self.begun = True
             return super().forward(*inputs)
         return self.module(*inputs)
@@ -843,12 +867,13 @@ class BuffersOnlyOnce(lesson.OurDDP):
 class CountsItsDoors(Counting):
     """Nested as well; sends all buffers at once."""
 
-    silent = 0
+    silent = silent_before = 0
 
     def forward(self, *inputs):
-        buffers = [] if self.silent else list(self.module.buffers())
+        buffers = [] if self.silent_before else list(self.module.buffers())
         for work in [dist.broadcast(own, 0, async_op=True) for own in buffers]:
             work.wait()
+        self.silent_before = self.silent
         return self.module(*inputs)
 
     def came(self, number, parameter):
@@ -867,6 +892,17 @@ class CountsItsDoors(Counting):
 
     def __exit__(self, *raised):
         self.silent -= 1
+
+
+class PyTorchsOwn(nn.parallel.DistributedDataParallel):
+    """The oracle: what the check asks for is what PyTorch's DDP does."""
+
+    def __init__(self, network, limit_bytes):
+        options = {"bucket_cap_mb": limit_bytes / 2**20, "find_unused_parameters": True}
+        super().__init__(network, **options)
+
+    def finish(self):
+        pass  # autograd's engine has called PyTorch's
 
 
 def _buckets(base, prefix, **sends):
@@ -922,7 +958,8 @@ WRONG = {
         *_buckets(lesson.InOrder, "InOrder", **_SENDS),
     ],
     "silence": [
-        NoSyncDoesNothing, AroundBackwardOnly, AroundForwardOnly, TheHookTalksOn, FinishTalksOn,
+        NoSyncDoesNothing, BuffersInEachPart, BuffersWithTheGradients, BuffersInSilenceOnly,
+        BuffersWithoutTheFirst, AroundForwardOnly, TheHookTalksOn, FinishTalksOn,
         NotSetBackByAStop, NeverSetBack, TheWrongWayRound, WithoutGradients, ForgetsSilentParts,
         BuffersOfItsOwn, BuffersAfterwards, OneBufferAlone, SetBackByAStopAlone,
         SwallowsWhatIsRaised, BuffersOnlyOnce,
