@@ -41,7 +41,8 @@ _HELD = {  # what to try for something that holds a rank by itself
     "itself, and not by mp.spawn, notebook_launcher or torchrun.",
     "else": "Look at why that does not come to an end.",
 }
-_BATCHES = ": as many batches, each with a backward pass, and no_sync() for the same ones"
+_BATCHES = ": as many batches, each with a backward pass"
+_BACKWARDS = ": as many batches, each with a backward pass, and no_sync() for the same ones"
 _SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told apart
     "new_group": lambda call: f"of {ranks(call.group)}",
     "order": lambda call: f"{call.kind}{there_of(call)}",
@@ -189,7 +190,7 @@ def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, obj
         "often": times.get(often, f"{often} times"),
         "rarer": 0 < rarer < often and times.get(rarer, f"{rarer} times"),
         "in_ddp": " in DDP" * bool(ddp),
-        "batches": _BATCHES if ddp else "",
+        "batches": (_BACKWARDS if call.flags & BACKWARD else _BATCHES) if ddp else "",
     }  # fmt: skip
 
 

@@ -70,10 +70,12 @@ def agreed_buckets_spec(orders, sizes_bytes, limits_bytes):
     return [buckets] * len(orders)
 
 
-limits = {"a limit of 1 byte": 1, "a limit of 100 bytes": 100, "a limit of 143 bytes": 143}
-limits |= {
+limits = {
+    "a limit of 1 byte": 1,
+    "a limit of 25 bytes": 25,
+    "a limit of 100 bytes": 100,
+    "a limit of 143 bytes": 143,
     "a limit of 144 bytes": 144,
-    "a limit of 145 bytes": 145,
     "a limit of 168 bytes": 168,
     "a limit of 300 bytes": 300,
     "room for all": 568,

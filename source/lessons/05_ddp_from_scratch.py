@@ -1414,6 +1414,7 @@ def train_in_parts(wrap, steps=3):
     return torch.cat([each.flatten() for each in model.module.state_dict().values()])
 
 
+# %%
 away = apart(*(launch(train_in_parts, ddp, backend="gloo") for ddp in (OurDDP, PyTorchs)))
 print("awkward, 3 steps in 3 parts:", "exactly 0" if away == 0 else f"about {away:.0e}")
 

@@ -430,7 +430,7 @@ def train_on(checkpoint, accident):
 # goodbye. Only in its first life: `TORCHELASTIC_RESTART_COUNT` says how often the agent has started it anew.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def note(file, step, loss):
     mean = loss / dist.get_world_size()
     dist.all_reduce(mean)
@@ -961,7 +961,7 @@ srun --nodes=$SLURM_NNODES --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES \
 # The ranks run `train`, too. Once, after step 12, rank 1 is killed.
 
 
-# %% tags=["part-slurm", "part-agents", "row-E5"]
+# %% jupyter={"source_hidden": true} tags=["part-slurm", "part-agents", "row-E5"]
 def save_and_die(step, network):
     if dist.get_rank() == 0:
         torch.save((step, network.state_dict()), "night.part")
@@ -972,7 +972,7 @@ def save_and_die(step, network):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# %% tags=["part-slurm", "part-agents", "row-E5"]
+# %% jupyter={"source_hidden": true} tags=["part-slurm", "part-agents", "row-E5"]
 def under_an_agent():
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()

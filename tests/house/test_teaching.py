@@ -90,8 +90,8 @@ def test_pairs_write_what_is_left_to_write_and_no_finished_form():
     }
     assert written["12"] == ["my_half", "my_top_k", "my_low_rank"]
     assert written["13"] == ["MyZero1", "MyZero2", "MyZero3"]
-    assert "ring" in written["03"]
-    assert not {"finished_ring", "OurDDP"} & {name for own in written.values() for name in own}
+    assert written["03"] == ["ring_step"]
+    assert not {"finished_step", "OurDDP"} & {name for own in written.values() for name in own}
 
 
 def test_every_vote_names_its_choices():

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import launch
 
-LIMITS_BYTES = 1, 100, 143, 144, 145, 168, 300, 568
+LIMITS_BYTES = 1, 25, 100, 143, 144, 168, 300, 568
 SIZES_BYTES = [24, 120, 24, 120, 40, 40, 200]
 
 
