@@ -160,12 +160,9 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "{in_store} {wait} in the store for a key that nobody has set ({code})."),
         (None, lambda f: not f.known,
          "The ranks wait in {what}, and what they called before is not known: " + SAME),
-        (None, lambda f: f.names == {"init_process_group"},
+        (None, lambda f: f.names in ({"init_process_group"}, {"init_rpc"}),
          "Every rank waits in the same call: do all ranks use the same address, which this machine "
          "knows, is each rank's number there once, and does world_size count them all?"),
-        (None, lambda f: f.names == {"init_rpc"},
-         "Every rank waits in init_rpc, which meets at MASTER_ADDR: that is served under "
-         "launch(..., backend=None), where no group is made before your function runs."),
         (None, lambda f: True,
          "No call is seen to lack its partner. If the work is long, raise timeout=; if it is not, "
          "look for different groups, and for a peer or a source that does not match."),

@@ -745,12 +745,12 @@ CONTROLS = [
         None, 0, ("does world_size count them all",), backend=None,
     ),
     Hang(
-        "a group for calls of functions, in that of launch",
+        "a group for calls of functions that is larger than the number of ranks",
         """
         from torch.distributed import rpc
-        rpc.init_rpc(f"worker{r}", rank=r, world_size=2)  # <-
+        rpc.init_rpc(f"worker{r}", rank=r, world_size=3)  # <-
         """,
-        None, 0, ("which meets at MASTER_ADDR: that is served under launch(..., backend=None)",),
+        None, 0, ("does world_size count them all",),
     ),
     Hang(
         "a barrier in a `finally:` that every rank comes to by itself",
