@@ -33,7 +33,7 @@ NOT_SAID = re.compile(
     r"placement\.(place|_notice)|nccl\._settings|"
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|stacks\.from_dump|launch\.named|"
-    r".*: in _work|team\.Team: \{name\}|facts\.(there_of|_cell_and_line): , in|asking\.|"
+    r".*: in _work|team\.Team: \{name\}|facts\._(there|cell_and_line): , in|asking\.|"
     r"errors\._LOST|nccl\._MORE|"
     r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|member\.MARK|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|member\.Member: .*left out|"

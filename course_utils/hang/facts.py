@@ -45,9 +45,9 @@ _BATCHES = ": as many batches, each with a backward pass"
 _BACKWARDS = ": as many batches, each with a backward pass, and no_sync() for the same ones"
 _SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told apart
     "new_group": lambda call: f"of {ranks(call.group)}",
-    "order": lambda call: f"{call.kind}{there_of(call)}",
+    "order": lambda call: f"{call.kind}{_there(call)}",
     "root": lambda call: f"root {call.root}",
-    "lines": lambda call: f"{content(call)}{there_of(call)}",
+    "lines": lambda call: f"{content(call)}{_there(call)}",
 }
 
 
@@ -107,18 +107,27 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
     by = together({rank: said(its) for rank, its in meeting.calls.items()}).items()
     alone = [its for its in meeting.calls.values() if its.flags & EVALUATES]
     handler = _handler(dead, meeting)
-    foreign, joiner = dead.beside_join(meeting) or (None, None)
     yield Facts(
-        foreign=foreign, joiner=joiner, foreign_there=foreign and there_of(foreign),
         handler=handler and handler.rank, handles=handler and handler.handles,
         raised_at=handler and _cell_and_line(handler.raised_at),
         stands=handler and meeting.calls[handler.rank].kind,
         number=meeting.number, what=what, by=", ".join(f"{words} on {ranks(r)}" for words, r in by),
         Name=f"Collective #{meeting.number}{of_group(call, dead.world)}",
-        alone=alone and ranks(its.rank for its in alone), there=there_of((alone or [call])[0]),
+        alone=alone and ranks(its.rank for its in alone), there=_there((alone or [call])[0]),
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
         **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
+        **beside_join(dead, meeting),
     )  # fmt: skip
+
+
+def beside_join(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
+    """Up to a meeting, a call of the learner's that met what stands in for DDP's calls."""
+    foreign, joiner = dead.beside_join(meeting) or (None, None)
+    return {
+        "foreign": foreign,
+        "joiner": joiner,
+        "foreign_there": _there(foreign) if foreign else "",
+    }
 
 
 def _handler(dead: Deadlock, meeting: Meeting) -> Whereabouts | None:
@@ -194,7 +203,7 @@ def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, obj
     }  # fmt: skip
 
 
-def there_of(call: Event) -> str:
+def _there(call: Event) -> str:
     """Such as ` (cell [3], line 5)`."""
     return f" ({call.place.split(', in ')[0]})" if call.place else ""
 
@@ -220,7 +229,7 @@ def of_lost_messages(dead: Deadlock) -> Iterator[Facts]:
             continue
         sent = dead.sent(one.call)
         if sent and sent.flags & ASYNC and dead.ranks[sent.rank].state == "returned":
-            yield Facts(rank=one.rank, sent=sent, there=there_of(sent))
+            yield Facts(rank=one.rank, sent=sent, there=_there(sent))
 
 
 def of_absence(dead: Deadlock) -> Iterator[Facts]:
