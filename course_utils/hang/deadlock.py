@@ -103,6 +103,11 @@ class Deadlock:
         """How many such calls a rank is known to have made in the same line and group."""
         return sum(key_of(other) == key_of(call) for other in self._like(rank, call))
 
+    def met_in_line(self, rank: int, call: Event) -> int:
+        """How often a rank was, in the same line, at the other end of such messages."""
+        calls = self.ranks[rank].calls
+        return sum(its.line == call.line and key_of(its) == key_of(call) for its in calls)
+
     def made_elsewhere(self, rank: int, call: Event) -> Event | None:
         """The last such call of a rank in the same line, but in a group of other ranks."""
         others = [other for other in self._like(rank, call) if other.group != call.group]

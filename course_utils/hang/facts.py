@@ -244,7 +244,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
         handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
-        message=False, sure=False, thread=False, elsewhere=None,
+        message=False, sure=False, thread=False, elsewhere=None, here=0, met_here=0,
         what=first.what, of_its=_of_its(first.what), advice=_advice([first]),
         it="it waits" if alone else f"rank {first.rank} waits", key=_key(first),
         gone="its function has returned" if alone else "their functions have returned",
@@ -252,7 +252,9 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
     for call, other in [(call, min(own & absent)) for call, own in dead.open if own & absent][:1]:
         words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
         facts.did, facts.way, facts.deed = words
+        facts.done, facts.toward = ("sent", "to") if call.kind == "send" else ("awaited", "from")
         facts.flags, facts.message = call.flags, is_message(call)
+        facts.here, facts.met_here = dead.made(call.rank, call), dead.met_in_line(other, call)
         elsewhere = None if is_message(call) else dead.made_elsewhere(other, call)
         facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
         facts.there = _cell_and_line(dead.ranks[call.rank].line)

@@ -492,6 +492,15 @@ PATTERNS = [
         "returned", 1, ("rank 0 never sent message #2 to rank 1",),
     ),
     Hang(
+        "an uneven number of rounds that exchange messages in one line",
+        """
+        for _ in range(3 - r):
+            dist.recv(x, 1) if r == 0 else dist.send(x, 0)  # <-
+        """,
+        "uneven", 0,
+        ("rank 0 has awaited 3 messages from rank 1, and rank 1, which has returned, sent 2",),
+    ),
+    Hang(
         "a loop without an end on one rank",
         """
         while r == 1:
