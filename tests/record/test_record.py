@@ -16,6 +16,7 @@ from course_utils.record import event, frames, hooks, memory
 from course_utils.record.event import Log, meetings
 from course_utils.record.memory import KEPT
 from course_utils.record.record import Record
+from course_utils.record.waits import somebody_has
 
 
 class Kept(Record):
@@ -192,6 +193,15 @@ def test_rows_that_were_written_anew_while_they_were_read_are_read_again(monkeyp
     record._parts, record.unread = [part], {}
     rows, _ = record._read(0)
     assert len(rows) == 3
+
+
+def test_a_work_that_stands_in_its_entry_alone_is_nobodys():
+    entry = object(), None
+    assert not somebody_has(entry)
+    work = entry[0]
+    assert somebody_has(entry)
+    del work
+    assert not somebody_has(entry)
 
 
 class Averaged(list):
