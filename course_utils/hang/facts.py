@@ -252,7 +252,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
     for call, other in [(call, min(own & absent)) for call, own in dead.open if own & absent][:1]:
         words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
         facts.did, facts.way, facts.deed = words
-        facts.done, facts.toward = ("sent", "to") if call.kind == "send" else ("awaited", "from")
+        facts.toward = "to" if call.kind == "send" else "from"
         facts.flags, facts.message = call.flags, is_message(call)
         facts.here, facts.met_here = dead.made(call.rank, call), dead.met_in_line(other, call)
         elsewhere = None if is_message(call) else dead.made_elsewhere(other, call)

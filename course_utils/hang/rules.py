@@ -121,7 +121,7 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          _ARRIVED + "{gone}, so nobody is left to send rank {rank} a message. A send is left out, "
          "or a tag is wrong."),
         ("uneven", lambda f: f.over and f.message and f.sure and 0 < f.met_here < f.here,
-         _ARRIVED + "in line {call.line[1]} rank {rank} has {done} {here} messages {toward} "
+         _ARRIVED + "in line {call.line[1]} rank {rank} has come to {here} messages {toward} "
          "rank {other}, and rank {other}, which has returned, {did} {met_here} there. Give every "
          "rank as many rounds."),
         ("returned", lambda f: f.over and f.message,

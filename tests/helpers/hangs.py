@@ -498,7 +498,7 @@ PATTERNS = [
             dist.recv(x, 1) if r == 0 else dist.send(x, 0)  # <-
         """,
         "uneven", 0,
-        ("rank 0 has awaited 3 messages from rank 1, and rank 1, which has returned, sent 2",),
+        ("rank 0 has come to 3 messages from rank 1, and rank 1, which has returned, sent 2",),
     ),
     Hang(
         "a loop without an end on one rank",
