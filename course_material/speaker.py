@@ -24,7 +24,7 @@ SENTENCE, LINE = "sentence", "line"
 _PLACE = re.compile(r"( ?)\{(\w+)(?::([^{}]*))?\}( ?)")
 _WORD, _DIGITS = re.compile(r"\S*[^\s,;]"), re.compile(r"-?\d[\d.,%e+-]*")
 _BRACKETS, _STOP, _LIST = map(re.compile, (r"\([^()]*\)", r"(?<=[.?!]) ", r", |; | and "))
-_FAILED = re.compile("ranks? [0-9, and]+ failed: ", re.IGNORECASE)  # until there is an empty line
+_FAILED = re.compile("ranks? [0-9, and-]+ failed: ", re.IGNORECASE)  # until there is an empty line
 _EDGE = re.compile("[\ue000\ue001]+")  # of a place, with a space and without one
 _HAN, _WIDE = re.compile("[\u4e00-\u9fff]"), re.compile("[\u3000-\u303f\uff00-\uffef]")
 _LOOKS = 20_000  # at places, for one line: whatever it says, it takes a moment

@@ -9,6 +9,7 @@ from course_utils.record.event import (
     ASYNC,
     EVALUATES,
     FORWARD,
+    JOINS,
     KINDS,
     WAKES,
     Event,
@@ -53,6 +54,26 @@ class Deadlock:
             return {other.rank for other in self.ranks.values() if other.what != one.what}
         return set().union(*(missing for _, missing in unmet))
 
+    def sent(self, taken: Event) -> Event | None:
+        """The send that a receive from one rank is given, if that has been called."""
+        return None if taken.peer is None else self._meeting(taken).calls.get(taken.peer)
+
+    def beside_join(self, until: Meeting) -> tuple[Event, int] | None:
+        """A call of the learner's own that met one by which another rank stood in for DDP's.
+
+        It is the first of the group, up to a meeting; with it comes that rank.
+        """
+        for meeting in self._met.values():
+            if meeting.key != until.key or meeting.number > until.number:
+                continue
+            calls = meeting.calls.values()
+            joiners = [call.rank for call in calls if call.flags & JOINS]
+            others = [call for call in calls if call.rank not in joiners]
+            foreign = [call for call in others if call.kind in call.code]  # not in a library
+            if joiners and foreign:
+                return foreign[0], joiners[0]
+        return None
+
     @property
     def for_ever(self) -> bool:
         """Whether all that are left wait in calls, nobody is on the way to them, and that is known.
@@ -81,6 +102,11 @@ class Deadlock:
     def made(self, rank: int, call: Event) -> int:
         """How many such calls a rank is known to have made in the same line and group."""
         return sum(key_of(other) == key_of(call) for other in self._like(rank, call))
+
+    def met_in_line(self, rank: int, call: Event) -> int:
+        """How often a rank was, in the same line, at the other end of such messages."""
+        calls = self.ranks[rank].calls
+        return sum(its.line == call.line and key_of(its) == key_of(call) for its in calls)
 
     def made_elsewhere(self, rank: int, call: Event) -> Event | None:
         """The last such call of a rank in the same line, but in a group of other ranks."""

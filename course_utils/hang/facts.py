@@ -1,6 +1,6 @@
 """What the rules ask of a hang, section by section: the names that a section's rows use."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
@@ -9,14 +9,15 @@ from course_utils.hang.whereabouts import (
     LOOPS,
     STORE,
     Whereabouts,
+    around,
     content,
-    innermost,
     is_message,
     of_group,
 )
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.record.event import (
+    ASYNC,
     BACKWARD,
     EVALUATES,
     FORWARD,
@@ -34,6 +35,8 @@ _HELD = {  # what to try for something that holds a rank by itself
     "a queue": "Nobody is at its other end: who was to put something in, or to take it out?",
     "an event": "Nobody sets it: a rank has copies of the notebook's objects, not of its threads.",
     "a barrier of threads": "It counts threads of one process: for ranks there is dist.barrier().",
+    "a file lock": "Perhaps a rank has it that waits for others: let it go before a call that "
+    "needs every rank.",
     "a child process": "Each rank is a process already: call the training function "
     "itself, and not by mp.spawn, notebook_launcher or torchrun.",
     "else": "Look at why that does not come to an end.",
@@ -60,8 +63,25 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
         silent=silent and ranks(silent).capitalize(),
         they="it waits" if len(silent) == 1 else "they wait",
         who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
-        its="its" if alone else "their", what=what, advice=_HELD.get(what, _HELD["else"]),
+        of_its=_of_its(what, alone), what=what, advice=_advice(held),
     )  # fmt: skip
+
+
+def _of_its(what: str | None, alone: bool = True) -> str:
+    """Where that is which holds a rank."""
+    if what == "a file lock":
+        return ""
+    return f" of {'its' if alone else 'their'} own process"
+
+
+def _advice(held: Iterable[Whereabouts]) -> str:
+    """What to try for what holds the first of some ranks; first, what came before that."""
+    for one in held:
+        if one.ended:
+            words, line = one.ended
+            at = _cell_and_line(line)
+            return f"A thread of rank {one.rank} has ended before, by {words} ({at})."
+    return next((_HELD.get(one.what, _HELD["else"]) for one in held), "")
 
 
 def _has_queued_messages(dead: Deadlock) -> bool:
@@ -96,7 +116,18 @@ def of_difference(dead: Deadlock) -> Iterator[Facts]:
         alone=alone and ranks(its.rank for its in alone), there=_there((alone or [call])[0]),
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
         **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
+        **beside_join(dead, meeting),
     )  # fmt: skip
+
+
+def beside_join(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
+    """Up to a meeting, a call of the learner's that met what stands in for DDP's calls."""
+    foreign, joiner = dead.beside_join(meeting) or (None, None)
+    return {
+        "foreign": foreign,
+        "joiner": joiner,
+        "foreign_there": _there(foreign) if foreign else "",
+    }
 
 
 def _handler(dead: Deadlock, meeting: Meeting) -> Whereabouts | None:
@@ -128,12 +159,35 @@ def together(said: Mapping[int, str]) -> dict[str, list[int]]:
 def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     """One rank goes round a loop once more, when another one has left that loop."""
     for call, its in permutations(meeting.calls.values(), 2):
-        if its.kind != call.kind and call.line and its.line and call.line[::2] == its.line[::2]:
-            loop = innermost(Frame(*call.line), *LOOPS)
-            after = loop and its.line[1] > loop.end_lineno
-            if after and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
-                return _uneven(dead, call, its.rank, "is past the loop")
+        if its.kind == call.kind or not call.line or not its.line:
+            continue
+        loop = _loop_between(*_paths(dead, call, its))
+        if loop and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
+            return {"loop": loop} | _uneven(dead, call, its.rank, "is past the loop")
     return {}
+
+
+def _paths(dead: Deadlock, *calls: Event) -> list[Sequence[Frame]]:
+    """The learner's lines that lead to calls, outermost first; at least the last of each."""
+    paths = []
+    for call in calls:
+        stands, last = dead.ranks[call.rank], Frame(*call.line)
+        since = {later.line for later in stands.calls if later.index >= call.index}
+        if stands.path[-1:] != (last,) or since != {call.line}:  # it may have gone on
+            return [[Frame(*call.line)] for call in calls]
+        paths.append(stands.path)
+    return paths
+
+
+def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None:
+    """The first line of the outermost loop that one path is in and the other one is past."""
+    for line, later in zip(inside, after, strict=False):
+        if (line.file, line.name) != (later.file, later.name):
+            return None
+        if line != later:
+            loops = [loop.lineno for loop in around(line, *LOOPS) if loop.end_lineno < later.line]
+            return min(loops, default=None)
+    return None
 
 
 def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, object]:
@@ -168,6 +222,16 @@ def of_messages(dead: Deadlock) -> Iterator[Facts]:
             yield Facts(rank=sent.rank, other=taken.rank, sent=sent, taken=taken, may_come=may_come)
 
 
+def of_lost_messages(dead: Deadlock) -> Iterator[Facts]:
+    """A rank waits for a message that was sent by isend, by a rank that has returned."""
+    for one in dead.ranks.values():
+        if one.state != "waiting" or not one.call or one.call.kind != "recv":
+            continue
+        sent = dead.sent(one.call)
+        if sent and sent.flags & ASYNC and dead.ranks[sent.rank].state == "returned":
+            yield Facts(rank=one.rank, sent=sent, there=_there(sent))
+
+
 def of_absence(dead: Deadlock) -> Iterator[Facts]:
     """Some ranks wait for ranks that wait for nobody: of the first, the first such call."""
     if not (absent := set(dead.absent)):
@@ -180,15 +244,17 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
         handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
-        message=False, sure=False, thread=False, elsewhere=None,
-        what=first.what, advice=_HELD.get(first.what, _HELD["else"]),
+        message=False, sure=False, thread=False, elsewhere=None, here=0, met_here=0,
+        what=first.what, of_its=_of_its(first.what), advice=_advice([first]),
         it="it waits" if alone else f"rank {first.rank} waits", key=_key(first),
         gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip
     for call, other in [(call, min(own & absent)) for call, own in dead.open if own & absent][:1]:
         words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
         facts.did, facts.way, facts.deed = words
+        facts.toward = "to" if call.kind == "send" else "from"
         facts.flags, facts.message = call.flags, is_message(call)
+        facts.here, facts.met_here = dead.made(call.rank, call), dead.met_in_line(other, call)
         elsewhere = None if is_message(call) else dead.made_elsewhere(other, call)
         facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
         facts.there = _cell_and_line(dead.ranks[call.rank].line)

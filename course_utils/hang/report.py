@@ -6,8 +6,8 @@ from time import monotonic
 
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import Deadlock
-from course_utils.hang.facts import together
-from course_utils.hang.rules import SAME, diagnose
+from course_utils.hang.facts import beside_join, together
+from course_utils.hang.rules import JOIN, SAME, diagnose
 from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
@@ -123,6 +123,9 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     cure = "hand in the same shape and dtype on every rank."
     if what not in ("shape", "lines"):
         cure = SAME
+    beside = beside_join(dead, meeting)
+    if beside["foreign"]:
+        cure = JOIN.format(**beside)
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
     return f"{head} ranks:\n{rows}\n{cure[0].upper()}{cure[1:]}"
 

@@ -19,6 +19,16 @@ _UNEVEN = (
     "in line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other}, "
     "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
 )
+JOIN = (
+    "Rank {joiner} has no inputs left: at the end of join it stands in for DDP's calls. "
+    "The {foreign.kind}{foreign_there} of rank {foreign.rank} is none of these: leave it out of "
+    "join, or make it Joinable."
+)
+_PAST = (
+    "Rank {other} is past the loop of line {loop}, and rank {rank} goes round it once more: in "
+    "line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other} "
+    "{rarer}. All ranks must leave a loop after the same round: share what decides it."
+)
 _QUEUED = (
     " A call on a GPU returns as soon as it is queued: a rank stands still in a later line, which "
     "needs the result."
@@ -36,7 +46,7 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         (None, lambda f: f.silent and not f.waiting,
          "{silent} gave no answer, so it is not known what {they} for."),
         ("held", lambda f: f.held and not f.waiting,
-         "No rank waits for another: {who} {wait} for {what} of {its} own process. {advice}"),
+         "No rank waits for another: {who} {wait} for {what}{of_its}. {advice}"),
         (None, lambda f: f.messages and not f.waiting,
          "No call is seen to lack its partner. Either {who} only needed longer, or messages wait "
          "for each other on the GPUs: where ranks send before they receive, use "
@@ -49,10 +59,12 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "{Name} is {by}: rank {handler} came to {stands} because of an exception, which nobody "
          "hears of as long as it waits there: {handles} ({raised_at}). In an `except` or "
          "a `finally`, make no call that needs other ranks."),
+        ("join", lambda f: f.foreign,
+         JOIN),
         ("evaluation", lambda f: f.what == "order" and f.alone,
          "{Name} is {by}. " + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
          "model.module on one."),
-        ("uneven", lambda f: f.what == "order" and f.rarer, _UNEVEN),
+        ("uneven", lambda f: f.what == "order" and f.rarer, _PAST),
         ("new_group", lambda f: f.what == "new_group",
          "New group #{number} is {by}: every rank must call new_group for every group, member or "
          "not."),
@@ -82,12 +94,18 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "Rank {rank} sends to rank {other}, which receives from rank {taken.peer} instead, and "
          "rank {taken.peer} sends it nothing: a peer is named wrongly, or a send is left out."),
     ]),
+    (facts.of_lost_messages, [
+        ("lost", lambda f: True,
+         "Rank {sent.rank} sent message #{sent.number} to rank {rank} by isend{there} and has "
+         "returned without wait() on it: the message may be lost. Keep what isend returns, and "
+         "wait()."),
+    ]),
     (facts.of_absence, [
         ("exception", lambda f: f.handles,
          _ARRIVED + "rank {handler} handles an exception, and nobody hears of it before that has "
          "ended: {handles} ({raised_at})."),
         ("held", lambda f: f.held,
-         _ARRIVED + "{it} for {what} of its own process. {advice}"),
+         _ARRIVED + "{it} for {what}{of_its}. {advice}"),
         ("store", lambda f: f.key,
          _ARRIVED + "{it} in the store for a key that nobody has set ({key})."),
         ("missing", lambda f: f.flags & WRAPS,
@@ -102,6 +120,10 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("returned", lambda f: f.over and f.message and f.call.peer is None,
          _ARRIVED + "{gone}, so nobody is left to send rank {rank} a message. A send is left out, "
          "or a tag is wrong."),
+        ("uneven", lambda f: f.over and f.message and f.sure and 0 < f.met_here < f.here,
+         _ARRIVED + "in line {call.line[1]} rank {rank} has come to {here} messages {toward} "
+         "rank {other}, and rank {other}, which has returned, {did} {met_here} there. Give every "
+         "rank as many rounds."),
         ("returned", lambda f: f.over and f.message,
          _ARRIVED + "{gone}, and rank {other} never {did} message #{call.number} {way} rank {rank}."
          " A {deed} is left out, or a peer or a tag is wrong."),
@@ -142,12 +164,9 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "{in_store} {wait} in the store for a key that nobody has set ({code})."),
         (None, lambda f: not f.known,
          "The ranks wait in {what}, and what they called before is not known: " + SAME),
-        (None, lambda f: f.names == {"init_process_group"},
+        (None, lambda f: f.names in ({"init_process_group"}, {"init_rpc"}),
          "Every rank waits in the same call: do all ranks use the same address, which this machine "
          "knows, is each rank's number there once, and does world_size count them all?"),
-        (None, lambda f: f.names == {"init_rpc"},
-         "Every rank waits in init_rpc, which meets at MASTER_ADDR: that is served under "
-         "launch(..., backend=None), where no group is made before your function runs."),
         (None, lambda f: True,
          "No call is seen to lack its partner. If the work is long, raise timeout=; if it is not, "
          "look for different groups, and for a peer or a source that does not match."),

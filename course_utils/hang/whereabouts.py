@@ -23,6 +23,7 @@ _HOLDERS = {
     "/threading.py": "a lock",
     "/multiprocessing/synchronize.py": "a lock",
     "/torch/utils/data/dataloader.py": "the DataLoader",
+    "/filelock/": "a file lock",
     "/subprocess.py": "a subprocess",
     "/multiprocessing/popen_fork.py": "a child process",
     "/torch/multiprocessing/spawn.py": "a child process",
@@ -41,6 +42,7 @@ _HAND_OVER = {"a thread's end", "a future", "a queue", "an event", "a condition"
 _IDLE_LOOP, _LOOP = "/selectors.py", "/asyncio/base_events.py"  # asyncio has nothing to run
 # A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
+_FILE_LOCKS = re.compile(r"\b(flock|lockf)\(")
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner", "inner_func"}
 _COMPILES = "/torch/_inductor/"  # its workers are slow, and no hang
 LOOPS = (ast.For, ast.While)
@@ -68,6 +70,9 @@ class Whereabouts:
     # The exception that has led it into an `except` or a `finally`, and the line that raised it.
     handles: str = ""
     raised_at: Frame | None = None
+    # The exception that has ended a thread of it, and the line that raised it.
+    ended: tuple[str, Frame] | None = None
+    path: tuple[Frame, ...] = field(default=(), repr=False)  # all its lines of the learner
     in_thread: bool = False  # whether a thread waits for other ranks, and the rank for that thread
 
     @property
@@ -109,9 +114,11 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     if not frames:
         return one
     one.line = learners_line(frames)
+    one.path = tuple(frame for frame in frames if frame.is_learners)
     one.handles, one.raised_at = getattr(frames, "handles", None) or ("", None)
     if what := held_by(frames):
         one.state, one.what = "held", what
+        one.ended = getattr(frames, "ended", None) if what in _HAND_OVER else None
     elif what := waits_in(frames):
         one.state, one.what, one.open = "waiting", what, _open(one.calls, what, one.line)
         if what.startswith("_"):  # a name of torch's insides
@@ -229,6 +236,8 @@ def held_by(frames: list[Frame]) -> str | None:
             if frame.file.endswith(file) or (file.endswith("/") and file in frame.file):
                 owner = innermost(frame, ast.ClassDef)
                 return _BUILT_OF_LOCKS.get(getattr(owner, "name", None), what)
+    if own and not inner and _FILE_LOCKS.search(own.code):
+        return "a file lock"
     return "a lock" if own and not inner and _LOCKS.search(own.code) else None
 
 
@@ -243,9 +252,13 @@ def settled(frames: list[Frame]) -> Frame | None:
 
 def innermost(line: Frame, *kinds: type[ast.stmt]) -> ast.stmt | None:
     """The innermost statement around a line that is of these kinds."""
+    return max(around(line, *kinds), key=lambda node: node.lineno, default=None)
+
+
+def around(line: Frame, *kinds: type[ast.stmt]) -> list[ast.stmt]:
+    """The statements around a line that are of these kinds."""
     nodes = _statements("".join(linecache.getlines(line.file)))
-    around = [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
-    return max(around, key=lambda node: node.lineno, default=None)
+    return [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
 
 
 @functools.lru_cache(maxsize=4)  # ranks mostly stand in the same file

@@ -16,9 +16,11 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable
 from io import FileIO
 from types import FrameType, TracebackType
+from typing import Any
 
 from course_utils.launcher import errors
 from course_utils.launcher.stacks import THREAD, Frame
@@ -28,6 +30,7 @@ _MOST = 100  # frames, as many as faulthandler writes
 _THREADS = 8  # besides the main thread, of those that wait for other ranks
 _GROUPS = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _LONGEST = 200  # characters of what an exception says
+_ended: list[str] = []  # about the last thread that an exception has ended, if there is one
 _ACTION_BYTES = 256  # more than a `struct sigaction` has
 
 
@@ -57,6 +60,7 @@ def answer(signals: tuple[int, int], file: FileIO) -> None:
     in_python, in_c = signals
     for number in signals:  # the first as well: what is ignored by default, macOS does not keep
         faulthandler.register(number, file=file, all_threads=False)
+    _note_threads_that_end()
     # No `threading.Thread`: the learner's program would count it, and wait for its end.
     _thread.start_new_thread(_write_whenever_asked, (in_python, _thread.get_ident(), file))
     # Amid Python code this one can crash: github.com/python/cpython/issues/140815.
@@ -81,7 +85,7 @@ def _stack(main: int) -> bytes:
         stack = _rows(frame)
         if len(others) < _THREADS and any(_GROUPS in row for row in stack):
             others.append("\n".join([THREAD, *stack, ""]))
-    text = "\n".join([*others, "Stack (most recent call first):", *rows, ""])
+    text = "\n".join([*others, "Stack (most recent call first):", *rows, *_ended, ""])
     return text.encode("ascii", "backslashreplace")
 
 
@@ -95,21 +99,38 @@ def _rows(frame: FrameType | None) -> list[str]:
     return rows
 
 
-def _handled(thread: int) -> Iterable[str]:
+def _handled(thread: int) -> list[str]:
     """A line about the exception that led a thread into an `except` or a `finally`, if one did.
 
     Nobody hears of it before that has ended.
     """
     handled = sys._current_exceptions().get(thread)
     error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
+    return _told("Handles", error)
+
+
+def _note_threads_that_end() -> None:
+    """Keep what the last thread said that an exception has ended."""
+    tell = threading.excepthook
+
+    def note_and_tell(args: Any) -> None:
+        with contextlib.suppress(BaseException):  # what it says is code of the learner's
+            _ended[:] = _told("Ended", args.exc_value)
+        tell(args)
+
+    threading.excepthook = note_and_tell
+
+
+def _told(what: str, error: BaseException | None) -> list[str]:
+    """A line about an exception, if a line of the learner's raised it."""
     if error is None:
-        return
+        return []
     raised_at = _innermost_of_learner(error.__traceback__)
     if raised_at is None:
-        return
+        return []
     headline = errors.from_exception(0, error).headline  # the same words in every run
     words = " ".join(headline.split())[:_LONGEST]
-    yield f'Handles {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}'
+    return [f'{what} {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}']
 
 
 def _innermost_of_learner(trace: TracebackType | None) -> Frame | None:

@@ -7,6 +7,7 @@ address. The kernel binds it, rank 0 serves it, at the latest when somebody asks
 does: a store thread in a process that forks hangs its children.
 """
 
+import _thread
 import contextlib
 import importlib
 import os
@@ -16,7 +17,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -108,7 +108,8 @@ class Rendezvous:
         _promise_only(self.port.getsockname()[1])
         if rank == 0:
             self.port.listen(self.world_size + 8)
-            threading.Thread(target=self._serve_when_asked, name="store", daemon=True).start()
+            # No `threading.Thread`: the learner's program, and the record, would count it.
+            _thread.start_new_thread(self._serve_when_asked, ())
         else:
             self.port.close()
         store = dist.FileStore(self._path, self.world_size)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_HANDLES = re.compile(r'^Handles (.*) "(.+)", line (\d+) in (.+)$', re.MULTILINE)  # by `asking`
+_RAISED = r'^{} (.*) "(.+)", line (\d+) in (.+)$'  # by `asking`
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
 THREAD = "Thread (most recent call first):"  # above the stack of another thread, by `asking`
 # A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
@@ -78,6 +78,8 @@ class Stack(list[Frame]):
 
     # What the thread says of an exception that it handles, and the learner's line that raised it.
     handles: tuple[str, Frame] | None = None
+    # The same of an exception that has ended another thread.
+    ended: tuple[str, Frame] | None = None
     # Those of the rank's other threads that stand in torch.distributed.
     threads: tuple[list[Frame], ...] = ()
 
@@ -97,10 +99,17 @@ def from_dump(text: str) -> Stack:
             break
     frames.reverse()
     frames.threads = tuple(map(_of_thread, text.split(THREAD)[1:]))
-    if handled := _HANDLES.search(stack):
-        words, file, line, name = handled.groups()
-        frames.handles = words, Frame(file, int(line), name)
+    frames.handles = _raised("Handles", stack)
+    frames.ended = _raised("Ended", stack)
     return frames
+
+
+def _raised(what: str, text: str) -> tuple[str, Frame] | None:
+    found = re.search(_RAISED.format(what), text, re.MULTILINE)
+    if found is None:
+        return None
+    words, file, line, name = found.groups()
+    return words, Frame(file, int(line), name)
 
 
 def _of_thread(text: str) -> list[Frame]:

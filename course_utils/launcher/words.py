@@ -5,13 +5,31 @@ import textwrap
 from collections.abc import Iterable
 
 _COLUMNS = 95  # JupyterLab breaks a longer line of an error anywhere, also within a word
+_MANY = 16  # ranks that are named one by one
 _CHINESE = re.compile("[\u4e00-\u9fff]")  # may be broken anywhere
 
 
 def ranks_named(numbers: Iterable[int]) -> str:
-    """Such as `rank 3`, or `ranks 0, 1 and 3`, in order, each by its number."""
-    *names, last = map(str, sorted(numbers))
+    """Such as `rank 3`, or `ranks 0, 1 and 3`, in order; of many, `ranks 0-17 and 20-31`."""
+    in_order = sorted(numbers)
+    if len(in_order) > _MANY:
+        *names, last = _runs(in_order)
+        if not names:
+            return f"ranks {last}"
+    else:
+        *names, last = map(str, in_order)
     return f"ranks {', '.join(names)} and {last}" if names else f"rank {last}"
+
+
+def _runs(in_order: Iterable[int]) -> list[str]:
+    """Numbers that follow each other as one, such as `3-7`."""
+    runs: list[list[int]] = []
+    for number in in_order:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def were(numbers: Iterable[int]) -> str:

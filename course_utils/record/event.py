@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 Key = tuple[object, ...]
 # Flags of an event.
-ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED, WAKES, ASIDE, QUEUED = (
-    1 << bit for bit in range(9)
+ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED, WAKES, ASIDE, QUEUED, JOINS = (
+    1 << bit for bit in range(10)
 )
 
 

@@ -12,7 +12,7 @@ from torch.distributed.algorithms import join
 from torch.nn.parallel import distributed as ddp
 
 from course_utils.launcher.stacks import Frame
-from course_utils.record.event import ASIDE, BACKWARD, EVALUATES, FORWARD, KINDS, WRAPS
+from course_utils.record.event import ASIDE, BACKWARD, EVALUATES, FORWARD, JOINS, KINDS, WRAPS
 
 C10D = c10d.__file__
 _DDP = (ddp.__file__, join.__file__)  # whose notices nobody waits for
@@ -47,12 +47,14 @@ def caller(frame: FrameType | None) -> FrameType | None:
 
 
 def flags(inner: list[FrameType]) -> int:
-    """What DDP has to do with a call, and whether a thread of the learner's makes it."""
+    """What DDP or its join has to do with a call, and whether a learner's thread makes it."""
     found = BACKWARD if inner and inner[0].f_code.co_name == _RUNS_BACKWARD else 0
     if not isinstance(threading.current_thread(), _NOT_THEIRS):
         found |= ASIDE
     for frame in inner:
-        if frame.f_code.co_filename == ddp.__file__ and frame.f_code.co_name == "__init__":
+        if frame.f_code.co_filename == join.__file__ and frame.f_code.co_name == "__exit__":
+            found |= JOINS
+        elif frame.f_code.co_filename == ddp.__file__ and frame.f_code.co_name == "__init__":
             found |= WRAPS
         elif frame.f_code.co_filename == ddp.__file__ and frame.f_code.co_name == "forward":
             found |= FORWARD if frame.f_locals["self"].training else FORWARD | EVALUATES

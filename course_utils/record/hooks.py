@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
+from course_utils.launcher.stacks import Frame
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, KINDS, QUEUED, UNFINISHED, WAKES, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
@@ -124,6 +126,8 @@ class Recorder:
         queues = functools.cache(functools.partial(_queues, known))  # by a kind of device
 
         def before(call: Any) -> None:
+            if self.forked:
+                _refuse(call)
             self.carefully(self._before, known, issuing, impatient, queues, call)
 
         def after(call: Any) -> None:
@@ -176,6 +180,30 @@ class Recorder:
             issued.of = ISSUED
             if call.work is not None:
                 self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
+
+
+def _refuse(call: Any) -> None:
+    """In a process that a rank has forked: no thread of its group is there, so no call would end.
+
+    Raises:
+        RuntimeError: Always, unless the operation is unknown here.
+    """
+    if call.name.value not in _called():
+        return
+    kind = _called()[call.name.value][0]
+    line = frames.split(sys._getframe(2))[1]
+    there = ""
+    if line:
+        place = Frame(line.f_code.co_filename, line.f_lineno, line.f_code.co_name).place
+        there = f" ({place})"
+    rank = os.environ.get("RANK", "?")
+    who = f"a process that rank {rank} started"
+    if torch.utils.data.get_worker_info() is not None:
+        who = f"a DataLoader worker of rank {rank}"
+    raise RuntimeError(
+        f"{who} called {kind}{there}: only the rank itself can. Call it there, and hand over what "
+        "comes of it."
+    )
 
 
 def _seen_in_stacks(ask: Callable) -> Callable:

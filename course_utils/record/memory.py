@@ -93,6 +93,8 @@ class Part:
         if head.wrong or self.head.first != before.first:
             raise ValueError("these rows have other descriptions, or none")
         kept = range(max(before.first, head.rows + 1 - slots), before.rows)
+        if before.rows > before.first and not kept:
+            raise ValueError("all these rows were written anew while they were read")
         found = (rows[number % slots] for number in kept)
         return [(calls[row.call], row) for row in found], kept.start == 0
 

@@ -24,6 +24,19 @@ _OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for ha
 _MANY = 64  # works that are held until somebody waits for them, before looking who still can
 
 
+def _references(entry: tuple[Any, object]) -> int:
+    return sys.getrefcount(entry[0])
+
+
+# Python counts what stands in an entry alone in one way up to 3.13, and may in another from then.
+_ALONE = _references((object(), None))
+
+
+def somebody_has(entry: tuple[Any, object]) -> bool:
+    """Whether what stands in an entry is held elsewhere too, so that somebody may wait for it."""
+    return _references(entry) > _ALONE
+
+
 class Waits:
     """What was issued and is not known to be complete."""
 
@@ -100,8 +113,8 @@ class Waits:
         # gloo hangs where a receive that is not complete loses its work, so that is kept for long.
         self.unwaited[id(work)] = work, issued
         if len(self.unwaited) > _MANY:
-            for key, held in list(self.unwaited.items()):
-                if sys.getrefcount(held[0]) == 2:  # nobody else has it, so nobody can wait for it
+            for key, entry in list(self.unwaited.items()):
+                if not somebody_has(entry):
                     del self.unwaited[key]
 
     def _in_backward(self, issued: Row) -> None:
@@ -118,7 +131,7 @@ class Waits:
 
     def _is_over(self, task: int, start_s: float) -> None:
         # Whoever still has a work may yet wait for it.
-        kept = {own.index for work, own in self.unwaited.values() if sys.getrefcount(work) > 3}
+        kept = {entry[1].index for entry in self.unwaited.values() if somebody_has(entry)}
         for issued in self.backward.pop(task):
             if issued.index not in self.waited_for | kept:
                 waiting = self._begin(issued, sys._getframe().f_back, start_s)

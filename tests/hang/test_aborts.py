@@ -9,7 +9,7 @@ from stalls import call
 
 from course_utils import WorkerError, launch
 from course_utils.hang.report import why_aborted
-from course_utils.record.event import Log
+from course_utils.record.event import JOINS, Log
 
 GLOO = "what(): [enforce fail] Received data size doesn't match expected size."
 
@@ -97,6 +97,14 @@ def test_calls_in_another_order_are_told_as_such():
     text = why_aborted(0, {0: log(0, (2,)), 1: log(1, (6,), kind="broadcast")}, [GLOO, ""])
     assert "rank 1: broadcast, float32 of shape (6,)" in text
     assert text.endswith("in the same order, as often as the others.")
+
+
+def test_a_call_that_met_the_end_of_join_is_named():
+    joins, later = call(0, flags=JOINS), call(0, number=2, shape=(2,), flags=JOINS)
+    mine = call(1), call(1, number=2, shape=(4,))
+    text = why_aborted(0, {0: Log((joins, later), True), 1: Log(mine, True)}, [GLOO, ""])
+    assert "Rank 0 has no inputs left: at the end of join" in text
+    assert "all_reduce (train.py, line 7) of rank 1 is none of these" in text
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from stalls import DDP, at, call, explained, inside
 from course_utils.hang import whereabouts
 from course_utils.hang.deadlock import differs
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.words import ranks_named
 from course_utils.record.event import Event, Log
 
 Stacks = dict[int, list[Frame] | None]
@@ -256,6 +257,14 @@ def test_many_ranks_that_do_the_same_share_a_row():
     text = str(explained({**dict.fromkeys(range(9), at(3)), 9: None}))
     assert "  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 8: running at train.py, line 3, in train" in text
     assert "  rank 9: its function has returned" in text
+
+
+def test_hundreds_of_ranks_are_named_by_the_first_and_the_last_of_each_run():
+    stacks = {rank: None if rank % 100 == 7 else at(3) for rank in range(300)}
+    text = str(explained(stacks))
+    assert "ranks 0-6, 8-106, 108-206 and 208-299 only needed longer" in text
+    assert "ranks 7, 107 and 207: its function has returned" in text
+    assert ranks_named(range(300)) == "ranks 0-299"
 
 
 def test_where_every_rank_is_can_be_asked_of_the_error():

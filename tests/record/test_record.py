@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 from deadline import hung
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
-from course_utils import WorkerTimeout, launch
+from course_utils import WorkerError, WorkerTimeout, launch
 from course_utils.launcher import launch as launcher
 from course_utils.record import event, frames, hooks, memory
 from course_utils.record.event import Log, meetings
 from course_utils.record.memory import KEPT
 from course_utils.record.record import Record
+from course_utils.record.waits import somebody_has
 
 
 class Kept(Record):
@@ -177,6 +179,64 @@ def test_what_a_rank_forks_writes_nothing_into_its_rows(trace):
 
     log = logs_of(work, 1, trace, backend=None)[0]
     assert [e.kind for e in log.events] == ["return"]
+
+
+def test_rows_that_were_written_anew_while_they_were_read_are_read_again(monkeypatch):
+    part = memory.made(1, whole=False)[0]
+    for _ in range(3):
+        part.write({"kind": "barrier"}, None)
+    head = memory._Head(rows=3, told=part.head.told)
+    much_later = memory._Head(rows=3 + 2 * KEPT, told=part.head.told)
+    heads = iter([head, much_later, head, head])
+    monkeypatch.setattr(memory._Head, "from_buffer_copy", lambda _: next(heads))
+    record = Record()
+    record._parts, record.unread = [part], {}
+    rows, _ = record._read(0)
+    assert len(rows) == 3
+
+
+def test_a_work_that_stands_in_its_entry_alone_is_nobodys():
+    entry = object(), None
+    assert not somebody_has(entry)
+    work = entry[0]
+    assert somebody_has(entry)
+    del work
+    assert not somebody_has(entry)
+
+
+class Averaged(list):
+    """Data whose samples are averaged, where a DataLoader asks for them."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = torch.ones(1) * dist.get_rank()
+        dist.all_reduce(sample)
+        return sample
+
+
+def test_a_collective_in_a_worker_of_a_dataloader_is_an_error_and_no_hang():
+    def work() -> None:
+        list(DataLoader(Averaged([0, 1]), num_workers=1, multiprocessing_context="fork"))
+
+    with pytest.raises(WorkerError) as caught:
+        launch(work, backend="gloo")
+    text = str(caught.value)
+    assert "a DataLoader worker of rank 0 called all_reduce (test_record.py, line " in text
+    assert "in __getitem__): only the rank itself can." in text
+
+
+def test_a_collective_in_a_process_of_a_rank_is_an_error_and_the_rank_goes_on():
+    def work() -> tuple[int, int]:
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=dist.all_reduce, args=(torch.ones(1),))
+        process.start()
+        process.join()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return process.exitcode, int(total)
+
+    results = launch(work, backend="gloo")
+    assert list(results) == [(1, 2), (1, 2)]
+    assert "a process that rank 1 started called all_reduce (test_record" in results.output[1]
 
 
 def test_a_bucket_hook_of_ddp_written_in_python_meets_no_lock():
