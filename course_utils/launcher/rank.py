@@ -70,7 +70,21 @@ class Worker:
             parcel.send(self.own.theirs, parcel.RESULT, result)
             self.has_told = True
         except Exception as error:
-            self._tell_failure(error, _why_it_cannot_be_sent(result, error))
+            self._tell_failure(error, self._why_it_cannot_be_sent(result, error))
+
+    def _why_it_cannot_be_sent(self, result: Any, error: Exception) -> str:
+        """In words, with the place within the result."""
+        place = parcel.place_of_what_fails(result)
+        if isinstance(error, parcel.HoldsAPartError):
+            what = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
+            return f"""{what}, of which each rank holds a part: call full_tensor() on every rank, \
+and return that."""
+        kind = type(result).__name__
+        note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
+        if place:
+            note += f"\n  That is what stands at {place} in it."
+        note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
+        return note
 
     def _live_and_die_with_the_kernel(self) -> None:
         os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
@@ -168,20 +182,6 @@ def _returned(fn: Callable, args: tuple) -> Any:
         if ended.code in (None, 0):
             return None
         raise
-
-
-def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
-    place = parcel.place_of_what_fails(result)
-    if isinstance(error, parcel.HoldsAPartError):
-        what = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
-        return f"""{what}, of which each rank holds a part: call full_tensor() on every rank, \
-and return that."""
-    kind = type(result).__name__
-    note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
-    if place:
-        note += f"\n  That is what stands at {place} in it."
-    note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
-    return note
 
 
 def _dead_loader(error: BaseException) -> BaseException | None:

@@ -64,9 +64,7 @@ _BY_OUTPUT = {  # a pattern of what a rank printed: the reason
     "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
     "function or class into a file",
 }
-_CRASHED_AT = (
-    "compiled code touched memory that is not its own, called from the line shown above"
-)
+_CRASHED_AT = "compiled code touched memory that is not its own, called from the line shown above"
 _WAITED = (
     "the group's own timeout ran out: another rank did not come to this call in time, or not at all"
 )
