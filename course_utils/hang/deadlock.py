@@ -159,9 +159,8 @@ class Deadlock:
 
 
 def _is_over(one: Whereabouts) -> bool:
-    """Whether a rank whose function has returned has no thread left that may call anything."""
-    last = one.calls[-1] if one.calls else None
-    return last is not None and last.kind == "return" and not last.flags & WAKES
+    """Whether a rank whose function has returned is seen to have no thread at work."""
+    return not any(call.kind == "return" and call.flags & WAKES for call in one.calls[-1:])
 
 
 def _differ(meeting: Meeting) -> str | None:
