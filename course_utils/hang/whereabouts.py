@@ -222,7 +222,8 @@ def waits_in(frames: list[Frame]) -> str | None:
 
 def _may_wait(name: str) -> bool:
     """Whether a function of `torch.distributed` may wait for other ranks, by its name."""
-    return not name.startswith(("get_", "is_", "_get_", "_is_", "_rank_not_in_group"))
+    asks = "get_", "is_", "_get_", "_is_", "_rank_not_in_group", "WORLD", "default_pg", "pg_"
+    return not name.startswith(asks)
 
 
 def held_by(frames: list[Frame]) -> str | None:
