@@ -2,33 +2,45 @@
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
 
 _LAUNCHER = "torch.distributed.launcher.api"  # accelerate's notebook_launcher and torchrun use it
 REFUSAL = """launch was called inside a worker. A rank cannot launch ranks: call launch from the \
 cell, with a larger world_size."""
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise RuntimeError(REFUSAL)
-
-
 def refuse_launchers() -> None:
     """In a rank: have torch's launcher refuse at once, where two agents would take one port.
 
-    Its function is private. Under a different name it is not refused, and fails or hangs.
+    A process that the rank has started is no rank, and may launch what it likes.
+    Torch's function is private. Under a different name it is not refused, and fails or hangs.
     """
+    rank_pid = os.getpid()
     if _LAUNCHER in sys.modules:
-        sys.modules[_LAUNCHER].launch_agent = _refuse
+        _put_into(sys.modules[_LAUNCHER], rank_pid)
     else:
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(rank_pid))
+
+
+def _put_into(module: ModuleType, rank_pid: int) -> None:
+    launch_agent = module.launch_agent
+
+    def refuse(*args: object, **options: object) -> object:
+        if os.getpid() == rank_pid:
+            raise RuntimeError(REFUSAL)
+        return launch_agent(*args, **options)
+
+    module.launch_agent = refuse
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Puts the refusal into the launcher when it is imported: to import it takes a while."""
+
+    def __init__(self, rank_pid: int) -> None:
+        self._rank_pid = rank_pid
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,7 +53,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def execute_and_refuse(module: ModuleType) -> None:
                 execute(module)
-                module.launch_agent = _refuse
+                _put_into(module, self._rank_pid)
 
             spec.loader.exec_module = execute_and_refuse
         return spec

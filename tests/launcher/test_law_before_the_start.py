@@ -4,6 +4,7 @@ import errno
 import functools
 import importlib
 import itertools
+import multiprocessing
 import os
 import resource
 import sys
@@ -248,3 +249,26 @@ def test_law_10_a_rank_that_launches_ranks_is_refused_at_once(name, tmp_path):
     work = by_torch if name.startswith("accelerate") else lambda: launch(dist.get_rank)
     with pytest.raises(WorkerError, match="A rank cannot launch ranks"):
         launch(work, backend="gloo")
+
+
+def test_law_10_a_process_that_a_rank_has_started_may_launch(tmp_path):
+    """As chapter 09's hosts do, which are forks that have imported torch."""
+
+    def writes() -> None:
+        (tmp_path / "launched").touch()
+
+    def launches() -> None:
+        tempfile.tempdir = str(tmp_path)
+        api = importlib.import_module("torch.distributed.launcher.api")
+        meets = {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0"}
+        config = api.LaunchConfig(1, 1, 1, start_method="fork", **meets)
+        api.elastic_launch(config, writes)()
+
+    def starts_a_process() -> int:
+        process = multiprocessing.get_context("fork").Process(target=launches)
+        process.start()
+        process.join()
+        return process.exitcode
+
+    assert list(launch(starts_a_process, world_size=1, backend="gloo")) == [0]
+    assert (tmp_path / "launched").exists()
