@@ -23,7 +23,10 @@ _OTHERS = {
     "a sharded model's forward pass, on one rank": "not made",
     "a receive from any rank, of which nothing is known": "not made",
     "a barrier of another kind on one rank": "only gloo has it",
-    "a group for calls of functions, in that of launch": "it has no other group",
+    "a group for calls of functions that is larger than the number of ranks": "not made",
+    "a message sent by isend, for which nobody waits before the end": "it arrives there",
+    "a call in a thread whose end one rank waits for": "that call has no line of the learner's",
+    "a barrier within a file lock that every rank takes": "a barrier that is queued holds nobody",
 }
 # Where sends may wait for each other on a GPU, the record cannot prove it.
 _UNPROVEN = {
@@ -35,8 +38,16 @@ _SAYS = {  # instead of the call that it stands in
     "an uneven number of batches under DDP": ("rank 0: has queued all_reduce and is at cell",),
     "a wait for a call that nobody joins": ("rank 0: has queued all_reduce and is at cell",),
     "a wrong peer": ("rank 2 never sent message #1 to rank 1",),
+    # Where a rank stands is not where it called, so the loops that lead there cannot be compared.
+    "early stopping by what one rank has measured": ("is barrier (cell [N], line 16) on rank 0",),
+    # The main thread stands still as well, and waits for the same ranks.
+    "a call in a thread that asyncio waits for on one rank": ("rank 1 never called all_reduce in",),
 }
-_PATTERN = {"a wrong peer": "returned"}
+_PATTERN = {
+    "a wrong peer": "returned",
+    "early stopping by what one rank has measured": "order",
+    "a call in a thread that asyncio waits for on one rank": "returned",
+}
 
 
 def on_a_gpu(hang: Hang) -> Hang:

@@ -86,7 +86,7 @@ def test_a_condition_that_nobody_notifies_is_no_lock():
 @pytest.mark.parametrize(
     "file",
     [
-        "/tmp/torchinductor_me/ab/cab.py",
+        "/cache/torchinductor_me/ab/cab.py",
         "<eval_with_key>.3",
         "/elsewhere/lib/python3.11/site-packages/accelerate/launchers.py",
     ],
