@@ -13,7 +13,7 @@ import mmap
 import os
 import struct
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -161,12 +161,21 @@ def _work(
         seed_cpu(public_seed(rank, len(arguments), number))  # the last one was secret
         begun = monotonic()
         with watch.run(runs[number].lateness(rank, world_size)):
-            result = watch.fn(*mine)
+            result = _returned(watch.fn, mine)
         told.append((_packed(result, backend), begun, watch.seen, watch.flops))
         progress[rank] = number + 1
         while min(progress) <= number:  # until all others have it behind them as well
             sleep(0.0003)
     return told
+
+
+def _returned(fn: Callable, arguments: tuple) -> Any:
+    """What an answer returns; to a launch, a script that ends by `sys.exit(0)` has ended well."""
+    try:
+        return fn(*arguments)
+    except SystemExit as ended:
+        code = "" if ended.code is None else repr(ended.code)
+        raise RuntimeError(f"sys.exit({code}) was called: return the result instead") from ended
 
 
 def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: tuple[int, int]) -> list[tuple]:

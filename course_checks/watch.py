@@ -31,7 +31,12 @@ _TORCH, _UTILS, _HERE = (
     for module in (torch, course_utils, sys.modules[__package__])
 )
 _OWN_BUSINESS = _TORCH, _UTILS, _HERE, "<frozen"
-_FOR_OTHERS = __file__, f"{_TORCH}serialization", f"{_TORCH}distributed{os.sep}elastic"
+_FOR_OTHERS = (
+    __file__,
+    f"{_TORCH}serialization",
+    f"{_TORCH}distributed{os.sep}elastic",
+    f"{_UTILS}launcher{os.sep}family.py",  # through which a rank starts a program
+)
 _DOES = {  # side channels, by their names in `allow`
     "store": "uses a store",
     "backend": "calls a backend directly, where nobody sees it",

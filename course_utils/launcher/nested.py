@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 _LAUNCHER = "torch.distributed.launcher.api"  # accelerate's notebook_launcher and torchrun use it
 REFUSAL = """launch was called inside a worker. A rank cannot launch ranks: call launch from the \
@@ -15,7 +16,7 @@ cell, with a larger world_size."""
 def refuse_launchers() -> None:
     """In a rank: have torch's launcher refuse at once, where two agents would take one port.
 
-    A process that the rank has started is no rank, and may launch what it likes.
+    Several ranks may act as the hosts of one job, and a process that a rank has started is no rank.
     Torch's function is private. Under a different name it is not refused, and fails or hangs.
     """
     rank_pid = os.getpid()
@@ -28,10 +29,11 @@ def refuse_launchers() -> None:
 def _put_into(module: ModuleType, rank_pid: int) -> None:
     launch_agent = module.launch_agent
 
-    def refuse(*args: object, **options: object) -> object:
-        if os.getpid() == rank_pid:
+    def refuse(config: Any, *args: Any, **options: Any) -> Any:
+        acts_as_host = getattr(config, "max_nodes", 1) > 1
+        if os.getpid() == rank_pid and not acts_as_host:
             raise RuntimeError(REFUSAL)
-        return launch_agent(*args, **options)
+        return launch_agent(config, *args, **options)
 
     module.launch_agent = refuse
 
