@@ -196,7 +196,7 @@ def evaluate(shards=None):
         output = trained(images.double())
         right = (output.argmax(dim=1) == labels).sum()
         loss = cross_entropy(output, labels, reduction="sum")
-        sums += torch.stack([loss, right, torch.tensor(len(labels))])
+        sums += sums.new_tensor([loss.item(), right.item(), len(labels)])
     local = sums[:2] / sums[2]
     means = local.clone()
     dist.all_reduce(means, op=dist.ReduceOp.AVG)

@@ -474,7 +474,7 @@ unheard.measured(times_cured("no training=True", "dealt"), within=0.3, about=Tru
 #
 # ## 5 · Statistics that drift
 #
-# DDP sends rank 0's **buffers** to all before each forward; in torch, a batch norm's running mean is one (chapter 07). What is it in Keras?
+# DDP sends rank 0's **buffers** to all at the beginning of each step; in torch, a batch norm's running mean is one (chapter 07). What is it in Keras?
 
 
 # %%
