@@ -1,9 +1,7 @@
 """A recording or a replay, read as bars and arrows on one clock."""
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from operator import itemgetter
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from course_utils.network.network import Network
@@ -31,7 +29,8 @@ class Activity(NamedTuple):
     @property
     def end(self) -> float:
         """When the last of all is done."""
-        return max((0.0, *self.ends, *(bar.end_us for bar in self.bars)))
+        ends_of_bars = [bar.end_us for bar in self.bars]
+        return max([0.0, *self.ends, *ends_of_bars])
 
 
 def activity(source: Trace | Replay) -> Activity:
@@ -49,16 +48,17 @@ def spans(bars: Iterable[Interval], pixel_us: float) -> dict[str, list]:
 
     What is shorter than a pixel is joined with the next within a pixel.
     """
-    found, before = defaultdict(list), {}
+    by_kind: dict[str, list] = defaultdict(list)
+    latest: dict[tuple[int, str], list] = {}  # by rank and kind the bar that may still grow
     for bar in bars:
-        rank, start, end, what = bar[:4]
-        last = before.get((rank, what), [rank, -math.inf, -math.inf])
-        if start - last[2] < pixel_us and last[2] - last[1] < pixel_us:
+        rank, start, end, kind = bar[:4]
+        last = latest.get((rank, kind))
+        if last and start - last[2] < pixel_us and last[2] - last[1] < pixel_us:
             last[2] = max(last[2], end)
         else:
-            before[rank, what] = [rank, start, end]
-            found[what].append(before[rank, what])
-    return found
+            latest[rank, kind] = [rank, start, end]
+            by_kind[kind].append(latest[rank, kind])
+    return by_kind
 
 
 def named(network: Network) -> str:
@@ -66,28 +66,39 @@ def named(network: Network) -> str:
     words = [f"latency {network.latency_us:g} µs, {network.gbit_s:g} Gbit/s"]
     if network.between:
         latency_us, gbit_s = network.between
-        words += [f"{network.nodes} nodes with {latency_us:g} µs, {gbit_s:g} Gbit/s between them"]
-    words += [f"slow link {a} to {b}" for a, b in network.slow_links]
-    words += [f"rank {rank} slow" for rank in network.slow_ranks]
+        link = f"{latency_us:g} µs, {gbit_s:g} Gbit/s"
+        words.append(f"{network.nodes} nodes with {link} between them")
+    for source, target in network.slow_links:
+        words.append(f"slow link {source} to {target}")
+    for rank in network.slow_ranks:
+        words.append(f"rank {rank} slow")
     return ", ".join(words)
 
 
-def virtual_text(what: Activity) -> str:
+def virtual_text(picture: Activity) -> str:
     """Who is done when on the virtual clock, and how long it waited in calls."""
-    held, ends = [0.0] * len(what.ends), what.ends
-    for bar in what.bars:
-        held[bar.rank] += bar.end_us - bar.start_us if bar.what == "wait" else 0.0
-    pairs = zip(ends, held, strict=True)
-    said = together(f"done at {us(end)}, waiting for {us(own)} of it" for end, own in pairs)
-    return f"V{what.clock[1:]}: {first_of(said)}"
+    waited_us = [0.0] * len(picture.ends)
+    for bar in picture.bars:
+        if bar.what == "wait":
+            waited_us[bar.rank] += bar.end_us - bar.start_us
+    sentences = []
+    for end_us, wait_us in zip(picture.ends, waited_us, strict=True):
+        sentences.append(f"done at {us(end_us)}, waiting for {us(wait_us)} of it")
+    clock = picture.clock[1:]  # without its first letter, which is a capital here
+    return f"V{clock}: {first_of(together(sentences))}"
 
 
 def real_text(trace: Trace) -> str:
     """How many calls of which kind each rank made: in every run the same, unlike the times."""
-    calls = [Counter(e.kind for e in trace.of_rank(rank)) for rank in range(trace.world_size)]
-    counts = (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls)
-    text = f"Real time, calls of {first_of(together(counts, ': '))}"
-    return f"{text} {_QUEUED}" if _is_queued(trace) else text
+    calls_of_rank = []
+    for rank in range(trace.world_size):
+        counts = Counter(event.kind for event in trace.of_rank(rank))
+        words = [f"{count} {kind}" for kind, count in counts.items()]
+        calls_of_rank.append(", ".join(words) or "no calls")
+    text = f"Real time, calls of {first_of(together(calls_of_rank, ': '))}"
+    if _is_queued(trace):
+        return f"{text} {_QUEUED}"
+    return text
 
 
 def _is_queued(trace: Trace) -> bool:
@@ -95,12 +106,14 @@ def _is_queued(trace: Trace) -> bool:
 
 
 def _virtual(replay: Replay) -> Activity:
-    def of(what: str, *ends: int) -> list[Interval]:
-        return sorted((i for i in replay.intervals if i.what == what), key=itemgetter(*ends))
-
+    sends = [bar for bar in replay.intervals if bar.what == "send"]
+    receives = [bar for bar in replay.intervals if bar.what == "receive"]
     # Between two ports, messages arrive in the order in which they were sent.
-    pairs = zip(of("send", 0, 5), of("receive", 5, 0), strict=True)  # by sender and receiver
-    arrows = [sent._replace(end_us=taken.end_us) for sent, taken in pairs]
+    sends.sort(key=lambda bar: (bar.rank, bar.peer))
+    receives.sort(key=lambda bar: (bar.peer, bar.rank))
+    arrows = []
+    for sent, taken in zip(sends, receives, strict=True):
+        arrows.append(sent._replace(end_us=taken.end_us))
     clock = f"virtual time (µs), {named(replay.network)}"
     return Activity(list(replay.intervals), arrows, replay.finish_us, clock)
 
@@ -110,31 +123,60 @@ def _in_real_time(trace: Trace) -> Activity:
 
     Of what a failed launch left unfinished nothing but the waiting is drawn.
     """
-    begin = min((event.start_s for event in trace), default=0.0)
-    bars, now = [], [begin] * trace.world_size
+    begin_s = min((event.start_s for event in trace), default=0.0)
 
-    def bar(rank: int, start_s: float, end_s: float, what: str, to: int | None = None) -> Interval:
-        return Interval(rank, 1e6 * (start_s - begin), 1e6 * (end_s - begin), what, None, to)
+    def to_us(seconds: float) -> float:
+        return 1e6 * (seconds - begin_s)
 
-    for event in trace:
-        rank, lasts = event.rank, (event.rank, event.start_s, event.end_s)
-        if event.finished and event.kind != "wait":
-            bars.append(bar(*lasts, _PORTS.get(event.kind, "collective")))
-        if event.blocking or event.kind == "wait":  # it holds the rank
-            bars += bar(rank, now[rank], event.start_s, "compute"), bar(*lasts, "wait")
-            now[rank] = max(now[rank], event.end_s)
-    ended = [end_s for end_s, *_ in trace.ended]
-    bars += [bar(rank, now[rank], end_s, "compute") for rank, end_s in enumerate(ended)]
-    bars = [one for one in bars if one.what != "compute" or one.end_us > one.start_us]
-    met = (one for one in meetings(trace, trace.world_size) if one.key[0] == "message")
-    pairs = [[one.calls.get(rank) for rank in one.members] for one in met]
-    arrows = [
-        bar(sent.rank, sent.start_s, taken.end_s, "send", taken.rank)
-        for sent, taken in pairs
-        if sent and taken and sent.finished and taken.finished
-    ]
-    ends = tuple(max(0.0, 1e6 * (end_s - begin)) for end_s in ended)
+    ended_s = [rank_ended_s for rank_ended_s, *_ in trace.ended]
     clock = "real time on this machine (ms)"
     if _is_queued(trace):
         clock += ", calls until they were queued"
-    return Activity(bars, arrows, ends, clock, 1000)
+    return Activity(
+        bars=_bars_in_real_time(trace, begin_s, ended_s, to_us),
+        arrows=_arrows_in_real_time(trace, to_us),
+        ends=tuple(max(0.0, to_us(end_s)) for end_s in ended_s),
+        clock=clock,
+        tick_us=1000,
+    )
+
+
+def _bars_in_real_time(
+    trace: Trace, begin_s: float, ended_s: list[float], to_us: Callable[[float], float]
+) -> list[Interval]:
+    bars: list[Interval] = []
+    free_s = [begin_s] * trace.world_size  # from when on a rank runs code of its own
+
+    def add(rank: int, start_s: float, end_s: float, kind: str) -> None:
+        bars.append(Interval(rank, to_us(start_s), to_us(end_s), kind, None))
+
+    def add_own_code(rank: int, end_s: float) -> None:
+        if to_us(end_s) > to_us(free_s[rank]):
+            add(rank, free_s[rank], end_s, "compute")
+
+    for event in trace:
+        if event.finished and event.kind != "wait":
+            kind = _PORTS.get(event.kind, "collective")
+            add(event.rank, event.start_s, event.end_s, kind)
+        holds_its_rank = event.blocking or event.kind == "wait"
+        if holds_its_rank:
+            add_own_code(event.rank, event.start_s)
+            add(event.rank, event.start_s, event.end_s, "wait")
+            free_s[event.rank] = max(free_s[event.rank], event.end_s)
+    for rank, end_s in enumerate(ended_s):
+        add_own_code(rank, end_s)
+    return bars
+
+
+def _arrows_in_real_time(trace: Trace, to_us: Callable[[float], float]) -> list[Interval]:
+    """A message that has come: from when it was sent until its receiver had it."""
+    arrows = []
+    for meeting in meetings(trace, trace.world_size):
+        if meeting.key[0] != "message":
+            continue
+        source, target = meeting.members
+        sent, taken = meeting.calls.get(source), meeting.calls.get(target)
+        if sent and taken and sent.finished and taken.finished:
+            start_us, end_us = to_us(sent.start_s), to_us(taken.end_s)
+            arrows.append(Interval(sent.rank, start_us, end_us, "send", None, taken.rank))
+    return arrows

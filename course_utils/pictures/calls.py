@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from course_utils.hang.deadlock import differs
@@ -36,45 +37,64 @@ def plot_calls(source: WorkerTimeout | Trace) -> None:
         ValueError: No rank is known to have called a collective.
     """
     if isinstance(source, Trace):
-        events, size = source.events, source.world_size
-        held = [call for call in events if not call.finished]
+        events, world_size = source.events, source.world_size
+        open_calls = [call for call in events if not call.finished]
     elif isinstance(source, WorkerTimeout):
-        events, size = [c for r in source.waiting.values() for c in r.calls], len(source.waiting)
-        held = [call for one in source.waiting.values() for call in one.open]
+        logs = source.waiting.values()
+        events, world_size = [call for log in logs for call in log.calls], len(logs)
+        open_calls = [call for log in logs for call in log.open]
     else:
         raise TypeError(f"calls are drawn of a WorkerTimeout or of a trace, not {source!r:.80}")
-    found = [one for one in meetings(events, size) if one.key[0] == "collective"]
-    if not found:
+    collectives = [m for m in meetings(events, world_size) if m.key[0] == "collective"]
+    if not collectives:
         raise ValueError("no rank is known to have called a collective: look at its messages")
-    waited = (one for one in found if any(call in held for call in one.calls.values()))
-    first = next(waited, found[0])
-    met = [one for one in found if one.key == first.key][-_LAST:]
-    show(draw(met, held), words(met))
+    shown = _of_one_group(collectives, open_calls)[-_LAST:]
+    show(draw(shown, open_calls), words(shown))
 
 
-def words(met: list[Meeting]) -> str:
+def _of_one_group(collectives: list[Meeting], open_calls: list[Event]) -> list[Meeting]:
+    """Those of the first group in which a rank waits, or else of the first one used."""
+    first = collectives[0]
+    for meeting in collectives:
+        if any(call in open_calls for call in meeting.calls.values()):
+            first = meeting
+            break
+    return [meeting for meeting in collectives if meeting.key == first.key]
+
+
+def words(shown: list[Meeting]) -> str:
     """What is missing and what differs, of several collectives in the first one."""
-    said = []
-    if other := next((one for one in met if difference(one)), None):
-        labels = together({rank: _label(call) for rank, call in sorted(other.calls.items())})
-        by = "; ".join(f"{label} on {ranks_named(who)}" for label, who in labels.items())
-        said.append(f"#{other.number} differs in {difference(other)[0]}: {by}")
-    if lacking := next((one for one in met if one.missing), None):
-        said.append(f"#{lacking.number} is missing on {ranks_named(lacking.missing)}")
-    to = f"s #{met[0].number} to #{met[-1].number}" if len(met) > 1 else f" #{met[0].number}"
-    who = ranks_named(met[0].members)
-    return f"Collective{to} of {who}: {'. '.join(said) or 'all the same'}."
+    sentences = []
+    for meeting in shown:
+        if differs_in := difference(meeting):
+            labels = {rank: _label(call) for rank, call in sorted(meeting.calls.items())}
+            groups = together(labels).items()
+            by_label = "; ".join(f"{label} on {ranks_named(ranks)}" for label, ranks in groups)
+            sentences.append(f"#{meeting.number} differs in {differs_in[0]}: {by_label}")
+            break
+    for meeting in shown:
+        if meeting.missing:
+            sentences.append(f"#{meeting.number} is missing on {ranks_named(meeting.missing)}")
+            break
+    numbers = f" #{shown[0].number}"
+    if len(shown) > 1:
+        numbers = f"s #{shown[0].number} to #{shown[-1].number}"
+    group = ranks_named(shown[0].members)
+    return f"Collective{numbers} of {group}: {'. '.join(sentences) or 'all the same'}."
 
 
-def difference(met: Meeting) -> tuple[str, set[int]] | None:
+def difference(meeting: Meeting) -> tuple[str, set[int]] | None:
     """What its calls differ in, and the ranks in the minority, or all."""
-    calls = list(met.calls.values())
-    what = differs(calls)
-    if not what and len(set(map(_line, calls))) == 1:
+    calls = list(meeting.calls.values())
+    kind = differs(calls)
+    lines = {_line(call) for call in calls}
+    if not kind and len(lines) == 1:
         return None
-    (most, often), *others = Counter(map(_label, calls)).most_common()
-    even = others and others[0][1] == often
-    return _IN.get(what, what or "line"), {c.rank for c in calls if even or _label(c) != most}
+    counts = Counter(_label(call) for call in calls).most_common()
+    commonest, often = counts[0]
+    no_majority = len(counts) > 1 and counts[1][1] == often
+    blamed = {call.rank for call in calls if no_majority or _label(call) != commonest}
+    return _IN.get(kind, kind or "line"), blamed
 
 
 def _line(call: Event) -> str:
@@ -82,34 +102,53 @@ def _line(call: Event) -> str:
 
 
 def _shape(call: Event) -> str:
-    return str(call.shape) if call.kind != "barrier" and call.dtype else ""
+    if call.kind == "barrier" or not call.dtype:
+        return ""
+    return str(call.shape)
 
 
 def _label(call: Event) -> str:
-    """What tells it from another one, such as `all_reduce of float32 (4,), root 0, line 7`."""
-    tensor = f" of {call.dtype} {_shape(call)}" if _shape(call) else ""
-    root = "" if call.root is None or call.kind == "barrier" else f"root {call.root}"
-    return ", ".join(filter(None, (call.kind + tensor, root, _line(call))))
+    """What tells it from a different one, such as `all_reduce of float32 (4,), root 0, line 7`."""
+    parts = [call.kind]
+    if _shape(call):
+        parts[0] += f" of {call.dtype} {_shape(call)}"
+    if call.root is not None and call.kind != "barrier":
+        parts.append(f"root {call.root}")
+    if _line(call):
+        parts.append(_line(call))
+    return ", ".join(parts)
 
 
-def draw(met: list[Meeting], held: list[Event]) -> Figure:
+def draw(shown: list[Meeting], open_calls: list[Event]) -> Figure:
     """Draw a row per rank and a column per collective, and in which calls ranks are held."""
-    ranks, wide, row = sorted(met[0].members), len(met) * _WIDE, 1.2 * HIGH
-    size = row * wide + 0.7, row * len(ranks) + 0.4
+    ranks = sorted(shown[0].members)
+    width = len(shown) * _WIDE
+    row_inches = 1.2 * HIGH
+    size = (row_inches * width + 0.7, row_inches * len(ranks) + 0.4)
     figure, axes = plt.subplots(figsize=size, layout="constrained")
-    rank_rows(axes, ranks, wide)
-    for column, one in enumerate(met):
+    rank_rows(axes, ranks, width)
+    for column, meeting in enumerate(shown):
         x = column * _WIDE
-        axes.text(x + _WIDE / 2, -0.1, f"#{one.number}", ha="center", color=INK)
-        _, blamed = difference(one) or ("", ())
+        axes.text(x + _WIDE / 2, -0.1, f"#{meeting.number}", ha="center", color=INK)
+        _, blamed = difference(meeting) or ("", ())
         for y, rank in enumerate(ranks):
-            if rank in one.missing:
+            if rank in meeting.missing:
                 cell(axes, x, y, "missing", (), _WIDE, **_MISSING)
-                continue
-            call, edge = one.calls[rank], _DIFFERS if rank in blamed else {}
-            below = f"{_shape(call)} {_line(call)}".strip()
-            said = filter(None, (call.kind, below, "waits here" * (call in held)))
-            cell(axes, x, y, "\n".join(said), (rank,), _WIDE, **edge)
-            if edge:
-                axes.text(x + _WIDE - 0.25, y + 0.33, "≠", ha="center", weight="bold", color=INK)
+            else:
+                call = meeting.calls[rank]
+                _draw_call(axes, (x, y), call, call in open_calls, rank in blamed)
     return figure
+
+
+def _draw_call(
+    axes: Axes, corner: tuple[float, float], call: Event, is_open: bool, is_blamed: bool
+) -> None:
+    x, y = corner
+    lines = [call.kind, f"{_shape(call)} {_line(call)}".strip()]
+    if is_open:
+        lines.append("waits here")
+    text = "\n".join(line for line in lines if line)
+    edge = _DIFFERS if is_blamed else {}
+    cell(axes, x, y, text, (call.rank,), _WIDE, **edge)
+    if is_blamed:
+        axes.text(x + _WIDE - 0.25, y + 0.33, "≠", ha="center", weight="bold", color=INK)

@@ -9,12 +9,16 @@ import math
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 INK = "#222222"
-_FONT, _POINT = 12, 0.72  # height of letters in pixels; a pixel, of which an inch has 100
+_FONT = 12  # pixels: height of letters
+_POINTS = 0.72  # of a pixel: an inch has 100 pixels and 72 points
 _HEAD = 7  # pixels of an arrow's head
+_HEAD_SLOPE = 0.38  # how far its two strokes are spread
+_ALIGNED = {"start": "left", "middle": "center", "end": "right"}  # as matplotlib calls it
 Line = tuple[float, float, float, float]  # x1, y1, x2, y2
 
 
@@ -51,21 +55,24 @@ class Drawing(NamedTuple):
 def arrow(line: Line) -> list[Line]:
     """A line, and two short ones at its end."""
     x1, y1, x2, y2 = line
-    part = _HEAD / max(_HEAD, math.hypot(x2 - x1, y2 - y1))
-    dx, dy, side = (x2 - x1) * part, (y2 - y1) * part, 0.38
-    heads = [(x2, y2, x2 - dx - s * dy, y2 - dy + s * dx) for s in (side, -side)]
-    return [line, *heads]
+    length = math.hypot(x2 - x1, y2 - y1)
+    share = _HEAD / max(_HEAD, length)  # of the line that the head covers
+    back_x, back_y = (x2 - x1) * share, (y2 - y1) * share
+    across_x, across_y = -_HEAD_SLOPE * back_y, _HEAD_SLOPE * back_x
+    one_side = (x2, y2, x2 - back_x + across_x, y2 - back_y + across_y)
+    other_side = (x2, y2, x2 - back_x - across_x, y2 - back_y - across_y)
+    return [line, one_side, other_side]
 
 
 def as_svg(drawing: Drawing) -> str:
     """An `<svg>` without ids (patterns, markers), which two pictures of one page would share."""
     width, height, shapes, label = drawing
+    elements = "".join(_element(shape) for shape in shapes)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{html.escape(label)}" font-family="system-ui,sans-serif" '
         f'font-size="{_FONT}" style="width:100%;max-width:{width}px;display:block">'
-        f'<rect width="{width}" height="{height}" fill="#fff"/>{"".join(map(_element, shapes))}'
-        "</svg>"
+        f'<rect width="{width}" height="{height}" fill="#fff"/>{elements}</svg>'
     )
 
 
@@ -74,9 +81,11 @@ def _element(shape: Shape) -> str:
         place = f'x="{shape.x:.1f}" y="{shape.y:.1f}" text-anchor="{shape.align}"'
         return f'<text {place} fill="{INK}">{html.escape(shape.text)}</text>'
     style = f'stroke="{shape.colour}" stroke-width="{shape.width:.1f}"'
-    style += f' stroke-dasharray="{shape.dash[0]} {shape.dash[1]}"' if shape.dash else ""
-    way = "".join(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" for x1, y1, x2, y2 in shape.ends)
-    return f'<path d="{way}" {style}/>'
+    if shape.dash:
+        drawn, left_out = shape.dash
+        style += f' stroke-dasharray="{drawn} {left_out}"'
+    path = "".join(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" for x1, y1, x2, y2 in shape.ends)
+    return f'<path d="{path}" {style}/>'
 
 
 def as_figure(drawing: Drawing) -> Figure:
@@ -87,14 +96,24 @@ def as_figure(drawing: Drawing) -> Figure:
     axes.axis("off")
     for order, shape in enumerate(shapes):
         if isinstance(shape, Words):
-            at = {"start": "left", "middle": "center", "end": "right"}[shape.align]
-            how = {"ha": at, "size": _FONT * _POINT, "color": INK, "zorder": order}
-            axes.text(shape.x, shape.y, shape.text, **how)
+            _write(axes, shape, order)
         else:
-            ends, wide = [(end[:2], end[2:]) for end in shape.ends], shape.width * _POINT
-            lines = LineCollection(ends, colors=shape.colour, linewidths=wide, capstyle="butt")
-            if shape.dash:  # matplotlib counts in widths of the line
-                lines.set_linestyle((0, [pixels / shape.width for pixels in shape.dash]))
-            lines.set_zorder(order)
-            axes.add_collection(lines, autolim=False)
+            _draw_lines(axes, shape, order)
     return figure
+
+
+def _write(axes: Axes, words: Words, order: int) -> None:
+    size = _FONT * _POINTS
+    align = _ALIGNED[words.align]
+    axes.text(words.x, words.y, words.text, ha=align, size=size, color=INK, zorder=order)
+
+
+def _draw_lines(axes: Axes, lines: Lines, order: int) -> None:
+    ends = [((x1, y1), (x2, y2)) for x1, y1, x2, y2 in lines.ends]
+    width = lines.width * _POINTS
+    drawn = LineCollection(ends, colors=lines.colour, linewidths=width, capstyle="butt")
+    if lines.dash:
+        in_widths = [pixels / lines.width for pixels in lines.dash]  # as matplotlib counts
+        drawn.set_linestyle((0, in_widths))
+    drawn.set_zorder(order)
+    axes.add_collection(drawn, autolim=False)

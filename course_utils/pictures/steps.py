@@ -1,9 +1,11 @@
 """Ranks by chunks, before and after each step of an algorithm: a grid that fills up."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from course_utils.network.trace import Trace
@@ -11,7 +13,10 @@ from course_utils.pictures.shapes import INK
 from course_utils.pictures.squares import cell, origin, origins, rank_rows
 from course_utils.pictures.style import show
 
-_ACROSS, _ARROW = 4, {"arrowstyle": "-|>", "color": INK, "linewidth": 1.5}
+_ACROSS = 4  # grids in a row of the figure
+_ARROW = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.5}
+_BOLD = {"edgecolor": INK, "linewidth": 2.2}
+State = Sequence[Sequence[float]]  # `state[rank][chunk]`
 
 
 def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
@@ -21,41 +26,70 @@ def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
         held: `held[rank][k][chunk]`, after k steps; a sum has the stripes of all that are in it.
         trace: The recording, in which each rank sends one message per step.
     """
-    said, states = [], [list(state) for state in zip(*held, strict=True)]
-    for k, pairs in enumerate(pairwise(states), 1):
-        rows = zip(*pairs, strict=True)
-        new = [[v for u, v in zip(*both, strict=True) if u != v] for both in rows]
-        said.append(
-            f"step {k}: {', '.join(' and '.join(map(str, own)) or 'nothing' for own in new)}"
-        )
-    show(draw(states, trace), f"New on ranks 0 to {len(held) - 1}, {'; '.join(said)}.")
+    states = [list(state) for state in zip(*held, strict=True)]
+    sentences = []
+    for step, (old, new) in enumerate(pairwise(states), 1):
+        changed = [_changed(old[rank], new[rank]) for rank in range(len(held))]
+        sentences.append(f"step {step}: {', '.join(changed)}")
+    text = f"New on ranks 0 to {len(held) - 1}, {'; '.join(sentences)}."
+    show(draw(states, trace), text)
 
 
-def draw(states: Sequence[Sequence[Sequence[float]]], trace: Trace) -> Figure:
+def _changed(old: Sequence[float], new: Sequence[float]) -> str:
+    """The new values of one rank, such as `5 and 7`."""
+    values = [str(after) for before, after in zip(old, new, strict=True) if before != after]
+    return " and ".join(values) or "nothing"
+
+
+def draw(states: Sequence[State], trace: Trace) -> Figure:
     """Draw a grid for each state."""
-    high, wide, down = len(states[0]), len(states[0][0]), -(-len(states) // _ACROSS)
-    shape = (_ACROSS * (0.5 * wide + 0.1) + 0.3, down * (0.5 * high + 0.5))
-    figure, grids = plt.subplots(down, _ACROSS, figsize=shape, layout="constrained")
-    sent = [[e.peer for e in trace.of_rank(rank) if e.kind == "send"] for rank in range(high)]
-    had = origins([[list(own)] for own in states[0]])
+    ranks, chunks = range(len(states[0])), range(len(states[0][0]))
+    rows = math.ceil(len(states) / _ACROSS)
+    inches = (_ACROSS * (0.5 * len(chunks) + 0.1) + 0.3, rows * (0.5 * len(ranks) + 0.5))
+    figure, grids = plt.subplots(rows, _ACROSS, figsize=inches, layout="constrained")
     for axes in grids.flat[len(states) :]:
         axes.set_axis_off()
-    for k, (old, new) in enumerate(pairwise([states[0], *states])):
-        axes = grids.flat[k]
-        rank_rows(axes, range(high), wide)
-        axes.set(
-            ylim=(high + 0.15, -0.15), title=f"after {k} step{'s' * (k > 1)}" if k else "before"
-        )
-        if k % _ACROSS:
-            axes.set_yticks([])
-        axes.set_xticks([c + 0.5 for c in range(wide)], [f"chunk {c}" for c in range(wide)], size=7)
-        for rank, chunk in ((rank, chunk) for rank in range(high) for chunk in range(wide)):
-            value, moved = new[rank][chunk], new[rank][chunk] != old[rank][chunk]
-            bold = {"edgecolor": INK, "linewidth": 2.2} if moved else {}
-            cell(axes, chunk, rank, f"{value:g}", origin(had, value, rank), **bold)
-            for giver in (r for r in range(high) if moved and sent[r][k - 1 : k] == [rank]):
-                ends = [(giver + 0.8, giver + 1.2), (rank - 0.2, rank + 0.16)]
-                for top, low in set(ends) if giver > rank else [(giver + 0.8, rank + 0.16)]:
-                    how = {"xytext": (chunk + 0.82, top), "arrowprops": _ARROW, "zorder": 4}
-                    axes.annotate("", (chunk + 0.82, low), annotation_clip=False, **how)
+    targets = [_targets(trace, rank) for rank in ranks]
+    givers = origins([[list(row)] for row in states[0]])
+    for step, (old, new) in enumerate(pairwise([states[0], *states])):
+        axes = grids.flat[step]
+        _prepare(axes, step, ranks, chunks)
+        for rank in ranks:
+            for chunk in chunks:
+                value = new[rank][chunk]
+                moved = value != old[rank][chunk]
+                edge = _BOLD if moved else {}
+                cell(axes, chunk, rank, f"{value:g}", origin(givers, value, rank), **edge)
+                if moved:
+                    senders = [r for r in ranks if targets[r][step - 1 : step] == [rank]]
+                    _draw_arrows(axes, chunk, senders, rank)
     return figure
+
+
+def _targets(trace: Trace, rank: int) -> list[int | None]:
+    """To whom a rank sent, message by message."""
+    return [event.peer for event in trace.of_rank(rank) if event.kind == "send"]
+
+
+def _prepare(axes: Axes, step: int, ranks: range, chunks: range) -> None:
+    rank_rows(axes, ranks, len(chunks))
+    title = "before"
+    if step:
+        title = f"after {step} step" if step == 1 else f"after {step} steps"
+    axes.set(ylim=(len(ranks) + 0.15, -0.15), title=title)
+    if step % _ACROSS:  # the first grid of a row names the ranks
+        axes.set_yticks([])
+    middles = [chunk + 0.5 for chunk in chunks]
+    axes.set_xticks(middles, [f"chunk {chunk}" for chunk in chunks], size=7)
+
+
+def _draw_arrows(axes: Axes, chunk: int, senders: Sequence[int], target: int) -> None:
+    """Arrows down a column; one that goes up leaves at the bottom and comes in at the top."""
+    for sender in senders:
+        ends = {(sender + 0.8, target + 0.16)}
+        if sender > target:
+            ends = {(sender + 0.8, sender + 1.2), (target - 0.2, target + 0.16)}
+        for top, bottom in ends:
+            start, end = (chunk + 0.82, top), (chunk + 0.82, bottom)
+            style = {"arrowprops": _ARROW, "annotation_clip": False, "zorder": 4}
+            axes.annotate("", end, xytext=start, **style)

@@ -3,9 +3,8 @@
 import html
 import io
 import math
-from collections import namedtuple
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from IPython.display import display
 
@@ -18,14 +17,27 @@ if TYPE_CHECKING:
 # Okabe and Ito, Color Universal Design, 2008; the first ones are the easiest to tell apart.
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _STYLES = {"color": OKABE_ITO, "linestyle": ("-", "--", "-.", ":"), "marker": "os^DvPX*"}
+_PLAIN_STYLES = {
+    "color": ("#222222", "#777777", "#AAAAAA"),
+    "linestyle": ("-", "--", ":"),
+    "marker": "s^o",
+}
 ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 SPOKEN = 8  # groups of ranks, at most, that are named one by one
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
 
 
-# Bars, by where they stand in a rank's row, which is 0 to 1 from its top: colours of Okabe and Ito,
-# or tints of them, and without colour strokes: pixels that they take, and from one to the next.
-Style = namedtuple("Style", "fill ink dash middle height name")
+class Style(NamedTuple):
+    """How bars of one kind look, and where they stand in a rank's row."""
+
+    fill: str  # a colour of Okabe and Ito, or a tint of one
+    ink: str  # of strokes, which tell the kinds apart without colour
+    dash: tuple[int, int] | None  # pixels that a stroke takes, and from it to the next
+    middle: float  # in a row, which is 0 at its top and 1 at its end
+    height: float
+    name: str
+
+
 KINDS = {
     "compute": Style("#009E73", "#009E73", None, 0.19, 0.38, "own code"),
     "wait": Style("#FDEFD0", "#E69F00", (1, 6), 0.19, 0.38, "waiting in a call"),
@@ -42,8 +54,7 @@ def rank_style(rank: int) -> dict[str, str]:
 
 def plain_style(number: int) -> dict[str, str]:
     """Return `color`, `linestyle` and `marker` for what is no rank: greys, which no rank has."""
-    values = {"color": ("#222222", "#777777", "#AAAAAA"), "linestyle": ("-", "--", ":")}
-    return {name: each[number % 3] for name, each in (values | {"marker": "s^o"}).items()}
+    return {name: values[number % 3] for name, values in _PLAIN_STYLES.items()}
 
 
 def show(figure: "Figure", text: str) -> None:
@@ -63,29 +74,34 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
     import matplotlib.pyplot as plt  # a third of a second, so only for those who draw
     from PIL import Image
 
-    drawn, small = io.BytesIO(), io.BytesIO()
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=_DPI, bbox_inches="tight", facecolor="white")
     plt.close(figure)
-    few = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(small, format="png", optimize=True)  # a third of the size, the same to the eye
-    return small.getvalue(), {"image/png": {"width": few.width // 2}}
+    # 256 colours take a third of the bytes, and look the same.
+    image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    png = io.BytesIO()
+    image.save(png, format="png", optimize=True)
+    return png.getvalue(), {"image/png": {"width": image.width // 2}}
 
 
-def together(said: Iterable[str], between: str = " ") -> list[str]:
+def together(sentences: Iterable[str], between: str = " ") -> list[str]:
     """What is said of each rank, once for all ranks of which the same is said."""
-    groups = facts.together(dict(enumerate(said)))
-    return [f"{ranks(own)}{between}{words}" for words, own in groups.items()]
+    groups = facts.together(dict(enumerate(sentences)))
+    return [f"{ranks(members)}{between}{sentence}" for sentence, members in groups.items()]
 
 
-def first_of(said: list[str]) -> str:
+def first_of(parts: list[str]) -> str:
     """As a sentence; of very many parts only the first ones."""
-    return "; ".join([*said[:SPOKEN], *["and others"] * (len(said) > SPOKEN)]) + "."
+    spoken = parts[:SPOKEN]
+    if len(parts) > SPOKEN:
+        spoken.append("and others")
+    return "; ".join(spoken) + "."
 
 
-def rounded(value: float, by: Sequence[float] = ROUND) -> float:
-    """Return the next number upwards that is round."""
+def rounded(value: float, digits: Sequence[float] = ROUND) -> float:
+    """Return the next number upwards that is round: a power of ten times one of `digits`."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(power * each for each in by if power * each >= value)
+    return next(power * digit for digit in digits if power * digit >= value)
 
 
 def us(value: float) -> str:

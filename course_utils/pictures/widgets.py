@@ -9,6 +9,7 @@ from typing import Any
 import ipywidgets as w
 
 from course_utils.network.network import Network
+from course_utils.network.simulation import Replay
 from course_utils.network.trace import Compute, Trace
 from course_utils.pictures.activity import Activity, activity, virtual_text
 from course_utils.pictures.shapes import as_figure, as_svg
@@ -17,7 +18,7 @@ from course_utils.pictures.timeline import draw
 
 NETWORK = Network(latency_us=10, gbit_s=80)  # where nobody names one
 _PAUSE_S = 1.0  # a slider that rests for so long has been let go
-_SAID = 'style="line-height:1.4;margin:6px"'
+_STYLE = 'style="line-height:1.4;margin:6px"'
 
 
 def explore(trace: Trace, network: Network = NETWORK, compute: Compute | None = None) -> w.VBox:
@@ -37,73 +38,125 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute | None = 
     """
     if not isinstance(trace, Trace):
         raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
-    now = start = activity(trace.replay(network, compute))
-    sliders = _sliders(start, network, late=compute is None)
-    fit = w.Button(description="fit", layout=w.Layout(width="50px"))
-    before, axis_us, held, shown = None, 0.0, (None, 0.0), w.HTML()
+    exploration = _Exploration(trace, network, compute)
+    start = exploration.now
+    text = f"Explore {trace.world_size} ranks: {virtual_text(start)}"
+    return _panel(exploration.rows(), text, start)
 
-    def redraw(change: Any) -> None:
-        nonlocal now, before, axis_us, held
-        if change is fit:
-            axis_us = rounded(max(now.end, 1e-9))
-        else:
-            if change.owner is not held[0] or time.monotonic() > held[1]:
-                before = now  # else this is the same drag
-            latency_us, gbit_s, slow, how = (slider.value for slider in sliders)
-            moved, computed = replace(network, latency_us=latency_us, gbit_s=gbit_s), compute
-            if slow is not None and compute is None:
-                computed = [how * (rank == slow) for rank in range(trace.world_size)]
-            elif slow is not None:
-                factor = how * network.slow_ranks.get(slow, 1.0)
-                moved = replace(moved, slow_ranks={**network.slow_ranks, slow: factor})
-            now = activity(trace.replay(moved, computed))
-            held = change.owner, time.monotonic() + _PAUSE_S
-        shown.value = _explored(now, before, axis_us)
 
-    redraw(fit)
-    fit.on_click(redraw)
-    for slider in sliders:
-        slider.observe(redraw, "value")
-    rows = [w.HBox([*sliders[:2], fit]), w.HBox(sliders[2:]), shown]
-    return _panel(rows, f"Explore {trace.world_size} ranks: {virtual_text(start)}", start)
+class _Exploration:
+    """Sliders, the button and the picture, and what they have shown so far.
+
+    Attributes:
+        now: What is shown.
+        before: What was shown before this drag, which is outlined; None before the first drag.
+        axis_us: Where the axis ends.
+    """
+
+    def __init__(self, trace: Trace, network: Network, compute: Compute | None) -> None:
+        self._trace, self._network, self._compute = trace, network, compute
+        self.now = activity(trace.replay(network, compute))
+        self.before: Activity | None = None
+        self.axis_us = 0.0
+        self._moving: Any = None  # the slider of the latest drag
+        self._let_go_at = 0.0  # when it counts as let go, in seconds of the monotonic clock
+        self._sliders = _sliders(self.now, network, late=compute is None)
+        self._fit = w.Button(description="fit", layout=w.Layout(width="50px"))
+        self._picture = w.HTML()
+        self._fit_axis()
+        self._fit.on_click(lambda button: self._fit_axis())
+        for slider in self._sliders:
+            slider.observe(self._slide, "value")
+
+    def rows(self) -> list[Any]:
+        above = w.HBox([*self._sliders[:2], self._fit])
+        below = w.HBox(self._sliders[2:])
+        return [above, below, self._picture]
+
+    def _fit_axis(self) -> None:
+        self.axis_us = rounded(max(self.now.end, 1e-9))
+        self._redraw()
+
+    def _slide(self, change: Any) -> None:
+        is_new_drag = change.owner is not self._moving or time.monotonic() > self._let_go_at
+        if is_new_drag:
+            self.before = self.now
+        self.now = activity(self._replay())
+        self._moving = change.owner
+        self._let_go_at = time.monotonic() + _PAUSE_S
+        self._redraw()
+
+    def _replay(self) -> Replay:
+        latency_us, gbit_s, slow_rank, amount = [slider.value for slider in self._sliders]
+        network = replace(self._network, latency_us=latency_us, gbit_s=gbit_s)
+        compute = self._compute
+        if slow_rank is not None and compute is None:  # it begins late
+            compute = [0.0] * self._trace.world_size
+            compute[slow_rank] = amount
+        elif slow_rank is not None:  # it is slower than it was
+            factor = amount * self._network.slow_ranks.get(slow_rank, 1.0)
+            slow_ranks = {**self._network.slow_ranks, slow_rank: factor}
+            network = replace(network, slow_ranks=slow_ranks)
+        return self._trace.replay(network, compute)
+
+    def _redraw(self) -> None:
+        self._picture.value = _explored(self.now, self.before, self.axis_us)
 
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     """Latency, bandwidth, which rank is slow, and by how much: it begins late, or is slower."""
-    names = [("none", None), *((f"rank {rank}", rank) for rank in range(len(start.ends)))]
-    whole = start.end or 1.0
-    how = {"description": "late by (µs)", "max": 2 * whole, "value": whole / 2, "step": whole / 100}
-    if not late:
-        how = {"description": "times slower", "min": 1, "max": 10, "value": 2, "step": 0.1}
+    ranks = [("none", None)]
+    for rank in range(len(start.ends)):
+        ranks.append((f"rank {rank}", rank))
+    end_us = start.end or 1.0
+    if late:
+        amount = w.FloatSlider(
+            description="late by (µs)",
+            max=2 * end_us,
+            value=end_us / 2,
+            step=end_us / 100,
+            readout_format=".1f",
+        )
+    else:
+        amount = w.FloatSlider(
+            description="times slower", min=1, max=10, value=2, step=0.1, readout_format=".1f"
+        )
     sliders = [
         w.SelectionSlider(**_around(network.latency_us), description="latency (µs)"),
         w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s"),
-        w.Dropdown(options=names, description="slow rank", index=0),
-        w.FloatSlider(**how, readout_format=".1f"),
+        w.Dropdown(options=ranks, description="slow rank", index=0),
+        amount,
     ]
     for slider in sliders:
-        slider.layout.width, slider.style.description_width = "340px", "90px"
+        slider.layout.width = "340px"
+        slider.style.description_width = "90px"
     return sliders
 
 
 def _around(value: float) -> dict[str, Any]:
     """The value, and round ones from a hundred times less to a hundred times more."""
     power = round(math.log10(value or 1.0))
-    others = {by * 10.0**tens for tens in range(power - 2, power + 2) for by in ROUND}
-    options = sorted({float(f"{other:.3g}") for other in others} | {value})
-    return {"options": [(f"{other:g}", other) for other in options], "value": value}
+    choices = {float(value)}
+    for exponent in range(power - 2, power + 2):
+        for digit in ROUND:
+            choices.add(float(f"{digit * 10.0**exponent:.3g}"))
+    options = [(f"{choice:g}", choice) for choice in sorted(choices)]
+    return {"options": options, "value": value}
 
 
 def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
     """When all are done, the picture, and the sentence below it."""
-    told = f"<b>All are done at {us(now.end)}</b>"
-    told += f"; before, at {us(before.end)} (outlined)" if before else ""
-    told += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>" if now.end > axis_us else ""
+    heading = f"<b>All are done at {us(now.end)}</b>"
+    if before:
+        heading += f"; before, at {us(before.end)} (outlined)"
+    if now.end > axis_us:
+        heading += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>"
     drawn = as_svg(draw(now, axis_us, before.ends if before else ()))
-    return f"<p {_SAID}>{told}.</p>{drawn}<p {_SAID}>{html.escape(virtual_text(now))}</p>"
+    caption = html.escape(virtual_text(now))
+    return f"<p {_STYLE}>{heading}.</p>{drawn}<p {_STYLE}>{caption}</p>"
 
 
-def _panel(rows: list[Any], text: str, what: Activity) -> w.VBox:
+def _panel(rows: list[Any], text: str, start: Activity) -> w.VBox:
     """Rows of widgets; where widgets do not live, the timeline stands still, with a text."""
 
     class Panel(w.VBox):
@@ -111,7 +164,7 @@ def _panel(rows: list[Any], text: str, what: Activity) -> w.VBox:
             return text
 
         def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            png, metadata = picture(as_figure(draw(what)))
+            png, metadata = picture(as_figure(draw(start)))
             shown = super()._repr_mimebundle_(**options)
             return {**shown, "image/png": png, "text/plain": f"Figure: {text}"}, metadata
 
