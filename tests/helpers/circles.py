@@ -38,6 +38,7 @@ OUTER = (
     "tests/lessons/test_lessons_on_mnist.py::*",
     "tests/lessons/test_numbers_that_vary.py::*",
     "tests/lessons/test_on_a_gpu.py::*",
+    "tests/lessons/test_second_device.py::test_no_rank_mixes_devices*",
     "tests/lessons/test_keras.py::*",
     "tests/devices/test_pretended_gpus.py::*",
     "tests/house/test_gpu_report.py::*",
