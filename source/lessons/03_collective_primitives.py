@@ -30,6 +30,11 @@ from course_checks.cases import CASES
 from course_utils import Network, check, digits, explore, launch, plot_ranks, plot_timeline, predict
 from course_utils.pictures.steps import plot_steps
 
+
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 # %% [markdown]
 # ## 1 · One sends, one receives
 #
@@ -47,10 +52,6 @@ def hand_over():
     else:
         dist.recv(box, src=0)
     return before, box
-
-
-def my_device():  # in a rank, "cuda" is the GPU that launch gave it
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 results = launch(hand_over, world_size=2, trace=True)
@@ -801,8 +802,7 @@ def train(nap_s):
 
 
 # %% tags=["row-D8"]
-# A call of gloo lasts until the sum is there; with NCCL it only queues the sum.
-trace = launch(train, 0.5, world_size=4, backend="gloo", trace=True).trace
+trace = launch(train, 0.5, world_size=4, backend="gloo", trace=True).trace  # NCCL only queues
 inside_s = [sum(e.end_s - e.start_s for e in trace.of_rank(rank)) for rank in range(4)]
 print("ms in all_reduce, ranks 0 to 3:", ", ".join(f"about {1000 * s:.0f}" for s in inside_s))
 ratio = inside_s[1] / inside_s[0]

@@ -49,6 +49,15 @@ from course_material.language import SmallGPT, novel
 from course_utils import check, digits, hardware, launch, predict, show
 from course_utils.pictures.style import KINDS, plain_style
 
+
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def to_my_device(batch):
+    return [tensor.to(my_device()) for tensor in batch]
+
+
 # %% [markdown]
 # ## 1 · Six lines
 #
@@ -88,10 +97,6 @@ def mlp():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-def my_device():  # in a rank, "cuda" is the GPU that launch gave it
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 # %%
 def tell(epoch, batch, loss):
     if batch % 10 == 0:
@@ -100,13 +105,12 @@ def tell(epoch, batch, loss):
 
 # %%
 def train_alone(epochs):
-    device = my_device()
-    model = mlp().to(device)
+    model = mlp().to(my_device())
     loader = DataLoader(training, batch_size=32, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for epoch in range(epochs):
         for batch, (images, labels) in enumerate(loader, 1):
-            loss = cross_entropy(model(images.to(device)), labels.to(device))
+            loss = cross_entropy(model(images.to(my_device())), labels.to(my_device()))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -135,15 +139,14 @@ results = launch(seeded, train_alone, 1, world_size=2)
 # %%
 def train(epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = my_device()
-    model = DistributedDataParallel(mlp().to(device))
+    model = DistributedDataParallel(mlp().to(my_device()))
     sampler = DistributedSampler(training, num_replicas=world_size, rank=rank)
     loader = DataLoader(training, batch_size=32 // world_size, sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for batch, (images, labels) in enumerate(loader, 1):
-            loss = cross_entropy(model(images.to(device)), labels.to(device))
+            loss = cross_entropy(model(images.to(my_device())), labels.to(my_device()))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -260,9 +263,8 @@ def weights(model):
 
 
 def my_batches(global_batch=32):
-    device, sampler = my_device(), DistributedSampler(training)
-    loader = DataLoader(training, global_batch // dist.get_world_size(), sampler=sampler)
-    return ((images.to(device), labels.to(device)) for images, labels in loader)
+    size = global_batch // dist.get_world_size()
+    return map(to_my_device, DataLoader(training, size, sampler=DistributedSampler(training)))
 
 
 # %%
@@ -555,9 +557,8 @@ def by_hand(make_optimizer, what):
     start_equal(model)
     optimizer = make_optimizer(model.parameters(), lr=0.001)
     for images, labels in islice(my_batches(), 20):
-        loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()
+        cross_entropy(model(images), labels).backward()
         if what == "gradients":
             average(parameter.grad for parameter in model.parameters())
         optimizer.step()
@@ -1010,13 +1011,12 @@ calls_outside.measured(int(cost["4 parts, forward outside"][0]))
 # %%
 def mixed(compressed, steps=40):
     torch.manual_seed(0)
-    device = my_device()
-    model = DistributedDataParallel(mlp().to(device))
+    model = DistributedDataParallel(mlp().to(my_device()))
     if compressed:
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for images, labels in islice(my_batches(), steps):
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(my_device(), dtype=torch.bfloat16):
             outputs = model(images)
             loss = cross_entropy(outputs, labels)
         optimizer.zero_grad()
@@ -1066,8 +1066,7 @@ def images_per_second(model, talk, images, labels, steps=3):
 
 # %%
 def measure():
-    model = DistributedDataParallel(convnet().to(my_device()))
-    batch = next(my_batches(128))
+    model, batch = DistributedDataParallel(convnet().to(my_device())), next(my_batches(128))
     images_per_second(model, nullcontext, *batch, steps=2)  # warm up: DDP arranges its buckets
     ways = {"no messages": model.no_sync, "DDP": nullcontext}
     return {name: images_per_second(model, talk, *batch) for name, talk in ways.items()}

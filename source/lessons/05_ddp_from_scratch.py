@@ -35,6 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 from course_material.language import SmallGPT, novel
 from course_utils import Network, WorkerError, WorkerTimeout, check, digits, launch, predict, show
 
+
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 # %% [markdown]
 # ## 1 · Start equal
 #
@@ -82,10 +87,6 @@ different = predict("tensors that differ, bare and in PyTorch's DDP", ...)
 
 
 # %% tags=["row-D5"]
-def my_device():  # in a rank, "cuda" is the GPU that launch gave it
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def started(wrap):
     torch.manual_seed(dist.get_rank())
     network = awkward().to(my_device())
@@ -1137,6 +1138,11 @@ come_before = predict("gradients of 15 that come before the tied weight's", ...)
 tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
 
 
+def windows_of(count):
+    starts = torch.randint(len(tokens) - 64, (count, 1))
+    return tokens[starts + torch.arange(65)].to(my_device())
+
+
 def arrivals(tied):
     model, came = SmallGPT(len(alphabet), depth=1, tied=tied).to(my_device()), []
     for name, parameter in model.named_parameters():
@@ -1173,11 +1179,7 @@ def what_it_sends(model, parts):
     return told
 
 
-def what_pytorch_sends():
-    return what_it_sends(DistributedDataParallel(awkward().to(my_device())), 6)
-
-
-sent = launch(what_pytorch_sends)[0]
+sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward().to(my_device())), 6))[0]
 print("first step: ", *sent[:3], sep="   ")
 print("second step:", *sent[3:], sep="   ")
 
@@ -1439,10 +1441,9 @@ def train_gpt(wrap, steps=20):
     for _ in range(steps):
         optimizer.zero_grad()
         for talking in (model.no_sync, nullcontext):
-            drawn = tokens[torch.randint(len(tokens) - 64, (8, 1)) + torch.arange(65)]
-            drawn = drawn.to(my_device())
+            windows = windows_of(8)
             with talking():
-                (cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:]) / 2).backward()
+                (cross_entropy(model(windows[:, :-1]).mT, windows[:, 1:]) / 2).backward()
         if isinstance(model, Wrapper):
             model.finish()
         nn.utils.clip_grad_norm_(model.parameters(), 1)

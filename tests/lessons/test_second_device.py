@@ -51,7 +51,9 @@ WORKERS = {
         ),
         "memory_of_gradients": "memory_of_gradients(True, False, 2)",
         "arrivals": "[arrivals(tied) for tied in (False, True)]",
-        "what_pytorch_sends": "what_pytorch_sends()",
+        "lambda: what_it_sends(DistributedDataParallel(awkward().to(my_device())), 6)": (
+            "what_it_sends(DistributedDataParallel(awkward().to(my_device())), 3)"
+        ),
         "train_in_parts": "[train_in_parts(kind, 1) for kind in (OurDDP, PyTorchs)]",
         "train_gpt": "[train_gpt(kind, 1) for kind in (OurDDP, PyTorchs)]",
     },
