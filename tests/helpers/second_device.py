@@ -55,9 +55,22 @@ def second_device() -> Iterator["_Meetings"]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **cuda))
         stack.enter_context(mock.patch.multiple(torch.optim.Optimizer, **unasked))
+        stack.enter_context(mock.patch.object(torch, "load", _loading(torch.load)))
         meetings = stack.enter_context(_Meetings())
         stack.enter_context(_Calls())
         yield meetings
+
+
+def _loading(load: Any) -> Any:
+    """`torch.load`, which puts what it reads where `map_location` says."""
+
+    def load_to(path: Any, map_location: Any = "cpu", **options: Any) -> Any:
+        parts = load(path, map_location="cpu", **options)
+        if _where(map_location) == CPU:
+            return parts
+        return tree_map(lambda x: put(x, GPU) if isinstance(x, torch.Tensor) else x, parts)
+
+    return load_to
 
 
 class _Calls(TorchFunctionMode):
