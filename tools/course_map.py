@@ -179,7 +179,7 @@ def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
 
 def reasons(root: Path = ROOT) -> dict[str, str]:
     """Returns why launches of a chapter use gloo on the CPU, by the chapter's number."""
-    return tomllib.loads((root / "source/devices.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((root / "source/devices.toml").read_text(encoding="utf-8"))["why"]
 
 
 def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:

@@ -21,7 +21,7 @@ OUTER = (
     "tests/labs/test_bonus.py::*",
     "tests/labs/test_challenge.py::*",
     "tests/labs/test_together.py::*",
-    "tests/labs/test_second_device.py::*",
+    "tests/labs/test_answers_on_a_second_device.py::*",
     "tests/lessons/test_lesson_checks_*",
     "tests/lessons/test_sharded.py::*",
     "exercises/challenge.ipynb::*",

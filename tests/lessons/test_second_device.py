@@ -3,90 +3,23 @@
 There need be no GPU: one is pretended (tests/helpers/second_device.py).
 """
 
-import chapters
+import functools
+
 import pytest
 import torch
 from second_device import second_device
 from torch import nn
 
 import course_map
+import workers
 from course_utils import launch
 
-# Of each chapter every worker of a launch that may use GPUs, as it is written there, and how it is
-# called here. `loss_before` and `how` are what such a launch or a loop there provides.
-WORKERS = {
-    "00": {
-        "introduce": "introduce()",
-        "add_up": "add_up()",
-        "train": "train(1)",
-        "careless": "None",  # it fails on purpose
-    },
-    "01": {"with_data_parallel": "None", "with_ddp": "None"},  # tests/lessons: several real GPUs
-    "03": {
-        "hand_over": "hand_over()",
-        "batched_exchange": "batched_exchange()",
-        "worker": "[call(mine()) for call in (broadcast, scatter, reduce, reduce_scatter)]",
-        "barrier": "barrier()",
-        "sum_of_a_copy": "sum_of_a_copy()",
-        "two_pairs": "two_pairs()",
-        "on_my_device": "reduce_and_broadcast(torch.ones(8).to(my_device()))",
-        "train": "train(0.0)",
-    },
-    "04": {
-        "seeded": "[seeded(train_alone, 1), seeded(train, 1)]",
-        "my_shard": "my_shard()",
-        "on_a_gpu": "None",  # LOCAL_RANK is a real GPU's number
-        "follow": "follow(DistributedDataParallel, 2)",
-        "watch": "watch()",
-        "by_hand": "[by_hand(torch.optim.Adam, what) for what in ('DDP', 'gradients', 'weights')]",
-        "mistaken": "[mistaken(mistake, 2) for mistake in mistakes]",
-        "read": "read([0, 1], steps=2)",
-        "accumulate": "[accumulate(where, 2, 2) for where in ('inside', 'outside')]",
-        "mixed": "[mixed(compressed, 2) for compressed in (False, True)]",
-        "measure": "measure()",
-    },
-    "05": {
-        "started": "[started(wrap) for wrap in (nn.Sequential, DistributedDataParallel)]",
-        "train": "[train(kind, awkward, 2) for kind in (PerParameter, OurDDP, PyTorchs)]",
-        "lambda: [one_step(kind) for kind in kinds]": (
-            "[one_step(kind) for kind in (PerParameter, Flat, Buckets, Overlapped, InOrder)]"
-        ),
-        "memory_of_gradients": "memory_of_gradients(True, False, 2)",
-        "arrivals": "[arrivals(tied) for tied in (False, True)]",
-        "lambda: what_it_sends(DistributedDataParallel(awkward().to(my_device())), 6)": (
-            "what_it_sends(DistributedDataParallel(awkward().to(my_device())), 3)"
-        ),
-        "train_in_parts": "[train_in_parts(kind, 1) for kind in (OurDDP, PyTorchs)]",
-        "train_gpt": "[train_gpt(kind, 1) for kind in (OurDDP, PyTorchs)]",
-    },
-    "12": {
-        "beginning": "beginning(1)",
-        "train_all": "[train(kind, steps=2, look=1) for kind in kinds]",
-        "differ": "train(ddp(half, torch.bfloat16), steps=2, look=1)",
-        "mean_by": "[mean_by(*way) for way in ((half, torch.float16), (fp16_compress_hook, None))]",
-        "lambda: {name: two_weights(m) for name, m in methods.items()}": (
-            "[two_weights(method) for method in (ddp(top_k, 0.5), remembering(0.5))]"
-        ),
-        "last_losses": "train(remembering(0.01), steps=3, look=3)",
-        "shares": "shares()",
-        "after_averaging": "after_averaging(True)",
-    },
-    "13": {
-        # FSDP2 asks CUDA for streams, which are not pretended.
-        "train_stack": "[train_stack(wrap) for wrap in (OurDDP, Zero1, Zero2, Sharded)]",
-        "train_gpt": "[train_gpt(wrap) for wrap in (None, OurDDP, Zero1, Zero2, Sharded)]",
-        "train_all": "None",  # calls train_gpt
-    },
-    "14": {"on_gpus": "None"},  # measures streams: tests/lessons/test_on_a_gpu.py
-}
-EXTRAS = {
-    "03": "def mine(): return torch.arange(4, device=my_device())",
-    "12": "loss_before, kinds = 0.0, (ddp(), remembering(0.01), every(1), diloco(1))",
-}
+WORKERS = workers.workers()
+# Workers that send nothing, that have nothing for a GPU, and one whose number stays on the CPU,
+# where gloo adds it up beside NCCL.
 SENDS_NOTHING = {"introduce", "my_shard", "barrier", "arrivals", "beginning", "shares"}
-# What the launch of the first chapter adds up stays where it is: gloo carries it there too.
-ON_THE_CPU = {"add_up"}
 TOUCHES_NO_GPU = {"add_up", "introduce", "my_shard", "barrier"}
+ON_THE_CPU = {"add_up"}
 
 
 def of_both() -> list[tuple[str, str]]:
@@ -94,33 +27,25 @@ def of_both() -> list[tuple[str, str]]:
     found = []
     for path in sorted(course_map.ROOT.glob("notebooks/[0-9]*.ipynb")):
         number = path.name[:2]
-        launches = course_map.launches(chapters.notebook(number))
+        launches = course_map.launches(workers.notebook(number))
         found += dict.fromkeys((number, fn) for fn, backend in launches if backend == "auto")
     return found
 
 
 def test_every_worker_of_a_chapter_that_is_made_for_both_is_run_here():
-    listed = [(chapter, worker) for chapter, workers in WORKERS.items() for worker in workers]
+    listed = [(chapter, worker) for chapter, table in WORKERS.items() for worker in table]
     assert sorted(of_both()) == sorted(listed)
 
 
 @pytest.fixture(scope="module")
 def names():
     """What chapters define, each once."""
-    defined = {}
-
-    def of(chapter: str) -> dict:
-        if chapter not in defined:
-            defined[chapter] = chapters.definitions(chapter)
-            exec(EXTRAS.get(chapter, ""), defined[chapter])
-        return defined[chapter]
-
-    return of
+    return functools.cache(workers.prepared)
 
 
 @pytest.mark.parametrize(
     ("chapter", "worker"),
-    [(c, w) for c, workers in WORKERS.items() for w, call in workers.items() if call != "None"],
+    [(c, w) for c, table in WORKERS.items() for w, call in table.items() if call],
 )
 def test_no_rank_mixes_devices(names, chapter, worker):
     code = compile(WORKERS[chapter][worker], f"<{worker}>", "eval")

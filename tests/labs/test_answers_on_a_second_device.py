@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import chapters
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 import build
 import course_utils
+import workers
 from course_checks.cases import CASES
 from course_utils import launch
 
@@ -44,8 +44,8 @@ def exercises(lab: str) -> list[tuple[Callable, dict[str, Any]]]:
     note = mock.Mock(side_effect=lambda answer, **options: noted.append((answer, options)))
     with mock.patch.object(course_utils, "check", note, create=True):
         for node in (node for text in code for node in ast.parse(text).body):
-            defines = isinstance(node, chapters.DEFINES)
-            assigns = isinstance(node, chapters.ASSIGNS) and not chapters.does(node)
+            defines = isinstance(node, workers.DEFINES)
+            assigns = isinstance(node, workers.ASSIGNS) and not workers.does(node)
             checks = ast.unparse(node).startswith("check(")
             if defines or assigns or checks:
                 # Some need a recording, which a launch would have made.
