@@ -54,11 +54,9 @@ def definitions(lesson: NotebookNode) -> dict[str, Any]:
         for node in ast.parse(text).body:
             if isinstance(node, DEFINES) or (isinstance(node, ASSIGNS) and not does(node)):
                 program = compile(ast.Module([node], []), f"<code cell {number}>", "exec")
+                beside = mock.patch.object(sys, "path", path)
                 # It may need what a launch has returned, or its own source.
-                with (
-                    contextlib.suppress(NameError, OSError),
-                    mock.patch.object(sys, "path", beside),
-                ):
+                with contextlib.suppress(NameError, OSError), beside:
                     exec(program, names)
     return names
 
