@@ -10,11 +10,15 @@ from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import first_of, together, us
-from course_utils.record.event import meetings
+from course_utils.record.event import Event, meetings
 
 _QUEUED = (
     "A call ends here when it was queued on the GPU, not when its work was done: between calls a "
     "rank runs code of its own, or waits for its GPU."
+)
+_TIMED = (
+    "A collective lasts here as long as its work did on the GPU, by CUDA's events. The call itself "
+    "ended when it was queued."
 )
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
 
@@ -87,11 +91,20 @@ def real_text(trace: Trace) -> str:
     calls = [Counter(e.kind for e in trace.of_rank(rank)) for rank in range(trace.world_size)]
     counts = (", ".join(f"{n} {kind}" for kind, n in own.items()) or "no calls" for own in calls)
     text = f"Real time, calls of {first_of(together(counts, ': '))}"
-    return f"{text} {_QUEUED}" if _is_queued(trace) else text
+    queued = _queued(trace)
+    if not queued:
+        return text
+    return f"{text} {_TIMED if _are_timed(queued) else _QUEUED}"
 
 
-def _is_queued(trace: Trace) -> bool:
-    return any(event.queued for event in trace)
+def _queued(trace: Trace) -> list[Event]:
+    """The calls that ended when they were queued."""
+    return [event for event in trace if event.queued and event.kind != "wait"]
+
+
+def _are_timed(queued: list[Event]) -> bool:
+    """Whether it is known of each when its work was done."""
+    return all(event.done_s is not None for event in queued)
 
 
 def _virtual(replay: Replay) -> Activity:
@@ -119,7 +132,8 @@ def _in_real_time(trace: Trace) -> Activity:
     for event in trace:
         rank, lasts = event.rank, (event.rank, event.start_s, event.end_s)
         if event.finished and event.kind != "wait":
-            bars.append(bar(*lasts, _PORTS.get(event.kind, "collective")))
+            works = lasts if event.done_s is None else (rank, event.began_s, event.done_s)
+            bars.append(bar(*works, _PORTS.get(event.kind, "collective")))
         if event.blocking or event.kind == "wait":  # it holds the rank
             bars += bar(rank, now[rank], event.start_s, "compute"), bar(*lasts, "wait")
             now[rank] = max(now[rank], event.end_s)
@@ -135,6 +149,8 @@ def _in_real_time(trace: Trace) -> Activity:
     ]
     ends = tuple(max(0.0, 1e6 * (end_s - begin)) for end_s in ended)
     clock = "real time on this machine (ms)"
-    if _is_queued(trace):
-        clock += ", calls until they were queued"
+    queued = _queued(trace)
+    if queued:
+        timed = ", collectives as the GPU worked on them"
+        clock += timed if _are_timed(queued) else ", calls until they were queued"
     return Activity(bars, arrows, ends, clock, 1000)
