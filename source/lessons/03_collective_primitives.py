@@ -40,6 +40,7 @@ def my_device():  # in a rank, "cuda" is the GPU that launch gave it
 #
 # Everything that ranks do together is made of one move: one rank **sends** a tensor and another **receives** it. The receiver
 # prepares a tensor of the same shape and dtype, and the message overwrites it. `trace=True` records every call of every rank.
+# `my_device()`, from the folded cell at the top, is the rank's GPU if `launch` gave it one, else the CPU.
 
 
 # %% tags=["row-D3"]

@@ -89,7 +89,7 @@ print(f"their pixels: mean {mean:.2f}, standard deviation {std:.2f}")
 #
 # Here is an ordinary training loop. Its settings are those of *The DDP getting-started guide*, one of the five articles behind this course
 # ([the course map](README.md) lists them): a network of 784, 256 and 10 units, cross-entropy, SGD with a learning rate of 0.001, batches of 32, and the
-# loss printed every ten batches.
+# loss printed every ten batches. `my_device()`, from the folded cell at the top, is the rank's GPU if `launch` gave it one, else the CPU.
 
 
 # %%

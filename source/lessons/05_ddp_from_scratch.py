@@ -80,7 +80,7 @@ def awkward():
 
 # %% [markdown]
 # **Predict.** Its `state_dict()` has 13 tensors. Each rank seeds itself differently and adds its rank to the running mean. How many of the 13 differ between two ranks, first without a
-# wrapper, then in PyTorch's DDP? Answer with a list of two numbers.
+# wrapper, then in PyTorch's DDP? Answer with a list of two numbers. (`my_device()`, from the folded cell at the top, is the rank's GPU if `launch` gave it one, else the CPU.)
 
 # %%
 different = predict("tensors that differ, bare and in PyTorch's DDP", ...)
