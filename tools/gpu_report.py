@@ -49,21 +49,21 @@ def main(folder: Path = HERE, whole_s: float = WHOLE_S) -> int:
         for name, (_, limit_s) in gpu_items.items().items():
             left_s = whole_s - (time.monotonic() - begun)
             write(f"\n## {name}\n")
-            became[name] = look(name, min(limit_s, left_s), write)
+            became[name] = look(name, limit_s, left_s, write)
             write(f"\n**{became[name]}**, {time.monotonic() - begun:.0f} s since the start")
         write(f"\n## In short\n\n{sentence(became)}")
     print(f"{REPORT} is written.")
     return int(FAILS in became.values())
 
 
-def look(name: str, limit_s: float, write: Callable[[str], None]) -> str:
+def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None]) -> str:
     """Runs one item in a process of its own and writes each of its lines as it comes."""
-    if limit_s <= 0:
+    if left_s <= 0:
         write("The time is over.")
         return LEFT_OUT
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": HERE}
     process = subprocess.Popen(program(name), start_new_session=True, env=environment(), **how)
-    watchdog = signal_after(limit_s, process)
+    watchdog = signal_after(min(limit_s, left_s), process)
     try:
         with watchdog as was_stopped:
             for line in process.stdout:
@@ -71,6 +71,9 @@ def look(name: str, limit_s: float, write: Callable[[str], None]) -> str:
             process.wait()
     finally:
         kill(process)
+    if was_stopped() and left_s < limit_s:
+        write("    stopped: the time of the whole report is over")
+        return LEFT_OUT
     if was_stopped():
         write(f"    stopped: it was not done within {limit_s:.0f} s")
         return FAILS

@@ -44,7 +44,7 @@ class CudaTimes:
 
     def begin(self, row: Row) -> None:
         """Before a call is issued."""
-        if len(self.pairs) < _AT_MOST:
+        if len(self.pairs) + len(self.begins) < _AT_MOST:
             self.begins[row.index] = row, now_in_stream()
 
     def follow(self, row: Row, call: Any) -> None:
@@ -66,16 +66,27 @@ class CudaTimes:
 
     def read(self) -> None:
         """When all is over: write down what the events say, on the clock of the record."""
-        if not self.pairs:
-            return
-        last = now_in_stream()
+        # An error of CUDA's belongs to the learner's own line, and so to the result that is read.
+        with contextlib.suppress(RuntimeError):
+            if self.pairs:
+                self._read()
+
+    def _read(self) -> None:
         deadline = monotonic() + _PATIENCE_S
-        events = [last, *(end for _, _, end in self.pairs)]
-        while not all(event.query() for event in events):
-            if monotonic() > deadline:
-                return
-            time.sleep(_POLL_S)
-        read_s = monotonic()
+        last = now_in_stream()
+        if not _is_over(last, deadline):
+            return
+        last_s = monotonic()  # now `last` is over: a moment that both clocks know
         for row, begin, end in self.pairs:
-            row.began_s = read_s - begin.elapsed_time(last) / 1000
-            row.done_s = read_s - end.elapsed_time(last) / 1000
+            if _is_over(end, deadline):
+                row.began_s = last_s - begin.elapsed_time(last) / 1000
+                row.done_s = last_s - end.elapsed_time(last) / 1000
+
+
+def _is_over(event: Any, deadline: float) -> bool:
+    """Wait until the stream has come to an event, without a call that could not be left."""
+    while not event.query():
+        if monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -92,6 +92,13 @@ def test_when_the_time_is_over_the_rest_is_left_out(report):
     assert "Left out: good." in text
 
 
+def test_what_the_end_of_the_time_stops_has_not_failed(report):
+    text, status = report({"hangs": 30}, whole_s=1)
+    assert "stopped: the time of the whole report is over" in text
+    assert "Left out: hangs." in text
+    assert status == 0
+
+
 def test_every_line_is_in_the_file_before_the_next_item_begins(report, monkeypatch, tmp_path):
     read = f"print(open({str(tmp_path / gpu_report.REPORT)!r}).read().count('**works**'))"
     monkeypatch.setitem(PROGRAMS, "reads", read)
