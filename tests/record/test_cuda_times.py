@@ -7,6 +7,7 @@ it is. Nothing here asserts a duration: what must come before what is known.
 import threading
 import time
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,7 +117,12 @@ def test_work_that_never_ends_leaves_the_times_out_and_the_rank_goes_on(gpu, mon
 
 def test_a_timeline_draws_the_work_and_says_so(gpu, monkeypatch):
     texts = []
-    monkeypatch.setattr("course_utils.pictures.timeline.show", lambda _, text: texts.append(text))
+
+    def show(figure, text) -> None:
+        texts.append(text)
+        plt.close(figure)
+
+    monkeypatch.setattr("course_utils.pictures.timeline.show", show)
     plot_timeline(launch(late(False), backend=None, trace=True).trace)
     assert "as long as its work did on the GPU, by CUDA's events" in texts[0]
 
