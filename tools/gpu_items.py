@@ -22,12 +22,11 @@ import torch.distributed as dist
 
 import build
 import workers
-from bandwidth import Row, all_reduce
+from bandwidth import SIZES, Row, all_reduce
 from course_utils import WorkerTimeout, hardware, launch
 from course_utils.devices.driver import usable_gpus
 
 HERE = Path(__file__).resolve().parents[1]
-SIZES = (1 << 20, 1 << 24, 1 << 27)  # bytes
 # Workers that add up numbers of the CPU, which gloo does beside NCCL but not NCCL alone; and those
 # that need four ranks.
 OF_THE_CPU, OF_FOUR = {"add_up"}, {"worker", "two_pairs"}
