@@ -84,7 +84,7 @@ doctor: ## what is wrong with this installation? one screen; installs nothing
 bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
 	@$(RUN) tools/bench.py $(if $(against),--against $(against))
 
-gpu: .venv/.ready ## prove the course on this machine's GPUs: writes gpu-report.md
+gpu: .venv/.ready ## prove the course on this machine's GPUs, one is enough: eight minutes, writes gpu-report.md
 	@$(RUN) tools/gpu_report.py
 
 mutants: .venv/.extras ## do the checks reject small mistakes in the solutions? make mutants only=03

@@ -8,9 +8,11 @@ what the articles teach; a cell that does it carries the tag `row-ID`.
 """
 
 import argparse
+import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -163,6 +165,37 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     yield "\n" + tongue.say("All of it: about {hours} hours.").format(hours=round(total / 60))
 
 
+def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
+    """Returns the worker and the backend of each `launch` in the cells, as they are written."""
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "launch":
+            options = {option.arg: option.value for option in node.keywords}
+            backend = options.get("backend", ast.Constant("auto"))
+            found.append((ast.unparse(node.args[0]), ast.literal_eval(backend) or "own"))
+    return found
+
+
+def reasons(root: Path = ROOT) -> dict[str, str]:
+    """Returns why launches of a chapter use gloo on the CPU, by the chapter's number."""
+    return tomllib.loads((root / "source/devices.toml").read_text(encoding="utf-8"))["why"]
+
+
+def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
+    """Yields the table of what runs on GPUs where there are, and what does not, and why."""
+    yield tongue.say("| | launches that take GPUs | by gloo on the CPU | why by gloo |")
+    yield "| --- | ---: | ---: | --- |"
+    why, total = reasons(root), Counter()
+    for path, notebook in chapters(root).items():
+        number = path.name[:2]
+        backends = Counter(backend for _, backend in launches(notebook))
+        total += backends
+        reason = tongue.say(why[number]) if backends["gloo"] else ""
+        yield f"| {number} | {backends['auto']} | {backends['gloo']} | {reason} |"
+    yield f"| | {total['auto']} | {total['gloo']} | |"
+
+
 def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields a table per article: what it teaches, and the cells that do it."""
     found: dict[str, list[Place]] = {}
@@ -207,6 +240,13 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),
+        say("## On GPUs, or on the CPU"),
+        say(
+            "A launch that names no backend uses GPUs where there is one for each rank, through "
+            "NCCL, and its\nfunctions put models and data there. Where the matter is gloo's or "
+            "the CPU's, it says so. Chapter 02\nmakes some groups itself, which are not counted."
+        ),
+        "\n".join(device_table(root, tongue)),
         say("## What the articles teach, and where it runs"),
         say(
             "The course grew out of five published articles. Each thing that one of them teaches "

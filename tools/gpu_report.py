@@ -1,132 +1,126 @@
-"""Proves the course on this machine's GPUs and writes down what was seen: `make gpu`.
+"""Proves the course on this machine's GPUs, and writes down what is seen: `make gpu`.
 
-The report, gpu-report.md, is made to be attached to an issue: it has the hardware, the versions and
-each result, and neither a host's nor a user's name.
+One GPU is enough. It takes eight minutes at most. What is seen stands on the page and in
+gpu-report.md at once, line by line, so nothing is lost if the machine is. The report is made to be
+attached to an issue: it has hardware, versions and results, and neither a host's nor a user's name.
 """
 
+import contextlib
 import getpass
-import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-
-from bandwidth import SIZES, Row, all_reduce
-from build import execute, plan, targets
-from course_utils import hardware, launch
+import gpu_items
 from course_utils.devices.driver import usable_gpus
 
 HERE = Path(__file__).resolve().parents[1]
 REPORT = "gpu-report.md"
-CHAPTERS = ("00", "01", "04")
+WHOLE_S = 480
+WORKS, FAILS, LEFT_OUT = "works", "does NOT work", "left out"
+MISSING = """\
+`make gpu` wants one NVIDIA GPU that CUDA can use (nvidia-smi shows it), and this torch with CUDA.
+It would show: two ranks by NCCL on it, a hang under NCCL and its report, a recording with CUDA's
+events, train_ddp.py, what every chapter runs in ranks, and chapters 00, 04 and 14."""
 
 
-def main(root: Path = HERE, folder: Path = HERE) -> int:
-    """Writes the report and returns 0 where everything held; without a GPU says so in a line."""
-    found = usable_gpus()
-    if not found.names:
-        print(f"No GPU to report on: {found.refusal or 'there is none here'}.")
+def main(folder: Path = HERE, whole_s: float = WHOLE_S) -> int:
+    """Writes the report and returns 0 where all works; without a GPU says what is missing."""
+    gpus = usable_gpus()
+    if not gpus.names:
+        print(f"No GPU to report on: {gpus.refusal or 'there is none here'}.\n{MISSING}")
         return 0
-    parts, held = ["# The course on this machine's GPUs"], True
-    for title, tell in (
-        ("Machine", machine),
-        ("Tests", tests),
-        ("Chapters", chapters),
-        ("All-reduce", bandwidth),
-    ):
-        print(f"{title} ...", flush=True)
-        try:
-            text, good = tell(root)
-        except Exception as error:  # the other parts are worth having
-            text, good = f"```\n{type(error).__name__}: {error}\n```", False
-        parts.append(
-            f"## {title}: {'all as it should be' if good else 'NOT as it should be'}\n\n{text}"
-        )
-        held = held and good
-    (folder / REPORT).write_text(nameless("\n\n".join(parts)) + "\n", encoding="utf-8")
-    print(f"{REPORT} is written: {'everything held' if held else 'look for NOT in it'}.")
-    return int(not held)
+    begun, became = time.monotonic(), {}
+    with (folder / REPORT).open("w", encoding="utf-8", buffering=1) as report:
+
+        def write(line: str) -> None:
+            line = nameless(line)
+            print(line, flush=True)
+            report.write(f"{line}\n")
+
+        write("# The course on this machine's GPUs")
+        for name, (_, limit_s) in gpu_items.items().items():
+            left_s = whole_s - (time.monotonic() - begun)
+            write(f"\n## {name}\n")
+            became[name] = look(name, limit_s, left_s, write)
+            write(f"\n**{became[name]}**, {time.monotonic() - begun:.0f} s since the start")
+        write(f"\n## In short\n\n{sentence(became)}")
+    print(f"{REPORT} is written.")
+    return int(FAILS in became.values())
 
 
-def machine(root: Path) -> tuple[str, bool]:
-    """Hardware, versions, and how the GPUs are connected."""
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    lines = [str(hardware()), f"CUDA {torch.version.cuda}, NCCL {nccl}"]
-    for command in (
-        [
-            "nvidia-smi",
-            "--query-gpu=name,memory.total,driver_version,mig.mode.current",
-            "--format=csv",
-        ],
-        ["nvidia-smi", "topo", "-m"],
-    ):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            lines.append(re.sub(r"\x1b\[\d*m", "", done.stdout).strip())
-        except (OSError, subprocess.TimeoutExpired):
-            lines.append(f"({' '.join(command[:2])} gave no answer)")
-    return fenced("\n\n".join(lines)), True
+def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None]) -> str:
+    """Runs one item in a process of its own and writes each of its lines as it comes."""
+    if left_s <= 0:
+        write("The time is over.")
+        return LEFT_OUT
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": HERE}
+    process = subprocess.Popen(program(name), start_new_session=True, env=environment(), **how)
+    watchdog = signal_after(min(limit_s, left_s), process)
+    try:
+        with watchdog as was_stopped:
+            for line in process.stdout:
+                write(f"    {line.rstrip()}")
+            process.wait()
+    finally:
+        kill(process)
+    if was_stopped() and left_s < limit_s:
+        write("    stopped: the time of the whole report is over")
+        return LEFT_OUT
+    if was_stopped():
+        write(f"    stopped: it was not done within {limit_s:.0f} s")
+        return FAILS
+    return {0: WORKS, 3: LEFT_OUT}.get(process.returncode, FAILS)
 
 
-def tests(root: Path) -> tuple[str, bool]:
-    """The tests that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "tests"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    rows = re.findall(
-        r"^(?:PASSED|FAILED|ERROR|SKIPPED).*|^\d+ (?:passed|failed).*", done.stdout, re.M
-    )
-    return fenced("\n".join(rows) or done.stdout[-4000:] + done.stderr[-4000:]), not done.returncode
+def program(name: str) -> list[str]:
+    """Returns the command that runs an item."""
+    return [sys.executable, "-u", str(HERE / "tools" / "gpu_items.py"), name]
 
 
-def chapters(root: Path) -> tuple[str, bool]:
-    """Chapters run from end to end, what `launch` chose in them, and how long they took."""
-    lines, good = [], True
-    for target in (target for name in CHAPTERS for target in targets(root, [name])):
-        if target.built.parent.name != "notebooks":
-            continue
-        notebook, begun = plan(target), time.monotonic()
-        try:
-            execute(notebook, target.built.parent)
-            became = "ran to its end"
-        except Exception as error:
-            became, good = f"{type(error).__name__}: {str(error)[-2000:]}", False
-        said = sorted(set(re.findall(r"launch: [^\\\n]+", str(notebook))))
-        lines.append(f"{target.built.stem}: {became}, {time.monotonic() - begun:.0f} s; {said}")
-    return fenced("\n".join(lines)), good
+def environment() -> dict[str, str]:
+    """Returns what an item's process is given: the tools, and the course in English."""
+    path = os.pathsep.join([str(HERE / "tools"), str(HERE), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "COURSE_LANG": "en"}
 
 
-def bandwidth(root: Path, sizes: tuple[int, ...] = SIZES) -> tuple[str, bool]:
-    """The same measurement in workers of `launch` and of torchrun, side by side."""
-    count = len(usable_gpus().names) or 2
-    mine = launch(all_reduce, sizes, world_size=count, timeout=300)[0]
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    done = subprocess.run(
-        [sys.executable, "-m", *torchrun, str(HERE / "tools" / "bandwidth.py")],
-        env=os.environ | {"BANDWIDTH_SIZES": json.dumps(sizes), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-    theirs = [Row(*row) for row in json.loads(done.stdout)]
-    lines = [
-        f"{count} ranks; bus bandwidth by nccl-tests' formula.\n",
-        "| bytes | launch µs | launch GB/s | torchrun µs | torchrun GB/s |",
-        "| ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for own, other in zip(mine, theirs, strict=True):
-        lines.append(
-            f"| {own.size:,} | {own.us:,.1f} | {own.bus_gb_s:.2f} | {other.us:,.1f} | "
-            f"{other.bus_gb_s:.2f} |"
-        )
-    return "\n".join(lines), True
+@contextlib.contextmanager
+def signal_after(limit_s: float, process: subprocess.Popen) -> Iterator[Callable[[], bool]]:
+    """Kills the process, with all that it has started, after so long; yields whether it did."""
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        kill(process)
+
+    timer = threading.Timer(limit_s, stop)
+    timer.start()
+    try:
+        yield stopped.is_set
+    finally:
+        timer.cancel()
 
 
-def fenced(text: str) -> str:
-    """Text as it is, in Markdown."""
-    return f"```\n{text}\n```"
+def kill(process: subprocess.Popen) -> None:
+    """Ends the process and what it has started, if it has not ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def sentence(became: dict[str, str]) -> str:
+    """Returns what works here and what does not, in a sentence each."""
+
+    def of(outcome: str) -> str:
+        return ", ".join(name for name, its in became.items() if its == outcome) or "nothing"
+
+    return f"What works here: {of(WORKS)}. What does not: {of(FAILS)}. Left out: {of(LEFT_OUT)}."
 
 
 def nameless(text: str) -> str:

@@ -8,11 +8,15 @@ from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import first_of, together, us
-from course_utils.record.event import meetings
+from course_utils.record.event import Event, meetings
 
 _QUEUED = (
     "A call ends here when it was queued on the GPU, not when its work was done: between calls a "
     "rank runs code of its own, or waits for its GPU."
+)
+_TIMED = (
+    "A collective lasts here as long as its work did on the GPU, by CUDA's events. The call itself "
+    "ended when it was queued."
 )
 _PORTS = {"send": "send", "recv": "receive"}  # all else is a collective
 
@@ -96,13 +100,20 @@ def real_text(trace: Trace) -> str:
         words = [f"{count} {kind}" for kind, count in counts.items()]
         calls_of_rank.append(", ".join(words) or "no calls")
     text = f"Real time, calls of {first_of(together(calls_of_rank, ': '))}"
-    if _is_queued(trace):
-        return f"{text} {_QUEUED}"
-    return text
+    queued = _queued(trace)
+    if not queued:
+        return text
+    return f"{text} {_TIMED if _are_timed(queued) else _QUEUED}"
 
 
-def _is_queued(trace: Trace) -> bool:
-    return any(event.queued for event in trace)
+def _queued(trace: Trace) -> list[Event]:
+    """The calls that ended when they were queued."""
+    return [event for event in trace if event.queued and event.kind != "wait"]
+
+
+def _are_timed(queued: list[Event]) -> bool:
+    """Whether it is known of each when its work was done."""
+    return all(event.done_s is not None for event in queued)
 
 
 def _virtual(replay: Replay) -> Activity:
@@ -130,7 +141,10 @@ def _in_real_time(trace: Trace) -> Activity:
 
     ended_s = [rank_ended_s for rank_ended_s, *_ in trace.ended]
     clock = "real time on this machine (ms)"
-    if _is_queued(trace):
+    queued = _queued(trace)
+    if queued and _are_timed(queued):
+        clock += ", collectives as the GPU worked on them"
+    elif queued:
         clock += ", calls until they were queued"
     return Activity(
         bars=_bars_in_real_time(trace, begin_s, ended_s, to_us),
@@ -156,8 +170,10 @@ def _bars_in_real_time(
 
     for event in trace:
         if event.finished and event.kind != "wait":
-            kind = _PORTS.get(event.kind, "collective")
-            add(event.rank, event.start_s, event.end_s, kind)
+            start_s, end_s = event.start_s, event.end_s
+            if event.done_s is not None:  # when the GPU worked on it
+                start_s, end_s = event.began_s, event.done_s
+            add(event.rank, start_s, end_s, _PORTS.get(event.kind, "collective"))
         holds_its_rank = event.blocking or event.kind == "wait"
         if holds_its_rank:
             add_own_code(event.rank, event.start_s)

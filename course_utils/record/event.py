@@ -59,7 +59,7 @@ class Event:
     bytes: int  # what the rank hands in; what it is given, where it hands in nothing
     start_s: float  # seconds from the launch to the call, on a clock that all ranks share
     # When it was complete: for a blocking call when it returned. Of what was not complete when a
-    # launch failed: when that launch was stopped. Of what is `queued`: when that was done.
+    # launch failed: when that launch was stopped. Of what is `queued`: when it was queued.
     end_s: float
     peer: int | None = None  # at the other end of a send or recv, or of the one waited for
     tag: int | None = None  # of a send or recv
@@ -80,6 +80,10 @@ class Event:
     number: int = 0
     line: tuple[str, int, str] | None = None  # file, number and function of the learner's line
     flags: int = 0  # what more is known, such as FORWARD: DDP called it
+    # When the work of what is `queued` began and was complete on the GPU, as CUDA's events tell,
+    # on the clock of `start_s`; None where nobody has seen that.
+    began_s: float | None = None
+    done_s: float | None = None
 
     @property
     def what(self) -> str:
@@ -98,7 +102,7 @@ class Event:
     def queued(self) -> bool:
         """Whether it ends, as a call of NCCL, when it is queued on the GPU; a wait for it as well.
 
-        Nobody has seen when its work was complete.
+        When its work was complete, `done_s` says, where it is known.
         """
         return bool(self.flags & QUEUED)
 

@@ -23,7 +23,7 @@ import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher.stacks import Frame
-from course_utils.record import frames
+from course_utils.record import cuda_times, frames
 from course_utils.record.event import ASYNC, KINDS, QUEUED, UNFINISHED, WAKES, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
 from course_utils.record.waits import Waits
@@ -50,6 +50,7 @@ class Recorder:
 
     def __init__(self, writer: Part) -> None:
         self.writer, self.waits = writer, Waits(writer) if writer.whole else None
+        self.times = cuda_times.CudaTimes()
         self.forked = self.unfinished = False
         self.ends: list[weakref.finalize] = []  # of the models that the rank has wrapped in DDP
 
@@ -114,6 +115,7 @@ class Recorder:
         flags = UNFINISHED if self.unfinished else 0
         flags |= WAKES if threading.active_count() > 1 else 0
         self._note("return", None, (), flags)
+        self.times.read()
 
     def _note(self, kind: str, caller: FrameType | None, group: tuple, flags: int = 0) -> None:
         inner, own = frames.split(caller)
@@ -174,10 +176,13 @@ class Recorder:
         issued = self.writer.write(fields, own, counted, flags, ON_ITS_WAY, since_s)
         if self.waits:
             issuing[call.op_id] = issued
+            if flags & QUEUED and cuda_times.usable(first.device.type):
+                self.times.begin(issued)
 
     def _after(self, issuing: dict[int, Row], call: Any) -> None:
         if issued := issuing.pop(call.op_id, None):
             issued.of = ISSUED
+            self.times.follow(issued, call)
             if call.work is not None:
                 self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
 

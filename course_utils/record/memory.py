@@ -45,6 +45,9 @@ class Row(ctypes.Structure):
         ("peer", c_int64),  # the rank that has sent, where that was not known before, else -1
         ("start_s", c_double),  # on the system's monotonic clock
         ("end_s", c_double),  # likewise; 0 if nobody saw the end
+        # Likewise, of the work of a call that ended when it was queued; 0 if nobody saw them.
+        ("began_s", c_double),
+        ("done_s", c_double),
     ]
 
     def finish(self) -> None:

@@ -111,6 +111,8 @@ def _events(
             blocking=row.of < 0 and not row.flags & ASYNC,
             of=places[row.of] if row.of >= 0 else None,
             flags=row.flags,
+            began_s=row.began_s - from_s if row.began_s else None,
+            done_s=row.done_s - from_s if row.done_s else None,
         )
         if traced and row.peer >= 0:
             event.__dict__["peer"] = row.peer

@@ -257,7 +257,7 @@ def one_memory_spec(parameters, model, batches):
 def one_memory(parameters):
     ### BEGIN SOLUTION
     sizes = [parameter.numel() for parameter in parameters]
-    flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype)
+    flat = parameters[0].new_zeros(sum(sizes))
     for parameter, part in zip(parameters, flat.split(sizes)):
         parameter.grad = part.view_as(parameter)  # autograd adds to it in place
     return flat

@@ -10,7 +10,7 @@
 # 3. write a ring all-reduce from messages alone;
 # 4. avoid results that are silently wrong, and find the rank that holds all others up.
 #
-# **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [02 · Process groups](02_process_groups.ipynb).
+# **Hardware:** two cores. Where there is a GPU for each rank, ranks talk through NCCL, but for the cells about gloo. **Before:** [02 · Process groups](02_process_groups.ipynb).
 # **Next:** [04 · DDP training](04_ddp_training.ipynb).
 # **Lab:** [03 · Collective primitives](../exercises/03_collective_primitives.ipynb).
 #
@@ -30,17 +30,23 @@ from course_checks.cases import CASES
 from course_utils import Network, check, digits, explore, launch, plot_ranks, plot_timeline, predict
 from course_utils.pictures.steps import plot_steps
 
+
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 # %% [markdown]
 # ## 1 · One sends, one receives
 #
 # Everything that ranks do together is made of one move: one rank **sends** a tensor and another **receives** it. The receiver
 # prepares a tensor of the same shape and dtype, and the message overwrites it. `trace=True` records every call of every rank.
+# `my_device()`, from the folded cell at the top, is the rank's GPU if `launch` gave it one, else the CPU.
 
 
 # %% tags=["row-D3"]
 def hand_over():
     rank = dist.get_rank()
-    box = torch.full((4,), rank + 1)
+    box = torch.full((4,), rank + 1, device=my_device())
     before = box.clone()
     if rank == 0:
         dist.send(box, dst=1)
@@ -49,7 +55,7 @@ def hand_over():
     return before, box
 
 
-results = launch(hand_over, world_size=2, backend="gloo", trace=True)
+results = launch(hand_over, world_size=2, trace=True)
 before, after = zip(*results)
 plot_ranks(before, after)
 print(*results.trace, sep="\n")
@@ -71,7 +77,7 @@ def both_send_first():
     return theirs
 
 
-launch(both_send_first, world_size=2, backend="gloo", timeout=4)
+launch(both_send_first, world_size=2, backend="gloo", timeout=4)  # a send of gloo waits
 
 # %% [markdown]
 # Both ranks wait in `send`, at the same line. Each waits until the other one receives, and neither reaches its
@@ -118,6 +124,7 @@ network = Network(latency_us=10, gbit_s=80)
 took_us = []
 for cure in (in_order, at_once):
     exchange = lambda: cure(torch.full((250_000,), float(dist.get_rank())))[0].item()
+    # The cure with isend is one for gloo.
     results = launch(exchange, world_size=2, backend="gloo", trace=True)
     took_us.append(round(max(results.trace.replay(network).finish_us)))
     print(f"{cure.__name__}: ranks 0 and 1 now hold {list(results)}")
@@ -141,10 +148,10 @@ def in_a_batch(mine):
 
 
 def batched_exchange():
-    return in_a_batch(torch.full((4,), dist.get_rank()))[0].item()
+    return in_a_batch(torch.full((4,), dist.get_rank(), device=my_device()))[0].item()
 
 
-print("ranks 0 and 1 now hold", list(launch(batched_exchange, world_size=2, backend="gloo")))
+print("ranks 0 and 1 now hold", list(launch(batched_exchange, world_size=2)))
 
 # %% [markdown]
 # **Check yourself.** Five ranks stand in a circle, and each has something for the next one. Even ranks send first, odd ranks receive first. Is there a deadlock?
@@ -165,11 +172,11 @@ def see(collective, numbers=4, undefined=()):
     """Run a collective in four real ranks, draw what they hold, print what each rank sends."""
 
     def worker():
-        mine = 10 * (dist.get_rank() + 1) + torch.arange(numbers)
+        mine = 10 * (dist.get_rank() + 1) + torch.arange(numbers, device=my_device())
         before = mine.clone()
         return before, collective(mine)
 
-    results = launch(worker, world_size=4, backend="gloo", trace=True)
+    results = launch(worker, world_size=4, trace=True)
     before, after = zip(*results)
     plot_ranks(before, after, undefined=undefined)
     print("recorded:", *dict.fromkeys(event.what for event in results.trace), sep="  ")
@@ -207,7 +214,7 @@ results = see(broadcast)
 # %% tags=["row-D4"]
 def scatter(mine):
     parts = list(mine.split(1)) if dist.get_rank() == 1 else None
-    part = torch.empty(1, dtype=mine.dtype)
+    part = torch.empty_like(mine[:1])
     dist.scatter(part, parts, src=1)
     return part
 
@@ -258,7 +265,7 @@ def leftovers():
     return number.item()
 
 
-for world_size in (2, 3, 4):
+for world_size in (2, 3, 4):  # what is left over is gloo's
     results = launch(leftovers, world_size=world_size, backend="gloo")
     print(f"{world_size} ranks: {list(results)}")
 left_over.measured(results[1])
@@ -293,7 +300,7 @@ results = see(all_gather, numbers=1)
 
 # %% tags=["row-D4"]
 def reduce_scatter(mine):
-    part = torch.empty(1, dtype=mine.dtype)
+    part = torch.empty_like(mine[:1])
     dist.reduce_scatter(part, list(mine.split(1)))
     return part
 
@@ -413,7 +420,7 @@ def fill_up(step):
             held.append(torch.cat(chunks).tolist())
         return held
 
-    try:
+    try:  # with isend, as above, a step is one for gloo
         results = launch(worker, world_size=4, backend="gloo", trace=True, timeout=5)
     except RuntimeError as error:  # what a rank raised, or a hang
         return print("No picture yet:", error.failures[0].headline if error.failures else error)
@@ -482,7 +489,7 @@ def barrier():
     dist.barrier()
 
 
-results = launch(barrier, world_size=4, backend="gloo", trace=True)
+results = launch(barrier, world_size=4, trace=True)
 plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last, has come.")
 
 # %% [markdown]
@@ -525,7 +532,7 @@ def try_operator(name, dtype):
 # %% tags=["row-D4"]
 print(f"{'operator':10}{'integers':>9}{'floats':>9}")
 for name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"):
-    values = [
+    values = [  # which operators there are is gloo's matter
         launch(try_operator, name, dtype, world_size=4, backend="gloo")[0]
         for dtype in (torch.int64, torch.float32)
     ]
@@ -562,6 +569,7 @@ def sum_of_a_view():
     return before, whole
 
 
+# NCCL refuses such a tensor.
 before, after = zip(*launch(sum_of_a_view, world_size=2, backend="gloo"))
 plot_ranks(before, after)
 whole_after.measured(after[0].int())
@@ -603,7 +611,7 @@ def attempt(name, handed_in, got_back):
 
 
 def verdict(name, *makes):
-    runs = (
+    runs = (  # gloo's verdict
         launch(attempt, name, *how, world_size=4, backend="gloo")
         for how in (makes, (without_gaps, without_gaps))
     )
@@ -627,14 +635,14 @@ for name in ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all"):
 
 # %%
 def sum_of_a_copy():
-    whole = torch.ones(8)
+    whole = torch.ones(8, device=my_device())
     part = whole[::2].contiguous()
     dist.all_reduce(part)
     whole[::2] = part
     return whole.int().tolist()
 
 
-print(launch(sum_of_a_copy, world_size=2, backend="gloo")[0])
+print(launch(sum_of_a_copy, world_size=2)[0])
 
 # %% [markdown]
 # A line for your own code: `assert tensor.is_contiguous()` before a collective.
@@ -666,6 +674,7 @@ def read_too_early():
     return {"too early": early, "after wait()": number.item()}
 
 
+# On a GPU two streams would race, and now one number is read, now the other.
 print(launch(read_too_early, world_size=2, backend="gloo")[0])
 
 # %% [markdown]
@@ -681,14 +690,15 @@ def two_pairs():
     mine, early = pairs[dist.get_rank() // 2], dist.get_rank() < 2
     works = []
     for _ in range(3):
-        works.append(dist.all_reduce(torch.ones(250_000), group=mine, async_op=True))
+        gradient = torch.ones(250_000, device=my_device())
+        works.append(dist.all_reduce(gradient, group=mine, async_op=True))
         if early:
             works[-1].wait()
     for work in works:
         work.wait()
 
 
-trace = launch(two_pairs, world_size=4, backend="gloo", trace=True).trace
+trace = launch(two_pairs, world_size=4, trace=True).trace
 plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_reduce")))
 
 # %% [markdown]
@@ -722,7 +732,8 @@ def reduce_and_broadcast(tensor):
 
 def recorded(way, world_size):
     box = torch.ones(250_000)
-    return launch(way, box, world_size=world_size, backend="gloo", trace=True).trace
+    on_my_device = lambda: way(box.to(my_device()))
+    return launch(on_my_device, world_size=world_size, trace=True).trace
 
 
 def replayed_us(way, world_size, algorithm):
@@ -779,19 +790,20 @@ images = digits(train=True)
 
 
 def train(nap_s):
-    rank = dist.get_rank()
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+    rank, device = dist.get_rank(), my_device()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     for step in range(4):
         mine = slice(32 * (4 * step + rank), 32 * (4 * step + rank + 1))
+        outputs = model(images.data[mine].to(device))
         model.zero_grad()
-        cross_entropy(model(images.data[mine]), images.targets[mine]).backward()
+        cross_entropy(outputs, images.targets[mine].to(device)).backward()
         for k, parameter in enumerate(model.parameters()):
             time.sleep(nap_s * (rank == 1 and step == 0 and k == 2))
             dist.all_reduce(parameter.grad)
 
 
 # %% tags=["row-D8"]
-trace = launch(train, 0.5, world_size=4, backend="gloo", trace=True).trace
+trace = launch(train, 0.5, world_size=4, backend="gloo", trace=True).trace  # NCCL only queues
 inside_s = [sum(e.end_s - e.start_s for e in trace.of_rank(rank)) for rank in range(4)]
 print("ms in all_reduce, ranks 0 to 3:", ", ".join(f"about {1000 * s:.0f}" for s in inside_s))
 ratio = inside_s[1] / inside_s[0]
@@ -805,7 +817,7 @@ in_the_call.measured("less" if ratio < 0.7 else "more" if ratio > 1.4 else "as m
 # nobody has to sleep. We take a recording without sleep, say that a backward pass takes 2 ms, and add the full naps on the virtual clock.
 
 # %%
-trace = launch(train, 0.0, world_size=4, backend="gloo", trace=True).trace
+trace = launch(train, 0.0, world_size=4, trace=True).trace
 NAPS_MS = {  # before sum number k; there are four in each step
     "nowhere": lambda k: 0,
     "at the start": lambda k: 1 * (k == 0),

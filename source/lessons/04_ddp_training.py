@@ -10,7 +10,7 @@
 # 3. recognise four mistakes that raise no error;
 # 4. resume a run bit for bit, accumulate gradients, compute in bfloat16, and start it all with `torchrun`.
 #
-# **Hardware:** two cores. All ranks use gloo on the CPU, so that your numbers are the ones in the text; part 1 says what GPUs change.
+# **Hardware:** two cores. Where there is a GPU for each rank, most cells use the GPUs; what is called exact is exact on CPUs. Part 1 says what GPUs change.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Next:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Lab:** [04 · DDP training](../exercises/04_ddp_training.ipynb).
@@ -49,6 +49,15 @@ from course_material.language import SmallGPT, novel
 from course_utils import check, digits, hardware, launch, predict, show
 from course_utils.pictures.style import KINDS, plain_style
 
+
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def to_my_device(batch):
+    return [tensor.to(my_device()) for tensor in batch]
+
+
 # %% [markdown]
 # ## 1 · Six lines
 #
@@ -80,7 +89,7 @@ print(f"their pixels: mean {mean:.2f}, standard deviation {std:.2f}")
 #
 # Here is an ordinary training loop. Its settings are those of *The DDP getting-started guide*, one of the five articles behind this course
 # ([the course map](README.md) lists them): a network of 784, 256 and 10 units, cross-entropy, SGD with a learning rate of 0.001, batches of 32, and the
-# loss printed every ten batches.
+# loss printed every ten batches. `my_device()`, from the folded cell at the top, is the rank's GPU if `launch` gave it one, else the CPU.
 
 
 # %%
@@ -96,12 +105,12 @@ def tell(epoch, batch, loss):
 
 # %%
 def train_alone(epochs):
-    model = mlp()
+    model = mlp().to(my_device())
     loader = DataLoader(training, batch_size=32, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for epoch in range(epochs):
         for batch, (images, labels) in enumerate(loader, 1):
-            loss = cross_entropy(model(images), labels)
+            loss = cross_entropy(model(images.to(my_device())), labels.to(my_device()))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -119,7 +128,7 @@ def seeded(train, epochs):
     return train(epochs)
 
 
-results = launch(seeded, train_alone, 1, world_size=2, backend="gloo")
+results = launch(seeded, train_alone, 1, world_size=2)
 
 # %% [markdown]
 # The same digits in the same order to the same model: two processes did one process's work twice. Nothing is shared unless somebody shares it.
@@ -130,14 +139,14 @@ results = launch(seeded, train_alone, 1, world_size=2, backend="gloo")
 # %%
 def train(epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(mlp())
+    model = DistributedDataParallel(mlp().to(my_device()))
     sampler = DistributedSampler(training, num_replicas=world_size, rank=rank)
     loader = DataLoader(training, batch_size=32 // world_size, sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for batch, (images, labels) in enumerate(loader, 1):
-            loss = cross_entropy(model(images), labels)
+            loss = cross_entropy(model(images.to(my_device())), labels.to(my_device()))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -163,7 +172,7 @@ print("\n".join(difference))
 # The loop's heart is untouched: forward, `zero_grad`, `backward`, `step`. Will the two ranks still print the same losses?
 
 # %% tags=["row-A3", "row-B3", "row-B8"]
-launched = launch(seeded, train, 1, world_size=2, backend="gloo")
+launched = launch(seeded, train, 1, world_size=2)
 
 # %% [markdown]
 # They print different losses: each is the mean over a rank's *own* 16 digits. Neither is the loss of the batch of 32; part 4 comes
@@ -182,7 +191,7 @@ def my_shard():
 
 # %% tags=["row-B8"]
 for world_size in (1, 2, 4):
-    shards = launch(my_shard, world_size=world_size, backend="gloo")
+    shards = launch(my_shard, world_size=world_size)
     dealt = Counter(digit for shard in shards for digit in shard)
     print(f"{world_size} rank(s): local batch {32 // world_size}", end=", ")
     print(f"{len(shards[0])} digits each, {len(training) - len(dealt)} missing")
@@ -205,7 +214,7 @@ def as_in_the_guide():
         print(error)
 
 
-results = launch(as_in_the_guide, world_size=1, device="cpu", backend="gloo")
+results = launch(as_in_the_guide, world_size=1, device="cpu", backend="gloo")  # as in the guide
 
 
 # %% [markdown]
@@ -254,14 +263,14 @@ def weights(model):
 
 
 def my_batches(global_batch=32):
-    sampler = DistributedSampler(training)
-    return DataLoader(training, global_batch // dist.get_world_size(), sampler=sampler)
+    size = global_batch // dist.get_world_size()
+    return map(to_my_device, DataLoader(training, size, sampler=DistributedSampler(training)))
 
 
 # %%
 def follow(wrap, steps=20):
     torch.manual_seed(dist.get_rank())
-    model = wrap(mlp())
+    model = wrap(mlp().to(my_device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     history = [weights(model)]
     for images, labels in islice(my_batches(), steps):
@@ -280,8 +289,8 @@ def follow(wrap, steps=20):
 apart = predict("largest difference of a weight between the ranks", ...)
 
 # %% tags=["row-A2"]
-first, second = launch(follow, DistributedDataParallel, backend="gloo")
-alone = launch(follow, lambda network: network, world_size=1, backend="gloo")[0]
+first, second = launch(follow, DistributedDataParallel)
+alone = launch(follow, lambda network: network, world_size=1)[0]
 between = (first - second).abs().amax(dim=1)
 apart.measured(between.max())
 
@@ -424,6 +433,7 @@ def without_asking(where):
 
 
 for rank in range(3):
+    # It is gloo's MAX and MIN that we ask about.
     difference = launch(without_asking, rank, world_size=3, backend="gloo")[0]
     print(f"rank {rank} has a nan: MAX - MIN is {difference}")
 
@@ -438,7 +448,7 @@ for rank in range(3):
 # line. In which lines of `follow` will rank 0 talk to rank 1?
 
 # %% tags=["row-A8"]
-trace = launch(follow, DistributedDataParallel, 3, trace=True, backend="gloo").trace
+trace = launch(follow, DistributedDataParallel, 3, trace=True).trace
 calls = Counter((e.code, e.kind, e.bytes) for e in trace.of_rank(0) if e.kind != "wait")
 for (code, kind, size), times in calls.items():
     print(f"{times} x {kind:10} of {size:7,} bytes in  {code}")
@@ -468,7 +478,7 @@ def deeper():
 
 # %%
 def watch(steps=2):
-    network, seen = deeper(), []
+    network, seen = deeper().to(my_device()), []
     model = DistributedDataParallel(network, bucket_cap_mb=1)
 
     def bucket_goes_out(state, bucket):
@@ -488,7 +498,7 @@ def watch(steps=2):
 # `seen` is a diary: the names of the gradients as they are computed, and between them the buckets as they go out. Here is rank 0's, a line for each bucket.
 
 # %%
-results = launch(watch, backend="gloo")
+results = launch(watch)
 for line in " ".join(results[0]).replace(" bucket", "\n  -> bucket").split("backward ")[1:]:
     print("backward:", line.strip())
 
@@ -542,13 +552,13 @@ def average(tensors):
 # %%
 def by_hand(make_optimizer, what):
     torch.manual_seed(dist.get_rank())
-    model = DistributedDataParallel(mlp()) if what == "DDP" else mlp()
+    model = mlp().to(my_device())
+    model = DistributedDataParallel(model) if what == "DDP" else model
     start_equal(model)
     optimizer = make_optimizer(model.parameters(), lr=0.001)
     for images, labels in islice(my_batches(), 20):
-        loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()
+        cross_entropy(model(images), labels).backward()
         if what == "gradients":
             average(parameter.grad for parameter in model.parameters())
         optimizer.step()
@@ -569,9 +579,9 @@ weights_do = predict(
 fit = []
 with_momentum = functools.partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1)
 for name, make_optimizer in {"SGD": with_momentum, "Adam": torch.optim.Adam}.items():
-    ddp = launch(by_hand, make_optimizer, "DDP", backend="gloo")[0]
+    ddp = launch(by_hand, make_optimizer, "DDP")[0]
     for what in ("gradients", "weights"):
-        mine = launch(by_hand, make_optimizer, what, backend="gloo")[0]
+        mine = launch(by_hand, make_optimizer, what)[0]
         difference = (mine - ddp).abs().max().item()
         print(f"{name:4}: averaged {what:9}, difference to DDP {told(difference)}")
     fit += [name] * (difference < 1e-6)
@@ -591,8 +601,8 @@ with_three = predict(
 )
 
 # %%
-ddp = launch(by_hand, torch.optim.SGD, "DDP", world_size=3, backend="gloo")[0]
-mine = launch(by_hand, torch.optim.SGD, "gradients", world_size=3, backend="gloo")[0]
+ddp = launch(by_hand, torch.optim.SGD, "DDP", world_size=3)[0]
+mine = launch(by_hand, torch.optim.SGD, "gradients", world_size=3)[0]
 difference = (mine - ddp).abs().max().item()
 print("three ranks: averaged gradients, difference to DDP", told(difference))
 with_three.measured("no" if difference > 1e-6 else "up to rounding" if difference else "exactly")
@@ -624,7 +634,8 @@ with_three.measured("no" if difference > 1e-6 else "up to rounding" if differenc
 def mistaken(mistake, steps=8):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
-    model = mlp()
+    device = my_device()
+    model = mlp().to(device)
     if mistake != "no broadcast":
         start_equal(model)
     place = (1, 0) if mistake == "no sampler" else (world_size, rank)
@@ -632,7 +643,7 @@ def mistaken(mistake, steps=8):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     history, printed, own = [weights(model)], [], []
     for images, labels in islice(loader, steps):
-        loss = cross_entropy(model(images), labels)
+        loss = cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         for parameter in model.parameters():
@@ -673,7 +684,7 @@ def loss_of_all(run):
 unseen = predict("mistakes of the four that leave the ranks equal", ...)
 
 # %%
-runs = {each: launch(mistaken, each, backend="gloo") for each in ["no mistake", *mistakes]}
+runs = {each: launch(mistaken, each) for each in ["no mistake", *mistakes]}
 distances = {each: [away[5].item() for away in distances_of(run)] for each, run in runs.items()}
 
 print("after 5 steps      rank to rank  to one process  printed loss is off by")
@@ -741,11 +752,11 @@ def read(seeds, dtype=torch.float32, steps=20):
     mine = seeds[dist.get_rank() :: dist.get_world_size()]
     generators = [torch.Generator().manual_seed(seed) for seed in mine]
     torch.manual_seed(mine[0])
-    model = DistributedDataParallel(SmallGPT(len(alphabet)).to(dtype))
+    model = DistributedDataParallel(SmallGPT(len(alphabet)).to(my_device(), dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     losses = []
     for _ in range(steps):
-        drawn = draw_windows(generators)
+        drawn = draw_windows(generators).to(my_device())
         losses.append(cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:]))  # the next letters
         optimizer.zero_grad()
         losses[-1].backward()
@@ -760,11 +771,11 @@ def read(seeds, dtype=torch.float32, steps=20):
 
 # %%
 single = {
-    "to one process, 8 windows": launch(read, [0], world_size=1, backend="gloo")[0][0],
-    "to one process, 32 windows": launch(read, [0, 1, 2, 3], world_size=1, backend="gloo")[0][0],
+    "to one process, 8 windows": launch(read, [0], world_size=1)[0][0],
+    "to one process, 32 windows": launch(read, [0, 1, 2, 3], world_size=1)[0][0],
 }
 for seeds in ([0, 0, 0, 0], [0, 1, 2, 3]):
-    trained, losses = zip(*launch(read, seeds, world_size=4, backend="gloo"))
+    trained, losses = zip(*launch(read, seeds, world_size=4))
     first_loss, last_loss = losses[0][0], losses[0][-1]
     print(
         f"seeds {seeds}: rank 0's loss falls from about {first_loss:.1f} to about {last_loss:.1f}"
@@ -779,8 +790,8 @@ for seeds in ([0, 0, 0, 0], [0, 1, 2, 3]):
 # But is this last difference still rounding? It's much larger than it was with SGD, because Adam divides small gradients by small numbers, and that enlarges their errors. There's a test: with twice as many digits, rounding nearly vanishes, and a mistake stays.
 
 # %%
-single_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=1, backend="gloo")[0][0]
-four_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=4, backend="gloo")[0][0]
+single_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=1)[0][0]
+four_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=4)[0][0]
 difference = (four_double - single_double).abs().max().item()
 print("in double precision, four ranks to one process, 32 windows:", told(difference))
 
@@ -867,6 +878,7 @@ resumed_apart = predict("largest difference of a weight, stopped and resumed", .
 # %%
 folder = tempfile.TemporaryDirectory()
 whole, halves = Path(folder.name, "undisturbed.pt"), Path(folder.name, "stopped.pt")
+# Equal bit for bit: a CPU's convolution is, and a GPU's may add in a new order each time.
 undisturbed = launch(train_on, whole, 69, backend="gloo")
 stopped = launch(train_on, halves, 50, backend="gloo")
 checkpoint = halves.read_bytes()
@@ -913,7 +925,7 @@ print(f"right: about {100 * right / len(testing):.1f} % of the test digits")
 
 # %%
 def resume(forget):
-    halves.write_bytes(checkpoint)
+    halves.write_bytes(checkpoint)  # on the CPU again, to compare bit for bit
     return launch(train_on, halves, 4, forget, backend="gloo")[0]["weights"]
 
 
@@ -943,7 +955,7 @@ for part in ("model", "optimizer", "position", "generators"):
 # %%
 def accumulate(forward, parts, steps=5):
     torch.manual_seed(0)
-    model = DistributedDataParallel(mlp())
+    model = DistributedDataParallel(mlp().to(my_device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for images, labels in islice(my_batches(128), steps):
         optimizer.zero_grad()
@@ -977,10 +989,10 @@ def note_cost(name, run, steps):
 # `note_cost`, folded above, counts what rank 0 has called, and how many megabytes it gave. First one batch of 128 as it is, then in four parts.
 
 # %%
-cost, whole_batch = {}, launch(accumulate, "inside", 1, trace=True, backend="gloo")
+cost, whole_batch = {}, launch(accumulate, "inside", 1, trace=True)
 note_cost("one batch of 128", whole_batch, 5)
 for forward in ("inside", "outside"):
-    run = launch(accumulate, forward, 4, trace=True, backend="gloo")
+    run = launch(accumulate, forward, 4, trace=True)
     note_cost(f"4 parts, forward {forward}", run, 5)
     difference = (run[0] - whole_batch[0]).abs().max().item()
     print(f"{'':24} {told(difference)} from the model of one batch")
@@ -999,12 +1011,12 @@ calls_outside.measured(int(cost["4 parts, forward outside"][0]))
 # %%
 def mixed(compressed, steps=40):
     torch.manual_seed(0)
-    model = DistributedDataParallel(mlp())
+    model = DistributedDataParallel(mlp().to(my_device()))
     if compressed:
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for images, labels in islice(my_batches(), steps):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(my_device(), dtype=torch.bfloat16):
             outputs = model(images)
             loss = cross_entropy(outputs, labels)
         optimizer.zero_grad()
@@ -1016,7 +1028,7 @@ def mixed(compressed, steps=40):
 
 # %%
 for name in ("bfloat16", "compressed"):
-    run = launch(mixed, name == "compressed", trace=True, backend="gloo")
+    run = launch(mixed, name == "compressed", trace=True)
     note_cost(name, run, 40)
     difference = (run[0]["weights"] - run[1]["weights"]).abs().max().item()
     print(f"{'':24} {told(difference)} between the ranks")
@@ -1054,7 +1066,7 @@ def images_per_second(model, talk, images, labels, steps=3):
 
 # %%
 def measure():
-    model, batch = DistributedDataParallel(convnet()), next(iter(my_batches(128)))
+    model, batch = DistributedDataParallel(convnet().to(my_device())), next(my_batches(128))
     images_per_second(model, nullcontext, *batch, steps=2)  # warm up: DDP arranges its buckets
     ways = {"no messages": model.no_sync, "DDP": nullcontext}
     return {name: images_per_second(model, talk, *batch) for name, talk in ways.items()}
@@ -1066,7 +1078,7 @@ def measure():
 # %%
 rounds = []
 for _ in range(3):
-    rounds.append([launch(measure, world_size=n, backend="gloo")[0] for n in (1, 2)])
+    rounds.append([launch(measure, world_size=n)[0] for n in (1, 2)])
 for kind in ("no messages", "DDP"):
     ratios = [two[kind] / one[kind] for one, two in rounds]
     print(f"2 ranks, {kind:11}: about {median(ratios):.2f} times as fast as one rank")
@@ -1107,6 +1119,7 @@ def torchrun(script, *arguments, timeout_s=100):
 
 # %%
 with tempfile.TemporaryDirectory() as runs:
+    # On the CPU both times, to compare bit for bit.
     launch(train_ddp.train, f"{runs}/launched.pt", 1, backend="gloo")
     torchrun("train_ddp.py", f"--path={runs}/started.pt", "--epochs=1")
     launched, started = (
@@ -1134,7 +1147,7 @@ def one_batch_fewer():
     print("done, after", len(mine), "digits")
 
 
-launch(one_batch_fewer, timeout=5, backend="gloo")
+launch(one_batch_fewer, timeout=5, backend="gloo")  # on a GPU the wait is in another line
 
 # %% [markdown]
 # Rank 0 waits in `backward`, for an average with a rank that has no third batch. Rank 1's function has returned: it did

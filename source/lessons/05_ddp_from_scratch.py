@@ -10,7 +10,7 @@
 # 3. start messages from autograd's hooks, while backward still computes;
 # 4. recognise and cure what breaks such code: another order, a layer that nobody used.
 #
-# **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [04 · DDP training](04_ddp_training.ipynb).
+# **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs, and rounding may come out differently there. **Before:** [04 · DDP training](04_ddp_training.ipynb).
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
 # **Lab:** [05 · DDP from scratch](../exercises/05_ddp_from_scratch.ipynb).
 #
@@ -34,6 +34,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_material.language import SmallGPT, novel
 from course_utils import Network, WorkerError, WorkerTimeout, check, digits, launch, predict, show
+
+
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
 
 # %% [markdown]
 # ## 1 · Start equal
@@ -75,7 +80,7 @@ def awkward():
 
 # %% [markdown]
 # **Predict.** Its `state_dict()` has 13 tensors. Each rank seeds itself differently and adds its rank to the running mean. How many of the 13 differ between two ranks, first without a
-# wrapper, then in PyTorch's DDP? Answer with a list of two numbers.
+# wrapper, then in PyTorch's DDP? Answer with a list of two numbers. (`my_device()`, from the folded cell at the top, is the rank's GPU if `launch` gave it one, else the CPU.)
 
 # %%
 different = predict("tensors that differ, bare and in PyTorch's DDP", ...)
@@ -84,14 +89,14 @@ different = predict("tensors that differ, bare and in PyTorch's DDP", ...)
 # %% tags=["row-D5"]
 def started(wrap):
     torch.manual_seed(dist.get_rank())
-    network = awkward()
+    network = awkward().to(my_device())
     network[2].running_mean += dist.get_rank()
     return wrap(network).state_dict()
 
 
 counts = []
 for wrap in (nn.Sequential, DistributedDataParallel):
-    one, other = launch(started, wrap, backend="gloo")
+    one, other = launch(started, wrap)
     names = [name for name in one if not torch.equal(one[name], other[name])]
     print(f"{wrap.__name__:24}", *names)
     counts.append(len(names))
@@ -229,13 +234,13 @@ def batch(step, size=16):
     """This rank's own digits of a step."""
     first = (step * dist.get_world_size() + dist.get_rank()) * size
     mine = torch.arange(first, first + size) % len(training)
-    return training.data[mine], training.targets[mine]
+    return training.data[mine].to(my_device()), training.targets[mine].to(my_device())
 
 
 # %%
 def train(wrap, network, steps=10):
     torch.manual_seed(dist.get_rank())
-    model = wrap(network())
+    model = wrap(network().to(my_device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for step in range(steps):
         images, labels = batch(step)
@@ -472,10 +477,10 @@ def apart(results, others):
     return max((mine - its).abs().max().item() for mine, its in zip(results, others))
 
 
-theirs = launch(train, DistributedDataParallel, plain, backend="gloo")
-drifted = apart(launch(train, Equal, plain, backend="gloo"), theirs)
+theirs = launch(train, DistributedDataParallel, plain)
+drifted = apart(launch(train, Equal, plain), theirs)
 print(f"without averaging, as a control: about {drifted:.2f}")
-ours = launch(train, PerParameter, plain, backend="gloo")
+ours = launch(train, PerParameter, plain)
 from_pytorch.measured(apart(ours, theirs))
 print("our two ranks differ by", apart([ours[0]], [ours[1]]))
 
@@ -506,7 +511,7 @@ replays, shares = {}, {}  # of the forms so far, by rate and name
 
 def one_step(kind):
     """Train a step; return how many bytes of gradients were there when each call began."""
-    module, there, at_call = plain(), [0], []
+    module, there, at_call = plain().to(my_device()), [0], []
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(lambda own: there.append(own.nbytes))
     model = kind(module)
@@ -543,8 +548,7 @@ def step_ms(replay):
 @functools.cache  # no form is recorded twice
 def recorded_all(*kinds):
     """A step of eight ranks in each form, in one launch, without the broadcasts at its start."""
-    all_steps = {"world_size": 8, "backend": "gloo", "trace": True}
-    ranks = launch(lambda: [one_step(kind) for kind in kinds], **all_steps)
+    ranks = launch(lambda: [one_step(kind) for kind in kinds], world_size=8, trace=True)
     kept = [[] for _ in kinds]
     for rank in range(8):
         form = 0
@@ -902,7 +906,7 @@ for latency_us in (30, 300):
 
 # %%
 def memory_of_gradients(as_view, to_none, steps=3):
-    network, written = plain(), {}
+    network, written = plain().to(my_device()), {}
     for parameter in network.parameters():
         parameter.register_post_accumulate_grad_hook(
             lambda own: written.update({own: own.grad.data_ptr()})
@@ -918,7 +922,7 @@ def memory_of_gradients(as_view, to_none, steps=3):
 
 # %%
 for as_view, to_none in ((False, True), (True, True), (True, False)):
-    pieces, there = launch(memory_of_gradients, as_view, to_none, backend="gloo")[0]
+    pieces, there = launch(memory_of_gradients, as_view, to_none)[0]
     print(f"gradient_as_bucket_view={as_view}, zero_grad(set_to_none={to_none}):")
     print(f"    {pieces} pieces, {there} of 18 gradients written there by autograd")
 
@@ -966,6 +970,7 @@ def passes(wrap, paths, steps):
 
 def fate(wrap, paths, steps=3):
     """What becomes of gradients when rank 0 goes the first path and rank 1 the second."""
+    # How ranks that disagree end is gloo's: NCCL would let them hang.
     alone = launch(passes, lambda network: network, paths, steps, backend="gloo")
     try:
         results = launch(passes, wrap, paths, steps, backend="gloo", timeout=3)
@@ -997,7 +1002,7 @@ print("Overlapped, in one order:", fate(overlapped, [(0, 1), (0, 1)]))
 # Now expert 1 is not used on rank 1, as happens when no token chooses it. This cell fails on purpose, after three seconds. Which rank waits, and in which line?
 
 # %% tags=["raises-exception"]
-launch(passes, Overlapped, [(0, 1), (0,)], 1, backend="gloo", timeout=3)
+launch(passes, Overlapped, [(0, 1), (0,)], 1, backend="gloo", timeout=3)  # as above, gloo's end
 
 # %% [markdown]
 # *Rank 0 waits in `collect`*, for the bucket that it has sent. *Rank 1's function has returned*: its bucket (here one holds everything) never filled, and nobody noticed. With several buckets it is worse: rank 1's next bucket meets
@@ -1133,17 +1138,22 @@ come_before = predict("gradients of 15 that come before the tied weight's", ...)
 tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
 
 
+def windows_of(count):
+    starts = torch.randint(len(tokens) - 64, (count, 1))
+    return tokens[starts + torch.arange(65)].to(my_device())
+
+
 def arrivals(tied):
-    model, came = SmallGPT(len(alphabet), depth=1, tied=tied), []
+    model, came = SmallGPT(len(alphabet), depth=1, tied=tied).to(my_device()), []
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda own, name=name: came.append(name))
-    model(tokens[None, :64]).sum().backward()
+    model(tokens[None, :64].to(my_device())).sum().backward()
     return came
 
 
 # %%
 for tied in (False, True):
-    came = launch(arrivals, tied, world_size=1, backend="gloo")[0]
+    came = launch(arrivals, tied, world_size=1)[0]
     print("tied:    " if tied else "not tied:", came[0], "...", *came[-2:])
 come_before.measured(came.index("embedding.weight"))
 
@@ -1169,7 +1179,7 @@ def what_it_sends(model, parts):
     return told
 
 
-sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward()), 6), backend="gloo")[0]
+sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward().to(my_device())), 6))[0]
 print("first step: ", *sent[:3], sep="   ")
 print("second step:", *sent[3:], sep="   ")
 
@@ -1384,8 +1394,7 @@ check(trained(OurDDP), **order_judged | {"budget": None})  # which has no room f
 PyTorchs = functools.partial(DistributedDataParallel, bucket_cap_mb=2)
 for form in (plain, awkward):
     for size, steps in ((2, 10), (4, 3)):
-        how = {"world_size": size, "backend": "gloo"}
-        both = (launch(train, ddp, form, steps, **how) for ddp in (OurDDP, PyTorchs))
+        both = (launch(train, ddp, form, steps, world_size=size) for ddp in (OurDDP, PyTorchs))
         away = apart(*both)
         print(f"{form.__name__:8}{size} ranks:", "exactly 0" if away == 0 else f"about {away:.0e}")
 
@@ -1399,7 +1408,7 @@ for form in (plain, awkward):
 # %%
 def train_in_parts(wrap, steps=3):
     torch.manual_seed(dist.get_rank())
-    model = wrap(awkward())
+    model = wrap(awkward().to(my_device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for number in range(3 * steps):
         images, labels = batch(number)
@@ -1415,7 +1424,7 @@ def train_in_parts(wrap, steps=3):
 
 
 # %%
-away = apart(*(launch(train_in_parts, ddp, backend="gloo") for ddp in (OurDDP, PyTorchs)))
+away = apart(*(launch(train_in_parts, ddp) for ddp in (OurDDP, PyTorchs)))
 print("awkward, 3 steps in 3 parts:", "exactly 0" if away == 0 else f"about {away:.0e}")
 
 # %% [markdown]
@@ -1427,14 +1436,14 @@ print("awkward, 3 steps in 3 parts:", "exactly 0" if away == 0 else f"about {awa
 # %%
 def train_gpt(wrap, steps=20):
     torch.manual_seed(dist.get_rank())
-    model = wrap(SmallGPT(len(alphabet)))
+    model = wrap(SmallGPT(len(alphabet)).to(my_device()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     for _ in range(steps):
         optimizer.zero_grad()
         for talking in (model.no_sync, nullcontext):
-            drawn = tokens[torch.randint(len(tokens) - 64, (8, 1)) + torch.arange(65)]
+            windows = windows_of(8)
             with talking():
-                (cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:]) / 2).backward()
+                (cross_entropy(model(windows[:, :-1]).mT, windows[:, 1:]) / 2).backward()
         if isinstance(model, Wrapper):
             model.finish()
         nn.utils.clip_grad_norm_(model.parameters(), 1)
@@ -1444,9 +1453,9 @@ def train_gpt(wrap, steps=20):
 
 # %%
 ours = functools.partial(OurDDP, limit_bytes=100_000)  # four buckets
-theirs = launch(train_gpt, PyTorchs, backend="gloo")
-one_less = apart(launch(train_gpt, ours, 19, backend="gloo"), theirs)
-away = apart(launch(train_gpt, ours, backend="gloo"), theirs)
+theirs = launch(train_gpt, PyTorchs)
+one_less = apart(launch(train_gpt, ours, 19), theirs)
+away = apart(launch(train_gpt, ours), theirs)
 print("20 steps of the GPT:", "exactly 0" if away == 0 else f"about {away:.0e}")
 print(f"ours after 19, as a control: about {one_less:.0e}")
 

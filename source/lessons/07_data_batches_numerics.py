@@ -587,10 +587,10 @@ def no_server(path):
 
 
 # %%
-options = {"world_size": 4, "nodes": 2, "backend": "gloo"}
 with tempfile.TemporaryDirectory() as disks:
     for server, fetch in {"down": no_server, "up": download}.items():
-        told = launch(fetch_once_per_node, disks, fetch, **options)
+        nodes = {"world_size": 4, "nodes": 2}
+        told = launch(fetch_once_per_node, disks, fetch, backend="gloo", **nodes)
         print(f"server {server}:", *told, sep="\n    ")
 
 # %% [markdown]
@@ -826,8 +826,10 @@ over = set()
 
 # %%
 for name, (kind, *limit) in optimizers.items():
-    settings = {"world_size": 1, "backend": "gloo"}
-    way, other = (launch(train_gpt, kind, f, *limit, **settings)[0] for f in (1.0, 0.25))
+    way, other = (
+        launch(train_gpt, kind, factor, *limit, world_size=1, backend="gloo")[0]
+        for factor in (1.0, 0.25)
+    )
     per_cent = 100 * ((way - other).norm() / way.norm()).item()
     print(f"{name:19} {per_cent:.2f} %")
     over |= {int(name[0])} if per_cent > 5 else set()

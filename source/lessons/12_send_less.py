@@ -9,7 +9,7 @@
 # 2. let ranks talk every sixteenth step only, and say what that breaks;
 # 3. choose a method for a given network and number of ranks, by bytes and time per unit of progress.
 #
-# **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
+# **Hardware:** two cores. Where there is a GPU for each of four ranks, they train on the GPUs. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
 # [06 · What communication costs](06_what_communication_costs.ipynb). **Next:** [13 · Hold less](13_hold_less.ipynb).
 # **Lab:** [12 · Send less](../exercises/12_send_less.ipynb).
 #
@@ -59,6 +59,10 @@ tokens, alphabet = novel()
 text, held_out = tokens[:-8000], tokens[-7920:].view(240, 33)
 
 
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def small_gpt():
     return SmallGPT(len(alphabet), depth=1, context=32)
 
@@ -66,7 +70,7 @@ def small_gpt():
 def batch(draw, size=4):
     """Sequences of 32 letters, and what follows each letter."""
     starts = torch.randint(len(text) - 32, (size, 1), generator=draw)
-    drawn = text[starts + torch.arange(33)]
+    drawn = text[starts + torch.arange(33)].to(my_device())
     return drawn[:, :-1], drawn[:, 1:]
 
 
@@ -79,18 +83,18 @@ def loss_of(network, mine):
 def beginning(steps=60):
     """Where all methods start from: a GPT that has read for a while, alone; and its loss."""
     torch.manual_seed(0)
-    network, draw = small_gpt(), torch.Generator().manual_seed(0)
+    network, draw = small_gpt().to(my_device()), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.003)
     for _ in range(steps):
         inputs, targets = batch(draw, size=16)
         optimizer.zero_grad()
         cross_entropy(network(inputs).mT, targets).backward()
         optimizer.step()
-    return network.state_dict(), loss_of(network, held_out)
+    return network.state_dict(), loss_of(network, held_out.to(my_device()))
 
 
 begun = small_gpt()
-((state, loss_before),) = launch(beginning, world_size=1, backend="gloo")
+((state, loss_before),) = launch(beginning, world_size=1)
 _ = begun.load_state_dict(state)
 
 # %% [markdown]
@@ -112,7 +116,8 @@ def ddp(hook=None, state=None):
 # %% jupyter={"source_hidden": true}
 def train(method, seed=0, steps=48, rate=0.003, look=16):
     """Returns losses before and after every `look` steps, on a quarter of text, and weights."""
-    network, quarter = copy.deepcopy(begun), held_out[dist.get_rank() :: 4]
+    device = my_device()
+    network, quarter = copy.deepcopy(begun).to(device), held_out[dist.get_rank() :: 4].to(device)
     model, after_step = method(network)
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, fused=True)
     draw = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
@@ -170,8 +175,7 @@ def train_all(method, rate):
 
 def trained(method, rate=0.003):
     """Losses by seed and look, over all held-out text; and the recording."""
-    how = {"world_size": 4, "backend": "gloo", "timeout": 120, "trace": True}
-    results = launch(train_all, method, rate, **how)
+    results = launch(train_all, method, rate, world_size=4, timeout=120, trace=True)
     return torch.stack(list(results)).mean(dim=0), between_barriers(results.trace)
 
 
@@ -341,7 +345,8 @@ check(under_ddp(half), **half_judged)
 # %% jupyter={"source_hidden": true}
 def mean_by(hook, state):
     """What a hook makes of a gradient that is 70,000 on rank 0, and 0 on rank 1."""
-    gradients = [[torch.full((3,), 70_000.0 * (dist.get_rank() == 0))]] * 2
+    large = torch.full((3,), 70_000.0 * (dist.get_rank() == 0), device=my_device())
+    gradients = [[large]] * 2
     return under_ddp(hook)(gradients, state, 25)["means"][0, 0].item()
 
 
@@ -352,12 +357,12 @@ def apart(*methods, steps=8):
         one, other = (train(method, steps=steps)[1] for method in methods)
         return (one - other).abs().max().item()
 
-    return launch(differ, world_size=4, backend="gloo")[0]
+    return launch(differ, world_size=4)[0]
 
 
 # %%
 for hook, state in ((half, torch.float16), (fp16_compress_hook, None)):
-    print(f"{hook.__name__:18} in float16: {launch(mean_by, hook, state, backend='gloo')[0]:,.0f}")
+    print(f"{hook.__name__:18} in float16: {launch(mean_by, hook, state)[0]:,.0f}")
 
 # %% [markdown]
 # The mean fits into float16, and what rank 0 has does not. In bfloat16, with four ranks, the order does not matter:
@@ -488,6 +493,7 @@ def step_above(gradients):
 
 
 # %% tags=["raises-exception"]
+# How ranks end that send pieces of unlike sizes is gloo's matter.
 launch(step_above, torch.tensor([[9.0, -7, 1], [8, 2, 0]]), backend="gloo", timeout=5)
 
 # %% [markdown]
@@ -527,11 +533,12 @@ def remembering(share):
 
 # %% jupyter={"source_hidden": true}
 def two_weights(method):
-    network = nn.Linear(2, 1, bias=False)
+    network = nn.Linear(2, 1, bias=False, device=my_device())
     nn.init.zeros_(network.weight)
     model, _ = method(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    gradient = torch.tensor([10.5 if dist.get_rank() == 0 else -10.5, 1.0])
+    first = 10.5 if dist.get_rank() == 0 else -10.5
+    gradient = torch.tensor([first, 1.0], device=my_device())
     for _ in range(25):
         optimizer.zero_grad()
         model(gradient).backward()
@@ -541,7 +548,7 @@ def two_weights(method):
 
 # %%
 methods = {"DDP": ddp(), "top-1": ddp(top_k, 0.5), "with error feedback": remembering(0.5)}
-found = launch(lambda: {name: two_weights(m) for name, m in methods.items()}, backend="gloo")[0]
+found = launch(lambda: {name: two_weights(m) for name, m in methods.items()})[0]
 print(*(f"{name:20} {weights}" for name, weights in found.items()), sep="\n")
 second_weight.measured(found["top-1"][1])
 
@@ -563,7 +570,7 @@ def last_losses(method, steps=192):
 
 
 def after_192(method):
-    results = launch(last_losses, method, world_size=2, backend="gloo", timeout=120)
+    results = launch(last_losses, method, world_size=2, timeout=120)
     return torch.tensor(list(results)).mean(dim=0)[:, None]
 
 
@@ -618,14 +625,14 @@ fewer.measured(round(kb[0] / kb[1], 1), within=0.1)
 # %% jupyter={"source_hidden": true}
 def shares():
     inputs, targets = batch(torch.Generator().manual_seed(0))
-    network = copy.deepcopy(begun)
+    network = copy.deepcopy(begun).to(my_device())
     cross_entropy(network(inputs).mT, targets).backward()
     squares = torch.linalg.svdvals(network.blocks[0].linear1.weight.grad) ** 2
     return (squares.cumsum(0) / squares.sum()).tolist()
 
 
 # %%
-found = launch(shares, world_size=1, backend="gloo")[0]
+found = launch(shares, world_size=1)[0]
 for rank in (1, 2, 4, 8):
     print(f"rank {rank}: about {100 * found[rank - 1]:.0f} % of the squared norm")
 
@@ -753,6 +760,7 @@ def thin(gradient):
 work = {"bfloat16": torch.Tensor.bfloat16, "top 1 %": lambda g: largest(g, 0.01)}
 work["PowerSGD, rank 4"] = thin
 for name, compress in work.items():
+    # The clock is one for CPUs: it does not wait for a GPU.
     took_ms = launch(compress_ms, compress, world_size=1, backend="gloo")[0]
     saved = [rows["DDP"]["ms"][each] - rows[name]["ms"][each] for each in networks]
     savings = ", ".join(f"{ms:5.2f}" for ms in saved)
@@ -831,9 +839,10 @@ for name, method in {"every 16 steps": every(16), "DiLoCo, every 16 steps": dilo
 # %% jupyter={"source_hidden": true}
 def after_averaging(buffers):
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10)).to(my_device())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for images, labels in zip(training.data.split(32), training.targets.split(32)[:8]):
+    data, targets = training.data.to(my_device()), training.targets.to(my_device())
+    for images, labels in zip(data.split(32), targets.split(32)[:8]):
         mine = labels % 2 == dist.get_rank()  # even digits here, odd ones there
         cross_entropy(network(images[mine]), labels[mine]).backward()
         optimizer.step()
@@ -841,14 +850,14 @@ def after_averaging(buffers):
     for own in [*network.parameters(), *(network.buffers() if buffers else [])]:
         if own.is_floating_point():  # one buffer counts batches
             dist.all_reduce(own.detach(), op=dist.ReduceOp.AVG)
-    return network.eval()(training.data[:100]).detach()
+    return network.eval()(data[:100]).detach()
 
 
 training = digits(train=True)
 
 # %%
 for buffers in (False, True):
-    one, other = launch(after_averaging, buffers, backend="gloo")
+    one, other = launch(after_averaging, buffers)
     apart_by = (one - other).abs().max().item()
     print(f"buffers averaged: {buffers}, two ranks' answers differ by about {apart_by:.2g}")
 

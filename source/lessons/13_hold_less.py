@@ -10,7 +10,7 @@
 # 3. hide the gathering of weights behind computing;
 # 4. choose between sharding over all ranks and inside a node.
 #
-# **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
+# **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs; what is only recorded is recorded with gloo. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
 # [06 · What communication costs](06_what_communication_costs.ipynb); [12 · Send less](12_send_less.ipynb) is its other half. **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb). **Lab:** [13 · Hold less](../exercises/13_hold_less.ipynb).
 #
 # Three cells ask you to **write** a stage, four to **predict**. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
@@ -84,6 +84,10 @@ class Layer(nn.Module):
         return torch.relu(x @ self.weight)
 
 
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def stack():
     return nn.Sequential(*[Layer() for _ in range(8)])
 
@@ -120,11 +124,11 @@ def train_stack(wrap):
     """Make two steps; return what was held at the end of the last backward, and the peak."""
     torch.manual_seed(dist.get_rank())
     with Meter() as meter:
-        model = wrap(stack())
+        model = wrap(stack().to(my_device()))
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(2):
             optimizer.zero_grad()
-            model(torch.randn(4, 256)).square().mean().backward()
+            model(torch.randn(4, 256).to(my_device())).square().mean().backward()
             if hasattr(model, "finish"):
                 model.finish()
             held = holds(model)
@@ -136,7 +140,7 @@ def train_stack(wrap):
 def report(wrap, world_size=4):
     """Print a row; return what weights, gradients and optimiser take, and what was sent."""
     print("MiB per rank  weights  gradients  optimiser    sum   peak        sent per step")
-    run = launch(train_stack, wrap, world_size=world_size, backend="gloo", trace=True)
+    run = launch(train_stack, wrap, world_size=world_size, trace=True)
     trained = tuple(event for event in run.trace if event.kind != "broadcast")  # not the start
     sent = max(replace(run.trace, events=trained).traffic().sent_bytes) / 2
     share = 2**21 * (world_size - 1) / world_size
@@ -662,7 +666,7 @@ zero3_sends.measured(sends, within=0.02)
 
 # %%
 def FSDP2(network):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(my_device(), (dist.get_world_size(),))
     for block in getattr(network, "blocks", network):
         fully_shard(block, mesh=mesh)
     return fully_shard(network, mesh=mesh)
@@ -684,13 +688,13 @@ tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
 def train_gpt(wrap):
     """All weights, whole, after two steps and after three."""
     torch.manual_seed(7)
-    model = SmallGPT(len(alphabet), width=32, depth=1).double()
+    model = SmallGPT(len(alphabet), width=32, depth=1).double().to(my_device())
     model = wrap(model) if wrap else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     states = []
     for step in range(3):
         drawn = tokens[torch.randint(len(tokens) - 33, (8, 1)) + torch.arange(33)]
-        drawn = drawn[dist.get_rank() :: dist.get_world_size()]
+        drawn = drawn[dist.get_rank() :: dist.get_world_size()].to(my_device())
         optimizer.zero_grad()
         cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:]).backward()
         if hasattr(model, "finish"):
@@ -719,9 +723,9 @@ def apart(run, other):
 
 
 # %% jupyter={"source_hidden": true}
-((_, one),) = launch(train_gpt, None, world_size=1, backend="gloo")
+((_, one),) = launch(train_gpt, None, world_size=1)
 wraps = OurDDP, Zero1, Zero2, Sharded, FSDP2
-ranks = launch(train_all, wraps, world_size=4, backend="gloo")
+ranks = launch(train_all, wraps, world_size=4)
 runs = {wrap: list(zip(*own)) for wrap, own in zip(wraps, zip(*ranks))}  # after 2 steps, after 3
 print("largest difference of a weight after 3 steps   to one process   to FSDP2")
 for wrap, (_, run) in runs.items():
@@ -779,7 +783,7 @@ def on_the_wire(size=400_000):
 
 # %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
 if hasattr(socket, "TCP_INFO"):  # Linux
-    sent = launch(on_the_wire, world_size=4, backend="gloo")[0]
+    sent = launch(on_the_wire, world_size=4, backend="gloo")[0]  # over gloo's connections
     print("times the tensor   by a ring   gloo")
     for name, times in sent.items():
         print(f"{name:19}{1.5 if name == 'all_reduce' else 0.75:9.2f}{times:7.2f}")
@@ -861,8 +865,9 @@ def train_timed(wrap, steps):
 
 def last_step(wrap, steps=1, world_size=4):
     """The recording of a step, without what came before."""
-    how = {"world_size": world_size, "backend": "gloo", "trace": True}
-    trace = launch(train_timed, wrap, steps, **how).trace
+    # Only recorded, to be replayed: no GPU need be there.
+    run = launch(train_timed, wrap, steps, world_size=world_size, backend="gloo", trace=True)
+    trace = run.trace
     kept = []
     for rank in range(world_size):
         own = trace.of_rank(rank)
@@ -917,7 +922,7 @@ show(figure, text)
 
 # %%
 def hybrid(network):
-    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("copy", "shard"))
+    mesh = init_device_mesh(my_device(), (2, 4), mesh_dim_names=("copy", "shard"))
     return Sharded(network, group=mesh["shard"].get_group(), across=mesh["copy"].get_group())
 
 
@@ -961,7 +966,7 @@ def evaluate_on_rank_0():
 
 
 # %% tags=["raises-exception"]
-launch(evaluate_on_rank_0, backend="gloo", timeout=2)
+launch(evaluate_on_rank_0, backend="gloo", timeout=2)  # on a GPU the wait is in another line
 
 # %% [markdown]
 # Nobody has the model: rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. All ranks have to read the same layers in the same order, in evaluation and when a checkpoint is saved. A rank whose data take another path hangs the others like this, or gives a layer another layer's numbers where sizes match: chapter 08 has such a lie.

@@ -38,7 +38,7 @@ from course_utils.pictures.style import KINDS
 # %% [markdown]
 # ## 1 · The call is over, the sum is not there
 #
-# So far all ranks used gloo on the CPU, where a plain `all_reduce` returns when the sum is there. A GPU works differently. It has **streams**: queues of
+# With gloo, on the CPU, a plain `all_reduce` returns when the sum is there. A GPU works differently. It has **streams**: queues of
 # kernels, each queue worked off in order. The **host**, which is your Python process, only puts kernels into the queues. That is a **launch**. NCCL's
 # all-reduce is such a kernel. In the recordings of this chapter it runs in a stream of its own.
 #

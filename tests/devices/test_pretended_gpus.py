@@ -177,3 +177,26 @@ for culprit in {[*CULPRITS]!r}:
     for said, named in zip(told, CULPRITS.values(), strict=True):
         assert said.endswith("inits 1\n")
         assert f"this kernel already uses CUDA: {named} started it. Restart the kernel" in said
+
+
+REPORT = """
+import pathlib
+import sys
+import tempfile
+sys.path.insert(0, "tools")
+import gpu_report
+few = "the machine", "two ranks by NCCL", "workers of chapter 00", "bandwidth"
+items = gpu_report.gpu_items.items()
+gpu_report.gpu_items.items = lambda: {name: items[name] for name in few}
+with tempfile.TemporaryDirectory() as folder:
+    print("status", gpu_report.main(pathlib.Path(folder)))
+"""
+
+
+def test_the_report_tells_a_driver_that_only_pretends_as_what_does_not_work(pretending):
+    told = pretending(REPORT, PRETEND_GPUS="1")
+    assert "1 GPU (H100)" in told
+    assert "2 ranks could not add up one number by NCCL; nothing of yours was started" in told
+    assert "What works here: the machine. What does not: two ranks by NCCL" in told
+    assert "Left out: bandwidth." in told
+    assert told.endswith("status 1\n")

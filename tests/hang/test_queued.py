@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -168,7 +169,12 @@ def test_an_event_says_whether_its_end_is_that_of_the_work_or_of_the_queueing(qu
 
 def test_a_timeline_says_that_calls_ended_when_they_were_queued(queues, monkeypatch):
     texts = []
-    monkeypatch.setattr("course_utils.pictures.timeline.show", lambda _, text: texts.append(text))
+
+    def show(figure, text) -> None:
+        texts.append(text)
+        plt.close(figure)
+
+    monkeypatch.setattr("course_utils.pictures.timeline.show", show)
     plot_timeline(recorded("queues"))
     plot_timeline(recorded("gloo"))
     assert "A call ends here when it was queued on the GPU" in texts[0]

@@ -74,3 +74,30 @@ def test_what_is_folded_takes_no_time_and_an_exercise_what_it_says():
     ]
     lesson = nbformat.v4.new_notebook(cells=cells)
     assert course_map.minutes(lesson) == pytest.approx(154 / 150 + 7 / 6 + 1 + 8 + 3)
+
+
+def backends(notebook) -> set[str]:
+    return {backend for _, backend in course_map.launches(notebook)}
+
+
+def test_every_chapter_whose_launches_say_gloo_says_why_and_no_other():
+    gloo = {p.name[:2] for p, n in course_map.chapters().items() if "gloo" in backends(n)}
+    assert gloo == set(course_map.reasons())
+
+
+def test_in_a_chapter_that_is_made_for_both_a_comment_says_why_a_launch_takes_gloo():
+    silent = []
+    for path, notebook in course_map.chapters().items():
+        if not {"auto", "gloo"} <= backends(notebook) or path.name[:2] in ("01", "14"):
+            continue  # these two use several GPUs in one cell, which is not run without
+        for cell in notebook.cells:
+            says_gloo = cell.cell_type == "code" and 'backend="gloo"' in cell.source
+            if says_gloo and "# " not in cell.source:
+                silent.append(f"{path.name}: {cell.source}")
+    assert silent == []
+
+
+def test_a_launch_is_counted_by_what_it_says():
+    code = "launch(f)\nlaunch(f, backend='gloo')\n[launch(g, 1, backend=None) for _ in x]"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    assert course_map.launches(notebook) == [("f", "auto"), ("f", "gloo"), ("g", "own")]

@@ -1,56 +1,161 @@
-"""The report on a machine's GPUs: written from what is there, and without names."""
+"""The report on a machine's GPUs: line by line, within its time, and without names."""
 
 import getpass
-import json
+import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import warm_kernels
 
 import bandwidth
+import build
+import gpu_items
 import gpu_report
+import workers
 from course_utils import launch
 from course_utils.devices import driver
 
 
-def test_without_a_gpu_one_line_says_so(monkeypatch, tmp_path, capsys):
+def test_without_a_gpu_it_says_what_is_missing_and_writes_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_report, "usable_gpus", driver.Gpus)
-    assert gpu_report.main(folder=tmp_path) == 0
-    assert capsys.readouterr().out == "No GPU to report on: there is none here.\n"
+    assert gpu_report.main(tmp_path) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("No GPU to report on: there is none here.\n")
+    assert "wants one NVIDIA GPU that CUDA can use" in told
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gpu_that_is_refused_is_told_with_the_reason(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_report, "usable_gpus", lambda: driver.Gpus((), "too old"))
-    assert gpu_report.main(folder=tmp_path) == 0
-    assert capsys.readouterr().out == "No GPU to report on: too old.\n"
+    assert gpu_report.main(tmp_path) == 0
+    assert capsys.readouterr().out.startswith("No GPU to report on: too old.\n")
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_each_part_stands_in_the_report_and_a_failed_one_hides_no_other(
-    monkeypatch, tmp_path, capsys, fails
-):
-    def part(root: Path) -> tuple[str, bool]:
-        if fails:
-            raise RuntimeError(f"seen on {socket.gethostname()} in {Path.home()}/x")
-        return "well", True
+PROGRAMS = {
+    "good": "print('seen')",
+    "bad": "import socket; print(f'on {socket.gethostname()}'); 1 / 0",
+    "not here": "print('it takes two GPUs'); raise SystemExit(3)",
+    "hangs": "import os; print(os.getpid(), flush=True); import time; time.sleep(1000)",
+}
 
-    monkeypatch.setattr(gpu_report, "usable_gpus", lambda: driver.Gpus(("H100",)))
-    for name in ("machine", "tests", "chapters"):
-        monkeypatch.setattr(gpu_report, name, lambda root: ("measured", True))
-    monkeypatch.setattr(gpu_report, "bandwidth", part)
-    assert gpu_report.main(folder=tmp_path) == int(fails)
-    text = (tmp_path / gpu_report.REPORT).read_text()
-    assert text.count("measured") == 3
-    assert ("RuntimeError: seen on HOST in HOME/x" in text) is fails
-    assert ("NOT as it should be" in text) is fails
-    assert ("look for NOT in it" in capsys.readouterr().out) is fails
+
+@pytest.fixture
+def report(monkeypatch, tmp_path):
+    """Make a report of these programs, each within a number of seconds; the text, the status."""
+
+    def make(limits_s: dict[str, float], whole_s: float = 100) -> tuple[str, int]:
+        items = {name: (None, limit_s) for name, limit_s in limits_s.items()}
+
+        def program(name: str) -> list[str]:
+            return [sys.executable, "-c", PROGRAMS[name]]
+
+        monkeypatch.setattr(gpu_report, "usable_gpus", lambda: driver.Gpus(("H100",)))
+        monkeypatch.setattr(gpu_items, "items", lambda: items)
+        monkeypatch.setattr(gpu_report, "program", program)
+        status = gpu_report.main(tmp_path, whole_s)
+        return (tmp_path / gpu_report.REPORT).read_text(), status
+
+    return make
+
+
+def test_it_ends_with_what_works_what_does_not_and_what_was_left_out(report):
+    text, status = report({"good": 30, "bad": 30, "not here": 30})
+    assert text.endswith("What works here: good. What does not: bad. Left out: not here.\n")
+    assert "    seen\n\n**works**" in text
+    assert "on HOST" in text
+    assert "ZeroDivisionError" in text
+    assert status == 1
+
+
+def test_where_all_works_it_says_so(report):
+    text, status = report({"good": 30, "not here": 30})
+    assert "What does not: nothing." in text
+    assert status == 0
+
+
+def test_what_hangs_is_stopped_and_the_rest_goes_on(report):
+    text, status = report({"hangs": 1, "good": 30})
+    assert "stopped: it was not done within 1 s" in text
+    assert text.endswith("What works here: good. What does not: hangs. Left out: nothing.\n")
+    pid = int(text.split("## hangs")[1].split()[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert status == 1
+
+
+def test_when_the_time_is_over_the_rest_is_left_out(report):
+    text, _ = report({"good": 30}, whole_s=0)
+    assert "The time is over." in text
+    assert "Left out: good." in text
+
+
+def test_what_the_end_of_the_time_stops_has_not_failed(report):
+    text, status = report({"hangs": 30}, whole_s=1)
+    assert "stopped: the time of the whole report is over" in text
+    assert "Left out: hangs." in text
+    assert status == 0
+
+
+def test_every_line_is_in_the_file_before_the_next_item_begins(report, monkeypatch, tmp_path):
+    read = f"print(open({str(tmp_path / gpu_report.REPORT)!r}).read().count('**works**'))"
+    monkeypatch.setitem(PROGRAMS, "reads", read)
+    assert "    1\n" in report({"good": 30, "reads": 30})[0]
 
 
 def test_no_name_of_this_machine_is_in_a_report():
     said = f"{getpass.getuser()}@{socket.gethostname()}:{Path.home()} and {gpu_report.HERE}/tests"
     assert gpu_report.nameless(said) == "USER@HOST:HOME and COURSE/tests"
+
+
+def test_its_items_are_bounded_and_every_chapter_with_workers_is_among_them():
+    limits_s = [limit_s for _, limit_s in gpu_items.items().values()]
+    assert max(limits_s) <= gpu_report.WHOLE_S / 2
+    chapters = {chapter for chapter, table in workers.workers().items() if any(table.values())}
+    named = {f"workers of chapter {chapter}" for chapter in chapters}
+    assert named | {"chapter 00", "chapter 04", "chapter 14"} <= gpu_items.items().keys()
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """What is run through NCCL runs through gloo."""
+
+    def by_gloo(world_size: int = 2) -> dict:
+        return {"world_size": world_size, "backend": "gloo"}
+
+    monkeypatch.setattr(gpu_items, "by_nccl", by_gloo)
+    monkeypatch.setattr(gpu_items, "gpus", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+
+
+def test_the_workers_of_a_chapter_are_run_and_named(on_the_cpu, capsys):
+    gpu_items.chapter_workers("03")
+    told = capsys.readouterr().out
+    assert "[rank 0] batched_exchange: done in" in told
+    assert "worker, two_pairs: left out, 4 ranks are too many for 1 GPU" in told
+
+
+def test_a_worker_that_fails_is_told_with_its_line(on_the_cpu, monkeypatch, capsys):
+    monkeypatch.setattr(workers, "workers", lambda: {"00": {"introduce": "introduce(1)"}})
+    assert gpu_items.main("workers of chapter 00") == 1
+    assert "TypeError: introduce() takes 0 positional arguments" in capsys.readouterr().out
+
+
+def test_a_chapters_ranks_use_nccl_where_two_are_asked_for_and_nothing_else_is_said():
+    asked = []
+    names = {"launch": lambda fn, *args, **options: asked.append(options)}
+    exec(gpu_items.SHARING, names)
+    for options in ({}, {"world_size": 4}, {"backend": "gloo"}, {"device": "cpu"}):
+        names["launch"](print, **options)
+    assert asked == [
+        {"backend": "nccl", "share_gpus": True},
+        {"world_size": 4},
+        {"backend": "gloo"},
+        {"device": "cpu"},
+    ]
 
 
 def test_the_bandwidth_is_that_of_nccl_tests():
@@ -61,25 +166,25 @@ def test_the_bandwidth_is_that_of_nccl_tests():
 
 
 @pytest.mark.slow
-def test_launch_and_torchrun_are_measured_side_by_side(monkeypatch):
-    monkeypatch.setattr(gpu_report, "usable_gpus", driver.Gpus)  # two ranks, by gloo
-    text, good = gpu_report.bandwidth(gpu_report.HERE, (1024, 2048))
-    assert good
-    assert [line.split(" | ")[0] for line in text.splitlines()[-2:]] == ["| 1,024", "| 2,048"]
+def test_launch_and_torchrun_are_measured_side_by_side(on_the_cpu, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_items, "gpus", lambda: 2)
+    monkeypatch.setattr(gpu_items, "SIZES", (1024, 2048))
+    gpu_items.bandwidth()
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.startswith("1,024 bytes: launch ")
+    assert "GB/s, torchrun " in second
 
 
 @pytest.mark.slow
-def test_a_chapter_is_run_and_what_launch_chose_is_told(monkeypatch, tmp_path):
-    good = "# %%\nfrom course_utils import launch\nlaunch(lambda: 1, world_size=1)\n"
-    for name, text in (("00_good", good), ("01_bad", "# %%\n1 / 0\n")):
+def test_a_chapter_is_run_and_what_launch_chose_is_told(monkeypatch, tmp_path, capsys):
+    good = "# %%\nfrom course_utils import launch\n\n# %%\nlaunch(lambda: 1, world_size=4)\n"
+    for name, text in (("00_good", good), ("01_bad", "# %%\nlaunch = 1\n\n# %%\n1 / 0\n")):
         (tmp_path / "source" / "lessons").mkdir(parents=True, exist_ok=True)
         (tmp_path / "notebooks").mkdir(exist_ok=True)
         (tmp_path / "source" / "lessons" / f"{name}.py").write_text(text)
-    monkeypatch.setattr(gpu_report, "CHAPTERS", ("00", "01"))
+    monkeypatch.setattr(gpu_items, "HERE", tmp_path)
     with warm_kernels.warm():
-        told, good = gpu_report.chapters(tmp_path)
-    assert not good
-    assert "00_good: ran to its end" in told
-    assert "launch: " in told
-    assert "ZeroDivisionError" in told
-    assert json.dumps(told)
+        gpu_items.chapter_notebook("00")
+        with pytest.raises(build.BuildError, match="ZeroDivisionError"):
+            gpu_items.chapter_notebook("01")
+    assert "ran to its end\nlaunch: gloo on the CPU" in capsys.readouterr().out

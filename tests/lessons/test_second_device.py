@@ -1,0 +1,111 @@
+"""Chapters that are made for both: nothing in their ranks mixes the CPU's tensors and a GPU's.
+
+There need be no GPU: one is pretended (tests/helpers/second_device.py).
+"""
+
+import functools
+
+import pytest
+import torch
+from second_device import second_device
+from torch import nn
+
+import course_map
+import workers
+from course_utils import launch
+
+WORKERS = workers.workers()
+# Workers that send nothing, that have nothing for a GPU, and one whose number stays on the CPU,
+# where gloo adds it up beside NCCL.
+SENDS_NOTHING = {"introduce", "my_shard", "barrier", "arrivals", "beginning", "shares"}
+TOUCHES_NO_GPU = {"add_up", "introduce", "my_shard", "barrier"}
+ON_THE_CPU = {"add_up"}
+
+
+def of_both() -> list[tuple[str, str]]:
+    """Every worker of a launch that takes GPUs where there are, by chapter."""
+    found = []
+    for path in sorted(course_map.ROOT.glob("notebooks/[0-9]*.ipynb")):
+        number = path.name[:2]
+        launches = course_map.launches(workers.notebook(number))
+        found += dict.fromkeys((number, fn) for fn, backend in launches if backend == "auto")
+    return found
+
+
+def test_every_worker_of_a_chapter_that_is_made_for_both_is_run_here():
+    listed = [(chapter, worker) for chapter, table in WORKERS.items() for worker in table]
+    assert sorted(of_both()) == sorted(listed)
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What chapters define, each once."""
+    return functools.cache(workers.prepared)
+
+
+@pytest.mark.parametrize(
+    ("chapter", "worker"),
+    [(c, w) for c, table in WORKERS.items() for w, call in table.items() if call],
+)
+def test_no_rank_mixes_devices(names, chapter, worker):
+    code = compile(WORKERS[chapter][worker], f"<{worker}>", "eval")
+    space = names(chapter)
+
+    def on_a_second_device():
+        with second_device() as meetings:
+            eval(code, space)
+        return meetings.operations, sorted({where for _, where in meetings.sent})
+
+    world_size = 4 if "pairs" in worker or (chapter == "03" and worker == "worker") else 2
+    expected = {"cuda:0"}
+    if worker in ON_THE_CPU:
+        expected = {"cpu"}
+    if worker in SENDS_NOTHING:
+        expected = set()
+    for operations, sent in launch(on_a_second_device, world_size=world_size, backend="gloo"):
+        assert set(sent) == expected
+        assert operations > 0 or worker in TOUCHES_NO_GPU
+
+
+def test_the_script_to_take_home_mixes_no_devices(names, tmp_path):
+    script = names("04")["train_ddp"]
+
+    def on_a_second_device():
+        with second_device() as meetings:
+            script.train(tmp_path / "checkpoint.pt", 1)
+            script.train(tmp_path / "checkpoint.pt", 2)  # from what it has saved
+        return {where for _, where in meetings.sent}
+
+    # Each rank is the first of its node: there is one GPU to be pretended, cuda:0.
+    results = launch(on_a_second_device, nodes=2, backend="gloo")
+    assert [*results] == [{"cuda:0"}, {"cuda:0"}]
+
+
+MISTAKES = {  # on a GPU each is refused
+    "a mean of a tensor and a number": lambda there: torch.stack([there[0], torch.tensor(3.0)]),
+    "labels that stay behind": lambda there: there + torch.ones(4),
+    "a batch that stays behind": lambda there: nn.Linear(4, 2)(there),
+    "a plot of what is there": lambda there: there.numpy(),
+    "a generator of the CPU": lambda there: torch.randn(
+        4, device="cuda", generator=torch.Generator()
+    ),
+}
+FINE = {
+    "a number of the CPU": lambda there: there * torch.tensor(2.0),
+    "an index of the CPU": lambda there: there[torch.tensor([0, 2])],
+    "a copy": lambda there: there.copy_(torch.zeros(4)),
+    "a bucket": lambda there: torch.zeros_like(there).add_(there.new_ones(4)),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_second_device_refuses_what_a_gpu_refuses(what):
+    with second_device(), pytest.raises((RuntimeError, TypeError), match=r"cuda|cpu"):
+        MISTAKES[what](torch.ones(4).to("cuda"))
+
+
+@pytest.mark.parametrize("what", FINE)
+def test_a_second_device_takes_what_a_gpu_takes(what):
+    with second_device():
+        assert FINE[what](torch.ones(4).to("cuda")).device == torch.device("cuda", 0)
+    assert torch.ones(1).device.type == "cpu"
