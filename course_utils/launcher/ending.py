@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from logging.handlers import QueueHandler, QueueListener
 from multiprocessing import resource_tracker
@@ -88,6 +88,23 @@ def _forget_processes() -> None:
     multiprocessing.util._run_after_forkers()  # a queue gets a thread that writes it
     if getattr(resource_tracker._resource_tracker, "_fd", None) is not None:
         _track_alone(resource_tracker._resource_tracker)
+
+
+@contextlib.contextmanager
+def tracker_kept() -> Iterator[None]:
+    """A fork within knows the kernel's tracker, and so which segments are the kernel's.
+
+    Since 3.14 Python closes it in a child unless it is told, as `multiprocessing` does.
+    """
+    intent = getattr(resource_tracker, "_fork_intent", None)
+    if intent is None:
+        yield
+        return
+    intent.preserve_fd = True
+    try:
+        yield
+    finally:
+        intent.preserve_fd = False
 
 
 def _start_processes_by_fork() -> None:
