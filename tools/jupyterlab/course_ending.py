@@ -32,5 +32,6 @@ def is_ours(process: psutil.Process) -> bool:
 
 
 def end_with_the_terminal() -> None:
-    """A terminal that is closed asks, as SIGTERM does, for an orderly end."""
-    signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    """A terminal that is closed, or Ctrl-C without one, asks for an orderly end as SIGTERM does."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
