@@ -44,7 +44,7 @@ NODES = {
     "network": 3600,
     "pictures": 6000,
     "devices": 3000,
-    PACKAGE: 38200,
+    PACKAGE: 38300,
     JUDGE: 8300,
 }
 
