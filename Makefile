@@ -112,12 +112,12 @@ help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .venv/bin/python:
-	@for python in $${PYTHON:-python3.11 python3 python3.12 python3.13}; do \
-		if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	@for python in $${PYTHON:-python3.11 python3 python3.12 python3.13 python3.14}; do \
+		if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' \
 			2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then \
-		echo "The course needs Python 3.11, 3.12 or 3.13; here 'python3' is:" \
+		echo "The course needs Python 3.11, 3.12, 3.13 or 3.14; here 'python3' is:" \
 			"$$(python3 --version 2>/dev/null || echo missing)" >&2; \
 		echo "Install one of them, or say where it is: make lab PYTHON=/where/it/is" >&2; \
 		exit 1; \

@@ -9,6 +9,8 @@ from typing import Any
 
 # torch.cuda.is_available() shall ask NVML: opening CUDA would spoil every later fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# ipykernel asks programs for colours, and from 3.13 on Python's tracebacks obey, in files as well.
+os.environ.setdefault("PYTHON_COLORS", "0")
 
 _ROOMS = {
     "Network": ".network.network",

@@ -19,11 +19,13 @@ from typing import Any
 import circles
 import mnist_files
 import nbval.kernel
+import psutil
 import pytest
 import warm_kernels
 from census import FORKS, beyond, census
 from jupyter_client import KernelManager
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import NodeManager
 
 os.environ["COURSE_LANG"] = "en"  # whatever this machine speaks, unless a test says otherwise
 # What every Python does that is started from here, and this one does now.
@@ -81,9 +83,32 @@ nbval.kernel.KernelManager = kernel_manager
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of xdist, which start after this, share the process that forks kernels."""
+    """Workers of xdist share the process that forks kernels, and end when their master does."""
+    if hasattr(config, "workerinput"):
+        warm_kernels.die_with_parent()
     if config.getoption("numprocesses", None):
         os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open()
+
+
+def pytest_keyboard_interrupt() -> None:
+    """Workers that do not end by the same Ctrl-C are killed sooner than xdist would."""
+    NodeManager.EXIT_TIMEOUT = 1
+
+
+@pytest.hookimpl(trylast=True)  # after xdist has ended its workers
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After Ctrl-C: end what is still there, and say so."""
+    of_a_worker = hasattr(session.config, "workerinput")
+    if exitstatus != pytest.ExitCode.INTERRUPTED or of_a_worker:
+        return
+    warm_kernels.NURSERY.close()
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reporter.write_line("\nStopped; nothing is left running.")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -23,11 +23,14 @@ outputs is byte for byte the same file. A cell's id is the hash of its text.
 """
 
 import argparse
+import asyncio
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nbformat
 from nbclient import NotebookClient
@@ -47,6 +50,7 @@ from cells import (
 )
 
 HERE = Path(__file__).resolve().parents[1]
+ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # of a terminal: Ctrl-C, or it is closed
 
 
 class Target(NamedTuple):
@@ -80,13 +84,37 @@ def plan(target: Target) -> NotebookNode:
     return read_percent(target.source.read_text(encoding="utf-8"), target.cut)
 
 
+class Client(NotebookClient):
+    """One whose kernel is killed at once when somebody interrupts it."""
+
+    interrupted = False
+
+    @contextlib.asynccontextmanager
+    async def async_setup_kernel(self, **options: Any) -> AsyncIterator[None]:
+        """As nbclient's, whose own handlers would leave an error that says nothing of a signal."""
+        loop, execution = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            self.interrupted, self.shutdown_kernel = True, "immediate"
+            execution.cancel()
+
+        async with super().async_setup_kernel(**options):
+            for number in ENDING:
+                loop.add_signal_handler(number, interrupt)
+            try:
+                yield
+            finally:
+                loop.remove_signal_handler(signal.SIGHUP)  # nbclient removes the others
+
+
 def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
     """Runs every cell in a fresh kernel whose working directory is `folder`.
 
     Raises:
         BuildError: A cell without the tag `raises-exception` failed, hung or killed the kernel.
+        KeyboardInterrupt: Ctrl-C was pressed, or the terminal closed; the kernel is gone.
     """
-    client = NotebookClient(
+    client = Client(
         notebook,
         kernel_name="python3",
         timeout=timeout,
@@ -97,6 +125,8 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
     try:
         client.execute(env=os.environ | {"COURSE_LANG": "en"})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        if client.interrupted:  # which nbclient takes for a kernel that has died
+            raise KeyboardInterrupt from None
         hint = "a cell failed (if it should, tag it raises-exception)"
         raise BuildError(f"{hint}\n{ANSI.sub('', str(error))}") from None
 
@@ -198,6 +228,9 @@ def main(argv: list[str] | None = None) -> int:
     except BuildError as error:
         print(f"build failed: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped: what was being built is as it was, and nothing is left running")
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -50,9 +50,9 @@ class Line(NamedTuple):
 def python(root: Path) -> Iterator[Line]:
     """The interpreter and the system."""
     version = platform.python_version()
-    if not (3, 11) <= sys.version_info[:2] < (3, 14):
+    if not (3, 11) <= sys.version_info[:2] < (3, 15):
         said = (
-            f"Python {version}: 3.11, 3.12 or 3.13 is needed. Remove .venv, then `make lab "
+            f"Python {version}: 3.11, 3.12, 3.13 or 3.14 is needed. Remove .venv, then `make lab "
             "PYTHON=python3.12`"
         )
         yield Line(WRONG, said)

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import io
 import logging
+import multiprocessing.context
 import multiprocessing.process
 import multiprocessing.util
 import os
@@ -18,7 +19,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from logging.handlers import QueueHandler, QueueListener
 from multiprocessing import resource_tracker
@@ -55,6 +56,7 @@ def leave_the_kernels_alone() -> None:
     _forget_threads_that_wait()
     _forget_processes()
     _forget_records()
+    _start_processes_by_fork()
 
 
 # Python has no public way to each of these. Without one of them a rank still ends, if less fully.
@@ -86,6 +88,36 @@ def _forget_processes() -> None:
     multiprocessing.util._run_after_forkers()  # a queue gets a thread that writes it
     if getattr(resource_tracker._resource_tracker, "_fd", None) is not None:
         _track_alone(resource_tracker._resource_tracker)
+
+
+@contextlib.contextmanager
+def tracker_kept() -> Iterator[None]:
+    """A fork within knows the kernel's tracker, and so which segments are the kernel's.
+
+    Since 3.14 Python closes it in a child unless it is told, as `multiprocessing` does.
+    """
+    intent = getattr(resource_tracker, "_fork_intent", None)
+    if intent is None:
+        yield
+        return
+    intent.preserve_fd = True
+    try:
+        yield
+    finally:
+        intent.preserve_fd = False
+
+
+def _start_processes_by_fork() -> None:
+    """As this rank was; a loader's worker that a server forks does not know a notebook's cells.
+
+    On macOS, and from Python 3.14 on Linux too, that would be the default.
+    """
+    choice = getattr(multiprocessing.context, "_default_context", None)
+    if not hasattr(choice, "_default_context"):
+        return
+    if choice._actual_context is choice._default_context:  # not chosen, but used by the kernel
+        choice._actual_context = None
+    choice._default_context = multiprocessing.get_context("fork")
 
 
 def _track_alone(kernels: resource_tracker.ResourceTracker) -> None:

@@ -60,7 +60,8 @@ _BY_FILE = {  # a pattern of a file among its frames: the reason
     "Trainer(strategy='ddp'), not 'ddp_notebook'",
 }
 _BY_OUTPUT = {  # a pattern of what a rank printed: the reason
-    r"Can't get attribute '.*' on <module '__main__'": "a process that is started by spawn cannot "
+    r"Can't get attribute '.*' on <module '__main__'"  # up to Python 3.13
+    r"|module '__main__' has no attribute": "a process that is started by spawn cannot "
     "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
     "function or class into a file",
 }

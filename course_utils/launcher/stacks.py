@@ -17,6 +17,7 @@ _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _RAISED = r'^{} (.*) "(.+)", line (\d+) in (.+)$'  # by `asking`
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
 THREAD = "Thread (most recent call first):"  # above the stack of another thread, by `asking`
+_COMPILED = re.compile(r"Current thread's C stack trace \(")  # below all others, from 3.14 on
 # A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
 WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -92,6 +93,7 @@ def from_dump(text: str) -> Stack:
     """
     frames = Stack()
     text = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex], 16)), text)
+    text = _COMPILED.split(text)[0]
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
     for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
         frames.append(Frame(file, int(line), name))

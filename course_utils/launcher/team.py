@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import echoes, errors, parcel, reasons
+from course_utils.launcher import echoes, ending, errors, parcel, reasons
 from course_utils.launcher.ending import AtWork
 from course_utils.launcher.family import LIBC, Family
 from course_utils.launcher.listener import Listener
@@ -113,7 +113,7 @@ class Team:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, not_yet)
             try:
                 for rank in range(self.world_size):  # a page written on in between is copied again
-                    with _FORKING:
+                    with _FORKING, ending.tracker_kept():
                         pid = self.members[rank].pid = os.fork()
                     if pid == 0:
                         self._become(rank, fn, args, backend)

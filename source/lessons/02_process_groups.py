@@ -546,11 +546,11 @@ said = run(script_of(work, under_torchrun), [*torchrun, "script.py"])
 # and let a new Python unpack it, as `mp.spawn` would.
 
 # %% tags=["row-A7"]
-parcel = pickle.dumps(work)
-new_python = [sys.executable, "-E", "-c", f"import pickle\npickle.loads({parcel})"]
-done = subprocess.run(new_python, capture_output=True, text=True)
+parcel = pickle.dumps(work, protocol=4)
+new_python = [sys.executable, "-c", f"import pickle\npickle.loads({parcel})"]
+done = subprocess.run(new_python, capture_output=True, text=True, env={})
 print(parcel)
-print(done.stderr.splitlines()[-1].partition(" on <module")[0])
+print(done.stderr.splitlines()[-1].partition(":")[0])
 
 # %% [markdown]
 # There is no code in the parcel, only two names: look up `work` in the module `__main__`. In a script, `__main__` is the file, which the new Python

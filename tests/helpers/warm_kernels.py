@@ -68,6 +68,7 @@ class Nursery:
     """The process that forks them."""
 
     requests: socket.socket | None = None
+    _process: subprocess.Popen | None = None
 
     def open(self) -> str:
         """Start it, for whoever connects to this address; it ends with this process."""
@@ -79,9 +80,16 @@ class Nursery:
             listening.listen(64)
             theirs = listening.fileno(), alive
             command = [sys.executable, __file__, *map(str, theirs)]
-            subprocess.Popen(command, pass_fds=theirs, env=os.environ | BACKEND)
+            self._process = subprocess.Popen(command, pass_fds=theirs, env=os.environ | BACKEND)
         os.close(alive)
         return address
+
+    def close(self) -> None:
+        """End it, and the kernels that it has forked."""
+        if self._process:
+            os.close(self._alive)
+            self._process.wait()
+            self._process = None
 
     def warm(self) -> socket.socket:
         """Start it, unless it is there; returns where requests go."""

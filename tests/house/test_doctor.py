@@ -75,10 +75,10 @@ def test_a_torch_that_nobody_has_tested(monkeypatch):
     assert "torch 9.0.0+cpu (tested: " in missing(doctor.packages)
 
 
-@pytest.mark.parametrize("version", [(3, 10, 1), (3, 14, 0)])
+@pytest.mark.parametrize("version", [(3, 10, 1), (3, 15, 0)])
 def test_a_python_that_is_too_old_or_too_new(monkeypatch, version):
     monkeypatch.setattr(sys, "version_info", version)
-    assert "3.11, 3.12 or 3.13 is needed" in wrong(doctor.python)
+    assert "3.11, 3.12, 3.13 or 3.14 is needed" in wrong(doctor.python)
 
 
 def test_windows(monkeypatch):

@@ -151,6 +151,8 @@ def test_under_launch_and_under_torchrun_the_same_is_left(tmp_path):
     # Beside a sleeping daemon thread Python writes no open file at its end, and of a file in a
     # cycle not always what stands in its buffer: launch writes more.
     names = leavings.KINDS.keys() - {"a_daemon_thread_that_saves", "a_file_in_a_cycle"}
+    if sys.version_info >= (3, 14):  # nor the last block of a compressed file
+        names.remove("a_compressed_file")
     command = [*torchrun, "--nproc-per-node=2", str(PROGRAM), str(there), *names]
     found = {**os.environ, "TMPDIR": str(tmp_path)}  # torchrun leaves a folder there
     subprocess.run(command, check=True, capture_output=True, timeout=300, env=found)

@@ -182,6 +182,15 @@ def test_a_dump_is_read_outermost_first_and_ends_at_the_launcher():
     ]
 
 
+def test_the_stack_of_compiled_code_that_python_3_14_adds_hides_no_line():
+    title = "Thread 0x00007f01 [python] (most recent call first):"  # not the one that crashed
+    rows = f'  File "{CELL}", line 4 in train', f'  File "{errors.__file__}", line 70 in _work'
+    below = "\nCurrent thread's C stack trace (most recent call first):"
+    added = dump("  Binary file, at abort+0x24 [0x7f]", title=below)
+    text = dump(*rows, title=title) + added
+    assert stacks.from_dump(text) == [Frame(errors.__file__, 70, "_work"), Frame(CELL, 4, "train")]
+
+
 def test_a_rank_that_has_returned_is_not_told_at_the_cell_that_launched_it():
     rows = f'  File "{errors.__file__}", line 9 in _stay', f'  File "{CELL}", line 9 in <module>'
     assert stacks.from_dump(dump(*rows)) == [Frame(errors.__file__, 9, "_stay")]

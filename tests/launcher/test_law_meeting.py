@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from course_utils import WorkerError, launch
 from course_utils.launcher import rendezvous
@@ -285,6 +286,28 @@ ALLOWED_IN_A_SCRIPT = {
     a_client_of_the_store: [b"hello"] * 2,
     in_threads: [[2.0] * 2] * 2,
 }
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_loader_in_a_rank_knows_the_cells_where_python_would_not_fork(monkeypatch, used):
+    class Squares(torch.utils.data.Dataset):  # local, as a class of a cell: cannot be pickled
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return index**2
+
+    choice = multiprocessing.context._default_context
+    server = multiprocessing.get_context("forkserver")  # the default on Linux since Python 3.14
+    monkeypatch.setattr(choice, "_default_context", server)
+    monkeypatch.setattr(choice, "_actual_context", server if used else None)
+
+    def work() -> tuple[str, list]:
+        loaded = list(DataLoader(Squares(), num_workers=1))
+        return multiprocessing.get_start_method(), torch.cat(loaded).tolist()
+
+    assert list(launch(work, backend=None)) == [("fork", [0, 1, 4, 9])] * 2
+    assert multiprocessing.get_start_method() == "forkserver"
 
 
 @pytest.mark.parametrize(("work", "wanted"), ALLOWED_IN_A_SCRIPT.items())

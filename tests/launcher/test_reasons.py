@@ -124,8 +124,14 @@ def test_a_host_that_nobody_knows_is_named_where_the_time_is_up():
         launch(work, backend=None, timeout=4)
 
 
-def test_what_a_spawned_process_cannot_see_is_told():
-    printed = "AttributeError: Can't get attribute 'Mine' on <module '__main__' (built-in)>"
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "AttributeError: Can't get attribute 'Mine' on <module '__main__' (built-in)>",
+        "AttributeError: module '__main__' has no attribute 'Mine'",  # from Python 3.14 on
+    ],
+)
+def test_what_a_spawned_process_cannot_see_is_told(printed):
     failure = Failure(0, 0.0, "RuntimeError: DataLoader worker exited unexpectedly")
     why = errors.worker_error([failure], 1, [printed]).parts[1]
     assert why.startswith("Likely reason: a process that is started by spawn cannot see")

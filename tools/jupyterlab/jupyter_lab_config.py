@@ -3,6 +3,8 @@
 What it sets up on the page stands in overrides.json, and in custom/custom.css.
 """
 
+import atexit
+import importlib
 import sys
 from pathlib import Path
 
@@ -13,6 +15,11 @@ c = get_config()  # noqa: F821 - Jupyter's word for "the settings that I am to f
 
 
 sys.path.append(str(HERE))  # of the server, not of its kernels
+course_ending = importlib.import_module("course_ending")
+atexit.register(course_ending.leave_nothing)
+course_ending.end_with_the_terminal()
+c.KernelManager.shutdown_wait_time = course_ending.KERNEL_S
+c.ServerApp.answer_yes = True  # Ctrl-C ends it, without a question that a second one answers
 c.ContentsManager.pre_save_hook = "course_saving.keep_pictures"
 c.ServerApp.ip = "127.0.0.1"  # this machine only
 c.LabApp.custom_css = True
