@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: lab fresh test test-all rest quick notebooks zh progress challenge handout grade alike doctor check bench gpu mutants look soak site slides clean help
+.PHONY: lab fresh test test-all rest quick notebooks zh progress challenge handout grade doctor check bench gpu mutants look soak site slides clean help
 
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
@@ -65,18 +65,14 @@ challenge: .venv/.ready ## your all-reduce on four networks: make challenge name
 	@$(RUN) tools/challenge.py $(if $(name),--name "$(name)") \
 		$(if $(merge),--merge "$(merge)") $(if $(again),--again)
 
-handout: $(if $(students)$(repository),.venv/.ready,.venv/.teach) ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02 students=FILE
+handout: $(if $(repository),.venv/.ready,.venv/.teach) ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
 	@$(RUN) tools/handout.py --to $(or $(to),$(error say where: make handout to=FOLDER)) $(only) \
-		$(if $(students),--students "$(students)") $(if $(repository),--repository)
+		$(if $(repository),--repository)
 
 grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
 	@$(RUN) tools/grade.py $(or $(in),$(error say where submitted/ is: make grade in=FOLDER)) \
-		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") $(if $(roster),--roster "$(roster)") \
+		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") \
 		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
-
-alike: .venv/.ready ## for teachers: which answers are too much alike? make alike in=FOLDER only=02
-	@$(RUN) tools/alike.py $(or $(in),$(error say where submitted/ is: make alike in=FOLDER)) \
-		$(if $(only),--only $(only))
 
 doctor: ## what is wrong with this installation? one screen; installs nothing
 	@$(if $(wildcard $(RUN)),$(RUN),python3) tools/doctor.py

@@ -5,13 +5,12 @@
     python tools/grade.py FOLDER --who ada    one learner, again
 
 FOLDER/submitted/NAME/ has a learner's notebooks, in any folders below: as nbgrader released them,
-or the learner's own copies. FOLDER/graded/NAME/ gets what each check said; FOLDER/graded/ gets
-grades.csv, canvas.csv and moodle.csv. Of a notebook only the text of the answers' cells is used.
+or the learner's own copies. FOLDER/graded/NAME/ gets what each check said, FOLDER/graded/ gets
+grades.csv. Of a notebook only the text of the answers' cells is used.
 """
 
 import argparse
 import contextlib
-import functools
 import hashlib
 import io
 import json
@@ -32,7 +31,6 @@ import build
 import export
 import handout
 import sandbox
-import variants
 from cells import BuildError, cut_solution, read_percent
 from sealed import bound
 
@@ -59,7 +57,6 @@ class Lab(NamedTuple):
     cells: list[dict[str, Any]]
     points: dict[str, float]  # by check
     answers: dict[str, str]  # by id of the exercise's cell, the answer's name
-    models: dict[str, str]  # by the answer's name, the solution; no judge sees it
 
 
 class Work(NamedTuple):
@@ -75,14 +72,11 @@ def labs_of(root: Path, names: Iterable[str]) -> list[build.Target]:
     return [t for t in build.targets(root, names) if t.built.parent.name == "solutions"]
 
 
-def lab(target: build.Target, who: str = "", key: bytes | None = None) -> Lab:
-    """Read a lab's source, with a learner's variants in it where there is a secret."""
-    slug, text = target.built.stem, target.source.read_text(encoding="utf-8")
-    if key:
-        root = target.built.parents[1]
-        text = variants.varied(root, slug, text, variants.picked(root, slug, who, key))
+def lab(target: build.Target) -> Lab:
+    """Read a lab's source."""
+    text = target.source.read_text(encoding="utf-8")
     full, stubs = handout.graded(read_percent(text)), read_percent(text, cut=True)
-    made = Lab(slug, [], {}, {}, {})
+    made = Lab(target.built.stem, [], {}, {})
     for cell, stub in zip(full.cells, stubs.cells, strict=True):
         if cell.cell_type != "code":
             continue
@@ -91,7 +85,7 @@ def lab(target: build.Target, who: str = "", key: bytes | None = None) -> Lab:
         if about.solution:
             functions, values = bound(cell.source)
             one |= {"kind": "answer", "functions": functions, "values": values}
-            one["text"], made.models[about.grade_id] = cut_solution(cell.source), cell.source
+            one["text"] = cut_solution(cell.source)
             made.answers[stub.id] = about.grade_id
         elif about.grade:
             one["kind"] = "check"
@@ -220,16 +214,18 @@ def left_out(folder: Path, root: Path) -> list[Path]:
     ]
 
 
-def submissions(
-    folder: Path, targets: Iterable[build.Target], key: bytes | None, who: str | None
-) -> list[Work]:
+def submissions(folder: Path, targets: Iterable[build.Target], who: str | None) -> list[Work]:
     """What there is to grade: of each lab the newest notebook of each learner."""
-    found, read = [], functools.cache(lab)
+    found: list[Work] = []
+    known = {target.built.stem: lab(target) for target in targets}
     for own in learners(folder):
         there = sorted((p.stem.removeprefix("lab_"), p) for p in own.rglob("*.ipynb"))
-        for target in targets if who in (None, own.name) else ():
-            if mine := [path for stem, path in there if _is_of(stem, target.built.stem)]:
-                found.append(Work(own.name, read(target, own.name if key else "", key), mine[-1]))
+        if who not in (None, own.name):
+            continue
+        for slug in known:
+            mine = [path for stem, path in there if _is_of(stem, slug)]
+            if mine:
+                found.append(Work(own.name, known[slug], mine[-1]))
     return found
 
 
@@ -301,13 +297,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--who", help="one learner, who is graded again")
     parser.add_argument("--again", action="store_true", help="grade also what has not changed")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3))
-    parser.add_argument("--roster", type=Path, help="a class list that Canvas or Moodle exported")
     parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
     args = parser.parse_args(argv)
     folder = args.folder.resolve()
     try:
         targets = labs_of(args.root.resolve(), args.only)
-        works = submissions(folder, targets, variants.secret(folder), args.who)
+        works = submissions(folder, targets, args.who)
         for path in left_out(folder, args.root.resolve()):
             print(f"{path} is left out: its name is no lab's", file=sys.stderr)
     except (BuildError, OSError) as error:
@@ -325,7 +320,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{new} of {len(works)} graded in {time.monotonic() - begun:.0f} s; the rest is as it was."
     )
-    print(*export.write(folder / "graded", args.roster), sep="\n")
+    print(export.write(folder / "graded"))
     if undone:
         print(UNDONE.format(", ".join(undone)), file=sys.stderr)
     return 1 if undone else 0

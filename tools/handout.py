@@ -2,8 +2,7 @@
 
     python tools/handout.py --to FOLDER       all labs
     python tools/handout.py --to FOLDER 02    one, by its number
-    python tools/handout.py --to FOLDER --students FILE     learners' own variants, by their names
-    python tools/handout.py --to FOLDER --repository        the course itself, without solutions
+    python tools/handout.py --to FOLDER --repository     the course itself, without solutions
 
 FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
 written, checks to be graded, every other code cell locked. Two tags of a check's cell count:
@@ -23,9 +22,7 @@ import nbformat
 from nbformat import NotebookNode
 
 import build
-import copies
-import variants
-from cells import BuildError, read_percent
+from cells import BuildError
 from sealed import bound
 
 HIDDEN = """
@@ -131,31 +128,6 @@ def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
     return [target.built.stem for target in targets]
 
 
-def hand_out_variants(folder: Path, students: list[str], names: list[str], root: Path) -> list[str]:
-    """Write each learner's own exercises, as the teacher's secret deals them; returns the labs.
-
-    Who lists learners once more, or makes one lab after the other, gets what was there before.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    key, labs = variants.secret(folder, make=True), []
-    for target in build.targets(root, names):
-        if target.built.parent.name != "exercises" or not target.cut:
-            continue
-        slug, text = target.built.stem, target.source.read_text(encoding="utf-8")
-        for who in students:
-            picks = variants.picked(root, slug, who, key or b"")
-            notebook = read_percent(variants.varied(root, slug, text, picks), cut=True)
-            notebook.metadata["course"] = {"handed_out": True}  # not to be renewed by `make fresh`
-            path = folder / "hand_out" / who / f"lab_{slug}.ipynb"
-            for cell in notebook.cells:
-                if cell.cell_type == "markdown":  # it will lie among the learner's own copies
-                    cell.source = copies.relinked(cell.source, target.built, root, path.parent)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            nbformat.write(notebook, path)
-        labs.append(slug)
-    return labs
-
-
 def withheld(root: Path, folder: Path) -> list[str]:
     """Copy what learners need of the course, and no solutions; returns what was copied."""
     kept = [root / name for name in LEARNERS if (root / name).exists()]
@@ -188,16 +160,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="labs, such as 02_process_groups; all if none")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make or to renew")
     parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
-    parser.add_argument("--students", type=Path, help="a file with a name on each line")
     parser.add_argument("--repository", action="store_true", help="the course, without solutions")
     args = parser.parse_args(argv)
     to, root = args.to.resolve(), args.root.resolve()
     try:
         if args.repository:
             labs = withheld(root, to)
-        elif args.students:
-            students = list(filter(None, map(str.strip, args.students.read_text().splitlines())))
-            labs = hand_out_variants(to, students, args.names, root)
         else:
             labs = hand_out(to, args.names, root)
     except (BuildError, OSError) as error:
@@ -205,9 +173,6 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     then = "learners run `make lab` there" if args.repository else AFTERWARDS
     print(f"{args.to}: {', '.join(labs)}; {then}.")
-    if args.students:
-        print("hand_out/NAME/ is for NAME, who puts it into my/, over what is there.")
-        print("Keep `secret` to yourself: grading needs it.")
     return 0
 
 
