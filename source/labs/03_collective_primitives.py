@@ -610,7 +610,7 @@ except NotImplementedError:
 # * whether your machine agrees with the model, and how you would find out if that is chance;
 # * how much longer all take because of one slow rank, and in whose time inside it shows.
 
-# %% [markdown] tags=["conclusion"]
+# %% [markdown] tags=["conclusion", "points-6"]
 # *Double-click here and write.*
 
 # %% [markdown]

@@ -418,7 +418,7 @@ check(looking(newest), **newest_check)
 # 4. what **misled**, and what it really said: there are five such things at least;
 # 5. three **actions**, each with a check that fails as long as it is not done, and one thing that went well.
 
-# %% [markdown] tags=["conclusion"]
+# %% [markdown] tags=["conclusion", "points-20"]
 # *Double-click here and write.*
 
 # %% [markdown]
