@@ -23,9 +23,11 @@ OUTER = (
     "tests/lessons/test_sharded.py::*",
     "exercises/challenge.ipynb::*",
     # A class: submissions, attacks, hand-outs.
+    "tests/checks/test_class.py::*",
     "tests/checks/test_grade.py::*",
     "tests/checks/test_grading.py::*",
     "tests/house/test_circles.py::*",
+    "tests/house/test_handout.py::*",
     "tests/house/test_interrupted.py::*",
     "tests/house/test_load.py::*",
     "tests/house/test_mutants.py::*",
