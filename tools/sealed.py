@@ -16,9 +16,9 @@ from typing import Any
 
 from IPython.display import display
 
-import careful
 import course_utils
 from aside import aside
+from course_checks import careful
 from course_checks.check import check
 from course_checks.outcome import Outcome
 from course_utils.launcher import parcel
