@@ -17,7 +17,6 @@ import io
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 import tempfile
@@ -34,9 +33,9 @@ import handout
 import sandbox
 import variants
 from cells import BuildError, cut_solution, read_percent
+from learners_cells import Written, to_judge, written
 from sealed import bound
 
-LARGEST = 20 << 20  # bytes of a notebook that is read
 WHY = {
     "time": "it was not done in time, and was stopped",
     "memory": "it took more memory than there is, and was stopped",
@@ -87,7 +86,7 @@ def lab(target: build.Target, who: str = "", key: bytes | None = None) -> Lab:
         if cell.cell_type != "code":
             continue
         about = cell.metadata.nbgrader
-        one = {"name": about.grade_id, "kind": "other", "text": cell.source}
+        one = {"name": about.grade_id, "kind": "other", "text": cell.source, "id": stub.id}
         if about.solution:
             functions, values = bound(cell.source)
             one |= {"kind": "answer", "functions": functions, "values": values}
@@ -98,33 +97,6 @@ def lab(target: build.Target, who: str = "", key: bytes | None = None) -> Lab:
             made.points[about.grade_id] = float(about.points)
         made.cells.append(one)
     return made
-
-
-def texts(path: Path, lab: Lab) -> dict[str, str]:
-    """The answers in a notebook, by name; whatever else may be in the file.
-
-    Raises:
-        ValueError: It is no notebook; the message says why.
-    """
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
-        raise ValueError(f"{path.name} is no plain file of at most {LARGEST >> 20} MB")
-    try:
-        cells = json.loads(path.read_bytes())["cells"]
-        code = [cell for cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no notebook: {type(error).__name__}") from None
-    found = {}
-    for cell in code:
-        meta, source = cell.get("metadata"), cell.get("source", "")
-        own = meta.get("nbgrader") if isinstance(meta, dict) else None
-        name = (
-            own.get("grade_id") if isinstance(own, dict) else lab.answers.get(str(cell.get("id")))
-        )
-        text = "".join(map(str, source)) if isinstance(source, list) else str(source)
-        if name in lab.answers.values():
-            found[name] = text
-    return found
 
 
 class JudgeFailed(RuntimeError):
@@ -167,15 +139,15 @@ class Judge:
         self.process.wait()
 
 
-def judged(judge: Judge, lab: Lab, answers: dict[str, str], **limits: Any) -> dict[str, Any]:
+def judged(judge: Judge, lab: Lab, learners: Written, **limits: Any) -> dict[str, Any]:
     """What each check says of a submission.
 
     Where an answer ends even the judge, it is left out and what it kept from being judged is
     judged again. So it costs its own points and no others.
     """
-    answers, found = dict(answers), {}
+    answers, found = dict(learners.answers), {}
     for _ in range(2 * len(lab.cells)):
-        cells = [cell | {"text": answers.get(cell["name"], cell["text"])} for cell in lab.cells]
+        cells = to_judge(lab.cells, learners._replace(answers=answers))
         ended, said = judge.run([cell for cell in cells if cell["name"] not in found], **limits)
         found |= {one["check"]: one for one in said if "check" in one}
         if ended == "done":
@@ -238,15 +210,17 @@ def grade(judge: Judge, work: Work, folder: Path, again: bool) -> str:
     kept = folder / "graded" / work.who / f"{work.lab.slug}.json"
     begun, why = time.monotonic(), ""
     try:
-        answers = texts(work.notebook, work.lab)
+        learners = written(work.notebook, work.lab.cells)
+        if not learners.answers:
+            why = learners.remarks[0]
     except ValueError as error:
-        answers, why = {}, str(error)
-    told = json.dumps([answers, work.lab.cells, why], sort_keys=True)
+        learners, why = Written({}, {}, []), str(error)
+    told = json.dumps([learners, work.lab.cells, why], sort_keys=True)
     digest = hashlib.sha256(told.encode()).hexdigest()
     if kept.exists() and not again and json.loads(kept.read_text())["digest"] == digest:
         return ""
     nothing = {name: {"passed": False, "text": why} for name in work.lab.points}
-    found = nothing if why else judged(judge, work.lab, answers)
+    found = nothing if why else judged(judge, work.lab, learners)
     result = {
         "digest": digest,
         "points": {n: p if found[n]["passed"] else 0.0 for n, p in work.lab.points.items()},
