@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import mmap
 import os
 import random
@@ -96,8 +97,25 @@ def flops(counts: bool) -> Iterator[Callable[[], int]]:
         return
     # It imports triton: behind torch._dynamo, which `launch` imports.
     counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode
-    with counter(display=False) as mode:
+    with counter(display=False, custom_mapping=_PRODUCTS) as mode:
         yield mode.get_total_flops
+
+
+def _of_vectors(*shapes: Any, out_shape: torch.Size, **_: Any) -> int:
+    """Of a matrix and a vector, or of two vectors: two for each number of the larger one."""
+    return 2 * max(math.prod(shape) for shape in shapes if isinstance(shape, torch.Size))
+
+
+def _of_elements(one: Any, other: Any, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    """As of a matrix product that is written as products and their sums; scaling costs nothing."""
+    both = isinstance(one, torch.Size) and isinstance(other, torch.Size)
+    return 2 * math.prod(out_shape) if both and math.prod(one) > 1 < math.prod(other) else 0
+
+
+_ATEN = torch.ops.aten
+# What torch's counter, which knows products of matrices, leaves out.
+_PRODUCTS = dict.fromkeys((_ATEN.mv, _ATEN.addmv, _ATEN.dot, _ATEN.vdot), _of_vectors)
+_PRODUCTS |= dict.fromkeys((_ATEN.mul, _ATEN.mul_), _of_elements)
 
 
 class Watch:

@@ -37,7 +37,8 @@ def found(exercise: str, rank: int, line: str) -> Callable:
         @functools.wraps(repair)
         def answer(*arguments):
             lab, number = labs.RAN[SLUG], [*NAMES].index(exercise) + 1
-            return lab["found"](lab[f"run_{number}"], rank, line)(repair)(*arguments)
+            named_so = lab["found"](lab[f"run_{number}"], rank, line)(repair)
+            return lab["and_named"](named_so)(*arguments)
 
         return answer
 
