@@ -80,7 +80,8 @@ class Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
             return getattr(torch, name)
         if name not in _DATA.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} is no type of data that a check compares")
+            kind = f"{module}.{name}"
+            raise pickle.UnpicklingError(f"{kind} is no type of data that a check compares")
         return super().find_class(module, name)
 
     def load_build(self) -> None:

@@ -77,8 +77,8 @@ def check(
         work: The most that one rank may compute, in equal shares of the floating-point operations
             of `spec`: with 1.2, 60 % of them on two ranks; or a function like that of a budget.
         allow: What is otherwise refused: the side channels "store", "backend", "files", "sockets",
-            "processes" and "memory"; to look into "frames"; and to leave another "folder", "environment", "grad mode" or
-            "dtype" behind.
+            "processes" and "memory"; to look into "frames"; and to leave another "folder",
+            "environment", "grad mode" or "dtype" behind.
         keep: What is to be left as it was as well: "random numbers".
         hide: Functions that an answer cannot call, as it cannot call `spec`, such as those that
             `spec` is made of.

@@ -439,6 +439,7 @@ late_at = {  # how many calls there are, and at which it is late
     "late once, another often": (3, [1]),
     "late often, another once": (4, [0, 1, 2]),
     "late every time": (5, [0, 1, 2, 3, 4]),
+    "late at the last of forty": (40, [39]),
     "two in turn, another always nearly last": (4, [0, 1]),
 }
 
