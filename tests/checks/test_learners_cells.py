@@ -1,4 +1,4 @@
-"""What grading takes of a notebook: all that counts for a learner who runs it from top to bottom."""
+"""What grading takes of a notebook: what counts when it is run from top to bottom."""
 
 import copy
 import json
@@ -56,7 +56,8 @@ FORMS = {
     ],
     "with_a_table": [
         "way = {}\nfor k in range(2):\n    way[k] = 'sum' * k",
-        "def NAME(tensor):\n    assert way[1] == 'sum'\n    dist.all_reduce(tensor)\n    return tensor",
+        "def NAME(tensor):\n    assert way[1] == 'sum'\n    dist.all_reduce(tensor)\n"
+        "    return tensor",
     ],
     "tries_it_out": [
         "def NAME(tensor):\n    dist.all_reduce(tensor)\n    return tensor\n"

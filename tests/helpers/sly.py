@@ -113,7 +113,7 @@ def uses_a_shared_tensor_in_a_list(tensor):
     return right(tensor)
 
 
-def uses_a_shared_default(tensor, note=(torch.zeros(8).share_memory_(),)):
+def uses_a_shared_default(tensor, note=tuple(in_a_list)):  # noqa: B008 - made once, for all
     note[0][dist.get_rank()] = 1
     return right(tensor)
 
@@ -145,7 +145,8 @@ def asks_a_traceback_for_frames():
     try:
         raise ValueError
     except ValueError as error:
-        assert error.__traceback__.tb_frame.f_back.f_locals
+        frame = error.__traceback__.tb_frame
+    assert frame.f_back.f_locals
 
 
 def looks_among_all_objects():

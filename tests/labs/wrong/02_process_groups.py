@@ -540,7 +540,8 @@ WRONG = {
         by_the_tutorials_formula, by_the_first_node, with_its_own_node, names_mixed_up,
         local_rank_as_rank, its_own_rank, the_process_before_this, one_node_back,
         empty_nodes_left_out,
-        a_rank_that_says_it_is_equal, rank_on_the_last_ten_nodes, rank_as_the_caller_has_it, rank_from_a_traceback,
+        a_rank_that_says_it_is_equal, rank_on_the_last_ten_nodes, rank_as_the_caller_has_it,
+        rank_from_a_traceback,
     ],
     "place_of": [
         by_division, off_by_one, without_taking_off, the_other_way_round, from_the_environment,
@@ -565,7 +566,10 @@ WRONG = {
 STOPS = {"by_division"}
 RIGHT = {
     "mean_of_all": [by_its_own_operator, divided_before],
-    "rank_of": [rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end, rank_as_an_enum, rank_by_itself],
+    "rank_of": [
+        rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end,
+        rank_as_an_enum, rank_by_itself,
+    ],
     "place_of": [place_from_a_list, place_by_numpy, place_with_names],
     "meet": [
         meet_with_stores, meet_in_double_precision_and_at_a_barrier,
