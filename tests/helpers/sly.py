@@ -113,7 +113,7 @@ def uses_a_shared_tensor_in_a_list(tensor):
     return right(tensor)
 
 
-def uses_a_shared_default(tensor, note=tuple(in_a_list)):  # noqa: B008 - made once, for all
+def uses_a_shared_default(tensor, note=tuple(in_a_list)):
     note[0][dist.get_rank()] = 1
     return right(tensor)
 

@@ -801,7 +801,7 @@ def latest_in_the_first_five_calls(trace):
         if event.kind == "all_reduce" and len(kept[event.rank]) < 5:
             kept[event.rank].append(event.start_s)
     waits = [0.0] * 4
-    for starts in zip(*kept):
+    for starts in zip(*kept, strict=True):
         waits[starts.index(max(starts))] += 4 * max(starts) - sum(starts)
     return waits.index(max(waits))
 

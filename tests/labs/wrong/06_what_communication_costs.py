@@ -596,7 +596,7 @@ def of_the_first_five_buckets(ready_us, bucket_bytes):
     latest_us = ready_us.clone()
     dist.all_reduce(latest_us, op=dist.ReduceOp.MAX)
     n, free_us = dist.get_world_size(), 0.0
-    for ready, size in [*zip(latest_us.tolist(), bucket_bytes)][:5]:
+    for ready, size in [*zip(latest_us.tolist(), bucket_bytes, strict=True)][:5]:
         free_us = max(free_us, ready) + 2 * (n - 1) * (lab.alpha + size / n * lab.beta)
     return free_us - latest_us[-1].item()
 

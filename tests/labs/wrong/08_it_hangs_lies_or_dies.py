@@ -757,7 +757,8 @@ WRONG = {
         _highest_or(lambda own: own.new_tensor(-1e30)),
         others_made_low, everything_is_sent,
         *unnamed("best", lowest_for_nothing),
-        _highest_or(lambda own: own.new_tensor(torch.finfo(torch.float32).min)), found("best", 0, "")(sealed_by_itself),
+        _highest_or(lambda own: own.new_tensor(torch.finfo(torch.float32).min)),
+        found("best", 0, "")(sealed_by_itself),
     ],
     "clip": [
         as_it_was("clip"), each_by_its_own_norm, reduced_at_itself, reduced_then_waited_for,

@@ -528,7 +528,7 @@ def _least(cluster, k_of, of_equals=0):
     sent_us.append(ring_us(16 * columns) + ring_us(16 * rows) + ring_us(4 * rest))
     sent_us.append(ring_us(4 * numbers) / 16)
     took_ms = {}
-    for us, (name, steps) in zip(sent_us, cluster.steps.items()):
+    for us, (name, steps) in zip(sent_us, cluster.steps.items(), strict=True):
         if steps is not None:
             each_ms = cluster.compute_ms + cluster.compress_ms.get(name, 0) + us / 1000
             took_ms[name] = steps * each_ms
@@ -566,7 +566,8 @@ WRONG = {
     "choose": [
         *PRICES.values(),
         *map(lab.for_all, [the_fewest_steps, always_less_often, by_bandwidth_alone]),
-        *map(lab.for_all, (answers_that_differ_in_k, the_last_of_equals)), lab.for_all(by_the_pricing_of_the_specification),
+        *map(lab.for_all, [answers_that_differ_in_k, the_last_of_equals]),
+        lab.for_all(by_the_pricing_of_the_specification),
     ],
 }  # fmt: skip
 RIGHT = {
