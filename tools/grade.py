@@ -17,7 +17,6 @@ import hashlib
 import io
 import json
 import os
-import stat
 import subprocess
 import sys
 import tempfile
@@ -35,11 +34,12 @@ import copies
 import export
 import handed_in
 import handout
+import learners_cells
 import sandbox
 from cells import BuildError, cut_solution, read_percent
+from learners_cells import Written, to_judge
 from sealed import bound
 
-LARGEST = 20 << 20  # bytes of a notebook that is read
 WHY = {
     "time": "it was not done in time, and was stopped",
     "memory": "it took more memory than there is, and was stopped",
@@ -61,7 +61,6 @@ class Lab(NamedTuple):
     slug: str
     cells: list[dict[str, Any]]
     points: dict[str, float]  # by check
-    answers: dict[str, str]  # by id of the exercise's cell, the answer's name
     by_hand: dict[str, float]  # points that a person gives, by exercise
     prose: str  # the id of the cell that a person reads
 
@@ -82,7 +81,7 @@ def lab(target: build.Target) -> Lab:
     """Read a lab's source."""
     text = target.source.read_text(encoding="utf-8")
     full, stubs = handout.graded(read_percent(text)), read_percent(text, cut=True)
-    made = Lab(target.built.stem, [], {}, {}, {}, "")
+    made = Lab(target.built.stem, [], {}, {}, "")
     for cell, stub in zip(full.cells, stubs.cells, strict=True):
         if cell.cell_type != "code":
             if "nbgrader" in cell.metadata:
@@ -91,12 +90,11 @@ def lab(target: build.Target) -> Lab:
                 made = made._replace(prose=stub.id)
             continue
         about = cell.metadata.nbgrader
-        one = {"name": about.grade_id, "kind": "other", "text": cell.source}
+        one = {"name": about.grade_id, "kind": "other", "text": cell.source, "id": stub.id}
         if about.solution:
             functions, values = bound(cell.source)
             one |= {"kind": "answer", "functions": functions, "values": values}
             one["text"] = cut_solution(cell.source)
-            made.answers[stub.id] = about.grade_id
         elif about.grade:
             one["kind"] = "check"
             made.points[about.grade_id] = float(about.points)
@@ -104,51 +102,12 @@ def lab(target: build.Target) -> Lab:
     return made
 
 
-def cells_of(path: Path) -> list[dict[str, Any]]:
-    """The cells of a file that may be anything.
-
-    Raises:
-        ValueError: It is no notebook; the message says why.
-    """
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
-        raise ValueError(f"{path.name} is no plain file of at most {LARGEST >> 20} MB")
-    try:
-        cells = json.loads(path.read_bytes())["cells"]
-        return [cell for cell in cells if cell["cell_type"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no notebook: {type(error).__name__}") from None
-
-
-def text_of(cell: dict[str, Any]) -> str:
-    """The text of a cell, which may be lines."""
-    source = cell.get("source", "")
-    return "".join(map(str, source)) if isinstance(source, list) else str(source)
-
-
-def texts(path: Path, lab: Lab) -> dict[str, str]:
-    """The answers in a notebook, by name; whatever else may be in the file.
-
-    Raises:
-        ValueError: It is no notebook; the message says why.
-    """
-    found = {}
-    for cell in cells_of(path):
-        meta = cell.get("metadata")
-        own = meta.get("nbgrader") if isinstance(meta, dict) else None
-        name = (
-            own.get("grade_id") if isinstance(own, dict) else lab.answers.get(str(cell.get("id")))
-        )
-        if cell["cell_type"] == "code" and name in lab.answers.values():
-            found[name] = text_of(cell)
-    return found
-
-
 def prose_of(path: Path, lab: Lab) -> str:
     """What a person is to read in a notebook: the cell of that id or of that tag."""
-    for cell in cells_of(path):
+    cells = learners_cells.read(path).get("cells", [])
+    for cell in cells:
         if handout.BY_HAND in str(cell.get("metadata")) or cell.get("id") == lab.prose:
-            return text_of(cell)
+            return "".join(map(str, cell.get("source", "")))
     return ""
 
 
@@ -192,15 +151,15 @@ class Judge:
         self.process.wait()
 
 
-def judged(judge: Judge, lab: Lab, answers: dict[str, str], **limits: Any) -> dict[str, Any]:
+def judged(judge: Judge, lab: Lab, learners: Written, **limits: Any) -> dict[str, Any]:
     """What each check says of a submission.
 
     Where an answer ends even the judge, it is left out and what it kept from being judged is
     judged again. So it costs its own points and no others.
     """
-    answers, found = dict(answers), {}
+    answers, found = dict(learners.answers), {}
     for _ in range(2 * len(lab.cells)):
-        cells = [cell | {"text": answers.get(cell["name"], cell["text"])} for cell in lab.cells]
+        cells = to_judge(lab.cells, learners._replace(answers=answers))
         ended, said = judge.run([cell for cell in cells if cell["name"] not in found], **limits)
         found |= {one["check"]: one for one in said if "check" in one}
         if ended == "done":
@@ -220,13 +179,13 @@ def grade(judge: Judge, work: Work, folder: Path, again: bool) -> str:
     """Grade a lab of a learner, and write down what was found; returns a line about it."""
     kept = folder / "graded" / work.who / f"{work.lab.slug}.json"
     begun = time.monotonic()
-    answers = texts(work.notebook, work.lab)
-    _write_texts(work, answers, folder / "graded")
-    told = json.dumps([answers, work.lab.cells], sort_keys=True)
+    learners = learners_cells.written(work.notebook, work.lab.cells)
+    _write_texts(work, learners.answers, folder / "graded")
+    told = json.dumps([learners, work.lab.cells], sort_keys=True)
     digest = hashlib.sha256(told.encode()).hexdigest()
     if kept.exists() and not again and json.loads(kept.read_text())["digest"] == digest:
         return ""
-    found = judged(judge, work.lab, answers)
+    found = judged(judge, work.lab, learners)
     result = {
         "digest": digest,
         "points": {n: p if found[n]["passed"] else 0.0 for n, p in work.lab.points.items()},
@@ -315,7 +274,7 @@ def grade_folder(args: argparse.Namespace) -> int:
     learners = class_files.read_class(folder / "class.txt")
     rows = handed_in.collect(
         submitted(folder), learners, list(labs),
-        find=lambda path, slug: texts(path, labs[slug]),
+        find=lambda path, slug: learners_cells.written(path, labs[slug].cells),
         known={path.name for path in (root / "notebooks").rglob("*")} | {copies.MY_MAP},
     )  # fmt: skip
     possible = {slug: known.possible() for slug, known in labs.items()}

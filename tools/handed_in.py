@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import unpack
 from class_files import Learners, is_folder_name
+from learners_cells import NO_CELL, Written
 
 # Canvas: lovelaceada_LATE_123_456_lab_02.ipynb; Moodle: Ada Lovelace_123_assignsubmission_file_
 CANVAS = re.compile(r"(?P<who>[^_]+)(?:_late)?_\d+_\d+_.+", re.IGNORECASE)
 MOODLE = re.compile(r"(?P<who>[^_]+)_\d+_assignsubmission_.*")
 DATE = re.compile(r"20\d\d-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d)?")
-NOTHING = "it has none of the answers: no cell is known by its id or by what it defines"
 GRADED, IGNORED, NOT_GRADED, MISSING = "graded", "ignored", "NOT GRADED", "missing"
-# Which answers of a lab, by its slug, a notebook has; ValueError if it is no notebook.
-Finder = Callable[[Path, str], Collection[str]]
+# What a notebook has of a lab, by its slug; ValueError if it is no notebook.
+Finder = Callable[[Path, str], Written]
 
 
 class Row(NamedTuple):
@@ -92,7 +92,7 @@ def collect(
         else:
             candidates[student, lab].append(path)
     for (student, lab), paths in candidates.items():
-        rows += _chosen(student, lab, paths, submitted)
+        rows += _chosen(student, lab, paths, submitted, find)
     for student, number in counted.items():
         rows.append(Row(student, "", "", IGNORED, f"{number} hidden files or the course's own"))
     graded = {(row.student, row.lab) for row in rows if row.what == GRADED}
@@ -135,21 +135,24 @@ def _lab_of(path: Path, labs: Collection[str], find: Finder) -> tuple[str, str]:
     named = [slug for slug in labs if slug in name]
     try:
         for some in (named, labs):
-            found = {slug: len(find(path, slug)) for slug in some}
+            found = {slug: len(find(path, slug).answers) for slug in some}
             best = max(found, key=found.__getitem__, default="")
             if best and found[best]:
                 return best, ""
     except ValueError as error:
         return "".join(named[:1]), str(error)
-    return "".join(named[:1]), NOTHING
+    return "".join(named[:1]), NO_CELL
 
 
-def _chosen(student: str, lab: str, paths: list[Path], submitted: Path) -> list[Row]:
+def _chosen(
+    student: str, lab: str, paths: list[Path], submitted: Path, find: Finder
+) -> list[Row]:
     """Rows of a learner's notebooks of a lab: the newest counts."""
     files = {path: path.relative_to(submitted).as_posix() for path in paths}
     *others, newest = sorted(paths, key=_age)
     why = _why(_age(newest), [_age(path) for path in others])
-    rows = [Row(student, lab, files[newest], GRADED, why)]
+    remarks = find(newest, lab).remarks
+    rows = [Row(student, lab, files[newest], GRADED, "; ".join([why, *remarks]))]
     older = f"not the newest, which is {files[newest]}"
     return rows + [Row(student, lab, files[path], IGNORED, older) for path in others]
 

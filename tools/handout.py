@@ -44,7 +44,7 @@ LEARNERS = (
 TESTS = ("devices", "hang", "launcher", "network", "pictures", "record", "root", "conftest.py")
 HELPERS = (
     "census", "circles", "deadline", "faults", "faults_around", "faults_kernel", "forks", "hangs",
-    "kernels", "leavings", "mnist_files", "recordings", "stalls", "warm_kernels",
+    "kernels", "leavings", "mnist_files", "queues", "recordings", "stalls", "warm_kernels",
 )  # fmt: skip
 MORE_HELPERS = "pretended_driver.c", "startup"
 # What documents say of files that learners do not have.

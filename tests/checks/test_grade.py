@@ -24,6 +24,7 @@ import build
 import export
 import grade
 import sandbox
+from learners_cells import Written
 
 SLUG = "03_hostile"
 pytestmark = pytest.mark.slow
@@ -167,8 +168,9 @@ def small(folder: Path, *names: str, options: str = "") -> grade.Lab:
     return grade.lab(build.Target(path, folder / f"solutions/{SLUG}.ipynb", False))
 
 
-def answered(lab: grade.Lab, **texts: str) -> dict[str, str]:
-    return {f"answer-{name}": hostile.SUM + text for name, text in texts.items()}
+def answered(lab: grade.Lab, **texts: str) -> Written:
+    answers = {f"answer-{name}": hostile.SUM + text for name, text in texts.items()}
+    return Written(answers, {}, [])
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +213,7 @@ def test_without_a_sandbox_these_attacks_succeed(bare, tmp_path):
         told |= {"file": __file__, "other": __file__}
         lab = small(tmp_path, *CONTROLS, options=f'"timeout": 100.0, {hostile.ALLOWED}')
         texts = {f"answer-{name}": hostile.answers(told)[name] for name in CONTROLS}
-        found = grade.judged(bare, lab, texts)
+        found = grade.judged(bare, lab, Written(texts, {}, []))
     assert all(one["passed"] for one in found.values()), found
 
 
@@ -321,37 +323,6 @@ def test_where_the_judge_itself_is_killed_all_others_are_graded(term, monkeypatc
     assert f"eve {SLUG}: 2 of 4" in out
     assert grade.main(common) == 0
     assert totals(term) == {"ada": "4", "bob": "0", "eve": "2", "odd": ""}
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda path: path.symlink_to(__file__), "is no plain file"),
-        (os.mkfifo, "is no plain file"),
-        (lambda path: path.write_text("["), "is no notebook"),
-        (lambda path: path.write_text("[" * 100_000), "is no notebook"),
-        (lambda path: path.write_text("[]"), "is no notebook"),
-        (lambda path: path.write_text('{"cells": [3]}'), "is no notebook"),
-        (lambda path: path.write_bytes(b"\xff"), "is no notebook"),
-        (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "is no plain file"),
-    ],
-)
-def test_what_is_no_notebook_is_refused(tmp_path, make, why):
-    make(path := tmp_path / "handed_in.ipynb")
-    with pytest.raises(ValueError, match=why):
-        grade.texts(path, grade.Lab("x", [], {}, {}, {}, ""))
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        {"id": 3}, {"metadata": 3}, {"metadata": {"nbgrader": []}}, {"source": {}},
-        {"id": "unknown"}, {"metadata": {"nbgrader": {"grade_id": ["answer-f"]}}},
-    ],
-)  # fmt: skip
-def test_odd_cells_are_no_answers(tmp_path, cell):
-    (path := tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code"} | cell]}))
-    assert grade.texts(path, grade.Lab("x", [], {}, {"c1": "answer-f"}, {}, "")) == {}
 
 
 def test_without_a_folder_for_each_learner_the_teacher_is_told_where_they_go(tmp_path, capsys):

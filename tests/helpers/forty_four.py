@@ -108,7 +108,7 @@ def hand_in(
     check = "check = lambda *given, **options: print('passed')"
     cheat = dict.fromkeys(models, "")
     these.hand_in("edits checks", 0, **cheat | {first: f"{check}\ndef {first}(*given): pass"})
-    these.place("50 MB", b"{" + b" " * (50 << 20), NOT_GRADED)
+    these.place("50 MB", right + b" " * (50 << 20), 1)
     these.place("merge", right.replace(b'"cells"', b'<<<<<<< HEAD\n"cells"', 1), NOT_GRADED)
     link = these.place("link", b"", NOT_GRADED)
     link.unlink()
