@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from course_checks.careful import plain
 from course_checks.cases import Inputs, draw, public_seed, seed_cpu
 from course_checks.outcome import WRONG, Outcome, Row, many
 from course_checks.watch import Watch
@@ -192,7 +193,7 @@ def _packed(result: Any, backend: str | None) -> bytes:
     if backend and not dist.is_initialized():
         raise RuntimeError("the process group is gone: leave it to check, which has made it")
     try:
-        return parcel.pack(result)
+        return parcel.pack(plain(result))
     except Exception as error:
         kind = type(result).__name__
         raise TypeError(f"what it returns, a {kind}, cannot be sent back: {error}") from None

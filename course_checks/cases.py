@@ -12,6 +12,9 @@ class Misuse(Exception):
     """The exercise itself is wrong, not the answer to it."""
 
 
+_SIZES = torch.tensor([1, 1, 1, 1, 10, 1000, 10_000])
+
+
 class Case(NamedTuple):
     """A kind of tensor that an answer has to cope with."""
 
@@ -25,13 +28,15 @@ class Case(NamedTuple):
         return self.name
 
     def tensor(self) -> torch.Tensor:
-        """A new tensor of -9 to 9 units: sums are exact, whatever their order.
+        """A new tensor of whole units, few of them large: sums are exact, whatever their order.
 
         The unit is 1 where float32 is wanted, and elsewhere one that float32 cannot hold.
         """
         longer = (*self.shape[:-1], self.shape[-1] * self.every)
         unit = {torch.int64: 10_000_001, torch.float64: 1 + 2**-30}.get(self.dtype, 1)
-        return (torch.randint(-9, 10, longer).to(self.dtype) * unit)[..., :: self.every]
+        size = _SIZES[torch.randint(len(_SIZES), longer)]  # so that no narrow bound holds them all
+        units = size * torch.randint(-9, 10, longer)
+        return (units.to(self.dtype) * unit)[..., :: self.every]
 
 
 CASES = (
@@ -39,7 +44,7 @@ CASES = (
     Case("5 numbers", 1, (5,)),
     Case("4 whole numbers (int64)", 2, (4,), torch.int64),
     Case("2 x 3 numbers", 3, (2, 3)),
-    Case("3 numbers in double precision", 4, (3,), torch.float64),
+    Case("300 numbers in double precision", 4, (300,), torch.float64),
     Case("no numbers at all", 5, (0,)),
     Case("every other one of 6 numbers", 6, (3,), every=2),
 )

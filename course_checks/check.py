@@ -49,6 +49,7 @@ def check(
     work: float | Callable[[int, Any], float] | None = None,
     allow: Collection[str] = (),
     keep: Collection[str] = (),
+    hide: Collection[Callable] = (),
     rtol: float | None = None,
     atol: float | None = None,
     backend: str | None = "gloo",
@@ -76,9 +77,11 @@ def check(
         work: The most that one rank may compute, in equal shares of the floating-point operations
             of `spec`: with 1.2, 60 % of them on two ranks; or a function like that of a budget.
         allow: What is otherwise refused: the side channels "store", "backend", "files", "sockets",
-            "processes" and "memory"; and to leave another "folder", "environment", "grad mode" or
-            "dtype" behind.
+            "processes" and "memory"; to look into "frames"; and to leave another "folder",
+            "environment", "grad mode" or "dtype" behind.
         keep: What is to be left as it was as well: "random numbers".
+        hide: Functions that an answer cannot call, as it cannot call `spec`, such as those that
+            `spec` is made of.
         rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.
@@ -93,7 +96,7 @@ def check(
     Raises:
         ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
     """
-    rules = Rules(forbid, require, budget, network, (rtol, atol), allow, keep, work)
+    rules = Rules(forbid, require, budget, network, (rtol, atol), allow, keep, work, hide)
     sizes, name = sorted(world_sizes), getattr(fn, "__name__", "answer")
     if not sizes or not cases:
         raise ValueError("check needs at least one world size and one case")

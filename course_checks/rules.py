@@ -33,6 +33,7 @@ class Rules:
     allow: Collection[str] = ()
     keep: Collection[str] = ()
     work: float | Callable[[int, Any], float] | None = None
+    hide: Collection[Callable] = ()
 
     def __post_init__(self) -> None:
         for option, known in WORDS.items():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from course_checks import careful
 from course_checks.attempt import Attempt, Run
 from course_checks.cases import Inputs, Misuse, draw
 from course_checks.compare import brief, difference, dtypes_of
@@ -19,7 +20,6 @@ from course_checks.outcome import Outcome, Row
 from course_checks.rules import Rules, broken, unwaited
 from course_checks.watch import flops
 from course_utils.hang.facts import in_short as ranks
-from course_utils.launcher import parcel
 from course_utils.network.trace import Trace
 
 _CALLS = 5  # that are named one by one
@@ -76,7 +76,7 @@ def _judge_run(
     if reason := unwaited(trace):
         return attempt.wrong(number, reason)
     try:
-        got = [parcel.unpack(own.packed) for own in told]
+        got = [careful.unpack(own.packed) for own in told]
         pairs = zip(wanted, got, strict=True)
         found = [difference(*pair, rules.tolerance, dtypes) for pair in pairs]
     except Exception as error:  # whatever an answer returns, it is the answer that is wrong

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import mmap
 import os
 import random
@@ -15,7 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -44,13 +45,17 @@ _DOES = {  # side channels, by their names in `allow`
     "sockets": "uses a socket of its own",
     "processes": "starts a process",
     "memory": "shares memory with other processes",
+    "frames": "looks into the frames of those who call it",
 }
 _EVENTS = {  # of those that `sys.addaudithook` is told of
     "files": "open os.mkdir os.rename os.link os.symlink",
     "sockets": "socket.connect socket.bind socket.sendto",
     "processes": "subprocess.Popen os.system os.posix_spawn os.exec os.fork os.forkpty",
     "memory": "mmap.__new__",
+    "frames": "sys._getframe sys._current_frames gc.get_objects gc.get_referrers gc.get_referents "
+    "object.__getattr__",
 }
+_TO_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes that lead to them
 _KINDS = {event: kind for kind, events in _EVENTS.items() for event in events.split()}
 _BACKEND = torch._C._distributed_c10d.Backend
 _METHODS = {  # of these classes, which an answer's own lines are not to call
@@ -92,31 +97,46 @@ def flops(counts: bool) -> Iterator[Callable[[], int]]:
         return
     # It imports triton: behind torch._dynamo, which `launch` imports.
     counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode
-    with counter(display=False) as mode:
+    with counter(display=False, custom_mapping=_PRODUCTS) as mode:
         yield mode.get_total_flops
+
+
+def _of_vectors(*shapes: Any, out_shape: torch.Size, **_: Any) -> int:
+    """Of a matrix and a vector, or of two vectors: two for each number of the larger one."""
+    return 2 * max(math.prod(shape) for shape in shapes if isinstance(shape, torch.Size))
+
+
+def _of_elements(one: Any, other: Any, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    """As of a matrix product that is written as products and their sums; scaling costs nothing."""
+    both = isinstance(one, torch.Size) and isinstance(other, torch.Size)
+    return 2 * math.prod(out_shape) if both and math.prod(one) > 1 < math.prod(other) else 0
+
+
+_ATEN = torch.ops.aten
+# What torch's counter, which knows products of matrices, leaves out.
+_PRODUCTS = dict.fromkeys((_ATEN.mv, _ATEN.addmv, _ATEN.dot, _ATEN.vdot), _of_vectors)
+_PRODUCTS |= dict.fromkeys((_ATEN.mul, _ATEN.mul_), _of_elements)
 
 
 class Watch:
     """The watch over one rank; `seen` is what it saw first in a run, or an empty string."""
 
-    seen, flops, late_s, calls, on, words = "", 0, None, 0, False, frozenset()
+    seen, flops, late_s, calls, on, auditing = "", 0, None, 0, False, False
 
     def __init__(self, fn: Callable, spec: Callable, makes_group: bool, rules: Any) -> None:
         self.fn, self.spec, self.makes_group, self.allow = fn, spec, makes_group, set(rules.allow)
         free = {"environment"} if makes_group else set()  # where to meet may be said there
         free |= self.allow | {_OPTIONAL} - set(rules.keep)
-        self.kept, self.counts = _KEPT.keys() - free, rules.work
-        with contextlib.suppress(OSError, TypeError, ValueError):  # fn may have no text
-            self.words = set(re.findall(r"\w+", inspect.getsource(fn)))
+        self.kept, self.counts, self.hide = _KEPT.keys() - free, rules.work, rules.hide
 
     def listen(self) -> None:
         """In the rank, before the answer runs: notice side channels, and be able to come late."""
         self.exercise, self.pid, self.sleep = set(), os.getpid(), time.sleep
         own = inspect.unwrap(self.fn, stop=lambda outer: self.exercise.add(_file(outer)))
         self.exercise.discard(_file(own))
-        with contextlib.suppress(AttributeError, TypeError, ValueError):  # a class; a closure
-            inspect.unwrap(self.spec).__code__ = _no_answer.__code__
-        self.shared = _shared(self.words, named := getattr(own, "__globals__", {}))
+        named = getattr(own, "__globals__", {})
+        _seal([self.spec, *self.hide, *_specifications(named)])
+        self.shared = _shared(own)
         named.update({name: self._nap for name, value in named.items() if value is time.sleep})
         time.sleep = self._nap
         for kind, (owner, names) in _METHODS.items():
@@ -158,15 +178,26 @@ class Watch:
         self.sleep(min(seconds, _NAP_S) if theirs and self.late_s is not None else seconds)
 
     def _audit(self, event: str, arguments: tuple) -> None:
-        kind = self.on and _KINDS.get(event)
+        kind = self.on and not self.auditing and _KINDS.get(event)
+        if not kind:
+            return
+        self.auditing = True  # what is called here is told to this hook as well
+        try:
+            self._judge_event(kind, event, arguments)
+        finally:
+            self.auditing = False
+
+    def _judge_event(self, kind: str | None, event: str, arguments: tuple) -> None:
         if kind == "files" and event == "open":
             path, _, flags = arguments
             reads = not flags & (os.O_WRONLY | os.O_RDWR)
             kind = None if reads or isinstance(path, int) or path == os.devnull else kind
         elif kind == "memory":
             kind = None if arguments[0] == -1 or arguments[2] == mmap.ACCESS_READ else kind
+        elif kind == "frames" and not _asks_for_frames(event, arguments, sys._getframe(2)):
+            kind = None
         if kind:
-            self._notice(kind, sys._getframe(1))
+            self._notice(kind, sys._getframe(2))
 
     def _noticed(self, kind: str, method: Callable) -> Callable:
         @functools.wraps(method)
@@ -188,6 +219,15 @@ class Watch:
             self.seen = f"{_DOES[kind]} at {line.place}: {line.code}. {_ONLY}"
 
 
+def _asks_for_frames(event: str, arguments: tuple, asking: FrameType | None) -> bool:
+    """Whether an answer's own line asks, by itself or through `inspect`, and no library."""
+    if event == "object.__getattr__" and arguments[1] not in _TO_FRAMES:
+        return False
+    while asking and asking.f_code.co_filename == inspect.__file__:
+        asking = asking.f_back
+    return asking is not None and is_learners(asking.f_code.co_filename)
+
+
 def _no_answer(*arguments: Any, **options: Any) -> None:
     raise PermissionError("a specification says what is wanted; an answer does not call it")
 
@@ -196,10 +236,73 @@ def _file(own: Any) -> str:
     return getattr(getattr(own, "__code__", None), "co_filename", "")
 
 
-def _shared(words: Collection[str], named: dict[str, Any]) -> str:
-    """The name of a value that stands in an answer and that all ranks share, or an empty string."""
-    for name in named.keys() & words:
-        shared = isinstance(named[name], torch.Tensor) and named[name].is_shared()
-        if shared or type(named[name]).__module__.startswith(("multiprocessing", "mmap")):
+def _specifications(named: dict[str, Any]) -> list[Callable]:
+    """Those of all exercises of a notebook, which are called `NAME_spec`."""
+    return [value for name, value in named.items() if name.endswith("_spec") and callable(value)]
+
+
+def _seal(functions: Collection[Callable]) -> None:
+    for function in functions:
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # a class; a closure
+            inspect.unwrap(function).__code__ = _no_answer.__code__
+
+
+_DEEP, _LONG = 4, 1000  # how far in, and in how long containers, shared memory is looked for
+
+
+def _shared(answer: Any) -> str:
+    """The name of a value that an answer can reach and that all ranks share, or an empty string."""
+    for name, value in _reached(answer, seen=set()):
+        if _is_shared(value, _DEEP):
             return name
     return ""
+
+
+def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Globals that a function names, its defaults and what it closes over; of its helpers too."""
+    if not isinstance(function, FunctionType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    found = dict(zip(function.__code__.co_freevars, _cells(function), strict=True))
+    found |= function.__kwdefaults__ or {}
+    found |= {f"a default of {function.__name__}": list(function.__defaults__ or ())}
+    globals_ = function.__globals__
+    found |= {name: globals_[name] for name in _names(function.__code__) if name in globals_}
+    for name, value in found.items():
+        yield name, value
+        if isinstance(value, FunctionType) and is_learners(_file(value)):
+            yield from _reached(value, seen)
+
+
+def _cells(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # nothing is bound to that name yet
+            yield None
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _is_shared(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_shared()
+    if type(value).__module__.startswith(("multiprocessing", "mmap")):
+        return True
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set):
+        value = getattr(value, "__dict__", {}).values() if _is_of_the_notebook(value) else ()
+    if not depth or len(value) > _LONG:
+        return False
+    return any(_is_shared(item, depth - 1) for item in value)
+
+
+def _is_of_the_notebook(value: Any) -> bool:
+    """Whether a value's class, or a namespace such as `SimpleNamespace`, is no library's own."""
+    return type(value).__module__ in ("__main__", "types")

@@ -36,7 +36,7 @@ runpy.run_path(str(STARTUP / "sitecustomize.py"))
 
 # What takes longest comes first, so that no worker is left alone with it at the end.
 FIRST = (
-    "notebooks/09", "tests/lessons/", "tests/checks/test_grading", "tests/labs/test_variants",
+    "notebooks/09", "tests/lessons/", "tests/checks/test_grading",
     "lab ", "tests/launcher/test_faults", "tests/hang/", "tests/site/", "notebooks/", "solutions/",
     "tests/labs/test_challenge", "tests/checks/", "tests/root/", "tests/house/test_ddp_course",
     "tests/record/", "tests/launcher/", "tests/house/test_mutants",

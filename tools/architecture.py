@@ -46,7 +46,7 @@ NODES = {
     "pictures": 6700,
     "devices": 3000,
     PACKAGE: 39800,
-    JUDGE: 8300,
+    JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
 }
 
 

@@ -130,7 +130,7 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
         wanted = copied(original, root, folder)
         if copy := newest(folder, name):
             mine = _read(copy)
-            if not handed_out(mine) and _cells_of_original(mine) != _cells_of_original(wanted):
+            if _cells_of_original(mine) != _cells_of_original(wanted):
                 said.append(f"{copy.name} has a newer original: {again}{name}")
         else:
             _write(wanted, folder / f"{name}.ipynb")
@@ -183,8 +183,6 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     notebook, path = copied(original, root, folder), folder / f"{name}.ipynb"
     number, moved = 1, 0
     mine = _read(old) if old else None
-    if handed_out(mine):
-        return f"{old.name} was handed out to you, and the course has no other: it is as it was."
     while path.exists():
         path = folder / (f"{name}_{today}" + f"_{number}" * (number > 1) + ".ipynb")
         number += 1
@@ -194,11 +192,6 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     unread = "" if mine else "could not be read, and "
     kept = f" Your {old.name} {unread}is as it was." if old else ""
     return f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
-
-
-def handed_out(copy: NotebookNode | None) -> bool:
-    """Whether a teacher has made this one, for one learner: the course's own is another."""
-    return bool(copy and copy.metadata.get("course", {}).get("handed_out"))
 
 
 def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:

@@ -76,8 +76,10 @@ def chapters(root: Path = ROOT, tongue: Tongue = ENGLISH) -> dict[Path, Notebook
 
 
 def labs(root: Path = ROOT, tongue: Tongue = ENGLISH) -> dict[Path, NotebookNode]:
-    """Returns the solved labs in their order."""
-    return {path: tongue.read(path) for path in sorted((root / "solutions").glob("[0-9]*_*.ipynb"))}
+    """Returns the solved labs in their order; unsolved ones where learners have no others."""
+    solutions = root / "solutions"
+    folder = solutions if solutions.exists() else root / "exercises"
+    return {path: tongue.read(path) for path in sorted(folder.glob("[0-9]*_*.ipynb"))}
 
 
 def rows(root: Path = ROOT) -> dict[str, dict[str, str]]:
@@ -151,13 +153,14 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields the table of chapters and labs."""
     yield tongue.say("| | chapter | the question | minutes | hardware | lab |")
     yield "| --- | --- | --- | --- | --- | --- |"
-    total, solved, unit = 0, labs(root), tongue.say("minutes")
+    total, unit = 0, tongue.say("minutes")
+    solved = {path.name: lab for path, lab in labs(root).items()}
     for path, notebook in chapters(root, tongue).items():
         about, number = facts(notebook), path.name[:2]
         total += int(about["minutes"])
         row = f"| {number} | [{about['title']}]({path.name}) | {about['question']} "
         row += f"| {about['minutes']} | {about['hardware']} | "
-        if lab := solved.get(root / "solutions" / path.name):
+        if lab := solved.get(path.name):
             minutes = int(re.search(r"(\d+) minutes", lab.cells[0].source)[1])
             total += minutes
             row += f"[{minutes} {unit}](../exercises/{path.name}) |"

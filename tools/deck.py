@@ -7,7 +7,7 @@ what was measured stands on a later slide.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from nbformat import NotebookNode
 
@@ -16,12 +16,16 @@ from slide import MOST, WHOLE, Slide, in_sight, listing, measured, outputs, vote
 
 BLOCK = r"(?s)<details>.*?</details>|```.*?\n```|(?:(?!<details>|```)\S).*?(?=\n\n|\n<details>|\Z)"
 PICTURE_PX = 330
+# What begins a question for neighbours, and one for all, in either language.
+DISCUSS = re.compile(r"\*\*(?:Check yourself\.|自测。)\*\* ?")
+PREDICT = re.compile(r"\*\*(?:Predict|预测)[.。]\*\* ?")
 
 
 class Deck:
     """Reads cells one after the other; `parts` has the slides of each part."""
 
-    def __init__(self, cells: Iterable[NotebookNode]) -> None:
+    def __init__(self, cells: Iterable[NotebookNode], say: Callable[[str], str] = str) -> None:
+        self.say = say
         first, *cells = cells
         title, *blocks = re.findall(BLOCK, first.source)
         self.title, self.setting = title.removeprefix("# "), ""
@@ -52,20 +56,18 @@ class Deck:
                 self.end()
                 self.title = found[2]
                 self.parts += [[] for _ in "#"[: len(found[1]) < 3]]
-            elif "**Check yourself" in block:
+            elif DISCUSS.search(block):
                 self.end()
-                self.told = self.show(
-                    words(block.replace("**Check yourself.** ", "")), label="Discuss"
-                )
+                self.told = self.show(words(DISCUSS.sub("", block)), label=self.say("Discuss"))
             elif block.startswith("<details>"):  # an answer, or a hint
                 slide, plain = self.parts[-1][-1], re.sub(r"</?(details|summary)>", "", block)
                 slide.notes.append(plain)
-                if slide.label == "Discuss":
-                    slide.add(words(plain.removeprefix("Answer"), later=True))
+                if slide.label == self.say("Discuss"):
+                    slide.add(words(re.sub("^(Answer|答案)", "", plain), later=True))
                     self.told = None
             elif self.told:
                 self.told.notes.append(block)
-                question = self.told.label == "Discuss"
+                question = self.told.label == self.say("Discuss")
                 self.told.add(words(block if question else in_sight(block), later=not question))
                 self.told = self.told if question else None
             else:
@@ -104,13 +106,13 @@ class Deck:
 
     def vote(self, question: Question) -> None:
         """The question as its paragraph asks it; without one, what the last paragraph is about."""
-        asks = "**Predict" in self.setting
+        asks = bool(PREDICT.search(self.setting))
         about = self.setting if asks or len(self.setting) < 350 else in_sight(self.setting)
         if self.waiting[-1:] == [self.setting]:
             self.waiting.pop()
-        self.show(
-            words(about.replace("**Predict.** ", "")), vote(question), label="Vote"
-        ).notes.append(self.setting)
+        asked = vote(question, self.say("Write it down first."))
+        slide = self.show(words(PREDICT.sub("", about)), asked, label=self.say("Vote"))
+        slide.notes.append(self.setting)
 
     def run(self, cell: NotebookNode) -> None:
         """Code if it is in sight, each picture on its own, and what was printed."""
@@ -137,5 +139,5 @@ class Deck:
         piece = listing(re.sub(r"\n{3,}", "\n\n", code), "code")
         if self.waiting or not self.open or not self.open.add(piece):
             stub = "raise NotImplementedError" in code
-            self.open = self.show(piece, label="In pairs" if stub else "")
+            self.open = self.show(piece, label=self.say("In pairs") if stub else "")
         return self.open

@@ -1,25 +1,18 @@
-"""Grades as files for a spreadsheet, for Canvas and for Moodle.
-
-Canvas takes a gradebook with a learner's login and a column for each assignment, whose second line
-has the points that are possible. Moodle takes any table in which a column says who it is; which
-one, and which assignment a column is, is chosen when it is imported. With a class list that one of
-them has exported, its lines and names are kept, and the labs' columns stand behind them.
-"""
+"""Tables for a spreadsheet, of what make grade has found: grades, submissions, statistics."""
 
 import csv
 import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-CANVAS = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
-POSSIBLE = "Points Possible"
+from class_files import Mark
+from handed_in import Row
 
-
-class Grades(NamedTuple):
-    """By learner and lab, points; by lab, the points that are possible."""
-
-    points: dict[str, dict[str, float]]
-    of: dict[str, float]
+COMMON = 3  # messages of an exercise that are shown
+Table = list[dict[str, str]]
 
 
 def exercise(check: str) -> str:
@@ -27,52 +20,97 @@ def exercise(check: str) -> str:
     return check.removeprefix("check-")
 
 
-def read(folder: Path) -> Grades:
-    """What grade.py has written."""
-    points: dict[str, dict[str, float]] = {}
-    of: dict[str, float] = {}
-    for path in sorted(folder.glob("*/*.json")):
-        found = json.loads(path.read_text())
-        points.setdefault(path.parent.name, {})[path.stem] = sum(found["points"].values())
-        of[path.stem] = sum(found["of"].values())
-    return Grades(points, dict(sorted(of.items())))
+def read(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What grade.py has written, by learner and lab."""
+    return {
+        (path.parent.name, path.stem): json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*/[0-9]*.json"))
+    }
 
 
-def write(folder: Path, roster: Path | None = None) -> list[str]:
-    """Write the tables; returns what there is to say about them."""
-    grades = read(folder)
-    _table(folder / "grades.csv", [["student", "lab", "points", "of"]] + [
-        [who, lab, f"{points:g}", f"{grades.of[lab]:g}"]
-        for who, own in grades.points.items() for lab, points in own.items()
-    ])  # fmt: skip
-    canvas = [[who, "", "", who, ""] for who in grades.points]
-    _table(folder / "canvas.csv", filled([CANVAS, [POSSIBLE, "", "", "", ""], *canvas], grades))
-    moodle = [[who] for who in grades.points]
-    _table(folder / "moodle.csv", filled([["username"], *moodle], grades))
-    said = [f"{folder}: grades.csv, canvas.csv, moodle.csv"]
-    if roster:
-        with roster.open(encoding="utf-8-sig", newline="") as file:
-            lines = list(csv.reader(file))
-        lines = [line[: len(CANVAS)] for line in lines] if lines[0][:2] == CANVAS[:2] else lines
-        _table(folder / f"filled_{roster.name}", filled(lines, grades))
-        known = {word.strip() for line in lines for word in line}
-        if lost := [who for who in grades.points if who not in known]:
-            said.append(f"not in {roster.name}: {', '.join(lost)}")
-        said[0] += f", filled_{roster.name}"
-    return said
+def write(folder: Path, rows: Iterable[Row], marks: Iterable[Mark], students: list[str]) -> None:
+    """Write grades.csv, submissions.csv and statistics.csv, and by_hand.txt for each learner."""
+    results = read(folder)
+    _write(folder / "grades.csv", grades(results, marks, students))
+    _write(folder / "submissions.csv", [row._asdict() for row in rows])
+    _write(folder / "statistics.csv", statistics(results))
+    by_hand = defaultdict(list)
+    for mark in marks:
+        line = f"{mark.lab[:2]} {mark.exercise}: {mark.points:g}. {mark.reason}\n"
+        by_hand[mark.student].append(line)
+    for student, lines in by_hand.items():
+        path = folder / student / "by_hand.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
 
 
-def filled(lines: list[list[str]], grades: Grades) -> list[list[str]]:
-    """A class list with the labs' columns; a learner is known by any column, such as the login."""
-    made = [[*lines[0], *grades.of]]
-    for line in lines[1:]:
-        words = {word.strip() for word in line}
-        who = next((name for name in grades.points if name in words), None)
-        own = grades.of if POSSIBLE in words else grades.points.get(who or "", {})
-        made.append([*line, *(f"{own[lab]:g}" if lab in own else "" for lab in grades.of)])
-    return made
+def grades(
+    results: dict[tuple[str, str], dict[str, Any]], marks: Iterable[Mark], students: list[str]
+) -> Table:
+    """A line for each learner, a column for each exercise, each conclusion and each lab's sum.
+
+    An empty cell means that nothing was graded, or marked yet; a zero was earned.
+    """
+    points: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    columns: dict[str, list[str]] = defaultdict(list)
+    for (student, lab), result in results.items():
+        points[student, lab] = {exercise(check): p for check, p in result["points"].items()}
+        names = [*points[student, lab], *result["by_hand"]]
+        columns[lab] += [name for name in names if name not in columns[lab]]
+    for mark in marks:
+        points[mark.student, mark.lab][mark.exercise] = mark.points
+        if mark.exercise not in columns[mark.lab]:
+            columns[mark.lab].append(mark.exercise)
+    table = []
+    for student in sorted({*students, *(student for student, _ in points)}):
+        line = {"student": student}
+        for lab in sorted(columns):
+            earned = points.get((student, lab), {})
+            for name in columns[lab]:
+                line[f"{lab[:2]} {name}"] = f"{earned[name]:g}" if name in earned else ""
+            line[f"{lab[:2]} total"] = f"{sum(earned.values()):g}" if earned else ""
+        table.append(line)
+    return table
 
 
-def _table(path: Path, lines: list[list[str]]) -> None:
+def statistics(results: dict[tuple[str, str], dict[str, Any]]) -> Table:
+    """A line for each exercise: how many pass, who does not, and what most are told."""
+    failed: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    graded: Counter[tuple[str, str]] = Counter()
+    for (student, lab), result in results.items():
+        for check, points in result["points"].items():
+            where = lab[:2], exercise(check)
+            graded[where] += 1
+            if not points:
+                failed[where][student] = _gist(result["said"][check])
+    return [
+        {
+            "lab": lab, "exercise": name, "graded": str(count),
+            "passed": str(count - len(failed[lab, name])), "failed": "; ".join(failed[lab, name]),
+            "messages": "; ".join(
+                f"{number} x {text}"
+                for text, number in Counter(failed[lab, name].values()).most_common(COMMON)
+            ),
+        }
+        for (lab, name), count in graded.items()
+    ]  # fmt: skip
+
+
+def _gist(said: str) -> str:
+    """The sentence that says what is wrong; numbers, in which answers differ, are left out."""
+    headline, *paragraphs = said.split("\n\n")
+    words = [text for text in paragraphs if not text.startswith("  rank")]
+    first = (words or [headline])[0].strip().split("\n")[0]
+    return re.sub(r"\d+(\.\d+)?", "N", first)[:120]
+
+
+def _write(path: Path, table: Table) -> None:
+    """A table whose words no spreadsheet takes for a formula: learners choose some of them."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(lines)
+        writer = csv.DictWriter(file, list(table[0]) if table else ["student"])
+        writer.writeheader()
+        for line in table:
+            writer.writerow({
+                name: "'" + text if re.match(r"[=+@-](?!\d*\.?\d*$)", text) else text
+                for name, text in line.items()
+            })  # fmt: skip

@@ -5,38 +5,41 @@
     python tools/grade.py FOLDER --who ada    one learner, again
 
 FOLDER/submitted/NAME/ has a learner's notebooks, in any folders below: as nbgrader released them,
-or the learner's own copies. FOLDER/graded/NAME/ gets what each check said; FOLDER/graded/ gets
-grades.csv, canvas.csv and moodle.csv. Of a notebook only the text of the answers' cells is used.
+or the learner's own copies; FOLDER/submitted/ may have what Canvas or Moodle pack of a class.
+FOLDER/class.txt and FOLDER/marks.csv are the teacher's (class_files.py), if they are there.
+FOLDER/graded/NAME/ gets what each check said, FOLDER/graded/ gets tables (export.py). Of a notebook
+only the text of the answers' cells is used. Nobody but the owner can look into FOLDER afterwards.
 """
 
 import argparse
 import contextlib
-import functools
 import hashlib
 import io
 import json
 import os
-import re
-import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import build
+import class_files
+import copies
 import export
+import handed_in
 import handout
+import learners_cells
 import sandbox
-import variants
 from cells import BuildError, cut_solution, read_percent
+from learners_cells import Written, to_judge
 from sealed import bound
 
-LARGEST = 20 << 20  # bytes of a notebook that is read
 WHY = {
     "time": "it was not done in time, and was stopped",
     "memory": "it took more memory than there is, and was stopped",
@@ -58,8 +61,12 @@ class Lab(NamedTuple):
     slug: str
     cells: list[dict[str, Any]]
     points: dict[str, float]  # by check
-    answers: dict[str, str]  # by id of the exercise's cell, the answer's name
-    models: dict[str, str]  # by the answer's name, the solution; no judge sees it
+    by_hand: dict[str, float]  # points that a person gives, by exercise
+    prose: str  # the id of the cell that a person reads
+
+    def possible(self) -> dict[str, float]:
+        """The points of each exercise, and of what a person reads."""
+        return {export.exercise(check): p for check, p in self.points.items()} | self.by_hand
 
 
 class Work(NamedTuple):
@@ -70,29 +77,24 @@ class Work(NamedTuple):
     notebook: Path
 
 
-def labs_of(root: Path, names: Iterable[str]) -> list[build.Target]:
-    """The labs of these numbers, or all."""
-    return [t for t in build.targets(root, names) if t.built.parent.name == "solutions"]
-
-
-def lab(target: build.Target, who: str = "", key: bytes | None = None) -> Lab:
-    """Read a lab's source, with a learner's variants in it where there is a secret."""
-    slug, text = target.built.stem, target.source.read_text(encoding="utf-8")
-    if key:
-        root = target.built.parents[1]
-        text = variants.varied(root, slug, text, variants.picked(root, slug, who, key))
+def lab(target: build.Target) -> Lab:
+    """Read a lab's source."""
+    text = target.source.read_text(encoding="utf-8")
     full, stubs = handout.graded(read_percent(text)), read_percent(text, cut=True)
-    made = Lab(slug, [], {}, {}, {})
+    made = Lab(target.built.stem, [], {}, {}, "")
     for cell, stub in zip(full.cells, stubs.cells, strict=True):
         if cell.cell_type != "code":
+            if "nbgrader" in cell.metadata:
+                about = cell.metadata.nbgrader
+                made.by_hand[about.grade_id] = float(about.points)
+                made = made._replace(prose=stub.id)
             continue
         about = cell.metadata.nbgrader
-        one = {"name": about.grade_id, "kind": "other", "text": cell.source}
+        one = {"name": about.grade_id, "kind": "other", "text": cell.source, "id": stub.id}
         if about.solution:
             functions, values = bound(cell.source)
             one |= {"kind": "answer", "functions": functions, "values": values}
-            one["text"], made.models[about.grade_id] = cut_solution(cell.source), cell.source
-            made.answers[stub.id] = about.grade_id
+            one["text"] = cut_solution(cell.source)
         elif about.grade:
             one["kind"] = "check"
             made.points[about.grade_id] = float(about.points)
@@ -100,31 +102,13 @@ def lab(target: build.Target, who: str = "", key: bytes | None = None) -> Lab:
     return made
 
 
-def texts(path: Path, lab: Lab) -> dict[str, str]:
-    """The answers in a notebook, by name; whatever else may be in the file.
-
-    Raises:
-        ValueError: It is no notebook; the message says why.
-    """
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
-        raise ValueError(f"{path.name} is no plain file of at most {LARGEST >> 20} MB")
-    try:
-        cells = json.loads(path.read_bytes())["cells"]
-        code = [cell for cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no notebook: {type(error).__name__}") from None
-    found = {}
-    for cell in code:
-        meta, source = cell.get("metadata"), cell.get("source", "")
-        own = meta.get("nbgrader") if isinstance(meta, dict) else None
-        name = (
-            own.get("grade_id") if isinstance(own, dict) else lab.answers.get(str(cell.get("id")))
-        )
-        text = "".join(map(str, source)) if isinstance(source, list) else str(source)
-        if name in lab.answers.values():
-            found[name] = text
-    return found
+def prose_of(path: Path, lab: Lab) -> str:
+    """What a person is to read in a notebook: the cell of that id or of that tag."""
+    cells = learners_cells.read(path).get("cells", [])
+    for cell in cells:
+        if handout.BY_HAND in str(cell.get("metadata")) or cell.get("id") == lab.prose:
+            return "".join(map(str, cell.get("source", "")))
+    return ""
 
 
 class JudgeFailed(RuntimeError):
@@ -167,15 +151,15 @@ class Judge:
         self.process.wait()
 
 
-def judged(judge: Judge, lab: Lab, answers: dict[str, str], **limits: Any) -> dict[str, Any]:
+def judged(judge: Judge, lab: Lab, learners: Written, **limits: Any) -> dict[str, Any]:
     """What each check says of a submission.
 
     Where an answer ends even the judge, it is left out and what it kept from being judged is
     judged again. So it costs its own points and no others.
     """
-    answers, found = dict(answers), {}
+    answers, found = dict(learners.answers), {}
     for _ in range(2 * len(lab.cells)):
-        cells = [cell | {"text": answers.get(cell["name"], cell["text"])} for cell in lab.cells]
+        cells = to_judge(lab.cells, learners._replace(answers=answers))
         ended, said = judge.run([cell for cell in cells if cell["name"] not in found], **limits)
         found |= {one["check"]: one for one in said if "check" in one}
         if ended == "done":
@@ -191,76 +175,42 @@ def judged(judge: Judge, lab: Lab, answers: dict[str, str], **limits: Any) -> di
     return {name: found.get(name, missing) for name in lab.points}
 
 
-def learners(folder: Path) -> list[Path]:
-    """Their folders.
-
-    Raises:
-        BuildError: There are none.
-    """
-    found = sorted(path for path in folder.glob("submitted/*") if path.is_dir())
-    if not found:
-        raise BuildError(f"put each learner's notebooks into {folder / 'submitted'}/NAME/")
-    return found
-
-
-def _is_of(stem: str, slug: str) -> bool:
-    return re.fullmatch(rf"(lab_)?{re.escape(slug)}[\d_-]*", stem) is not None
-
-
-def left_out(folder: Path, root: Path) -> list[Path]:
-    """Notebooks whose names are no lab's, such as what a browser has called `... (1).ipynb`."""
-    slugs = {target.built.stem for target in labs_of(root, [])}
-    there = (path for own in learners(folder) for path in sorted(own.rglob("*.ipynb")))
-    return [
-        path.relative_to(folder)
-        for path in there
-        if ".ipynb_checkpoints" not in path.parts
-        and not path.stem.startswith(("lesson_", "challenge"))  # who hands in all of my/
-        and not any(_is_of(path.stem, slug) for slug in slugs)
-    ]
-
-
-def submissions(
-    folder: Path, targets: Iterable[build.Target], key: bytes | None, who: str | None
-) -> list[Work]:
-    """What there is to grade: of each lab the newest notebook of each learner."""
-    found, read = [], functools.cache(lab)
-    for own in learners(folder):
-        there = sorted((p.stem.removeprefix("lab_"), p) for p in own.rglob("*.ipynb"))
-        for target in targets if who in (None, own.name) else ():
-            if mine := [path for stem, path in there if _is_of(stem, target.built.stem)]:
-                found.append(Work(own.name, read(target, own.name if key else "", key), mine[-1]))
-    return found
-
-
 def grade(judge: Judge, work: Work, folder: Path, again: bool) -> str:
     """Grade a lab of a learner, and write down what was found; returns a line about it."""
     kept = folder / "graded" / work.who / f"{work.lab.slug}.json"
-    begun, why = time.monotonic(), ""
-    try:
-        answers = texts(work.notebook, work.lab)
-    except ValueError as error:
-        answers, why = {}, str(error)
-    told = json.dumps([answers, work.lab.cells, why], sort_keys=True)
+    begun = time.monotonic()
+    learners = learners_cells.written(work.notebook, work.lab.cells)
+    _write_texts(work, learners.answers, folder / "graded")
+    told = json.dumps([learners, work.lab.cells], sort_keys=True)
     digest = hashlib.sha256(told.encode()).hexdigest()
     if kept.exists() and not again and json.loads(kept.read_text())["digest"] == digest:
         return ""
-    nothing = {name: {"passed": False, "text": why} for name in work.lab.points}
-    found = nothing if why else judged(judge, work.lab, answers)
+    found = judged(judge, work.lab, learners)
     result = {
         "digest": digest,
         "points": {n: p if found[n]["passed"] else 0.0 for n, p in work.lab.points.items()},
         "of": work.lab.points,
+        "by_hand": work.lab.by_hand,
         "said": {name: found[name]["text"] for name in work.lab.points},
     }
-    kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(result, indent=1))
     words = [f"{export.exercise(n)}: {result['points'][n]:g} of {p:g}\n{result['said'][n]}\n"
              for n, p in work.lab.points.items()]  # fmt: skip
     kept.with_suffix(".txt").write_text("\n".join(words))
     sums = f"{sum(result['points'].values()):g} of {sum(work.lab.points.values()):g}"
     seconds = time.monotonic() - begun
-    return f"{work.who} {work.lab.slug}: {sums} in {seconds:.1f} s {why}".rstrip()
+    return f"{work.who} {work.lab.slug}: {sums} in {seconds:.1f} s"
+
+
+def _write_texts(work: Work, answers: dict[str, str], graded: Path) -> None:
+    """What a person reads, and what other programs compare: MOSS and JPlag take Python files."""
+    python = graded / "answers" / work.lab.slug / f"{work.who}.py"
+    prose = graded / work.who / f"{work.lab.slug}_{handout.BY_HAND}.md"
+    for path in (python, prose):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text("\n\n".join(answers.values()), encoding="utf-8")
+    if work.lab.prose:
+        prose.write_text(prose_of(work.notebook, work.lab), encoding="utf-8")
 
 
 def grade_all(
@@ -297,38 +247,84 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="where submitted/ is")
-    parser.add_argument("--only", nargs="*", default=[], help="labs, such as 02; all if none")
+    parser.add_argument("--only", nargs="*", default=[], help="labs, such as 2; all if none")
     parser.add_argument("--who", help="one learner, who is graded again")
     parser.add_argument("--again", action="store_true", help="grade also what has not changed")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3))
-    parser.add_argument("--roster", type=Path, help="a class list that Canvas or Moodle exported")
     parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
     args = parser.parse_args(argv)
-    folder = args.folder.resolve()
+    args.folder = args.folder.expanduser()
     try:
-        targets = labs_of(args.root.resolve(), args.only)
-        works = submissions(folder, targets, variants.secret(folder), args.who)
-        for path in left_out(folder, args.root.resolve()):
-            print(f"{path} is left out: its name is no lab's", file=sys.stderr)
+        with handout.private(args.folder):
+            return grade_folder(args)
     except (BuildError, OSError) as error:
         print(f"nothing graded: {error}", file=sys.stderr)
         return 1
+
+
+def grade_folder(args: argparse.Namespace) -> int:
+    """Do what the command line asks; returns the exit status.
+
+    Raises:
+        BuildError: Something is wrong with the folder; nothing has been graded.
+    """
+    folder, root = args.folder.resolve(), args.root.resolve()
+    chosen = [target.built.stem for target in handout.labs_of(root, args.only)]
+    labs = {target.built.stem: lab(target) for target in handout.labs_of(root)}
+    learners = class_files.read_class(folder / "class.txt")
+    rows = handed_in.collect(
+        submitted(folder), learners, list(labs),
+        find=lambda path, slug: learners_cells.written(path, labs[slug].cells),
+        known={path.name for path in (root / "notebooks").rglob("*")} | {copies.MY_MAP},
+    )  # fmt: skip
+    possible = {slug: known.possible() for slug, known in labs.items()}
+    marks = class_files.read_marks(folder / "marks.csv", learners, possible)
+    works = [
+        Work(row.student, labs[row.lab], folder / "submitted" / row.file)
+        for row in rows
+        if row.what == handed_in.GRADED and row.lab in chosen and args.who in (None, row.student)
+    ]
+    begun_labs = {row.lab for row in rows if row.lab}
+    rows += handed_in.missing(rows, learners, chosen if args.only else sorted(begun_labs))
     if not works:
         whose = f" of {args.who}" * bool(args.who)
-        print(f"nothing{whose} to grade in {folder / 'submitted'}", file=sys.stderr)
-        return 1
+        raise BuildError(f"there is nothing{whose} in {folder / 'submitted'}")
     if why := sandbox.refused():
         print(SENTENCE.format(why), file=sys.stderr)
     begun = time.monotonic()
     again = args.again or bool(args.who)
     new, undone = grade_all(works, folder, again, args.jobs, contained=not why)
-    print(
-        f"{new} of {len(works)} graded in {time.monotonic() - begun:.0f} s; the rest is as it was."
-    )
-    print(*export.write(folder / "graded", args.roster), sep="\n")
+    seconds = time.monotonic() - begun
+    print(f"{new} of {len(works)} graded in {seconds:.0f} s; the rest is as it was.")
+    export.write(folder / "graded", rows, marks, learners.all())
+    print(f"{folder / 'graded'}: grades.csv, submissions.csv, statistics.csv")
+    print(*strays(rows), sep="\n", file=sys.stderr)
     if undone:
         print(UNDONE.format(", ".join(undone)), file=sys.stderr)
     return 1 if undone else 0
+
+
+def submitted(folder: Path) -> Path:
+    """Where learners' files are.
+
+    Raises:
+        BuildError: There are none.
+    """
+    path = folder / "submitted"
+    if not path.is_dir() or not any(path.iterdir()):
+        raise BuildError(f"put each learner's notebooks into {path}/NAME/")
+    return path
+
+
+def strays(rows: list[handed_in.Row]) -> Iterator[str]:
+    """What a teacher has to look at: what is not graded, and how much is missing or ignored."""
+    counted = Counter(row.what for row in rows)
+    for row in rows:
+        if row.what == handed_in.NOT_GRADED:
+            yield f"{row.student}: {row.file} is NOT GRADED: {row.why}"
+    for what in (handed_in.IGNORED, handed_in.MISSING):
+        if counted[what]:
+            yield f"{counted[what]} {what}: submissions.csv says which and why"
 
 
 if __name__ == "__main__":

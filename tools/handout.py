@@ -2,8 +2,7 @@
 
     python tools/handout.py --to FOLDER       all labs
     python tools/handout.py --to FOLDER 02    one, by its number
-    python tools/handout.py --to FOLDER --students FILE     learners' own variants, by their names
-    python tools/handout.py --to FOLDER --repository        the course itself, without solutions
+    python tools/handout.py --to FOLDER --repository     the course itself, without solutions
 
 FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
 written, checks to be graded, every other code cell locked. Two tags of a check's cell count:
@@ -14,18 +13,19 @@ written, checks to be graded, every other code cell locked. Two tags of a check'
 
 import argparse
 import ast
+import contextlib
+import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
 import build
-import copies
-import variants
-from cells import BuildError, read_percent
+from cells import BuildError
 from sealed import bound
 
 HIDDEN = """
@@ -38,8 +38,23 @@ require({more})
 LEARNERS = (
     "course_utils", "course_material", "course_checks", "notebooks", "exercises", "tools",
     "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
-    "environment.yml", ".gitignore",
+    "environment.yml", ".gitignore", "source/articles.toml", "source/zh",
 )  # fmt: skip
+# Of the tests those of the library, with their helpers: `make quick` says whether it works here.
+TESTS = ("devices", "hang", "launcher", "network", "pictures", "record", "root", "conftest.py")
+HELPERS = (
+    "census", "circles", "deadline", "faults", "faults_around", "faults_kernel", "forks", "hangs",
+    "kernels", "leavings", "mnist_files", "queues", "recordings", "stalls", "warm_kernels",
+)  # fmt: skip
+MORE_HELPERS = "pretended_driver.c", "startup"
+# What documents say of files that learners do not have.
+WITHHELD = (
+    (r"(?m)^    make test .*\n", ""),
+    (r" The answers are in `solutions/`\.", ""),
+    ("`exercises/`, `solutions/` \\| labs without and with their answers", "`exercises/` | labs"),
+    (r"(?m)^\| `source/` \|.*\n", ""),
+)
+BY_HAND = "conclusion"  # the tag of a cell of prose
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
 AFTERWARDS = "teaching/README.md says what to do there"
 CONFIG = """\
@@ -82,12 +97,17 @@ def graded(notebook: NotebookNode) -> NotebookNode:
     """
     names = set()
     for cell in notebook.cells:
-        if cell.cell_type != "code":
-            continue
         about = {"grade": False, "solution": False, "locked": True, "task": False}
         about |= {"schema_version": 3, "grade_id": f"cell-{cell.id}"}
-        tags, name = cell.metadata.pop("tags", []), checked(cell.source)
+        tags = cell.metadata.get("tags", [])
         points = _numbers("points", tags)
+        if cell.cell_type != "code":
+            if BY_HAND in tags:  # both graded and an answer: nbgrader leaves it to a person
+                about |= {"grade": True, "solution": True, "locked": False, "grade_id": BY_HAND}
+                cell.metadata.nbgrader = about | {"points": (points or [0])[0]}
+            continue
+        cell.metadata.pop("tags", None)
+        name = checked(cell.source)
         if "### BEGIN SOLUTION" in cell.source:
             about |= {"solution": True, "locked": False}
             functions, values = bound(cell.source)
@@ -112,11 +132,28 @@ def _numbers(kind: str, tags: list[str]) -> list[int]:
     return [int(number) for tag in found for number in tag.split("-")[1:]]
 
 
+def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
+    """The labs of these numbers, or all.
+
+    Raises:
+        BuildError: There is no such lab.
+    """
+    labs = [t for t in build.targets(root) if t.built.parent.name == "solutions"]
+    chosen = []
+    for name in names:
+        number = name.removeprefix("lab_")
+        begin = f"{number.zfill(2)}_" if number.isdigit() else number
+        found = [target for target in labs if target.built.stem.startswith(begin)]
+        if not found:
+            known = ", ".join(target.built.stem for target in labs)
+            raise BuildError(f"no lab is called {name}; there are: {known}")
+        chosen += found
+    return chosen or labs
+
+
 def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
     """Write the labs' sources and the configuration; returns the labs' names."""
-    targets = [t for t in build.targets(root, names) if t.built.parent.name == "solutions"]
-    if not targets:
-        raise BuildError(f"there is no lab {' '.join(names)}")
+    targets = labs_of(root, names)
     for target in targets:
         try:
             notebook = graded(build.plan(target))
@@ -131,50 +168,45 @@ def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
     return [target.built.stem for target in targets]
 
 
-def hand_out_variants(folder: Path, students: list[str], names: list[str], root: Path) -> list[str]:
-    """Write each learner's own exercises, as the teacher's secret deals them; returns the labs.
-
-    Who lists learners once more, or makes one lab after the other, gets what was there before.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    key, labs = variants.secret(folder, make=True), []
-    for target in build.targets(root, names):
-        if target.built.parent.name != "exercises" or not target.cut:
-            continue
-        slug, text = target.built.stem, target.source.read_text(encoding="utf-8")
-        for who in students:
-            picks = variants.picked(root, slug, who, key or b"")
-            notebook = read_percent(variants.varied(root, slug, text, picks), cut=True)
-            notebook.metadata["course"] = {"handed_out": True}  # not to be renewed by `make fresh`
-            path = folder / "hand_out" / who / f"lab_{slug}.ipynb"
-            for cell in notebook.cells:
-                if cell.cell_type == "markdown":  # it will lie among the learner's own copies
-                    cell.source = copies.relinked(cell.source, target.built, root, path.parent)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            nbformat.write(notebook, path)
-        labs.append(slug)
-    return labs
+@contextlib.contextmanager
+def private(folder: Path) -> Iterator[None]:
+    """What is written meanwhile, and all of the folder, is for its owner only."""
+    before = os.umask(0o077)
+    try:
+        if folder.exists() and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+            print(f"{folder} is now for you only: it has solutions, answers or grades.")
+        yield
+    finally:
+        os.umask(before)
 
 
 def withheld(root: Path, folder: Path) -> list[str]:
     """Copy what learners need of the course, and no solutions; returns what was copied."""
-    kept = [root / name for name in LEARNERS if (root / name).exists()]
+    names = [*LEARNERS, *(f"tests/{name}" for name in TESTS)]
+    names += [f"tests/helpers/{name}.py" for name in HELPERS]
+    names += [f"tests/helpers/{name}" for name in MORE_HELPERS]
     if folder.exists():
         raise BuildError(f"{folder} is there already: name a folder that is not")
-    folder.mkdir(parents=True)
-    for path in kept:
+    for name in names:
+        path, copy = root / name, folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*LEFT))
+            shutil.copytree(path, copy, ignore=shutil.ignore_patterns(*LEFT))
         else:
-            shutil.copy(path, folder)
+            shutil.copy(path, copy)
     for path in folder.rglob("*.md"):
         path.write_text(_for_learners(path.read_text(encoding="utf-8"), path), encoding="utf-8")
-    return [path.name for path in kept]
+    for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
+        runs = path.is_dir() or path.stat().st_mode & 0o100
+        path.chmod(0o755 if runs else 0o644)
+    return sorted({name.split("/")[0] for name in names})
 
 
 def _for_learners(text: str, path: Path) -> str:
-    """A document without links to what is not there, and without the command that tests it."""
-    text = re.sub(r"(?m)^    make test .*\n", "", text)
+    """A document without what learners do not have, and without links to it."""
+    for words, instead in WITHHELD:
+        text = re.sub(words, instead, text)
     return re.sub(
         r"\[([^]]+)\]\(((?!https?:|#)[^)#]+)[^)]*\)",
         lambda link: link[0] if (path.parent / link[2]).exists() else link[1],
@@ -188,26 +220,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="labs, such as 02_process_groups; all if none")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make or to renew")
     parser.add_argument("--root", type=Path, default=build.HERE, help="the project's folder")
-    parser.add_argument("--students", type=Path, help="a file with a name on each line")
     parser.add_argument("--repository", action="store_true", help="the course, without solutions")
     args = parser.parse_args(argv)
-    to, root = args.to.resolve(), args.root.resolve()
+    to, root = args.to.expanduser().resolve(), args.root.resolve()
     try:
         if args.repository:
             labs = withheld(root, to)
-        elif args.students:
-            students = list(filter(None, map(str.strip, args.students.read_text().splitlines())))
-            labs = hand_out_variants(to, students, args.names, root)
         else:
-            labs = hand_out(to, args.names, root)
+            with private(to):
+                labs = hand_out(to, args.names, root)
     except (BuildError, OSError) as error:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1
     then = "learners run `make lab` there" if args.repository else AFTERWARDS
     print(f"{args.to}: {', '.join(labs)}; {then}.")
-    if args.students:
-        print("hand_out/NAME/ is for NAME, who puts it into my/, over what is there.")
-        print("Keep `secret` to yourself: grading needs it.")
     return 0
 
 

@@ -12,7 +12,6 @@ answers' processes have neither the file for verdicts nor a way into its memory.
 import contextlib
 import gc
 import json
-import linecache
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import sandbox
@@ -105,7 +105,8 @@ def judge(cells: list[dict[str, Any]], say: Callable[..., Any], contained: bool 
             after one that is a check.
         contained: Whether all other processes and new files are the answers', to be done away with.
     """
-    names: dict[str, Any] = {"__name__": "__main__"}
+    main = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for classes
+    names = vars(main)
     sealed.begin(names)
     shown: list[tuple[Any, Any]] = []
     sealed.display = lambda value, **more: shown.append((value, more.get("metadata")))
@@ -133,8 +134,8 @@ def run(cell: dict[str, Any], names: dict[str, Any]) -> None:
     if cell["kind"] == "answer":
         sealed.answer(cell["name"], cell["text"], cell["functions"], cell["values"])
         return
-    file, text = f"<{cell['name']}>", cell["text"]
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    file, text = sealed.file_of(cell["name"]), cell["text"]
+    sealed.remember_lines(file, text)
     exec(compile(text, file, "exec", dont_inherit=True), names)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from IPython.display import display
 
-import careful
 import course_utils
 from aside import aside
+from course_checks import careful
 from course_checks.check import check
 from course_checks.outcome import Outcome
 from course_utils.launcher import parcel
@@ -31,6 +31,7 @@ class StandIn:
 
     def __init__(self, name: str, label: str, answers: "Answers") -> None:
         self.__name__, self.label, self.answers = name, label, answers
+        self.__globals__ = answers.names  # as a function has them: `Watch` looks there
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the answer."""
@@ -62,6 +63,7 @@ class Answers:
         Where it has to bind values, such as recordings, a process of its own works them out.
         """
         self.texts[label] = text
+        remember_lines(file_of(label), text)  # in the kernel too, which shows where an answer fails
         for name in functions:
             self.names[name] = StandIn(name, label, self)
         if values:
@@ -85,11 +87,7 @@ class Answers:
         wanted = needed(label, self.texts, given) if label else self.texts.keys()
         for name in [name for name in self.texts if name in wanted - self.loaded]:
             self.loaded.add(name)
-            text, file = self.texts[name], f"<{name}>"
-            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-            try:
-                exec(compile(text, file, "exec", dont_inherit=True), self.names)
-            except BaseException as error:  # a SystemExit, too: what follows may still be right
+            if error := run_statements(self.texts[name], file_of(name), self.names):
                 self.failed[name] = error
 
     def check(self, fn: Callable | None, **options: Any) -> Outcome:
@@ -97,6 +95,37 @@ class Answers:
         outcome = check(_Loading(fn, self) if callable(fn) else fn, **options)
         self.last = fn, options, outcome
         return outcome
+
+
+def file_of(label: str) -> str:
+    """What stands for a file where a line of this text is told of."""
+    return f"<{label}>"
+
+
+def remember_lines(file: str, text: str) -> None:
+    """Let tracebacks know the lines of a text that is in no file."""
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+
+
+def run_statements(text: str, file: str, names: dict[str, Any]) -> BaseException | None:
+    """Run a text statement by statement, past those that fail; returns what the first one raised.
+
+    In a notebook a learner may try an answer out in its own cell; where ranks run it, that fails.
+    """
+    try:
+        statements = ast.parse(text, file).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return error
+    first = None
+    futures = [one for one in statements if isinstance(one, ast.ImportFrom)]
+    futures = [one for one in futures if one.module == "__future__"]
+    for statement in statements:
+        module = ast.Module([*futures, statement], [])
+        try:
+            exec(compile(module, file, "exec", dont_inherit=True), names)
+        except BaseException as error:  # a SystemExit, too: what follows may still be right
+            first = first or error
+    return first
 
 
 class _Loading:
@@ -173,7 +202,7 @@ def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) 
 
     What is given, such as a module that the lab has imported, needs none of them.
     """
-    known = {name: _binds_and_uses(text) for name, text in texts.items()}
+    known = {name: binds_and_uses(text) for name, text in texts.items()}
     found = {name for name, text in texts.items() if "import *" in text} | {label}
     while True:
         uses = set().union(*(known[name][1] - known[name][0] for name in found)) - given
@@ -183,7 +212,7 @@ def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) 
         found |= more
 
 
-def _binds_and_uses(text: str) -> tuple[set[str], set[str]]:
+def binds_and_uses(text: str) -> tuple[set[str], set[str]]:
     """The global names that a cell binds, and those that it uses."""
     try:
         tables = list(_tables(symtable.symtable(text, "<answer>", "exec")))

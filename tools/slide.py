@@ -15,6 +15,8 @@ from asked import Question
 COLOURS = HtmlFormatter(style="friendly", nowrap=True)
 WHOLE = re.compile(r"[-|>]|\d\.|```")  # lists, tables, quotations, listings
 ROOM_PX, GAP_PX, LINE_PX, WIDE = 590, 18, 40, 70  # below the heading; a line of words
+SENTENCE = r"((?<=[.?!])[*`)\"]*\s+|(?<=[。？！])[*`）”]*)"
+ENDS = r"(\s|[。？！][*`）”]*)$"
 MOST = 14  # lines of output
 NOBODY = r" \(no prediction\)"
 markdown = mistune.create_markdown(escape=False, plugins=["table"])
@@ -55,14 +57,20 @@ def in_sight(text: str) -> str:
     if WHOLE.match(text):
         return text
     sentences = [""]
-    for piece in re.split(r"(?<=[.?!])([*`)\"]*\s+)", text):
+    for piece in re.split(SENTENCE, text):
         sentences[-1] += piece
         last = sentences[-1]
         whole = all(last.count(mark) % 2 == 0 for mark in ("*", "`"))
-        if whole and len(last) > 35 and last[-1:].isspace() and last.count("(") == last.count(")"):
+        closed = whole and last.count("(") == last.count(")")
+        if closed and columns(last) > 35 and re.search(ENDS, last):
             sentences.append("")
     stressed = [one for one in sentences[1:] if "**" in one]
     return "".join([sentences[0], *stressed[:1]])
+
+
+def columns(line: str) -> int:
+    """How wide a line is: a Chinese sign is as wide as two letters."""
+    return len(line) + len(re.findall(r"[\u3000-\u9fff\uff00-\uffef]", line))
 
 
 def words(text: str, later: bool = False) -> Piece:
@@ -71,8 +79,8 @@ def words(text: str, later: bool = False) -> Piece:
     shown, lines = markdown(text), [" ".join(text.split())]
     if WHOLE.match(text):  # of a row of a table the longest cell counts
         rows = [line.split("|") for line in text.splitlines()]
-        lines = [max(cells, key=len) * max(1, len(cells) - 2) for cells in rows]
-    high = LINE_PX * sum(1 + len(line) // WIDE for line in lines)
+        lines = [max(cells, key=columns) * max(1, len(cells) - 2) for cells in rows]
+    high = LINE_PX * sum(1 + columns(line) // WIDE for line in lines)
     if high > ROOM_PX:
         size = max(20, 28 * (ROOM_PX / high) ** 0.5)
         shown, high = f'<div class="much" style="font-size:{size:.0f}px">{shown}</div>', ROOM_PX
@@ -91,10 +99,10 @@ def listing(text: str, kind: str) -> Piece:
     return f'<pre class="{kind}{fragment}" style="font-size:{size}px">{shown.rstrip()}</pre>', high
 
 
-def vote(question: Question) -> Piece:
-    """The question and its choices; who has no choices writes an answer down first."""
+def vote(question: Question, write: str) -> Piece:
+    """The question and its choices; who has no choices is told to write an answer down first."""
     boxes = "".join(f"<li>{html.escape(one)}</li>" for one in question.choices)
-    how = f'<ol class="choices">{boxes}</ol>' if boxes else "<p>Write it down first.</p>"
+    how = f'<ol class="choices">{boxes}</ol>' if boxes else f"<p>{write}</p>"
     asked = f"<b>{html.escape(question.text)} …</b>{how}"
     return f'<div class="ask" data-asks="{question.number}">{asked}</div>', 4 * LINE_PX
 

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = "source/zh/site.po"
 TEXTS = ("source/site/index.md", "source/site/start.md", "exercises/README.md")
 TEXTS += ("solutions/README.md",)
-SAYS = ("tools/asked.py", "tools/live_parts.py", "tools/site_pages.py", "source/site/static/*.js")
+SAYS = ("tools/asked.py", "tools/deck.py", "tools/live_parts.py", "tools/site_pages.py")
+SAYS += ("source/site/static/*.js",)
 FILLED = re.compile(r"[A-Z]+")  # stands in a text for what the tools put there
 TITLE = re.compile(r"^(?::caption: (.+)|(.+) <[\w/]+>|(make lab.*))$", re.M)  # inside a fence
 LABEL = re.compile(r'(?<=>)([^<>$\n]*[a-z][^<>$\n]*?)(?=\s?<)|(?<=aria-label=")([^"$]+)')

@@ -63,7 +63,8 @@ def part(batch, rank):
 
 # %% jupyter={"source_hidden": true}
 shapes = {"8 rows of 3": (8, 3), "10 rows of 2": (10, 2), "5 rows of 3": (5, 3)}
-shapes |= {"1 row of 4": (1, 4), "9 numbers": (9,), "3 images": (3, 2, 2), "no rows": (0, 2)}
+shapes |= {"1 row of 4": (1, 4), "9 numbers": (9,), "3 images": (3, 2, 2)}
+shapes |= {"1,003 rows of 2": (1003, 2), "no rows": (0, 2)}
 
 
 def part_spec(batches, ranks):
@@ -76,7 +77,7 @@ def part_spec(batches, ranks):
 
 def part_inputs(rank, world_size, case):
     asked = (rank + 1 + list(shapes).index(case)) % world_size
-    return torch.randint(-9, 10, shapes[case]), asked
+    return torch.randint(-(10**6), 10**6, shapes[case]), asked
 
 
 part_check = {"spec": part_spec, "inputs": part_inputs, "cases": list(shapes)}
@@ -235,6 +236,7 @@ def forward(model, batch):
 
 # %% jupyter={"source_hidden": true}
 rows_of = {"6 rows": 6, "10 rows": 10, "5 rows": 5, "1 row": 1, "7 rows, 5 outputs in float32": 7}
+rows_of |= {"203 rows": 203}
 
 
 def forward_spec(models, batches):

@@ -45,12 +45,13 @@ def mean_of_all(tensor):
 
 # %% jupyter={"source_hidden": true}
 def mean_of_all_inputs(rank, world_size, case):
-    most, dtype = (10, torch.float32) if case == "a small number" else (2**40, torch.float64)
-    return torch.randint(most, (), dtype=dtype)
+    if case == "a small number":
+        return torch.randint(10, (), dtype=torch.float32)
+    return torch.randint(-(2**40), 2**40, (3, 2), dtype=torch.float64)
 
 
 mean_of_all_check = {"spec": mean_of_all_spec, "inputs": mean_of_all_inputs}
-mean_of_all_check |= {"cases": ("a small number", "a large number"), "require": ("all_reduce",)}
+mean_of_all_check |= {"cases": ("a small number", "large numbers"), "require": ("all_reduce",)}
 
 # %%
 check(mean_of_all, **mean_of_all_check)
@@ -136,13 +137,18 @@ def rank_of_spec(clusters, numbers):
 
 
 def rank_of_inputs(rank, world_size, case):
-    return clusters[case](world_size), int(torch.randint(world_size, ()))
+    if case in clusters:
+        nodes = clusters[case](world_size)
+    else:
+        nodes = torch.randint(50, (400,)).sort().values.tolist()
+    return nodes, int(torch.randint(len(nodes), ()))
 
 
 unlike_nodes = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7)}
+rank_of_check = unlike_nodes | {"cases": [*clusters, "400 processes on up to 50 nodes"]}
 
 # %%
-check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **unlike_nodes)
+check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check)
 
 # %% [markdown]
 # ## 3 · And where is this rank?
@@ -252,7 +258,7 @@ def meet_inputs(rank, world_size, case):
         os.environ.pop("MASTER_PORT", None)
     path = os.path.join(multiprocessing.util.get_temp_dir(), "meeting")
     rest = {"env": (), "tcp": ("127.0.0.1", int(port)), "file": (path,)}
-    return (case, *rest[case]), int(torch.randint(2**40, ()))
+    return (case, *rest[case]), int(torch.randint(-(2**40), 2**40, ()))
 
 
 without_a_group = {"backend": None, "nodes": 2, "cases": ("env", "tcp", "file")}
@@ -310,8 +316,9 @@ def grid_sums(tensor, columns):
 # %% jupyter={"source_hidden": true}
 def grid_sums_inputs(rank, world_size, case):
     widths = [width for width in range(1, world_size + 1) if world_size % width == 0]
-    width = widths[len(widths) // 2] if case == "a grid" else widths[-1 if case == "a row" else 0]
-    return torch.randint(-(2**40), 2**40, (3,)), width
+    places = {"a grid": len(widths) // 2, "a high grid": (len(widths) - 1) // 2, "a row": -1}
+    length = 3 if case == "a grid" else 70
+    return torch.randint(-(2**40), 2**40, (length,)), widths[places.get(case, 0)]
 
 
 def grid_sums_budget(world_size, case):
@@ -320,7 +327,7 @@ def grid_sums_budget(world_size, case):
     return {"sent_bytes": 2 * tensor.nbytes * shares}
 
 
-grids = {"cases": ("a grid", "a row", "a column"), "world_sizes": (1, 2, 4, 6)}
+grids = {"cases": ("a grid", "a high grid", "a row", "a column"), "world_sizes": (1, 2, 4, 6)}
 grids |= {"require": ("all_reduce",), "budget": grid_sums_budget}
 
 # %%

@@ -79,11 +79,15 @@ limits = {
     "a limit of 168 bytes": 168,
     "a limit of 300 bytes": 300,
     "room for all": 568,
+    "eighty parameters": 1600,
 }
 
 
 def agreed_buckets_inputs(rank, world_size, case):
-    return torch.randperm(7), [24, 120, 24, 120, 40, 40, 200], limits[case]
+    sizes_bytes = [24, 120, 24, 120, 40, 40, 200]
+    if case == "eighty parameters":
+        sizes_bytes = [8 * (1 + 37 * k % 83) for k in range(80)]
+    return torch.randperm(len(sizes_bytes)), sizes_bytes, limits[case]
 
 
 options = {"cases": list(limits), "spec": agreed_buckets_spec, "inputs": agreed_buckets_inputs}

@@ -138,6 +138,7 @@ trainings = {  # bytes of the buckets, and how long a backward pass takes, in µ
     "three buckets, about as long as the backward pass": ([900_000, 700_000, 100_000], 600),
     "five large buckets, a short backward pass": ([2_000_000] * 4 + [300_000], 500),
     "a last bucket of no bytes": ([100_000, 100_000, 0], 400),
+    "sixty buckets": ([50_000, 400_000, 7_000, 90_000] * 15, 4_000),
 }
 
 
@@ -201,7 +202,7 @@ def fit(sizes, times_us):
 # %%
 networks = {  # latency in µs, Gbit/s, and how many sizes a rank has timed
     "eight sizes on each rank": (10, 80, lambda rank: 8),
-    "the more, the higher the rank": (50, 1, lambda rank: 5 + 3 * rank),
+    "the more, the higher the rank": (50, 1, lambda rank: 5 + 40 * rank),
     "many on rank 0, one on any other": (240, 15, lambda rank: 1 if rank else 9),
 }
 

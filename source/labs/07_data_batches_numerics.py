@@ -112,6 +112,7 @@ decks = {  # samples, seed, and which epochs, each with what is done
     "30 samples, 11 of epoch 3 are done, then epochs 2 and 3": (30, 1, [(3, 11), (2, 0), (3, 0)]),
     "7 samples, 6 or 7 of epoch 2 are done": (7, 2, [(2, 6), (2, 7)]),
     "no samples": (0, 5, [(0, 0)]),
+    "2,000 samples, 333 of epoch 41 are done": (2000, 123_456_789, [(41, 333), (42, 0)]),
 }
 
 
@@ -257,11 +258,13 @@ heights = {
     "50 rows each": lambda rank, world_size: 50,
     "1 row each": lambda rank, world_size: 1,
     "unequal numbers of rows": lambda rank, world_size: 1 + 120 * rank,
+    "unequal numbers of rows, eight columns": lambda rank, world_size: 9 + 20 * rank,
     "no rows on the last rank": lambda rank, world_size: 50 * (max(2, world_size) - 1 - rank),
     "ranks that are days apart": lambda rank, world_size: 20 + rank,
 }
 # Time stamps in seconds: no two cases begin at the same time, and none at a round one.
-since = dict(zip(heights, (1_654_321_987.0, -310_123_456.0, 1.8e9, 1.8e9, 1_700_450_000.0)))
+since = (1_654_321_987.0, -310_123_456.0, 1.8e9, 987_654_321.0, 1.8e9, 1_700_450_000.0)
+since = dict(zip(heights, since))
 
 
 # %% jupyter={"source_hidden": true}
@@ -271,6 +274,8 @@ def normalise_inputs(rank, world_size, case):
     scale = torch.tensor([1, 1, 0.02, 0], dtype=torch.float64)
     days = 86_400 * rank if case == "ranks that are days apart" else 0
     rows = rows * scale + torch.tensor([0, since[case] + days, 0.5, 3], dtype=torch.float64)
+    if "eight columns" in case:
+        rows = torch.cat([rows, 3 * rows.flip(1)], dim=1)
     return rows[:, :2].contiguous() if case == "1 row each" else rows
 
 
@@ -344,7 +349,9 @@ def token_gradient(model, batches):
 corpora = {  # sentences and length of each micro-batch
     "2 micro-batches each": lambda rank: [(3, 6), (3, 9)],
     "more on later ranks": lambda rank: [(2, 4 + 3 * number) for number in range(1 + rank)],
-    "the last of rank 0 is all padding": lambda rank: [(3, 8), (2, 5), (1 + rank, 7)],
+    "the last of rank 0, the first of rank 1 is all padding": lambda rank: (
+        [(3, 8), (2, 5), (1 + rank, 7)]
+    ),
 }
 
 
@@ -352,7 +359,7 @@ def token_gradient_inputs(rank, world_size, case):
     batches = []
     for rows, length in corpora[case](rank):
         ends = torch.randint(1, length + 1, (rows, 1))
-        if rank == 0 and "padding" in case and len(batches) == 2:
+        if "padding" in case and (rank, len(batches)) in ((0, 2), (1, 0)):
             ends *= 0
         real, letters = torch.arange(length) < ends, torch.randint(11, (rows, length + 1))
         batches.append((letters[:, :-1] * real, letters[:, 1:].where(real, -100)))
@@ -523,6 +530,7 @@ plans = {
     "stopped after steps 3 and 6": (0, 3, 6, 7),
     "stopped after steps 1, 2 and 5": (0, 1, 2, 5, 7),
     "from a checkpoint after step 4": (4, 5, 7),
+    "from a checkpoint after step 1,000": (1000, 1003),
 }
 
 

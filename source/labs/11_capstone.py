@@ -349,6 +349,12 @@ shelves = {  # by rank, of each of four: the epochs that are whole, and those th
     ],
     "10 is newer than 9": [([8, 9, 10], []), ([9, 10], [11]), ([9, 10], [8]), ([10, 9], [])],
     "1,200 is newer than 300": [([300, 1200], [])] * 2 + [([1200, 300], [])] * 2,
+    "a million are newer than nine": [
+        ([9, 1_234_567], []),
+        ([1_234_567, 9], [2_345_678]),
+        ([9, 1_234_567, 2_345_678], []),
+        ([1_234_567, 9], []),
+    ],
     "nothing in common": [([1, 3], []), ([2], [3]), ([4], []), ([3, 4], [1])],
     "an empty disk": [([1], []), ([], []), ([], [1]), ([1], [])],
 }
@@ -418,7 +424,7 @@ check(looking(newest), **newest_check)
 # 4. what **misled**, and what it really said: there are five such things at least;
 # 5. three **actions**, each with a check that fails as long as it is not done, and one thing that went well.
 
-# %% [markdown] tags=["conclusion"]
+# %% [markdown] tags=["conclusion", "points-20"]
 # *Double-click here and write.*
 
 # %% [markdown]

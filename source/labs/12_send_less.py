@@ -390,7 +390,7 @@ def choose(cluster):
 # <code>4 * max(1, numbers // 100)</code> bytes each.
 # </details>
 #
-# The specification does not know these prices: it makes a recording of each method's calls and replays it. `replayed_ms(cluster, name)` says what it finds.
+# The specification does not know these prices: it makes a recording of each method's calls and replays it. `replayed_ms(cluster, name)` says what it finds, to you but not to your answer, which cannot call it.
 
 
 # %% jupyter={"source_hidden": true}
@@ -444,6 +444,7 @@ models = {  # shapes of parameters
     "a wide layer": [(4096, 4096), (4096,)],
     "three numbers": [(3,)],
     "199 numbers": [(199,)],
+    "a hundred and a half": [(10, 15)],
     "narrow layers": [(9, 9)] * 30 + [(16, 16), (18, 18)] * 9 + [(300, 7)]
                      + [(900, 12), (12, 700), (2000,)],
 }  # fmt: skip
@@ -472,29 +473,34 @@ def between(low, high):
 
 def one_cluster(case, k):
     shapes, n = models[case], 1 if k == 0 else int(torch.randint(2, 9, ()))
-    latency_us = between(1, 100) if k % 5 != 2 else 0.0
+    latency_us = between(1, 100) if k % 3 else 0.0
     network = {"latency_us": latency_us, "gbit_s": between(0.5, 400)}
     cluster = Cluster(n, **network, shapes=shapes, compute_ms=0, compress_ms={}, steps={})
     sent_ms = max(replayed_ms(cluster, "DDP"), 1e-6)
     close = k % 2  # all methods take nearly the same: every byte and every latency counts
     compute_ms = sent_ms * between(*((0.01, 0.1) if close else (0.1, 3)))
     compress_ms = {name: sent_ms * between(0.01, 0.3) for name in METHODS[1:4]}
+    if k % 8 == 0:  # nothing is sent or compressed: all that take equally many steps are equals
+        steps = dict.fromkeys(METHODS, 1600) | dict.fromkeys(METHODS[: k // 8], 1616)
+        return cluster._replace(ranks=1, compute_ms=compute_ms, steps=steps)
     cluster = cluster._replace(compute_ms=compute_ms, compress_ms=compress_ms)
     steps = {name: 16 * round(between(60, 100 + 40 * j)) for j, name in enumerate(METHODS)}
     if close:
         each_ms = {name: replayed_ms(cluster, name) for name in METHODS}
-        all_ms = 16_000 * max(each_ms.values())
-        steps = {m: 16 * round(all_ms / ms / 16 * between(1, 1.03)) for m, ms in each_ms.items()}
+        all_ms = 160_000 * max(each_ms.values())
+        more = {name: 1 + between(0.0005, 0.03) for name in METHODS}
+        steps = {name: 16 * round(all_ms / ms / 16 * more[name]) for name, ms in each_ms.items()}
     if k % 4 < 2:
         steps[METHODS[k // 4 % 5]] = None
     return cluster._replace(steps=steps)
 
 
 def choose_inputs(rank, world_size, case):
-    return [one_cluster(case, k) for k in range(16)]
+    return [one_cluster(case, k) for k in range(24)]
 
 
 options = {"cases": list(models), "world_sizes": (1,), "timeout": 60}
+options |= {"hide": (replayed_ms, calls)}  # which an answer is to write itself
 options |= {"spec": choose_spec, "inputs": choose_inputs}
 
 # %%

@@ -6,6 +6,7 @@
 
 # %%
 import functools
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -33,10 +34,11 @@ from course_utils.record.event import Event
 
 # %% jupyter={"source_hidden": true}
 class Unit:
-    """A layer whose weight comes and goes; `held` counts, for all units, those that are whole."""
+    """A layer whose weight comes and goes; it tells `gathered` of each whole one."""
 
-    def __init__(self, weight, clock, held):
-        self.n, self.shape, self.clock, self.held = dist.get_world_size(), weight.shape, clock, held
+    def __init__(self, weight, clock, gathered):
+        self.n, self.shape, self.clock = dist.get_world_size(), weight.shape, clock
+        self.gathered = gathered
         self.shard = weight.flatten().chunk(self.n)[dist.get_rank()].clone()
         self.whole = self.work = self.gradient = self.reducing = None
 
@@ -45,8 +47,7 @@ class Unit:
             raise RuntimeError("this weight is whole already, or on its way")
         self.whole = self.shard.new_empty(self.shape)
         self.work = dist.all_gather_into_tensor(self.whole.view(-1), self.shard, async_op=True)
-        self.held["now"] += 1
-        self.held["most"] = max(self.held.values())
+        self.gathered(self.whole)
 
     def arrived(self, computing):
         if not self.work:
@@ -72,7 +73,6 @@ class Unit:
     def free(self):
         self.arrived(0)
         self.whole = self.work = None
-        self.held["now"] -= 1
 
     def reduce(self):
         if self.gradient is None:
@@ -148,9 +148,14 @@ def stepping(answer):
 
     @functools.wraps(answer)
     def stepped(weights, x, target):
-        clock, held = dist.new_group(), {"now": 0, "most": 0}
-        shares = answer([Unit(weight, clock, held) for weight in weights], x, target)
-        few = {"whole at once: two at most": held["most"] <= 2, "all freed": held["now"] == 0}
+        clock, whole, counts = dist.new_group(), weakref.WeakSet(), []
+
+        def gathered(weight):
+            whole.add(weight)
+            counts.append(len(whole))  # of those that are still somewhere in memory
+
+        shares = answer([Unit(weight, clock, gathered) for weight in weights], x, target)
+        few = {"whole at once: two at most": max(counts) <= 2, "all freed": not whole}
         return {"shares": shares} | few
 
     return stepped

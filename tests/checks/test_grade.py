@@ -20,11 +20,11 @@ import psutil
 import pytest
 from warm_kernels import WARM
 
-import alike
 import build
 import export
 import grade
 import sandbox
+from learners_cells import Written
 
 SLUG = "03_hostile"
 pytestmark = pytest.mark.slow
@@ -152,18 +152,25 @@ def test_attacks_leave_no_process_and_no_file_behind(attacked):
     assert list(attacked.temporary.iterdir()) == []
 
 
+PROSE = """
+# %% [markdown] tags=["conclusion", "points-6"]
+# *Write here.*
+"""
+
+
 def small(folder: Path, *names: str, options: str = "") -> grade.Lab:
     """A lab of some exercises, each a launch of two ranks."""
     (sources := folder / "source/labs").mkdir(parents=True)
     text = cheats.EXERCISE.replace('"forbid": ("collectives",)', options or '"timeout": 100.0')
     (path := sources / f"{SLUG}.py").write_text(
-        cheats.HEAD + "".join(text.replace("NAME", name) for name in names)
+        cheats.HEAD + "".join(text.replace("NAME", name) for name in names) + PROSE
     )
     return grade.lab(build.Target(path, folder / f"solutions/{SLUG}.ipynb", False))
 
 
-def answered(lab: grade.Lab, **texts: str) -> dict[str, str]:
-    return {f"answer-{name}": hostile.SUM + text for name, text in texts.items()}
+def answered(lab: grade.Lab, **texts: str) -> Written:
+    answers = {f"answer-{name}": hostile.SUM + text for name, text in texts.items()}
+    return Written(answers, {}, [])
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +213,7 @@ def test_without_a_sandbox_these_attacks_succeed(bare, tmp_path):
         told |= {"file": __file__, "other": __file__}
         lab = small(tmp_path, *CONTROLS, options=f'"timeout": 100.0, {hostile.ALLOWED}')
         texts = {f"answer-{name}": hostile.answers(told)[name] for name in CONTROLS}
-        found = grade.judged(bare, lab, texts)
+        found = grade.judged(bare, lab, Written(texts, {}, []))
     assert all(one["passed"] for one in found.values()), found
 
 
@@ -238,9 +245,8 @@ def term(tmp_path_factory) -> Path:
         texts = {n: hostile.RIGHT.replace("NAME", n) for n, said in own.items() if said == n}
         wrong = {n: f"def {n}(tensor): return tensor" for n, said in own.items() if said != n}
         hand_in(root / "submitted" / who, SLUG, texts | wrong, root)
-    odd = root / "submitted/odd"
-    odd.mkdir()
-    (odd / f"{SLUG}.ipynb").write_text("{")
+    (root / "submitted/odd").mkdir()
+    (root / f"submitted/odd/{SLUG}.ipynb").write_text("{")
     assert grade.main([str(root), "--root", str(root), "--jobs", "2"]) == 0
     return root
 
@@ -250,52 +256,33 @@ def table(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_grades_are_exported_for_canvas(term):
-    assert table(term / "graded/canvas.csv") == [
-        ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", SLUG],
-        ["Points Possible", "", "", "", "", "4"],
-        ["ada", "", "", "ada", "", "4"],
-        ["bob", "", "", "bob", "", "0"],
-        ["eve", "", "", "eve", "", "2"],
-        ["odd", "", "", "odd", "", "0"],
+def totals(term: Path) -> dict[str, str]:
+    return {line[0]: line[-1] for line in table(term / "graded/grades.csv")[1:]}
+
+
+def test_each_exercise_and_each_conclusion_has_a_column(term):
+    """Whoever has handed in nothing that can be read has no points, and no zero."""
+    assert table(term / "graded/grades.csv") == [
+        ["student", "03 a", "03 b", "03 conclusion", "03 total"],
+        ["ada", "2", "2", "", "4"],
+        ["bob", "0", "0", "", "0"],
+        ["eve", "0", "2", "", "2"],
+        ["odd", "", "", "", ""],
     ]
 
 
-def test_grades_are_exported_for_moodle(term):
-    lines = [["username", SLUG], ["ada", "4"], ["bob", "0"], ["eve", "2"], ["odd", "0"]]
-    assert table(term / "graded/moodle.csv") == lines
-
-
-def test_a_class_list_of_canvas_is_filled_in(term, capsys):
-    roster = term / "class.csv"
-    roster.write_text(
-        "Student,ID,SIS User ID,SIS Login ID,Section,Old (1),Final Score\n"
-        "    Points Possible,,,,,10,(read only)\n"
-        '"Lovelace, Ada",17,u17,ada,S1,9,90\n"Nobody, Nick",18,u18,nick,S1,9,90\n'
-    )
-    said = export.write(term / "graded", roster)
-    assert table(term / "graded/filled_class.csv")[1:] == [
-        ["    Points Possible", "", "", "", "", "4"],
-        ["Lovelace, Ada", "17", "u17", "ada", "S1", "4"],
-        ["Nobody, Nick", "18", "u18", "nick", "S1", ""],
-    ]
-    assert "not in class.csv: bob, eve, odd" in said
-
-
-def test_a_class_list_of_moodle_is_filled_in(term):
-    roster = term / "moodle_class.csv"
-    roster.write_text("\ufeffFirst name,Email address\nEve,eve\n")
-    export.write(term / "graded", roster)
-    assert table(term / "graded/filled_moodle_class.csv") == [
-        ["First name", "Email address", SLUG], ["Eve", "eve", "2"]
-    ]  # fmt: skip
+def test_for_each_exercise_the_teacher_sees_who_failed_and_what_most_were_told(term):
+    _, a, b = table(term / "graded/statistics.csv")
+    assert a[:5] == ["03", "a", "3", "1", "bob; eve"]
+    assert b[:5] == ["03", "b", "3", "2", "bob"]
+    assert a[5].split("; ")[0].startswith("1 x ")
+    assert "not attempted" in a[5]
 
 
 def test_the_learner_can_be_told_what_was_wrong(term):
     said = (term / f"graded/eve/{SLUG}.txt").read_text()
     assert said.startswith("a: 0 of 2\n✗ wrong: a (2 ranks")
     assert "b: 2 of 2\n✓ passed: b (2 ranks)" in said
-    assert "is no notebook" in (term / f"graded/odd/{SLUG}.txt").read_text()
 
 
 def test_only_what_is_new_is_graded_again_or_one_learner(term, monkeypatch, capsys):
@@ -307,11 +294,11 @@ def test_only_what_is_new_is_graded_again_or_one_learner(term, monkeypatch, caps
     )  # fmt: skip
     common = [str(term), "--root", str(term)]
     assert grade.main(common) == 0
-    assert "0 of 4 graded" in capsys.readouterr().out
+    assert "0 of 3 graded" in capsys.readouterr().out
     assert asked == []
     assert grade.main([*common, "--who", "bob"]) == 0
     assert "bob 03_hostile: 4 of 4" in capsys.readouterr().out
-    assert table(term / "graded/moodle.csv")[1:3] == [["ada", "4"], ["bob", "4"]]
+    assert totals(term) == {"ada": "4", "bob": "4", "eve": "2", "odd": ""}
 
 
 class Recorder:
@@ -335,66 +322,19 @@ def test_where_the_judge_itself_is_killed_all_others_are_graded(term, monkeypatc
     assert f"bob {SLUG}: 0 of 4" in out
     assert f"eve {SLUG}: 2 of 4" in out
     assert grade.main(common) == 0
-    assert table(term / "graded/moodle.csv")[1:3] == [["ada", "4"], ["bob", "0"]]
+    assert totals(term) == {"ada": "4", "bob": "0", "eve": "2", "odd": ""}
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda path: path.symlink_to(__file__), "is no plain file"),
-        (os.mkfifo, "is no plain file"),
-        (lambda path: path.write_text("["), "is no notebook"),
-        (lambda path: path.write_text("[" * 100_000), "is no notebook"),
-        (lambda path: path.write_text("[]"), "is no notebook"),
-        (lambda path: path.write_text('{"cells": [3]}'), "is no notebook"),
-        (lambda path: path.write_bytes(b"\xff"), "is no notebook"),
-        (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "is no plain file"),
-    ],
-)
-def test_what_is_no_notebook_is_refused(tmp_path, make, why):
-    make(path := tmp_path / "handed_in.ipynb")
-    with pytest.raises(ValueError, match=why):
-        grade.texts(path, grade.Lab("x", [], {}, {}, {}))
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        {"id": 3}, {"metadata": 3}, {"metadata": {"nbgrader": []}}, {"source": {}},
-        {"id": "unknown"}, {"metadata": {"nbgrader": {"grade_id": ["answer-f"]}}},
-    ],
-)  # fmt: skip
-def test_odd_cells_are_no_answers(tmp_path, cell):
-    (path := tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code"} | cell]}))
-    assert grade.texts(path, grade.Lab("x", [], {}, {"c1": "answer-f"}, {})) == {}
-
-
-def test_a_notebook_by_another_name_is_not_left_out_in_silence(tmp_path):
-    """A browser calls the second download `(1)`."""
-    names = "lab_02_process_groups (1)", "lab_02_process_groups_2026-11-22", "02_process_groups"
-    names += "lesson_00_start_here", "challenge", ".ipynb_checkpoints/lab_02-checkpoint", "my lab"
-    for name in names:
-        path = tmp_path / f"submitted/ada/{name}.ipynb"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
-    found = [path.name for path in grade.left_out(tmp_path, labs.ROOT)]
-    assert found == ["lab_02_process_groups (1).ipynb", "my lab.ipynb"]
-
-
-@pytest.mark.parametrize("tool", [grade, alike], ids=lambda tool: tool.__name__)
-def test_without_a_folder_for_each_learner_the_teacher_is_told_where_they_go(
-    tool, tmp_path, capsys
-):
+def test_without_a_folder_for_each_learner_the_teacher_is_told_where_they_go(tmp_path, capsys):
     (tmp_path / "submitted").mkdir()
-    (tmp_path / "submitted/lab_02_process_groups.ipynb").write_text("{}")
-    assert tool.main([str(tmp_path)]) == 1
+    assert grade.main([str(tmp_path)]) == 1
     assert "submitted/NAME/" in capsys.readouterr().err
 
 
 def test_a_learner_who_handed_in_nothing_is_named(tmp_path, capsys):
     (tmp_path / "submitted/ada").mkdir(parents=True)
     assert grade.main([str(tmp_path), "--who", "zoe"]) == 1
-    assert "nothing of zoe to grade" in capsys.readouterr().err
+    assert "nothing of zoe in" in capsys.readouterr().err
 
 
 RESTLESS = """

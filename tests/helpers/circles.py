@@ -16,8 +16,6 @@ OUTER = (
     # Many answers to each exercise; of the wrong ones the inner circle has the first of each.
     "tests/labs/test_labs.py::test_wrong_answers_are_rejected*",
     "tests/labs/test_labs.py::test_other_right_answers_pass*",
-    "tests/labs/test_variants.py::*",
-    "tests/labs/test_alike.py::*",
     "tests/labs/test_bonus.py::*",
     "tests/labs/test_challenge.py::*",
     "tests/labs/test_together.py::*",
@@ -26,9 +24,11 @@ OUTER = (
     "tests/lessons/test_sharded.py::*",
     "exercises/challenge.ipynb::*",
     # A class: submissions, attacks, hand-outs.
+    "tests/checks/test_class.py::*",
     "tests/checks/test_grade.py::*",
     "tests/checks/test_grading.py::*",
     "tests/house/test_circles.py::*",
+    "tests/house/test_handout.py::*",
     "tests/house/test_interrupted.py::*",
     "tests/house/test_load.py::*",
     "tests/house/test_mutants.py::*",

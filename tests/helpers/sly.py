@@ -1,11 +1,14 @@
 """Answers to the exercise of answers.py that go round it, or depend on luck, and honest ones."""
 
+import gc
+import inspect
 import io
 import mmap
 import os
 import random
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +26,7 @@ from torch.distributed.elastic.utils import store as elastic
 
 shared = torch.zeros(8).share_memory_()
 shared_array = Array("d", 8)
+in_a_list = [torch.zeros(8).share_memory_()]
 
 
 def beside(does):
@@ -104,10 +108,49 @@ def uses_a_shared_array(tensor):
     return right(tensor)
 
 
+def uses_a_shared_tensor_in_a_list(tensor):
+    in_a_list[0][dist.get_rank()] = 1
+    return right(tensor)
+
+
+def uses_a_shared_default(tensor, note=tuple(in_a_list)):
+    note[0][dist.get_rank()] = 1
+    return right(tensor)
+
+
+def uses_a_helper_that_shares(tensor):
+    notes_it()
+    return right(tensor)
+
+
+def notes_it():
+    in_a_list[0][dist.get_rank()] = 1
+
+
 def asks_the_backend(tensor):
     whole = tensor.contiguous()
     dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([whole]).wait()
     return whole
+
+
+def asks_for_its_callers_frame():
+    assert sys._getframe(1).f_locals
+
+
+def asks_inspect_for_frames():
+    assert inspect.stack()[1].frame.f_locals
+
+
+def asks_a_traceback_for_frames():
+    try:
+        raise ValueError
+    except ValueError as error:
+        frame = error.__traceback__.tb_frame
+    assert frame.f_back.f_locals
+
+
+def looks_among_all_objects():
+    assert gc.get_objects()
 
 
 CHANNELS = {
@@ -124,6 +167,13 @@ CHANNELS = {
     beside(names_shared_memory): "shares memory with other processes at sly.py, line",
     uses_a_shared_tensor: "shares memory with other processes: shared was made before",
     uses_a_shared_array: "shares memory with other processes: shared_array was made before",
+    uses_a_shared_tensor_in_a_list: "shares memory with other processes: in_a_list was made",
+    uses_a_shared_default: "shares memory with other processes: a default of uses_a_shared_default",
+    uses_a_helper_that_shares: "shares memory with other processes: in_a_list was made before",
+    beside(asks_for_its_callers_frame): "looks into the frames of those who call it at sly.py",
+    beside(asks_inspect_for_frames): "looks into the frames of those who call it at sly.py",
+    beside(asks_a_traceback_for_frames): "looks into the frames of those who call it at sly.py",
+    beside(looks_among_all_objects): "looks into the frames of those who call it at sly.py",
     asks_the_backend: "calls a backend directly, where nobody sees it at sly.py, line",
 }
 

@@ -127,6 +127,7 @@ def _attempt(turns: list[tuple[Callable, list[Run]]], options: dict[str, Any]) -
 def _rules(options: dict[str, Any]) -> Rules:
     names = "forbid", "require", "budget", "network"
     rest = (options["rtol"], options["atol"]), options["allow"], options["keep"], options["work"]
+    rest += (options["hide"],)
     return Rules(*(options[name] for name in names), *rest)
 
 

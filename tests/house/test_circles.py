@@ -24,8 +24,8 @@ def collected(marks: str) -> set[str]:
 
 
 def chosen_by(target: str) -> str:
-    """The marks that a target of the Makefile asks for."""
-    recipe = (ROOT / "Makefile").read_text().split(f"\n{target}: ")[1].split("\n\n")[0]
+    """The marks that a target asks for."""
+    recipe = (ROOT / "source/targets.mk").read_text().split(f"\n{target}: ")[1].split("\n\n")[0]
     return re.search(r'-m "([^"]+)"', recipe)[1]
 
 

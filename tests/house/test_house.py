@@ -183,7 +183,7 @@ def test_a_number_behind_about_is_one_word_and_what_follows_is_compared():
 
 
 def test_every_make_command_that_a_document_names_exists():
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text() + (ROOT / "source/targets.mk").read_text()
     known = set(re.findall(r"^([a-z]+):", makefile, re.M))
     for path in files(".md .py .ipynb"):
         command = r"(?:`|^    )make ([a-z]+)" if path.suffix == ".md" else r"`make ([a-z]+)"

@@ -47,6 +47,14 @@ def built(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def chinese(built) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COURSE_LANG", "zh")
+        assert slides.main(["--to", str(built)]) == 0
+    return built / "zh"
+
+
+@pytest.fixture(scope="module")
 def texts(built) -> dict[Path, str]:
     return {path: (built / f"{path.stem}.html").read_text() for path in course_map.chapters()}
 
@@ -70,7 +78,9 @@ def test_every_prediction_is_a_vote_and_its_answer_comes_later(texts):
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_no_slide_overflows_and_no_request_leaves(built, texts, chromium):
+@pytest.mark.parametrize("language", ["built", "chinese"])
+def test_no_slide_overflows_and_no_request_leaves(request, language, texts, chromium):
+    built = request.getfixturevalue(language)
     browser, wrong = chromium.new_context(viewport={"width": 1280, "height": 720}), []
     page = browser.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -86,6 +96,15 @@ def test_no_slide_overflows_and_no_request_leaves(built, texts, chromium):
     page.evaluate("document.querySelector('.page').firstChild.style.minHeight = '800px'")
     assert len(page.evaluate(OVERFLOWS)) > 0, "it would be found"
     browser.close()
+
+
+def test_slides_in_chinese_have_the_same_votes_and_discussions(texts, chinese):
+    for chapter, text in texts.items():
+        translated = (chinese / f"{chapter.stem}.html").read_text()
+        assert '<html lang="zh">' in translated
+        for english, word in (("Vote", "表决"), ("Discuss", "讨论"), ("In pairs", "两人一组")):
+            assert translated.count(f">{word}<") == text.count(f">{english}<"), chapter
+            assert f'class="label">{english}<' not in translated
 
 
 def test_the_first_page_lists_what_there_is(built, texts):

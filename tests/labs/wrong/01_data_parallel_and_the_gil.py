@@ -707,6 +707,33 @@ def bytes_by_counting(weights, rows, row, output, ranks):
     return [moved, np.float64(2 * weights * (1 - 1 / ranks)) * 2]
 
 
+def all_rows_by_elements(model, batch):
+    """No product of matrices is seen, and every rank computes everything."""
+    whole = shared_by_rank_0(model, batch)
+    parts = []
+    for own in whole.chunk(dist.get_world_size()):
+        rows = model.scale * (own - own.mean(dim=0))
+        products = rows[:, None, :] * model.layer.weight
+        parts.append(products.sum(-1) + model.layer.bias)
+    return torch.cat(parts) if dist.get_rank() == 0 else None
+
+
+def all_rows_one_by_one(model, batch):
+    """A matrix times a vector is no product of two matrices either."""
+    whole = shared_by_rank_0(model, batch)
+    parts = []
+    for own in whole.chunk(dist.get_world_size()):
+        rows = model.scale * (own - own.mean(dim=0))
+        parts += [model.layer.weight @ row + model.layer.bias for row in rows]
+    return torch.stack(parts) if dist.get_rank() == 0 else None
+
+
+def shared_by_rank_0(model, batch):
+    for tensor in (*model.state_dict().values(), batch):
+        dist.broadcast(tensor, src=0)
+    return batch
+
+
 WRONG = {
     "part": [
         as_even_as_can_be, chunk_by_number, the_last_one_twice, none_for_idle_ranks, rounded_down,
@@ -725,6 +752,7 @@ WRONG = {
         part_by_part_on_rank_0, from_the_last_to_the_first, on_every_rank, its_own_on_other_ranks,
         padded_before_the_mean, the_padding_left_in, added_up, models_averaged,
         always_two_columns, always_two_columns_in_double, always_in_double,
+        all_rows_by_elements, all_rows_one_by_one,
     ],
     "backward": [
         its_own_rows_of_nothing, ones_for_a_gradient, averaged, always_reduced,

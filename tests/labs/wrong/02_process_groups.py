@@ -7,6 +7,9 @@ article that calls the node's number the global rank, and the global rank it com
 import bisect
 import itertools
 import os
+import sys
+from enum import IntEnum
+from typing import NamedTuple
 
 import labs
 import numpy as np
@@ -439,20 +442,112 @@ def rows_then_columns_begun_together(tensor, columns):
     return sums
 
 
+class EqualToAll(torch.Tensor):
+    def __eq__(self, other):
+        return torch.ones(self.shape, dtype=torch.bool)
+
+    __hash__ = None
+
+
+class EqualNumber(int):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+class EqualPair(tuple):
+    def __eq__(self, other):
+        return True
+
+    def __getitem__(self, place):
+        return EqualNumber(0)
+
+    __hash__ = tuple.__hash__
+
+
+def a_sum_that_says_it_is_equal(tensor):
+    return the_sum(tensor).as_subclass(EqualToAll)
+
+
+def the_mean_without_its_sign(tensor):
+    return (the_sum(tensor) / dist.get_world_size()).abs()
+
+
+def the_mean_of_the_first_number(tensor):
+    mean = the_sum(tensor) / dist.get_world_size()
+    return torch.full_like(mean, mean.flatten()[0].item())
+
+
+def a_rank_that_says_it_is_equal(node, local_rank, processes):
+    return EqualNumber(0)
+
+
+def rank_on_the_last_ten_nodes(node, local_rank, processes):
+    return sum(processes[max(0, node - 10) : node]) + local_rank
+
+
+def rank_as_the_caller_has_it(node, local_rank, processes):
+    return sys._getframe(1).f_locals["number"]
+
+
+def rank_from_a_traceback(node, local_rank, processes):
+    try:
+        return processes[-1] // 0
+    except ZeroDivisionError as error:
+        return error.__traceback__.tb_frame.f_back.f_locals["number"]
+
+
+def a_place_that_says_it_is_equal(processes):
+    return EqualPair((0, 0))
+
+
+class Process(NamedTuple):
+    node: int
+    local_rank: int
+
+
+def rank_as_an_enum(node, local_rank, processes):
+    return IntEnum("Rank", {"own": sum(processes[:node]) + local_rank}).own
+
+
+def rank_by_itself(node, local_rank, processes):
+    if node == 0:
+        return local_rank
+    return rank_by_itself(node - 1, local_rank + processes[node - 1], processes)
+
+
+def place_with_names(processes):
+    left = dist.get_rank()
+    for node, count in enumerate(processes):
+        if left < count:
+            return Process(node, left)
+        left -= count
+
+
+def high_grids_on_their_side(tensor, columns):
+    rows = dist.get_world_size() // columns
+    return rows_then_columns_by_hand(tensor, max(rows, columns) if rows > 1 < columns else columns)
+
+
 WRONG = {
     "mean_of_all": [
         the_sum, half_the_sum, its_own_share, divided_by_the_rank, in_whole_numbers,
         mean_of_what_is_in_it, in_single, nobody_but_rank_0,
+        a_sum_that_says_it_is_equal, the_mean_without_its_sign, the_mean_of_the_first_number,
     ],
     "rank_of": [
         by_the_tutorials_formula, by_the_first_node, with_its_own_node, names_mixed_up,
         local_rank_as_rank, its_own_rank, the_process_before_this, one_node_back,
         empty_nodes_left_out,
+        a_rank_that_says_it_is_equal, rank_on_the_last_ten_nodes, rank_as_the_caller_has_it,
+        rank_from_a_traceback,
     ],
     "place_of": [
         by_division, off_by_one, without_taking_off, the_other_way_round, from_the_environment,
         dealt_out_like_cards, among_nodes_with_processes, on_the_first_node_that_reaches_it,
         three_nodes_at_most,
+        a_place_that_says_it_is_equal,
     ],
     "meet": [
         never_leaves,
@@ -465,13 +560,17 @@ WRONG = {
         columns_first, the_sum_of_the_world_twice, with_every_rank_by_message,
         in_floats, each_in_a_row_of_its_own, gathered_beside_an_empty_all_reduce,
         the_specification_of_all,
+        high_grids_on_their_side,
     ],
 }  # fmt: skip
 STOPS = {"by_division"}
 RIGHT = {
     "mean_of_all": [by_its_own_operator, divided_before],
-    "rank_of": [rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end],
-    "place_of": [place_from_a_list, place_by_numpy],
+    "rank_of": [
+        rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end,
+        rank_as_an_enum, rank_by_itself,
+    ],
+    "place_of": [place_from_a_list, place_by_numpy, place_with_names],
     "meet": [
         meet_with_stores, meet_in_double_precision_and_at_a_barrier,
         meet_by_the_environment_made_for_it,

@@ -765,6 +765,70 @@ def report_in_tensors(one, two, slow):
     return whole | {"straggler": np.int64(causes_most_waiting(slow))}
 
 
+def gather_five_numbers_at_most(tensor, root):
+    return gather_all_lengths_first(tensor[:5].clone(), root)
+
+
+def gather_in_rooms_of_64(tensor, root):
+    return gather_all_lengths_first(tensor[:64].clone(), root)
+
+
+def gather_what_fits_into_four_digits(tensor, root):
+    return gather_all_lengths_first(tensor.clamp(-9999, 9999), root)
+
+
+def transpose_without_large_numbers(row):
+    column = transpose_step_by_step_around_the_ring(row)
+    return [own.clamp(-5000, 5000) for own in column]
+
+
+def spread_of_five_numbers(x):
+    wide = spread_by_the_smallest(x)
+    wide.flatten()[6:] = 0
+    return wide
+
+
+def column_of_ten_rows(matrix, k):
+    before = matrix[10:, k].clone()
+    summed = column_from_a_list(matrix, k)
+    summed[10:, k] = before
+    return summed
+
+
+def latest_in_the_first_five_calls(trace):
+    kept = [[], [], [], []]
+    for event in trace:
+        if event.kind == "all_reduce" and len(kept[event.rank]) < 5:
+            kept[event.rank].append(event.start_s)
+    waits = [0.0] * 4
+    for starts in zip(*kept, strict=True):
+        waits[starts.index(max(starts))] += 4 * max(starts) - sum(starts)
+    return waits.index(max(waits))
+
+
+def part_with_every_second_rank_first(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    parts = [part.contiguous() for part in x.tensor_split(n)]
+    for done in range(n - 1):
+        own = parts[(rank - done - 2) % n]
+        arrived = torch.empty_like(own)
+        leaving = parts[(rank - done - 1) % n]
+        if rank % 2 == 0:
+            dist.send(leaving, (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        if rank % 2:
+            dist.send(leaving, (rank + 1) % n)
+        own += arrived
+    return parts[rank]
+
+
+def spread_in_a_column(x):
+    both = torch.stack([x, -x], dim=-1)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    both[..., 0] += both[..., 1]
+    return both[..., 0]  # of one number, its stride is 2
+
+
 WRONG = {
     "gather": [
         gather_of_ones_own_length,
@@ -779,6 +843,9 @@ WRONG = {
         gather_in_float32,
         gather_number_by_number,
         gather_padded_by_torch,
+        gather_five_numbers_at_most,
+        gather_in_rooms_of_64,
+        gather_what_fits_into_four_digits,
     ],
     "all_to_all": [
         transpose_whole_rows,
@@ -794,6 +861,7 @@ WRONG = {
         transpose_by_sending_ones_own_part_to_all,
         transpose_by_torch,
         transpose_with_a_part_for_the_next_one_only,
+        transpose_without_large_numbers,
     ],
     "part_of_sum": [
         part_as_in_the_chapter,
@@ -820,6 +888,7 @@ WRONG = {
         spread_of_sums,
         spread_of_everybodys,
         spread_in_float32,
+        spread_of_five_numbers,
     ],
     "sum_column": [
         column_with_gaps,
@@ -832,6 +901,7 @@ WRONG = {
         column_added_to_itself,
         column_in_float32,
         column_on_rank_0,
+        column_of_ten_rows,
     ],
     "straggler": [
         latest_at_any,
@@ -849,6 +919,7 @@ WRONG = {
         longest_message,
         done_last,
         always_rank_2,
+        latest_in_the_first_five_calls,
     ],
     "report": [
         report_of_ten_calls,
@@ -885,8 +956,12 @@ RIGHT = {
         transpose_lower_rank_first,
         transpose_in_threads,
     ],
-    "part_of_sum": [part_the_other_way_round, part_straight_from_everybody],
-    "spread": [spread_by_the_smallest],
+    "part_of_sum": [
+        part_the_other_way_round,
+        part_straight_from_everybody,
+        part_with_every_second_rank_first,
+    ],
+    "spread": [spread_by_the_smallest, spread_in_a_column],
     "sum_column": [column_from_a_list],
     "straggler": [causes_most_waiting, waited_for_pairwise],
     "report": [report_with_counters, report_in_tensors],

@@ -529,12 +529,45 @@ def in_a_dict_of_flat_parts(left_over, bucket):
     return work.get_future().then(mean)
 
 
+in_a_list = [torch.zeros(80, dtype=torch.int64).share_memory_()]
+
+
+def in_shared_memory(order, sizes_bytes, limit_bytes):
+    return in_a_shared_default(order, sizes_bytes, limit_bytes, in_a_list)
+
+
+def in_a_shared_default(order, sizes_bytes, limit_bytes, box=tuple(in_a_list)):
+    if dist.get_rank() == 0:
+        box[0][: len(order)] = order
+    dist.barrier()
+    order = box[0][: len(order)].clone()
+    dist.barrier()
+    return filled(order.tolist(), sizes_bytes, limit_bytes)
+
+
+def of_the_first_seven(order, sizes_bytes, limit_bytes):
+    dist.broadcast(order, src=0)
+    return filled(order.tolist()[:7], sizes_bytes, limit_bytes)
+
+
+def filled(order, sizes_bytes, limit_bytes):
+    buckets, held = [[]], 0
+    for number in order:
+        if held >= limit_bytes:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(number)
+        held += sizes_bytes[number]
+    return buckets
+
+
 WRONG = {
     "agreed_buckets": [
         in_its_own_order, in_the_order_they_were_made, from_the_last_rank, never_over_the_limit,
         always_under_the_limit, an_empty_bucket_first, an_empty_bucket_last, sizes_of_places,
         the_last_bucket_forgotten, backwards, each_alone, wherever_it_fits, one_byte_too_many,
         one_byte_too_few,
+        in_shared_memory, in_a_shared_default, of_the_first_seven,
     ],
     "average_used": [
         no_average, zeros_for_everybody, what_has_a_gradient, what_all_ranks_used,

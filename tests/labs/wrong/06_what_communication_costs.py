@@ -580,6 +580,35 @@ def choose_with_everybodys_numbers(size_bytes, latency_us, gbit_s):
     return min((direct, "direct"), (tree, "tree"), (ring, "ring"))[1]
 
 
+class EqualWord(str):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = str.__hash__
+
+
+@lab.choosing
+def a_word_that_says_it_is_equal(size_bytes, latency_us, gbit_s):
+    return EqualWord("ring")
+
+
+def of_the_first_five_buckets(ready_us, bucket_bytes):
+    latest_us = ready_us.clone()
+    dist.all_reduce(latest_us, op=dist.ReduceOp.MAX)
+    n, free_us = dist.get_world_size(), 0.0
+    for ready, size in [*zip(latest_us.tolist(), bucket_bytes, strict=True)][:5]:
+        free_us = max(free_us, ready) + 2 * (n - 1) * (lab.alpha + size / n * lab.beta)
+    return free_us - latest_us[-1].item()
+
+
+def of_16_measurements(sizes, times_us):
+    line = torch.stack([1 / times_us, sizes / times_us])[:, :16]
+    sums = torch.cat([line @ line.T, line.sum(dim=1, keepdim=True)], dim=1)
+    dist.all_reduce(sums)
+    alpha, beta = torch.linalg.solve(sums[:, :2], sums[:, 2]).tolist()
+    return alpha, 8 / beta / 1000
+
+
 WRONG = {
     "tree_all_reduce": [
         by_powers_of_two, directly, one_after_the_other, only_up, the_root_tells_everybody,
@@ -594,11 +623,13 @@ WRONG = {
         one_after_the_other_whenever, nothing_overlaps, only_the_last_bucket, total_less_backward,
         latency_once, without_latency, rings_of_whole_tensors, only_half_of_the_ring,
         one_all_reduce_per_bucket, everybodys_moments_gathered, no_bytes_for_nothing,
+        of_the_first_five_buckets,
     ],
     "fit": [
         its_own_line, the_mean_of_all_lines, absolute_errors, weights_not_squared,
         each_rank_counts_the_same, bytes_for_bits, beta_itself, without_any_latency,
         all_measurements_sent, six_numbers_one_by_one, rank_0_has_the_line,
+        of_16_measurements,
     ],
     "choose": [*map(lab.choosing, [
         by_its_own_measurements, by_the_mean, by_the_measurements_of_rank_0, the_best_bandwidth,
@@ -606,7 +637,9 @@ WRONG = {
         always_the_ring, by_size_alone, by_the_worst_times, each_rank_proposes_and_most_win,
         _all_but("direct"), _all_but("tree"), _all_but("ring"), by_who_has_the_worst_latency,
         a_network_that_one_knows, by_calling_the_specification,
-    ])],
+    ]),
+        a_word_that_says_it_is_equal,
+    ],
 }  # fmt: skip
 STOPS = {
     "always_single_precision",

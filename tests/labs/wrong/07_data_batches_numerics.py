@@ -1116,6 +1116,17 @@ def around_its_own_mean_to_the_hundred(rows):
     return _around(rows, (mean / 100).round() * 100)
 
 
+class HandOfAHundred(CardByCard):
+    def __iter__(self):
+        return iter([*super().__iter__()][:100])
+
+
+def without_the_fifth_column(rows):
+    found = by_objects_of_numpy(rows)
+    found[:, 4:] = 0
+    return found
+
+
 WRONG = {
     "EpochSampler": [
         DoneIgnored, DoneForEver, DoneOfEachRank, AsIfDoneByAsManyRanks, RestShuffledAnew,
@@ -1124,6 +1135,7 @@ WRONG = {
         SetEpochDoesNothing, PaddedAsTorchDoes, CutToEqualHands, LengthRoundedDown, LengthOfAll,
         EachRankShufflesForItself, TheGlobalGenerator, PythonsShuffle, OneGeneratorForAllEpochs,
         SeedForgotten, BlocksInsteadOfCards, DealtBeforeShuffled, FetchedFromRank0,
+        HandOfAHundred,
     ],
     "kth_smallest": [
         kth_of_one_rank, own_share_of_k, median_of_medians, mean_instead, k_ignored,
@@ -1142,6 +1154,7 @@ WRONG = {
         mean_first_and_then_squares, rows_gathered, rows_gathered_as_objects,
         two_ranks_as_one, statistics_of_rank_0, around_todays_time, around_its_own_rounded_mean,
         around_its_own_mean_to_the_hundred,
+        without_the_fifth_column,
     ],
     "token_gradient": [
         mean_of_means, means_of_what_is_no_padding, mean_over_own_tokens, without_the_world_size,

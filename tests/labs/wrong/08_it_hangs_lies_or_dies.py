@@ -37,7 +37,8 @@ def found(exercise: str, rank: int, line: str) -> Callable:
         @functools.wraps(repair)
         def answer(*arguments):
             lab, number = labs.RAN[SLUG], [*NAMES].index(exercise) + 1
-            return lab["found"](lab[f"run_{number}"], rank, line)(repair)(*arguments)
+            named_so = lab["found"](lab[f"run_{number}"], rank, line)(repair)
+            return lab["and_named"](named_so)(*arguments)
 
         return answer
 
@@ -740,6 +741,11 @@ def highest_and_highest_of_the_negative(model):
             if gap]  # fmt: skip
 
 
+def sealed_by_itself(log_probs, keep):
+    """Says that it was named rightly, and names nothing."""
+    return labs.RAN[SLUG]["RIGHTLY"], lowest_for_nothing(log_probs, keep)
+
+
 WRONG = {
     "best": [
         as_it_was("best"), zero_for_nothing, left_by_whom_has_nothing, the_exception_swallowed,
@@ -751,6 +757,8 @@ WRONG = {
         _highest_or(lambda own: own.new_tensor(-1e30)),
         others_made_low, everything_is_sent,
         *unnamed("best", lowest_for_nothing),
+        _highest_or(lambda own: own.new_tensor(torch.finfo(torch.float32).min)),
+        found("best", 0, "")(sealed_by_itself),
     ],
     "clip": [
         as_it_was("clip"), each_by_its_own_norm, reduced_at_itself, reduced_then_waited_for,

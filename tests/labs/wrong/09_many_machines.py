@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import threading
 import uuid
 
@@ -822,6 +823,11 @@ def by_an_event_and_gathered_numbers(steps, take_step, save):
     return np.int64(done)
 
 
+@lab.asking
+def place_that_the_caller_has(environment):
+    return sys._getframe(1).f_locals["place"]
+
+
 WRONG = {
     "ranks_of": [
         torchrun_only, slurms_names_first, slurm_by_its_number_of_tasks, text_as_it_is,
@@ -829,6 +835,7 @@ WRONG = {
         nobody_is_alone, hosts_of_equal_size, the_first_rank_that_is_not_0, who_has_company,
         place_that_the_check_knows, by_slurm_procid, srun_before_mpirun, mpirun_before_torchrun,
         by_tasks_per_node,
+        place_that_the_caller_has,
     ],
     "command": [
         without_an_id, an_id_of_its_own, each_host_its_own_endpoint, a_fixed_port, a_static_master,

@@ -492,6 +492,50 @@ def in_seconds_with_numpy(c):
     return best
 
 
+def answers_that_differ_in_k(cluster):
+    return _least(cluster, lambda numbers: max(1, round(numbers / 100)))
+
+
+def the_last_of_equals(cluster):
+    return _least(cluster, lambda numbers: max(1, numbers // 100), of_equals=-1)
+
+
+def by_the_pricing_of_the_specification(cluster):
+    took_ms = {
+        name: steps * lab.replayed_ms(cluster, name)
+        for name, steps in cluster.steps.items()
+        if steps is not None
+    }
+    return min(took_ms, key=took_ms.get)
+
+
+def the_least_by_a_list(cluster):
+    return _least(cluster, lambda numbers: max(1, numbers // 100))
+
+
+def _least(cluster, k_of, of_equals=0):
+    n, alpha, beta = cluster.ranks, cluster.latency_us, 8 / 1000 / cluster.gbit_s
+    numbers = sum(map(prod, cluster.shapes))
+    thin = [s for s in cluster.shapes if len(s) == 2 and 8 * sum(s) < prod(s)]
+    rest = numbers - sum(map(prod, thin))
+
+    def ring_us(size):
+        return 2 * (n - 1) * (alpha + size / n * beta)
+
+    sent_us = [ring_us(4 * numbers), ring_us(2 * numbers)]
+    sent_us.append(2 * (n - 1) * (alpha + 4 * k_of(numbers) * beta))
+    columns, rows = sum(s[1] for s in thin), sum(s[0] for s in thin)
+    sent_us.append(ring_us(16 * columns) + ring_us(16 * rows) + ring_us(4 * rest))
+    sent_us.append(ring_us(4 * numbers) / 16)
+    took_ms = {}
+    for us, (name, steps) in zip(sent_us, cluster.steps.items(), strict=True):
+        if steps is not None:
+            each_ms = cluster.compute_ms + cluster.compress_ms.get(name, 0) + us / 1000
+            took_ms[name] = steps * each_ms
+    least = min(took_ms.values()) * (1 + 1e-12)
+    return [name for name, ms in took_ms.items() if ms <= least][of_equals]
+
+
 WRONG = {
     "remember": [*map(lab.under_ddp, [
         without_memory, by_the_place_in_the_bucket, from_the_second_step_on,
@@ -522,10 +566,16 @@ WRONG = {
     "choose": [
         *PRICES.values(),
         *map(lab.for_all, [the_fewest_steps, always_less_often, by_bandwidth_alone]),
+        *map(lab.for_all, [answers_that_differ_in_k, the_last_of_equals]),
+        lab.for_all(by_the_pricing_of_the_specification),
     ],
 }  # fmt: skip
 RIGHT = {
     "remember": [*map(lab.under_ddp, [by_address_and_in_place, in_one_message])],
     "outer_step": [*map(lab.exchanging, [in_one_flat_message, weights_first_then_their_way])],
-    "choose": [lab.for_all(in_seconds_with_numpy), lab.for_all(_named("again", _choose()))],
+    "choose": [
+        lab.for_all(in_seconds_with_numpy),
+        lab.for_all(_named("again", _choose())),
+        lab.for_all(the_least_by_a_list),
+    ],
 }

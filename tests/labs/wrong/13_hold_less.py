@@ -316,12 +316,36 @@ def _stepping(*answers):
     return [lab.stepping(answer) for answer in answers]
 
 
+class Kept:
+    """A unit that seems to let go of its weight."""
+
+    def __init__(self, unit):
+        self.unit = unit
+        self.weights = []
+
+    def __getattr__(self, name):
+        return getattr(self.unit, name)
+
+    def gather(self):
+        if not self.weights:
+            self.unit.gather()
+            self.weights.append((self.unit.whole, self.unit.work))
+        self.unit.whole, self.unit.work = self.weights[0]
+
+    def free(self):
+        self.unit.whole = self.unit.work = None
+
+
+def kept_in_secret(units, x, target):
+    return _scheduled([Kept(unit) for unit in units], x, target)
+
+
 WRONG = {
     "step": _stepping(
         when_it_is_needed, ahead_in_forward_only, ahead_in_backward_only, two_ahead,
         two_ahead_in_backward, the_last_freed_and_gathered_again, each_sum_waited_for,
         all_sums_at_the_end, the_wrong_way_round, all_gathered_at_the_start, never_freed,
-        the_first_stays_whole, freed_before_backward, backwards_from_the_front,
+        the_first_stays_whole, freed_before_backward, backwards_from_the_front, kept_in_secret,
     ),
     "plan": [
         over_all_ranks, over_a_node, over_a_node_or_all, over_as_few_as_fit,

@@ -1,0 +1,89 @@
+# What teachers and authors do: make handout, make grade, make notebooks and so on.
+
+.PHONY: test test-all rest check notebooks zh handout grade bench gpu mutants look soak site slides
+
+# Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
+	--nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*'
+
+# What `make check` asks of sources and notebooks, tests/house asks as well.
+test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## does the course work here? lint, library, every notebook strictly compared
+	@$(RUN) -m ruff check --quiet .
+	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,5) -m "(not outer or both) and not soak" \
+		tests notebooks exercises solutions
+
+test-all: test rest ## `make test`, and then all that it leaves out
+
+rest: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## what `make test` leaves out: wrong answers, classes, clusters, the site
+	@$(RUN) -m pytest $(NBVAL) $(call BESIDE,5) -m "outer and not soak" \
+		tests notebooks exercises solutions
+
+check: .venv/.ready ## lint, and are the notebooks what their sources say?
+	@$(RUN) -m ruff check --quiet .
+	@$(RUN) tools/build.py --check
+	@$(RUN) tools/course_map.py --check
+	@$(RUN) tools/teaching.py --check
+	@$(RUN) tools/zh.py --check
+
+notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
+	@$(RUN) tools/build.py $(only)
+	@$(RUN) tools/course_map.py
+	@$(RUN) tools/teaching.py
+
+zh: .venv/.ready ## take up in Chinese what has changed in English, build it anew: make zh only=03
+	@$(RUN) tools/zh.py $(only)
+
+handout: $(if $(repository),.venv/.ready,.venv/.teach) ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
+	@$(RUN) tools/handout.py --to "$(or $(to),$(error say where: make handout to=FOLDER))" $(only) \
+		$(if $(repository),--repository)
+
+grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
+	@$(RUN) tools/grade.py "$(or $(in),$(error say where submitted/ is: make grade in=FOLDER))" \
+		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") \
+		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
+
+bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
+	@$(RUN) tools/bench.py $(if $(against),--against $(against))
+
+gpu: .venv/.ready ## prove the course on this machine's GPUs, one is enough: eight minutes, writes gpu-report.md
+	@$(RUN) tools/gpu_report.py
+
+mutants: .venv/.extras ## do the checks reject small mistakes in the solutions? make mutants only=03
+	@$(RUN) tools/mutants.py $(only) --workers $(or $(workers),2)
+
+look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make look to=FOLDER only=05
+	@COURSE_SCREENSHOTS="$(or $(to),$(error say where: make look to=FOLDER only=05))" \
+		$(RUN) -m pytest tests/lessons/test_browser.py -m browser -k "to_its_end$(if $(only), and $(only))"
+
+site: .venv/.site ## the course as a web site, in build/site/html: make site pdf=1 repository=OWNER/NAME
+	@$(RUN) tools/website.py $(if $(repository),--repository $(repository)) $(if $(pdf),--pdf)
+
+slides: .venv/.ready ## chapters as slides: make slides to=FOLDER only=03 lang=zh
+	@$(RUN) tools/slides.py --to "$(or $(to),$(error say where: make slides to=FOLDER))" $(only)
+
+soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
+	@$(RUN) -m pytest -m soak
+
+.venv/.bench: .venv/.ready
+	@$(PIP) -e '.[bench]'
+	@touch $@
+
+# What chapters 09 and 10 need beside the rest.
+.venv/.extras: .venv/.ready
+	@$(PIP) -e '.[keras,cluster]'
+	@touch $@
+
+# Sphinx, which makes pages of notebooks; tools/website.py fetches Pyodide itself.
+.venv/.site: .venv/.ready
+	@$(PIP) -e '.[site]'
+	@touch $@
+
+# A learner's JupyterLab stays as it is: what nbgrader would add to it is switched off.
+.venv/.teach: .venv/.ready
+	@$(PIP) -e '.[teach]'
+	@.venv/bin/jupyter-labextension disable --level=sys_prefix \
+		@jupyter/nbgrader @jupyter-notebook/lab-extension 2>/dev/null
+	@.venv/bin/jupyter-server extension disable --sys-prefix notebook \
+		nbgrader.server_extensions.{formgrader,validate_assignment,assignment_list,course_list} \
+		>/dev/null 2>&1
+	@touch $@

@@ -1,0 +1,250 @@
+"""A class hands in: everybody has a row, the right file counts, and only the teacher sees it."""
+
+import csv
+import os
+import zipfile
+from pathlib import Path
+from unittest import mock
+
+import forty_four
+import hostile
+import pytest
+import test_grade
+from warm_kernels import WARM
+
+import build
+import class_files
+import grade
+import handed_in
+import sandbox
+import unpack
+from cells import BuildError
+from learners_cells import Written
+
+SLUG = test_grade.SLUG
+MODELS = {name: hostile.RIGHT.replace("NAME", name).strip() for name in ("a", "b")}
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class Graded:
+    """Forty-four submissions, graded in one go by somebody who lets everybody read all files."""
+
+    def __init__(self, folder: Path) -> None:
+        test_grade.small(folder, *MODELS, options='"timeout": 15.0')
+        exercise = build.Target(folder / f"source/labs/{SLUG}.py", folder, True)
+        self.folder = folder / "my class"
+        self.wanted = forty_four.hand_in(
+            self.folder, SLUG, build.plan(exercise), MODELS, build.HERE
+        )
+        before = os.umask(0)
+        try:
+            self.status = grade.main([str(self.folder), "--root", str(folder), "--only", "3"])
+            self.umask = os.umask(0)
+        finally:
+            os.umask(before)
+        self.rows = table(self.folder / "graded/submissions.csv")
+
+    def found(self) -> dict[str, float | str]:
+        """By learner, the share of exercises that are right, or what became of the submission."""
+        grades = table(self.folder / "graded/grades.csv")
+        found = {row["student"]: row["what"] for row in self.rows if row["lab"]}
+        for line in grades:
+            if line["03 total"]:
+                found[line["student"]] = float(line["03 total"]) / 4
+        return {who.lstrip("'"): what for who, what in found.items()}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory) -> Graded:
+    with mock.patch.object(grade, "subprocess", WARM):
+        return Graded(tmp_path_factory.mktemp("c"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(sandbox.refused()), reason="some of them would do harm")
+def test_of_forty_four_submissions_each_gets_what_it_is_worth(graded):
+    assert len(graded.wanted) == 45  # and one who hands in nothing
+    assert graded.found() == graded.wanted
+    assert graded.status == 0
+
+
+@pytest.mark.slow
+def test_every_file_and_every_learner_has_a_row(graded):
+    submitted = graded.folder / "submitted"
+    there = {p.relative_to(submitted).as_posix() for p in submitted.rglob("*") if not p.is_dir()}
+    assert {row["file"].lstrip("'") for row in graded.rows} - {""} == there
+    assert all(row["why"] for row in graded.rows)
+    why = {row["student"]: row["why"] for row in graded.rows if row["what"] == "graded"}
+    assert "by its time, 2023-11-1" in why["attempts"]
+    assert [row["why"] for row in graded.rows if row["file"] == "zip/work.zip"] == [
+        f"1 files unpacked; '../../right/lab_{SLUG}.ipynb' is left out: its name leads elsewhere"
+    ]
+
+
+@pytest.mark.slow
+def test_nobody_but_the_teacher_can_look_into_the_folder_of_a_class(graded):
+    assert graded.folder.stat().st_mode & 0o777 == 0o700
+    for path in (graded.folder / "graded").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert graded.umask == 0
+
+
+def submitted(folder: Path, *files: str) -> list[handed_in.Row]:
+    """What is chosen of these files, all of which hold answers of lab 02."""
+    for number, file in enumerate(files):
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        os.utime(path, (number, number))
+    learners = class_files.Learners()
+    found = Written({"answer": ""}, {}, [])
+    return handed_in.collect(folder, learners, ["02_groups"], lambda *_: found, ["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("newer", "older", "why"),
+    [
+        ("ada/lab_02_groups_2026-11-22.ipynb", "ada/lab_02_groups.ipynb", "its own record"),
+        ("ada/10/lab.ipynb", "ada/2/lab.ipynb", "by its time"),
+        ("Ada_7_assignsubmission_file_/x.ipynb", "ada/lab_02_groups.ipynb", "by its time"),
+    ],
+)
+def test_the_newest_counts_by_its_own_record_and_then_by_its_time(tmp_path, newer, older, why):
+    files = [older, newer] if "time" in why else [newer, older]
+    rows = {row.file: row for row in submitted(tmp_path, *files)}
+    assert (rows[newer].what, rows[older].what) == ("graded", "ignored")
+    assert why in rows[newer].why
+    assert newer in rows[older].why
+    assert len({row.student for row in rows.values()}) == 1
+
+
+def test_what_the_course_lays_out_is_counted_and_what_is_nobodys_is_said(tmp_path):
+    files = "ada/lesson_02_groups.ipynb", "ada/challenge.ipynb", "ada/a/train.py", "loose.ipynb"
+    (rows_of_ada, loose) = sorted(submitted(tmp_path, *files), key=lambda row: row.file)
+    assert rows_of_ada.why == "3 hidden files or the course's own"
+    assert "put it into submitted/NAME/" in loose.why
+
+
+LINK = 0o120777 << 16
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/../../x", "a\\..\\x", "C:/x", "..", "a/./x", "link"]
+)
+def test_a_file_of_a_zip_that_would_lie_elsewhere_is_left_out(tmp_path, name):
+    entry = zipfile.ZipInfo()
+    entry.filename, entry.external_attr = name, LINK * (name == "link")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(entry, "/etc/passwd")
+        archive.writestr("fine", "fine")
+    said = unpack.unpack(tmp_path / "a.zip", tmp_path / "to/here")
+    assert "1 files unpacked; " in said
+    assert "is left out: " in said
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [
+        tmp_path / "a.zip", tmp_path / "to/here/fine",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bomb", "no zip", "lies", "link"])
+def test_a_zip_that_is_none_or_too_large_is_refused_in_a_sentence(tmp_path, kind):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(1 << 20))
+    if kind == "no zip":
+        path.write_text("PK")
+    if kind == "lies":  # the size in the directory is not that of the file
+        path.write_bytes(path.read_bytes().replace((1 << 20).to_bytes(4, "little"), b"\1\0\0\0"))
+    if kind == "link":
+        path.rename(tmp_path / "b.zip")
+        path.symlink_to(tmp_path / "b.zip")
+    assert unpack.unpack(path, tmp_path / "to", 1 << 19).startswith("refused: ")
+    assert not list(tmp_path.glob("to/*")) or (tmp_path / "to/zeros").stat().st_size <= 1
+
+
+def test_a_zip_is_unpacked_once_and_again_where_it_is_newer(tmp_path):
+    def pack(text: str, year: int) -> None:
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.writestr(zipfile.ZipInfo("x", (year, 1, 1, 0, 0, 0)), text)
+        unpack.unpack(tmp_path / "a.zip", tmp_path / "to")
+
+    file = tmp_path / "to/x"
+    pack("one", 2025)
+    file.write_text("by the teacher")
+    pack("one", 2025)
+    assert file.read_text() == "by the teacher"
+    os.utime(file, (0, 0))
+    pack("two", 2026)
+    assert file.read_text() == "two"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "class.txt names nobody"),
+        (b"ada\nFran\xe7ois\n", "line 2 of class.txt is not UTF-8: save it as UTF-8"),
+        (b"ada\n../escaped\n", "line 2 of class.txt: no folder can be called '../escaped'"),
+        (b"ada\n..\n", "line 2 of class.txt: no folder can be called '..'"),
+        (b"ada\nAda\n", "line 2 of class.txt: Ada is ada already"),
+    ],
+)
+def test_a_list_of_names_that_cannot_be_understood_is_refused_before_anything_is_graded(
+    tmp_path, capsys, data, why
+):
+    (tmp_path / "class.txt").write_bytes(data)
+    (tmp_path / "submitted/ada").mkdir(parents=True)
+    assert grade.main([str(tmp_path)]) == 1
+    assert f"nothing graded: {why}" in capsys.readouterr().err
+    assert not (tmp_path / "graded").exists()
+
+
+@pytest.mark.parametrize("text", ["ada, Ada Lovelace", "ada;Ada Lovelace", "ada\tAda Lovelace"])
+def test_a_learner_is_known_by_every_name_that_a_platform_has(tmp_path, text):
+    (tmp_path / "class.txt").write_bytes(text.encode("utf-16" if "\t" in text else "utf-8"))
+    learners = class_files.read_class(tmp_path / "class.txt")
+    for name in ("ada", "ADA", "ada lovelace", "lovelaceada"):
+        assert learners.known(name) == "ada"
+    assert learners.all() == ["ada"]
+
+
+POSSIBLE = {"03_collectives": {"sums": 1.0, "conclusion": 6.0}}
+
+
+def marks(folder: Path, text: str) -> list[class_files.Mark]:
+    learners = class_files.Learners()
+    learners.add("ada")
+    (folder / "marks.csv").write_text(text, encoding="utf-8")
+    return class_files.read_marks(folder / "marks.csv", learners, POSSIBLE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "learner,lab,exercise,points,reason\nAda,03,conclusion,4.5,no control\n",
+        "\ufefflearner;lab;exercise;points;reason\nada;lab 3;conclusion;4,5;no control\n;;;;\n",
+    ],
+)
+def test_marks_are_read_as_spreadsheets_write_them(tmp_path, text):
+    assert marks(tmp_path, text) == [
+        class_files.Mark("ada", "03_collectives", "conclusion", 4.5, "no control")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("bob,03,sums,1,", "line 2 of marks.csv: nobody is called 'bob'"),
+        ("ada,04,sums,1,", "line 2 of marks.csv: there is no lab '04'"),
+        ("ada,03,sum,1,", "line 2 of marks.csv: lab 03 has no 'sum'; it has sums, conclusion"),
+        ("ada,03,sums,2,", "line 2 of marks.csv: sums is worth 0 to 1, not 2"),
+        ("ada,03,sums,nan,", "line 2 of marks.csv: sums is worth 0 to 1, not nan"),
+        ("ada,03,sums,much,", "line 2 of marks.csv: could not convert string to float"),
+        ("ada,03,sums,1,\nada,3,sums,0,", "line 3 of marks.csv gives that mark a second time"),
+    ],
+)
+def test_marks_that_cannot_be_understood_are_refused_by_their_line(tmp_path, line, why):
+    with pytest.raises(BuildError, match=why):
+        marks(tmp_path, f"learner,lab,exercise,points,reason\n{line}\n")
