@@ -16,7 +16,6 @@ from IPython.display import DisplayHandle
 from course_material.messages import said
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport, table
-from course_utils.hang.whereabouts import Whereabouts
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
 from course_utils.pictures.style import OKABE_ITO
@@ -168,7 +167,7 @@ class Early(HangReport):
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
-        waits = any(dead.waits_for.values()) and not any(map(_starts, dead.ranks.values()))
+        waits = any(dead.waits_for.values()) and not any(one.starts for one in dead.ranks.values())
         if not dead.for_ever and waits and not self._alone:
             still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
             self.moved(said(f"{still}\nTime is up after {self._timeout:g} s."))
@@ -183,12 +182,6 @@ class Early(HangReport):
         elif text:
             self._view = DisplayHandle()
             self._view.display(bundle, raw=True)
-
-
-def _starts(one: Whereabouts) -> bool:
-    """Whether a rank has not come to the learner's function yet."""
-    joins = one.state == "running" or one.what == "init_process_group"
-    return joins and one.line is None and not one.calls
 
 
 def somebody_looks() -> bool:

@@ -16,6 +16,7 @@ from course_utils.hang.whereabouts import (
 )
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
+from course_utils.launcher.words import were
 from course_utils.record.event import (
     ASYNC,
     BACKWARD,
@@ -57,10 +58,12 @@ def of_all(dead: Deadlock) -> Iterator[Facts]:
     held = [one for one in left if one.state == "held"]
     what, alone = held[0].what if held else None, len(held) == 1
     silent = [one.rank for one in left if one.state == "silent"]
+    starting = [one.rank for one in left if one.starts]
     yield Facts(
         slow=_is_slow(dead), messages=_has_queued_messages(dead), held=held,
         waiting=any(one.state == "waiting" for one in left),
         silent=silent and ranks(silent).capitalize(),
+        Starting=starting and were(starting).capitalize(),
         they="it waits" if len(silent) == 1 else "they wait",
         who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
         of_its=_of_its(what, alone), what=what, advice=_advice(held),

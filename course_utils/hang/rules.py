@@ -45,6 +45,10 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          "loop."),
         (None, lambda f: f.silent and not f.waiting,
          "{silent} gave no answer, so it is not known what {they} for."),
+        ("starting", lambda f: f.Starting and not f.silent,
+         "{Starting} still starting: launch makes the group before it calls your function. That "
+         "takes longer the more ranks there are, and on a busy machine. Give timeout= more "
+         "seconds: it counts from the start of the run."),
         ("held", lambda f: f.held and not f.waiting,
          "No rank waits for another: {who} {wait} for {what}{of_its}. {advice}"),
         (None, lambda f: f.messages and not f.waiting,

@@ -73,6 +73,7 @@ class Whereabouts:
     # The exception that has ended a thread of it, and the line that raised it.
     ended: tuple[str, Frame] | None = None
     path: tuple[Frame, ...] = field(default=(), repr=False)  # all its lines of the learner
+    starts: bool = False  # whether it has not come to the learner's function yet
     in_thread: bool = False  # whether a thread waits for other ranks, and the rank for that thread
 
     @property
@@ -100,6 +101,8 @@ class Whereabouts:
             doing = f"waiting for a thread in {self.what}"
         if self.queued:
             doing = f"has queued {self.what} and is"
+        if self.starts:
+            return "starting, before your function"
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
@@ -114,6 +117,7 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     if not frames:
         return one
     one.line = learners_line(frames)
+    one.starts = _starts(frames, one)
     one.path = tuple(frame for frame in frames if frame.is_learners)
     one.handles, one.raised_at = getattr(frames, "handles", None) or ("", None)
     if what := held_by(frames):
@@ -128,6 +132,17 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     if one.what in _HAND_OVER or _awaits(frames):
         _look_at_threads(one, getattr(frames, "threads", ()))
     return one
+
+
+def _starts(frames: list[Frame], one: Whereabouts) -> bool:
+    """By the launcher's own frames: `_work` makes the group, then `_returned` calls the function.
+
+    What the record has is read later than the stack, so a rank may have returned meanwhile.
+    """
+    names = [frame.name for frame in frames[:2]]
+    if names[:1] != ["_work"] or names[1:] == ["_returned"]:
+        return False
+    return "init_process_group" in [frame.name for frame in frames] or not one.calls
 
 
 def _awaits(frames: list[Frame]) -> bool:

@@ -74,6 +74,9 @@ def _forget_threads_that_wait() -> None:
     calls = getattr(threading, "_threading_atexits", [])
     kept = [call for call in calls if _module(call).startswith("concurrent.futures.")]
     calls[:] = kept
+    # A cell may launch from a thread of an executor's: that is the rank's main thread now.
+    executors = sys.modules.get("concurrent.futures.thread")
+    getattr(executors, "_threads_queues", {}).pop(threading.current_thread(), None)
 
 
 def _module(call: Callable) -> str:

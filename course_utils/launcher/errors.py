@@ -4,6 +4,7 @@ Nothing here depends on the clock, a process id or an address, so that a noteboo
 an error on purpose prints the same words in every run.
 """
 
+import itertools
 import re
 import signal
 import time
@@ -25,6 +26,13 @@ _UNSTABLE = re.compile(
     r"(?<=enforce fail) at /[^\s\]]+"
 )
 _CODE_LINE = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\S+))?')  # of a traceback
+# Torch raises again what ends a process or thread of its own, and puts a traceback into the words.
+_RAISED_AGAIN = re.compile(
+    r"Caught \w+ (in [^\n]+)\.\nOriginal Traceback \(most recent call last\):\n(.+)", re.DOTALL
+)
+_NEXT_TRACEBACK = re.compile(
+    r"\n(The above exception was|During handling) [^\n]+\n\nTraceback \(most recent call last\):\n"
+)
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _LIMIT = 4000  # characters of an exception's own words that are kept
 _SHORT = 200  # of a failure that is told beside the root cause
@@ -145,6 +153,11 @@ def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     if type(error).__name__ == "CheckpointException" and isinstance(failures, dict):
         return _from_checkpoint(rank, error, failures)
     headline = stable(note) if note else _named(error)
+    details = _details(error)
+    raised_again = _RAISED_AGAIN.match(_words(error))
+    if raised_again:
+        headline, *more = _raised_first(*raised_again.groups())
+        details = [*more, *details]
     if isinstance(error, SystemExit):
         headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
     kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
@@ -154,7 +167,7 @@ def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     frames = _frames(error)
     began_otherwise = bool(echo) and not kinds[-1]
     return Failure(
-        rank, time.monotonic(), headline[:_LIMIT], frames, echo, began_otherwise, _details(error)
+        rank, time.monotonic(), headline[:_LIMIT], frames, echo, began_otherwise, details
     )
 
 
@@ -188,6 +201,28 @@ def _words(error: BaseException) -> str:
 
 def _named(error: BaseException) -> str:
     return stable(f"{type(error).__name__}: {_words(error)}".removesuffix(": "))
+
+
+def _raised_first(where: str, tracebacks: str) -> list[str]:
+    """What was raised in a process of torch's, where, and what led to it, a line each."""
+    *earlier, last = _NEXT_TRACEBACK.split(tracebacks)
+    headline, place = _words_and_place(last)
+    lines = [headline, f"{where}{place}"]
+    for trace, link in zip(earlier[-2::-2], earlier[::-2], strict=True):
+        words, place = _words_and_place(trace)
+        how = "caused by" if link.startswith("The") else "while handling"
+        lines.append(f"{how} {words}{place}")
+    return lines
+
+
+def _words_and_place(trace: str) -> tuple[str, str]:
+    """Of a traceback without its first line: what the exception says; `, cell [5], line 7`."""
+    lines = trace.rstrip().split("\n")
+    rows = list(itertools.takewhile(lambda line: line.startswith("  "), lines))
+    words = "\n".join(lines[len(rows) :])
+    calls = _CODE_LINE.findall("\n".join(rows))
+    line = stacks.learners_line([Frame(file, int(number), name) for file, number, name in calls])
+    return stable(words), f", {line.place}: {line.code}" if line else ""
 
 
 def _frames(error: BaseException) -> list[Frame]:
@@ -225,12 +260,19 @@ def _told_with_place(error: BaseException) -> str:
 
 def from_exit(rank: int, status: int, dump: str) -> Failure:
     """In the kernel: what a wait status says about a rank that ended without a word."""
-    headline = f"the process left with exit status {status} before its function returned"
-    if status < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        headline = f"the process died of {names.get(-status, f'signal {-status}')}"
+    headline = how_it_died(status)
+    if status >= 0:
+        headline += " before its function returned"
     crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
     return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash), died=True)
+
+
+def how_it_died(status: int) -> str:
+    """Such as `the process died of SIGKILL`, of an exit status or minus a signal's number."""
+    if status >= 0:
+        return f"the process left with exit status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"the process died of {names.get(-status, f'signal {-status}')}"
 
 
 def worker_error(

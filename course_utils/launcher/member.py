@@ -41,6 +41,7 @@ class Member:
         self.status: int | None = None  # exit status, or minus the signal's number
         self.at_work: AtWork | None = None  # what it waits for although its function is over
         self.has_ended = self.is_stopped = False
+        self.died_late = ""  # how, though it had returned and was not stopped
         self._ends = contextlib.ExitStack()
         self._buffers: list[Any] = []
         self._printed, self._dropped = bytearray(), 0
@@ -94,8 +95,12 @@ class Member:
         ended = self.status is None and self._wait(os.WNOHANG)
         self._read_output()
         self._read_messages()
-        if ended and not self.settled and not self.is_stopped:
+        if not ended or self.is_stopped:
+            return
+        if not self.settled:
             self.failure = errors.from_exit(self.rank, self.status, self.dump())
+        elif not self.failure and not self.has_ended and self.status:
+            self.died_late = errors.how_it_died(self.status)
 
     def _wait(self, flags: int = 0) -> bool:
         """Reap the process if it has ended, and end what it has left behind in its group."""

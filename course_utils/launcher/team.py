@@ -162,15 +162,16 @@ class Team:
         self._let_end(deadline, pressed)
         return [member.result for member in self.members]
 
-    def _let_end(self, deadline: float, pressed: Sequence[int] = ()) -> None:
+    def _let_end(self, deadline: float, pressed: list[int]) -> None:
         """Wait until all ranks that are done have ended as a program does, or time is up."""
         begun, drained = time.monotonic(), Drained()
         while ending := [member for member in self.members if not member.is_over]:
             left = deadline - time.monotonic()
             if left < 0:
                 break
-            if pressed:
-                raise Stopped
+            if pressed:  # nobody waits any longer, and what all have returned is here
+                pressed.clear()
+                break
             wait([end for member in ending for end in member.ends()], min(_TICK_S, left))
             for member in self.members:
                 member.read()
@@ -184,12 +185,17 @@ class Team:
 
     def _note_unfinished(self) -> None:
         for member in self.members:
-            if member.is_over or not member.settled:
-                continue
-            work = member.at_work or AtWork("something that does not end")
-            rank, what, place = member.rank, work.what, work.place()
-            over = f"After its function was over, rank {rank} still waited for {what}{place}."
-            self.unfinished.append(over)
+            rank = member.rank
+            if member.died_late:
+                over = f"""After its function was over, rank {rank} did not end as a program does: \
+{member.died_late}. What it returned is safe."""
+                self.unfinished.append(over)
+            elif member.settled and not member.is_over:
+                work = member.at_work or AtWork("something of its own")
+                what, place = work.what, work.place()
+                over = f"""After its function was over, rank {rank} was stopped, as it still \
+waited for {what}{place}."""
+                self.unfinished.append(over)
 
     def _stop(self) -> None:
         """Have all ranks end as `torchrun` does: SIGTERM, a while, then SIGKILL by `close`."""

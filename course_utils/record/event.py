@@ -13,6 +13,8 @@ Key = tuple[object, ...]
 ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED, WAKES, ASIDE, QUEUED, JOINS = (
     1 << bit for bit in range(10)
 )
+# Mistakes, of a call (its results share one memory; nobody has waited for it), and of a "return".
+SHARED, UNWAITED, UNAVERAGED = (1 << bit for bit in range(10, 13))
 
 
 class Kind(NamedTuple):
@@ -65,6 +67,8 @@ class Event:
     tag: int | None = None  # of a send or recv
     dtype: str | None = None  # such as "float32"; None for a barrier and a wait
     shape: tuple[int, ...] = ()  # of the tensor, of the first one where there are several
+    # Of tensors that are not contiguous, as far as a backend takes them for contiguous ones.
+    layout: str = ""
     op: str | None = None  # "sum", "max" and so on; None where torch does not say
     root: int | None = None  # where a broadcast, reduce, scatter or gather starts or ends
     group: tuple[int, ...] = ()  # the ranks of the process group, in its order

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed import c10d_logger
 from torch.distributed.algorithms import join
 from torch.nn.parallel import distributed as ddp
 
 from course_utils.launcher.stacks import Frame
 from course_utils.record.event import ASIDE, BACKWARD, EVALUATES, FORWARD, JOINS, KINDS, WRAPS
 
-C10D = c10d.__file__
+C10D, _LOGGER = c10d.__file__, c10d_logger.__file__
 _DDP = (ddp.__file__, join.__file__)  # whose notices nobody waits for
 _NOT_THEIRS = (type(threading.main_thread()), threading._DummyThread)  # autograd's are dummies
 _RUNS_BACKWARD = "_engine_run_backward"
@@ -68,10 +69,16 @@ def is_blocking(inner: list[FrameType], own: FrameType | None) -> bool:
     caller, *outer = (frame.f_code for frame in inner)
     if caller.co_filename != C10D:  # torch's own C++, which waits before it returns
         return caller.co_name != _RUNS_BACKWARD
-    by = next((code for code in outer if not code.co_filename.endswith("c10d_logger.py")), caller)
+    by = next((code for code in outer if code.co_filename != _LOGGER), caller)
     if by.co_filename == C10D and by is not caller:  # dist.send calls dist.isend, and waits
         return by.co_name in KINDS and KINDS[by.co_name].message
     return by.co_filename in _DDP
+
+
+def is_direct(inner: list[FrameType], own: FrameType | None) -> bool:
+    """Whether the learner's own line has called torch.distributed, and nothing in between."""
+    files = {frame.f_code.co_filename for frame in inner}
+    return own is not None and bool(files) and files <= {C10D, _LOGGER}
 
 
 def operator(inner: list[FrameType]) -> Any:

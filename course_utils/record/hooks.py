@@ -23,9 +23,11 @@ import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher.stacks import Frame
-from course_utils.record import cuda_times, frames
-from course_utils.record.event import ASYNC, KINDS, QUEUED, UNFINISHED, WAKES, Kind
+from course_utils.record import cuda_times, frames, layouts
+from course_utils.record.event import ASYNC, KINDS, QUEUED, SHARED, WAKES, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
+from course_utils.record.models import Models
+from course_utils.record.unwaited import Unwaited
 from course_utils.record.waits import Waits
 
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
@@ -50,9 +52,9 @@ class Recorder:
 
     def __init__(self, writer: Part) -> None:
         self.writer, self.waits = writer, Waits(writer) if writer.whole else None
+        self.models, self.unwaited = Models(), Unwaited(writer)
         self.times = cuda_times.CudaTimes()
-        self.forked = self.unfinished = False
-        self.ends: list[weakref.finalize] = []  # of the models that the rank has wrapped in DDP
+        self.forked = False
 
     def carefully(self, do: Callable, *args: Any) -> None:
         """Whatever goes wrong here, a call that nobody asked to record goes on."""
@@ -85,35 +87,30 @@ class Recorder:
         @functools.wraps(wrap)
         def wrap_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
             wrap(model, *args, **options)
-            self.ends.append(weakref.finalize(model, self.carefully, self._ask, model.reducer))
+            self.carefully(self.models.follow, model)
 
         c10d._register_pg_in_world, c10d._process_group_name = register_and_record, name_and_record
         DistributedDataParallel.__init__ = wrap_and_follow
         c10d.Store.get = _seen_in_stacks(c10d.Store.get)
         c10d.Store.wait = _seen_in_stacks(c10d.Store.wait)
+        self.unwaited.listen()
         if self.waits:
             self.waits.listen()
         os.register_at_fork(after_in_child=self._fall_silent)
 
     def _fall_silent(self) -> None:  # what a rank forks, such as a DataLoader's worker, is no rank
         self.forked = True
+        self.unwaited.forget()
         if self.waits:
             self.waits.unwaited.clear()
 
-    def _ask(self, reducer: Any) -> None:
-        """At a model's end: has a backward pass left gradients that nobody averaged?"""
-        if threading.active_count() == 1:  # else another one's backward may hold what we ask for
-            try:
-                reducer._check_reducer_finalized()
-            except RuntimeError:
-                self.unfinished = True
-
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
-        for end in self.ends:
-            end()
-        flags = UNFINISHED if self.unfinished else 0
-        flags |= WAKES if threading.active_count() > 1 else 0
+        flags = self.models.flags()
+        if threading.active_count() > 1:
+            flags |= WAKES
+        else:
+            self.unwaited.note_all()
         self._note("return", None, (), flags)
         self.times.read()
 
@@ -138,8 +135,7 @@ class Recorder:
         frames.UNSEEN.update((before.__code__, after.__code__))
         # Else torch.compile, amid whose code they are called, would compile them and warn of it.
         group.register_pre_hook(_HOOK, torch.compiler.disable(before))
-        if self.waits:
-            group.register_post_hook(_HOOK, torch.compiler.disable(after))
+        group.register_post_hook(_HOOK, torch.compiler.disable(after))
 
     def _before(
         self, known: weakref.ref, issuing: dict, impatient: bool, queues: Callable, call: Any
@@ -149,13 +145,14 @@ class Recorder:
         kind, how, listed = _called()[call.name.value]
         inner, own = frames.split(sys._getframe(1).f_back)
         group, name = tuple(c10d.get_process_group_ranks(known())), known().group_name
-        inputs, place = call.input_tensors, call.root
-        tensors = inputs or call.output_tensors
+        inputs, outputs, place = call.input_tensors, call.output_tensors, call.root
+        tensors = inputs or outputs
         first, size = tensors[0] if tensors else _NOTHING, sum(tensor.nbytes for tensor in tensors)
         peer = group[place] if place >= 0 else None
         fields = {
             "kind": kind, "bytes": size, "shape": tuple(first.shape), "dtype": _name(first.dtype),
-            "group": group, "group_name": name, "peer" if how.message else "root": peer,
+            "layout": layouts.of(kind, listed, inputs, outputs), "group": group,
+            "group_name": name, "peer" if how.message else "root": peer,
         }  # fmt: skip
         counted = group, name  # groups that only their members make can have one name
         asked = inner[0].f_locals if inner and (how.message or how.parted) else {}
@@ -172,18 +169,30 @@ class Recorder:
         flags = frames.flags(inner) | (ASYNC if later else 0)
         flags |= QUEUED if queues(first.device.type) else 0
         flags |= WAKES if impatient or threading.active_count() > 1 else 0
+        is_direct = frames.is_direct(inner, own)
+        flags |= SHARED if is_direct and layouts.share_memory(outputs) else 0
+        self.models.note(size, flags)
+        if kind == "barrier" and not later:
+            self.unwaited.meet(name)
         since_s = vars(threading.current_thread()).pop("started_s", 0)  # it asks for that only
         issued = self.writer.write(fields, own, counted, flags, ON_ITS_WAY, since_s)
-        if self.waits:
+        issued.is_theirs = is_direct and later and kind != "send"
+        if self.waits or issued.is_theirs:
             issuing[call.op_id] = issued
-            if flags & QUEUED and cuda_times.usable(first.device.type):
-                self.times.begin(issued)
+        if self.waits and flags & QUEUED and cuda_times.usable(first.device.type):
+            self.times.begin(issued)
 
     def _after(self, issuing: dict[int, Row], call: Any) -> None:
-        if issued := issuing.pop(call.op_id, None):
+        issued = issuing.pop(call.op_id, None)
+        if issued is None:
+            return
+        work = call.work
+        if work is not None and issued.is_theirs:
+            self.unwaited.follow(work, issued)
+        if self.waits:
             issued.of = ISSUED
             self.times.follow(issued, call)
-            if call.work is not None:
+            if work is not None:
                 self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
 
 

@@ -1,5 +1,8 @@
 """A rank ends as a program does: what it leaves to its end is there, as under torchrun."""
 
+import asyncio
+import atexit
+import functools
 import multiprocessing
 import os
 import signal
@@ -8,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -17,6 +21,8 @@ import pytest
 import torch.distributed as dist
 
 from course_utils import WorkerError, launch
+from course_utils.launcher import launch as launcher
+from course_utils.launcher.listener import Listener
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PROGRAM = Path(leavings.__file__)
@@ -75,8 +81,73 @@ def test_a_thread_that_does_not_end_is_told_and_the_results_are_there(capsys):
     assert list(launch(work, world_size=1, timeout=2.0)) == [5]
     place = f"test_a_rank_ends_as_a_program.py, line {wait_for_ever.__code__.co_firstlineno + 2}"
     told = capsys.readouterr().out
-    assert "rank 0 still waited for thread saver" in told
+    assert "rank 0 was stopped, as it still waited for thread saver" in told
     assert f"at {place}, in wait_for_ever: time.sleep(0.05)." in told
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        (kill_myself, "the process died of SIGKILL"),
+        (functools.partial(os._exit, 3), "the process left with exit status 3"),
+    ],
+)
+def test_a_rank_that_dies_while_it_ends_is_told_and_its_result_is_there(ends, how, capsys):
+    def work() -> int:
+        if dist.get_rank() == 1:
+            atexit.register(ends)
+        return dist.get_rank()
+
+    assert list(launch(work)) == [0, 1]
+    told = capsys.readouterr().out
+    assert f"rank 1 did not end as a program does: {how}. What it returned is safe." in told
+    assert "rank 0" not in told
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_stop_while_ranks_end_loses_no_result(presses, tmp_path):
+    go_on = tmp_path / "go on"
+    kernel = os.getpid()
+
+    def press_once_all_have_returned() -> None:
+        while not go_on.exists():
+            time.sleep(0.01)
+        for _ in range(presses):
+            os.kill(kernel, signal.SIGINT)
+        time.sleep(600)
+
+    def work() -> int:
+        if dist.get_rank() == 0:
+            threading.Thread(target=press_once_all_have_returned, name="presses").start()
+        return dist.get_rank()
+
+    class Ends(Listener):
+        """Hears when all have returned."""
+
+        def tick(self, members, final=False):
+            if not final and all(member.settled for member in members):
+                go_on.touch()
+
+    results = launcher.launch(work, listeners=[Ends()])
+    assert list(results) == [0, 1]
+    (sentence,) = results.unfinished
+    assert sentence.startswith("After its function was over, rank 0 was stopped, as it still")
+
+
+def test_a_launch_from_a_thread_of_an_executor_ends_without_a_word(capsys):
+    results = asyncio.run(asyncio.to_thread(launch, dist.get_rank))
+    assert list(results) == [0, 1]
+    assert "cannot join" not in capsys.readouterr().out
+    with ThreadPoolExecutor(1) as pool:
+        assert list(pool.submit(launch, a_pool_in_a_rank).result()) == [7, 7]
+
+
+def a_pool_in_a_rank() -> int:
+    return ThreadPoolExecutor(1).submit(int, 7).result()
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
-from course_utils import WorkerError, WorkerTimeout
+from course_utils import WorkerError, WorkerTimeout, launch
 from course_utils.launcher import errors, stacks
 from course_utils.launcher.errors import Failure
 from course_utils.launcher.stacks import Frame
@@ -70,6 +72,37 @@ def test_a_rank_that_failed_by_itself_is_never_told_as_stopped():
     assert errors.worker_error(failures, 3, [""] * 3).parts[2] == (
         "Rank 1 failed as well: KeyError: 'y'\nRank 2 was stopped."
     )
+
+
+def test_of_what_torch_raises_again_the_first_words_come_first(cell):
+    trace = f'  File "{LIBRARY}", line 3, in fetch\n    get()\n  File "{CELL}", line 3, in f\n'
+    words = (
+        "Caught ValueError in DataLoader worker process 0.\n"
+        f"Original Traceback (most recent call last):\n{trace}    x = 1\nKeyError: 'label'\n\n"
+        "The above exception was the direct cause of the following exception:\n\n"
+        f"Traceback (most recent call last):\n{trace}ValueError: bad\n  indented\n\nand more\n"
+    )
+    failure = errors.from_exception(0, ValueError(words))
+    assert failure.headline == "ValueError: bad\n  indented\n\nand more"
+    here, before = failure.details
+    assert here.startswith("in DataLoader worker process 0, cell [")
+    assert before.startswith("caused by KeyError: 'label', cell [")
+
+
+def test_a_collective_in_a_worker_of_a_loader_is_told_in_our_words_first():
+    class Reduces(Dataset):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(WorkerError) as caught:
+        launch(lambda: next(iter(DataLoader(Reduces(), num_workers=1))), world_size=1)
+    first, second, *_ = str(caught.value).split("\n")
+    assert "RuntimeError: a DataLoader worker of rank 0 called all_reduce (" in first
+    assert second.startswith("  in DataLoader worker process 0, test_errors.py, line ")
+    assert "Traceback" not in str(caught.value)
 
 
 def test_causes_contexts_notes_and_members_of_a_group_are_told(cell):

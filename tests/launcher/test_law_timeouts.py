@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerTimeout, launch
 from course_utils.launcher.member import Member
+from course_utils.launcher.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
@@ -245,3 +246,20 @@ def test_law_6_a_run_that_is_just_in_time_is_no_timeout():
 def test_law_6_a_function_of_a_library_is_said_to_be_outside_of_your_code():
     with pytest.raises(WorkerTimeout, match="rank 0: running, outside of your code"):
         launch(time.sleep, 100, timeout=4.0, world_size=1)
+
+
+def test_law_6_ranks_that_are_still_starting_are_told_so(monkeypatch):
+    join = Rendezvous.join
+
+    def late(meet: Rendezvous, backend: str, rank: int) -> None:
+        if rank == 1:
+            time.sleep(600)
+        join(meet, backend, rank)
+
+    monkeypatch.setattr(Rendezvous, "join", late)
+    with pytest.raises(WorkerTimeout) as caught:
+        launch(dist.barrier, timeout=4.0)
+    text = str(caught.value)
+    assert "  rank 0: starting, before your function\n  rank 1: starting, before" in text
+    assert "Ranks 0 and 1 were still starting: launch makes the group before it calls" in text
+    assert caught.value.pattern == "starting"
