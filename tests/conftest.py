@@ -20,6 +20,7 @@ import circles
 import mnist_files
 import nbval.kernel
 import pytest
+import spent
 import warm_kernels
 from census import FORKS, beyond, census
 from jupyter_client import KernelManager
@@ -70,6 +71,7 @@ class Manager(KernelManager):
     def start_kernel(self, **options: Any) -> None:
         with warm_kernels.warm():
             super().start_kernel(**options)
+        spent.KERNELS.append(self.provisioner.pid)
 
 
 def kernel_manager(**options: Any) -> KernelManager:
@@ -80,9 +82,17 @@ def kernel_manager(**options: Any) -> KernelManager:
 nbval.kernel.KernelManager = kernel_manager
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the CPU seconds of each test are written, if anywhere."""
+    parser.addoption("--seconds", metavar="FILE", help="append the CPU seconds of each test")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist, which start after this, share the process that forks kernels."""
-    if config.getoption("numprocesses", None):
+    is_master = bool(config.getoption("numprocesses", None))
+    if config.getoption("seconds"):
+        config.pluginmanager.register(spent.Seconds(config.getoption("seconds"), is_master))
+    if is_master:
         os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open()
 
 
