@@ -185,8 +185,11 @@ def _misfit(fn: Callable[..., Any], args: tuple) -> str:
             name = getattr(fn, "__name__", type(fn).__name__)
             ways = [f"{_ASKED[it]} for {it}" for it in signature.parameters if it in _ASKED]
             hint = f" A rank asks {' and '.join(ways)}: nobody hands it in." if ways else ""
-            what = f"{name}{signature} does not fit"
-            return f"{what} the {len(args)} arguments given to launch: {error}.{hint}"
+            if len(args) == 1 and isinstance(args[0], int) and not signature.parameters:
+                ranks = args[0]
+                hint = f" To run it on {ranks} ranks, write launch({name}, world_size={ranks})."
+            what = f"{name}{signature} does not fit the arguments given to launch"
+            return f"{what} ({len(args)} of them): {error}.{hint}"
     return ""
 
 

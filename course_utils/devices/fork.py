@@ -91,8 +91,11 @@ def import_what_ranks_need() -> None:
     """
     name = "TORCHINDUCTOR_CACHE_DIR"  # else it makes a folder, and writes into the environment
     with _IMPORTING, contextlib.ExitStack() as afterwards:
-        if find := getattr(dist.Backend, "_ensure_backend_registered", None):
-            find("gloo")  # torch 2.15 looks for it among all installed packages
+        # torch 2.15 looks for a backend among all installed packages, which takes 6 ms. Not "nccl":
+        # it would keep what TORCH_DIST_USE_NCCL2 says now, and a later cell could not change it.
+        register = getattr(dist.Backend, "_ensure_backend_registered", None)
+        if register is not None:
+            register("gloo")
         if "torch._dynamo" not in sys.modules and name not in os.environ:
             os.environ[name] = tempfile.gettempdir()
             afterwards.callback(os.environ.pop, name)

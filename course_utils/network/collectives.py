@@ -25,16 +25,22 @@ MPICH, Int. J. High Perform. Comput. Appl. 19, 2005, where also the pairwise all
 direct: everything straight to the rank that needs it; an all_reduce goes to one rank and back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 
 ALGORITHMS = ("ring", "tree", "direct")
 
-# (source, target, bytes), by places in the group; in a round every rank first sends all that it
-# has to send in it, without waiting, and then waits for what the round brings it, both in order.
-Round = list[tuple[int, int, float]]
-Parts = Sequence[Sequence[int]]
+# (source, target, bytes), by places in the group.
+Transfer = tuple[int, int, float]
+# In a round every rank first sends all that it has to send in it, without waiting, and then waits
+# for what the round brings it, both in order.
+Round = list[Transfer]
+Parts = Sequence[Sequence[float]]  # `parts[i][j]`: bytes from place i for place j
+# One branch of a tree: child, parent, and how many places the child speaks for, itself included.
+# Places are counted from the root here, and a child speaks for itself and the places after it.
+Branch = tuple[int, int, int]
+
+_IN_PARTS = ("scatter", "reduce_scatter", "all_to_all")
 
 
 def refuse_unknown(algorithm: str) -> None:
@@ -51,61 +57,120 @@ def rounds(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts
     gather. For scatter, reduce_scatter and all_to_all there are `parts[i][j]` bytes from i for j.
     """
     if kind == "barrier":
-        kind, size = "all_reduce", 0
-    if kind not in ("scatter", "reduce_scatter", "all_to_all"):
+        return rounds("all_reduce", algorithm, n, root, 0, parts)
+    if kind not in _IN_PARTS:
         parts = [[size] * n] * n
-    everybody_at_once = algorithm == "direct" and kind in ("all_gather", "reduce_scatter")
-    if kind == "all_to_all" or everybody_at_once:  # else in turns with one partner each
-        turns = [_shift(n, k, lambda rank, to: parts[rank][to]) for k in range(1, n)]
-        return [list(chain(*turns))] if algorithm == "direct" else turns
-    if algorithm == "ring" and kind not in ("scatter", "gather"):
-        return _by_ring(kind, n, root, size, parts)
-    masks = [2**k for k in range((n - 1).bit_length())]
+    if kind == "all_to_all" or (algorithm == "direct" and kind in ("all_gather", "reduce_scatter")):
+        return _between_all_pairs(algorithm, n, parts)
     if algorithm == "tree" and kind == "all_gather":
-        return [_shift(n, -m, lambda rank, to, m=m: size * min(m, n - m)) for m in masks]
-    # From the leaves to place 0, by rounds: (child, parent, places from the child on).
-    edges = [[(v, 0, 1) for v in range(1, n)]]
+        return _all_gather_by_bruck(n, size)
     if algorithm == "tree":
-        edges = [[(v + m, v, min(m, n - v - m))] for m in masks for v in range(0, n - m, 2 * m)]
-    return _by_tree(kind, edges, n, root, size, parts)
+        return _along_branches(kind, _binomial_tree(n), n, root, size, parts)
+    if algorithm == "direct" or kind in ("scatter", "gather"):
+        return _along_branches(kind, _star(n), n, root, size, parts)
+    return _around_the_ring(kind, n, root, size, parts)
 
 
-def _shift(n: int, by: int, size: Callable[[int, int], float]) -> Round:
-    """Every rank sends to the one `by` places further on; `size(rank, to)`."""
-    return [(rank, (rank + by) % n, size(rank, (rank + by) % n)) for rank in range(n)]
+def _between_all_pairs(algorithm: str, n: int, parts: Parts) -> list[Round]:
+    """Everybody sends a part to everybody else: all at once, or in turns with one partner each."""
+    turns = []
+    for distance in range(1, n):
+        turn = []
+        for source in range(n):
+            target = (source + distance) % n
+            turn.append((source, target, parts[source][target]))
+        turns.append(turn)
+    if algorithm != "direct":
+        return turns
+    at_once = [transfer for turn in turns for transfer in turn]
+    return [at_once]
 
 
-def _by_ring(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
-    if kind in ("broadcast", "reduce"):  # n pieces once around the ring, one behind the other
-        first = root if kind == "broadcast" else root + 1
-        hops = [first + hop for hop in range(n - 1)] * n
-        return [[(hop % n, (hop + 1) % n, size / n)] for hop in hops]
+def _all_gather_by_bruck(n: int, size: int) -> list[Round]:
+    """Each round doubles what a rank holds; the last one brings only what is still missing."""
+    result = []
+    held = 1
+    while held < n:
+        brought = size * min(held, n - held)
+        result.append([(source, (source - held) % n, brought) for source in range(n)])
+        held *= 2
+    return result
+
+
+def _around_the_ring(kind: str, n: int, root: int, size: int, parts: Parts) -> list[Round]:
+    if kind == "broadcast":
+        return _pieces_along_the_ring(root, n, size)
+    if kind == "reduce":  # from the root's neighbour on, so that it ends at the root
+        return _pieces_along_the_ring(root + 1, n, size)
     if kind == "all_reduce":
-        return [_shift(n, 1, lambda rank, to: size / n)] * (2 * (n - 1))
+        return [_to_the_next([size / n] * n)] * (2 * (n - 1))
     if kind == "all_gather":
-        return [_shift(n, 1, lambda rank, to: size)] * (n - 1)
-    return [_shift(n, 1, lambda rank, to, k=k: parts[rank][(rank - k) % n]) for k in range(1, n)]
+        return [_to_the_next([size] * n)] * (n - 1)
+    # A reduce_scatter: in turn k a rank hands on the sum for the rank k places back.
+    result = []
+    for turn in range(1, n):
+        sizes = [parts[source][(source - turn) % n] for source in range(n)]
+        result.append(_to_the_next(sizes))
+    return result
 
 
-def _by_tree(kind: str, edges: list, n: int, root: int, size: int, parts: Parts) -> list[Round]:
-    """Places are counted from the root."""
+def _pieces_along_the_ring(first: int, n: int, size: int) -> list[Round]:
+    """Pass n pieces from place `first` through all others, one piece behind the other."""
+    result = []
+    for _piece in range(n):
+        for hop in range(n - 1):
+            source = (first + hop) % n
+            result.append([(source, (source + 1) % n, size / n)])
+    return result
 
-    def up(size: Callable[[int, int], float]) -> list[Round]:
-        """`size(v, m)` is that of the m places from v on."""
-        at = [(root + place) % n for place in range(n)]
-        return [[(at[v], at[to], size(v, m)) for v, to, m in one] for one in edges]
 
-    def down(size: Callable[[int, int], float]) -> list[Round]:
-        return [[(to, v, bytes_) for v, to, bytes_ in one] for one in reversed(up(size))]
+def _to_the_next(sizes: Sequence[float]) -> Round:
+    """Every rank sends so many bytes to the next one on the ring."""
+    n = len(sizes)
+    return [(source, (source + 1) % n, sizes[source]) for source in range(n)]
 
-    found: list[Round] = []
-    if kind in ("all_reduce", "reduce", "reduce_scatter"):
-        found += up(lambda v, below: size)
-    if kind in ("all_reduce", "broadcast"):
-        found += down(lambda v, below: size)
-    if kind in ("scatter", "reduce_scatter"):
-        own = [*parts[root][root:], *parts[root][:root]]
-        found += down(lambda v, below: sum(own[v : v + below]))
-    if kind == "gather":
-        found += up(lambda v, below: below * size)
-    return found
+
+def _star(n: int) -> list[list[Branch]]:
+    """All others hang directly on the root."""
+    return [[(child, 0, 1) for child in range(1, n)]]
+
+
+def _binomial_tree(n: int) -> list[list[Branch]]:
+    """Branches by rounds, from the leaves to the root: half of the places are left after each."""
+    result = []
+    distance = 1
+    while distance < n:
+        branches = []
+        for parent in range(0, n - distance, 2 * distance):
+            child = parent + distance
+            branches.append((child, parent, min(distance, n - child)))
+        result.append(branches)
+        distance *= 2
+    return result
+
+
+def _along_branches(
+    kind: str, tree: list[list[Branch]], n: int, root: int, size: int, parts: Parts
+) -> list[Round]:
+    """Up a tree, down it, or both; a branch carries what its kind of collective needs there."""
+    places = [(root + number) % n for number in range(n)]  # by their number from the root on
+    for_place = [parts[root][place] for place in places]
+
+    def bytes_on(branch: Branch, going_up: bool) -> float:
+        child, _parent, below = branch
+        if kind == "gather":
+            return below * size
+        if kind == "scatter" or (kind == "reduce_scatter" and not going_up):
+            return sum(for_place[child : child + below])
+        return size
+
+    result: list[Round] = []
+    if kind in ("all_reduce", "reduce", "reduce_scatter", "gather"):
+        for branches in tree:
+            up = [(places[b[0]], places[b[1]], bytes_on(b, going_up=True)) for b in branches]
+            result.append(up)
+    if kind in ("all_reduce", "broadcast", "scatter", "reduce_scatter"):
+        for branches in reversed(tree):
+            down = [(places[b[1]], places[b[0]], bytes_on(b, going_up=False)) for b in branches]
+            result.append(down)
+    return result

@@ -59,24 +59,32 @@ class Network:
     def link(self, source: int, target: int, world_size: int) -> tuple[float, float]:
         """Microseconds until a message's first byte arrives, and those that each byte takes."""
         latency_us, gbit_s = self.latency_us, self.gbit_s
-        per_node = world_size // self.nodes
-        if self.between and source // per_node != target // per_node:
+        ranks_per_node = world_size // self.nodes
+        same_node = source // ranks_per_node == target // ranks_per_node
+        if self.between and not same_node:
             latency_us, gbit_s = self.between
+        us_per_byte = 8 / (gbit_s * 1000)
         factor = self.slow_links.get((source, target), 1.0)
-        return latency_us * factor, 8 / (gbit_s * 1000) * factor
+        return latency_us * factor, us_per_byte * factor
 
     def refuse_misfit(self, world_size: int) -> None:
         """Raise ValueError unless this is a network for so many ranks."""
         if world_size % self.nodes:
             raise ValueError(f"{world_size} ranks cannot be laid out as {self.nodes} equal nodes")
-        for rank in (*self.slow_ranks, *(rank for link in self.slow_links for rank in link)):
+        slow = list(self.slow_ranks)
+        for source, target in self.slow_links:
+            slow += [source, target]
+        for rank in slow:
             if rank not in range(world_size):
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
 
 
 def _refuse(name: str, value: float, least: float | None = None) -> None:
     """Raise ValueError unless a number is above 0, or at least `least`."""
-    good = isinstance(value, (int, float)) and math.isfinite(value)
-    if not good or (value <= 0 if least is None else value < least):
-        wanted = "above 0" if least is None else f"of at least {least:g}"
+    is_finite = isinstance(value, (int, float)) and math.isfinite(value)
+    if least is None:
+        wanted, fits = "above 0", is_finite and value > 0
+    else:
+        wanted, fits = f"of at least {least:g}", is_finite and value >= least
+    if not fits:
         raise ValueError(f"{name} must be a finite number {wanted}, got {value!r}")

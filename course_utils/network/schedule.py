@@ -28,94 +28,124 @@ class Message(NamedTuple):
 class Schedule:
     """What all ranks do, of recorded events and an algorithm that collectives are carried out by.
 
+    Attributes:
+        messages: All messages. Steps and ends refer to them by their places in this list.
+        tasks: Each rank's part in each collective, which runs beside the rank's program.
+        programs: By rank, what it does itself. It may compute before its first event.
+
     Raises:
         ReplayError: A message or a collective has no partner: says which, of which rank and line.
     """
 
     def __init__(self, events: Sequence[Event], world_size: int, algorithm: str) -> None:
-        self.messages: list[Message] = []  # steps and ends refer to them by their places here
-        # Likewise each rank's part in each collective, which runs beside the rank's program.
+        self.messages: list[Message] = []
         self.tasks: list[tuple[Event, list[Step]]] = []
-        # By rank, what it does itself; it may compute before its first event.
-        self.programs: list[list[Step]] = [[("compute", None, None)] for _ in range(world_size)]
+        self.programs: list[list[Step]] = []
         self._ends: dict[tuple[int, int | None], End] = {}  # by rank and index of an event
-        self._last: dict[tuple, End] = {}  # task of a rank in a group
-        met = meetings(events, world_size)
-        messages = [one for one in met if one.key[0] == "message"]
-        _refuse_lonely(messages)
-        for number, one in enumerate(messages):
-            source, target = one.members
-            sent, taken = one.calls[source], one.calls[target]
-            self._ends[sent.rank, sent.index] = "left", number
-            self._ends[taken.rank, taken.index] = "arrived", number
-            self.messages.append(Message(sent, taken, sent.bytes, (taken.index, 0)))
-        for one in met:
-            if one.key[0] == "collective":
-                _refuse_disagreement(one)
-                self._add_collective(one, algorithm)
-        threaded: dict[int, list[tuple[float, list[Step]]]] = {
-            event.rank: [] for event in events if event.flags & ASIDE
-        }
-        for event in events:
-            begins = ends = self.programs[event.rank]
-            if event.rank in threaded:  # one thread goes on while another one waits
-                begins, ends = [], []
-                threaded[event.rank] += (event.start_s, begins), (event.end_s, ends)
-            self._add_steps(event, begins, ends)
-        for rank, steps in threaded.items():
-            for _, own in sorted(steps, key=lambda step: step[0]):
-                self.programs[rank] += own
+        self._last_task: dict[tuple, End] = {}  # of a rank in a group
+        all_meetings = meetings(events, world_size)
+        self._add_messages([m for m in all_meetings if m.key[0] == "message"])
+        for meeting in all_meetings:
+            if meeting.key[0] == "collective":
+                _refuse_disagreement(meeting)
+                self._add_collective(meeting, algorithm)
+        self._add_programs(events, world_size)
 
-    def _add_collective(self, met: Meeting, algorithm: str) -> None:
+    def _add_messages(self, pairs: Sequence[Meeting]) -> None:
+        """Add what ranks send each other, outside of collectives."""
+        _refuse_lonely(pairs)
+        for number, pair in enumerate(pairs):
+            source, target = pair.members
+            sent, taken = pair.calls[source], pair.calls[target]
+            self._ends[sent.rank, sent.index] = ("left", number)
+            self._ends[taken.rank, taken.index] = ("arrived", number)
+            self.messages.append(Message(sent, taken, sent.bytes, (taken.index, 0)))
+
+    def _add_collective(self, meeting: Meeting, algorithm: str) -> None:
         """Add a collective's messages, and for each member its task."""
-        calls = [met.calls[rank] for rank in met.members]
+        calls = [meeting.calls[rank] for rank in meeting.members]
+        steps_of_place = self._add_transfers(calls, algorithm)
+        for call, steps in zip(calls, steps_of_place, strict=True):
+            end = ("done", len(self.tasks))
+            member = (call.rank, meeting.key)
+            if member in self._last_task:  # a rank's collectives in a group follow each other
+                steps.insert(0, ("wait", self._last_task[member], None))
+            self._last_task[member] = end
+            self._ends[call.rank, call.index] = end
+            self.tasks.append((call, steps))
+
+    def _add_transfers(self, calls: Sequence[Event], algorithm: str) -> list[list[Step]]:
+        """Add a collective's messages; returns what each member does, by its place in the group."""
         first = calls[0]
         root = 0 if first.root is None else first.group.index(first.root)
         parts = tuple(tuple(call.parts) for call in calls)
         steps: list[list[Step]] = [[] for _ in calls]
-        for round_ in rounds(first.kind, algorithm, len(calls), root, first.bytes, parts):
-            number = len(self.messages)
-            for place, (source, _, _) in enumerate(round_, number):
-                steps[source].append(("send", place, None))
-            for place, (source, target, size) in enumerate(round_, number):
-                order = calls[target].index, len(steps[target])
-                steps[target].append(("wait", ("arrived", place), None))
+        for transfers in rounds(first.kind, algorithm, len(calls), root, first.bytes, parts):
+            first_number = len(self.messages)
+            for number, (source, _, _) in enumerate(transfers, first_number):
+                steps[source].append(("send", number, None))
+            for number, (source, target, size) in enumerate(transfers, first_number):
+                order = (calls[target].index, len(steps[target]))
+                steps[target].append(("wait", ("arrived", number), None))
                 self.messages.append(Message(calls[source], calls[target], size, order))
-        for call, own in zip(calls, steps, strict=True):
-            end, who = ("done", len(self.tasks)), (call.rank, met.key)
-            if who in self._last:  # a rank's collectives in a group come one after the other
-                own.insert(0, ("wait", self._last[who], None))
-            self._ends[call.rank, call.index] = self._last[who] = end
-            self.tasks.append((call, own))
+        return steps
 
-    def _add_steps(self, event: Event, begins: list[Step], ends: list[Step]) -> None:
-        """Add what an event makes its rank do, after what it computes first; and its waiting."""
-        waits = event.kind == "wait"
-        end = self._ends.get((event.rank, event.of if waits else event.index))
+    def _add_programs(self, events: Sequence[Event], world_size: int) -> None:
+        ranks_with_threads = {event.rank for event in events if event.flags & ASIDE}
+        self.programs = [[("compute", None, None)] for _ in range(world_size)]
+        for event in events:
+            if event.rank not in ranks_with_threads:
+                begin, end = self._steps_of(event)
+                self.programs[event.rank] += begin + end
+        for rank in ranks_with_threads:
+            own_events = [event for event in events if event.rank == rank]
+            self.programs[rank] += self._in_order_of_time(own_events)
+
+    def _in_order_of_time(self, events: Sequence[Event]) -> list[Step]:
+        """Of a rank with several threads: while one of them waits, a different one goes on."""
+        timed: list[tuple[float, list[Step]]] = []
+        for event in events:
+            begin, end = self._steps_of(event)
+            timed.append((event.start_s, begin))
+            timed.append((event.end_s, end))
+        timed.sort(key=lambda pair: pair[0])
+        return [step for _, steps in timed for step in steps]
+
+    def _steps_of(self, event: Event) -> tuple[list[Step], list[Step]]:
+        """What an event makes its rank do, after what it computes first; and its waiting."""
+        is_wait = event.kind == "wait"
+        end = self._ends.get((event.rank, event.of if is_wait else event.index))
         if end is None:
             raise ReplayError(f"{event!r}: the recording lacks that event.")
-        begins.append(("compute", event, event))
+        begin: list[Step] = [("compute", event, event)]
         kind, number = end
-        if not waits and kind != "arrived":  # asking for a message takes no time
-            begins.append(("send" if kind == "left" else "start", number, event))
-        if waits or event.blocking:
-            ends.append(("wait", end, event))
+        if not is_wait and kind == "left":
+            begin.append(("send", number, event))
+        if not is_wait and kind == "done":
+            begin.append(("start", number, event))
+        # Of kind "arrived" there is nothing to begin: asking for a message takes no time.
+        if is_wait or event.blocking:
+            return begin, [("wait", end, event)]
+        return begin, []
 
 
-def _refuse_lonely(messages: list[Meeting]) -> None:
-    if alone := [call for one in messages if one.missing for call in one.calls.values()]:
-        first = min(alone, key=lambda event: (event.index, event.rank))
-        verb = "receives" if first.kind == "send" else "sends"
-        who = "no rank" if first.peer is None else f"rank {first.peer} never"
-        raise ReplayError(f"{first!r}: it has no partner, {who} {verb} it.")
+def _refuse_lonely(pairs: Sequence[Meeting]) -> None:
+    alone = [call for pair in pairs if pair.missing for call in pair.calls.values()]
+    if not alone:
+        return
+    first = min(alone, key=lambda event: (event.index, event.rank))
+    verb = "receives" if first.kind == "send" else "sends"
+    who = "no rank" if first.peer is None else f"rank {first.peer} never"
+    raise ReplayError(f"{first!r}: it has no partner, {who} {verb} it.")
 
 
-def _refuse_disagreement(met: Meeting) -> None:
-    first = next(met.calls[rank] for rank in met.members if rank in met.calls)
-    for rank in met.members:
-        if (call := met.calls.get(rank)) is None:
+def _refuse_disagreement(meeting: Meeting) -> None:
+    first = next(meeting.calls[rank] for rank in meeting.members if rank in meeting.calls)
+    for rank in meeting.members:
+        call = meeting.calls.get(rank)
+        if call is None:
             raise ReplayError(f"{first!r}: it has no partner, rank {rank} made no such call.")
-        alike = (call.kind, call.op, call.root) == (first.kind, first.op, first.root)
-        sized = call.kind in ("scatter", "all_to_all") or call.bytes == first.bytes
-        if not (alike and sized):
+        same_call = (call.kind, call.op, call.root) == (first.kind, first.op, first.root)
+        sizes_may_differ = call.kind in ("scatter", "all_to_all")
+        if not same_call or (call.bytes != first.bytes and not sizes_may_differ):
             raise ReplayError(f"{first!r}: it has no partner, it met {call!r}.")

@@ -4,7 +4,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course_utils.network.network import Network
 from course_utils.network.schedule import End, ReplayError, Schedule, Step
@@ -54,23 +54,43 @@ class Replay:
 Think = Callable[[int, Event | None], float]
 # What a rank does, or its part in a collective: yields until when it waits, or for which end.
 Process = Iterator[float | End]
+# Who waits: the order of its call, its rank, and what goes on then.
+Waiter = tuple[Any, int, Process]
 _ARRIVE, _RESUME = range(2)  # at one moment, arrivals come first
 
 
 class Simulation:
-    """A schedule on its way through a network; `think` tells what ranks compute before events."""
+    """A schedule on its way through a network; `think` tells what ranks compute before events.
+
+    Attributes:
+        now: Virtual microseconds since the start of all ranks.
+        finish: By rank, until when it and all that it sent was done.
+        links: `links[source][target]` is (microseconds to the first byte, microseconds per byte).
+        out_free, in_free: By rank, from when on its outgoing and incoming port is free.
+        at: By rank, the event at which its program waits or computes; nothing when it has ended.
+        ended: When what one can wait for was over.
+        waiters: Who waits for an end that has not come.
+        moments: What will happen, as a heap: (moment, _ARRIVE or _RESUME, order, rank, what).
+        intervals: What every rank and its ports did when.
+    """
 
     def __init__(self, schedule: Schedule, network: Network, think: Think) -> None:
-        self.network, self.think, self.messages = network, think, schedule.messages
-        self.programs, self.tasks = schedule.programs, schedule.tasks
-        size = len(self.programs)
-        self.links = [[network.link(a, b, size) for b in range(size)] for a in range(size)]
-        self.slow = [network.slow_ranks.get(rank, 1.0) for rank in range(size)]
-        self.out_free, self.in_free = [0.0] * size, [0.0] * size
-        self.now, self.finish = 0.0, [0.0] * size
-        self.held: dict[int, Event | None] = {}  # by rank what its program is at, until its end
+        self.network = network
+        self.think = think
+        self.messages = schedule.messages
+        self.tasks = schedule.tasks
+        self.programs = schedule.programs
+        world_size = len(self.programs)
+        ranks = range(world_size)
+        self.links = [[network.link(a, b, world_size) for b in ranks] for a in ranks]
+        self.slow = [network.slow_ranks.get(rank, 1.0) for rank in ranks]
+        self.out_free = [0.0] * world_size
+        self.in_free = [0.0] * world_size
+        self.finish = [0.0] * world_size
+        self.now = 0.0
+        self.at: dict[int, Event | None] = {}
         self.ended: dict[End, float] = {}
-        self.waiters: dict[End, list[tuple[int, int, Process]]] = defaultdict(list)
+        self.waiters: dict[End, list[Waiter]] = defaultdict(list)
         self.moments: list[tuple] = []
         self.intervals: list[Interval] = []
 
@@ -79,74 +99,92 @@ class Simulation:
         for rank, steps in enumerate(self.programs):
             self._go_on(-1, rank, self._program(rank, steps))
         while self.moments:
-            self.now, kind, order, rank, what = heapq.heappop(self.moments)
-            (self._arrive if kind == _ARRIVE else self._go_on)(order, rank, what)
-        for event in self.held.values():
+            self.now, kind, order, rank, subject = heapq.heappop(self.moments)
+            if kind == _ARRIVE:
+                self._arrive(rank, subject)
+            else:
+                self._go_on(order, rank, subject)
+        for event in self.at.values():
             raise ReplayError(f"{event!r}: it waits for ever.")
         return Replay(tuple(self.finish), tuple(self.intervals), self.network)
 
     def _program(self, rank: int, steps: Sequence[Step]) -> Process:
         """What a rank does itself."""
-        left, think, slow = 0.0, self.think, self.slow[rank]
-        for code, what, event in steps:
+        left = 0.0  # when the last byte of what it sent has left
+        for code, subject, event in steps:
             if code == "send":
-                left = self._send(what)
-            elif code == "start":
-                call, own = self.tasks[what]
-                self._go_on(call.index, rank, self._task(("done", what), call, own))
-            elif code == "wait" or (what := think(rank, event) * slow):
-                begun, self.held[rank] = self.now, event
-                yield what if code == "wait" else begun + what
-                if self.now > begun:
-                    self.intervals.append(Interval(rank, begun, self.now, code, event))
-        self.held.pop(rank, None)
+                left = self._send(subject)
+                continue
+            if code == "start":
+                call, task_steps = self.tasks[subject]
+                self._go_on(call.index, rank, self._task(("done", subject), call, task_steps))
+                continue
+            begun = self.now
+            if code == "wait":
+                until = subject
+            else:
+                computes_us = self.think(rank, event) * self.slow[rank]
+                if not computes_us:
+                    continue
+                until = begun + computes_us
+            self.at[rank] = event
+            yield until
+            if self.now > begun:
+                self.intervals.append(Interval(rank, begun, self.now, code, event))
+        self.at.pop(rank, None)
         self.finish[rank] = max(self.finish[rank], self.now, left)
 
     def _task(self, end: End, call: Event, steps: Sequence[Step]) -> Process:
-        """A rank's part in a collective, beside its program."""
-        called, left = self.now, 0.0
-        for code, what, _ in steps:
+        """A rank's part in a collective, which goes on beside its program."""
+        called = self.now
+        left = 0.0
+        for code, subject, _ in steps:
             if code == "send":
-                left = self._send(what)
+                left = self._send(subject)
             else:
-                yield what
+                yield subject
         done = max(self.now, left)
         self.intervals.append(Interval(call.rank, called, done, "collective", call))
         self.finish[call.rank] = max(self.finish[call.rank], done)
-        self._tell(end, done)
+        self._note_end(end, done)
 
-    def _go_on(self, order: int, rank: int, process: Process) -> None:
+    def _go_on(self, order: Any, rank: int, process: Process) -> None:
         """Let a process run until it waits for a later moment, or nobody knows when."""
         for until in process:
-            if isinstance(until, tuple):
-                if (moment := self.ended.get(until)) is None:
+            moment = until
+            if isinstance(until, tuple):  # an end, not a moment
+                moment = self.ended.get(until)
+                if moment is None:
                     self.waiters[until].append((order, rank, process))
                     return
-                until = moment
-            if until > self.now:
-                heapq.heappush(self.moments, (until, _RESUME, order, rank, process))
+            if moment > self.now:
+                heapq.heappush(self.moments, (moment, _RESUME, order, rank, process))
                 return
 
     def _send(self, number: int) -> float:
         """Let a message leave as soon as it can; returns when its last byte has left."""
         sent, taken, size, order = self.messages[number]
         source, target = sent.rank, taken.rank
-        (alpha, beta), start = self.links[source][target], max(self.now, self.out_free[source])
-        end = start + size * beta
-        self.out_free[source] = self.ended["left", number] = end
+        first_byte_us, us_per_byte = self.links[source][target]
+        start = max(self.now, self.out_free[source])
+        end = start + size * us_per_byte
+        self.out_free[source] = end
+        self.ended["left", number] = end
         self.intervals.append(Interval(source, start, end, "send", sent, target, size))
-        heapq.heappush(self.moments, (start + alpha, _ARRIVE, order, target, number))
+        heapq.heappush(self.moments, (start + first_byte_us, _ARRIVE, order, target, number))
         return end
 
-    def _arrive(self, _order: tuple[int, int], target: int, number: int) -> None:
+    def _arrive(self, target: int, number: int) -> None:
+        """The first byte of a message has come to its receiver's port."""
         sent, taken, size, _ = self.messages[number]
+        _, us_per_byte = self.links[sent.rank][target]
         start = max(self.now, self.in_free[target])
-        end = start + size * self.links[sent.rank][target][1]
+        end = start + size * us_per_byte
         self.in_free[target] = end
         self.intervals.append(Interval(target, start, end, "receive", taken, sent.rank, size))
-        self._tell(("arrived", number), end)
+        self._note_end(("arrived", number), end)
 
-    def _tell(self, end: End, moment: float) -> None:
+    def _note_end(self, end: End, moment: float) -> None:
         self.ended[end] = moment
         for waiter in self.waiters.pop(end, ()):
             heapq.heappush(self.moments, (moment, _RESUME, *waiter))

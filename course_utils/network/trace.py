@@ -23,16 +23,30 @@ class Traffic:
 
     Attributes:
         bytes, messages: `bytes[source][target]`, and likewise how many messages.
-        sent_bytes, received_bytes, sent_messages, received_messages: Per rank, as tuples.
     """
 
     bytes: tuple[tuple[float, ...], ...]
     messages: tuple[tuple[int, ...], ...]
 
-    sent_bytes = property(lambda self: tuple(map(sum, self.bytes)))
-    sent_messages = property(lambda self: tuple(map(sum, self.messages)))
-    received_bytes = property(lambda self: tuple(map(sum, zip(*self.bytes, strict=True))))
-    received_messages = property(lambda self: tuple(map(sum, zip(*self.messages, strict=True))))
+    @property
+    def sent_bytes(self) -> tuple[float, ...]:
+        """Bytes that each rank sent."""
+        return tuple(sum(row) for row in self.bytes)
+
+    @property
+    def sent_messages(self) -> tuple[int, ...]:
+        """How many messages each rank sent."""
+        return tuple(sum(row) for row in self.messages)
+
+    @property
+    def received_bytes(self) -> tuple[float, ...]:
+        """Bytes that each rank received."""
+        return tuple(sum(column) for column in zip(*self.bytes, strict=True))
+
+    @property
+    def received_messages(self) -> tuple[int, ...]:
+        """How many messages each rank received."""
+        return tuple(sum(column) for column in zip(*self.messages, strict=True))
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,16 +87,17 @@ class Trace:
 
     def schedule(self, algorithm: str) -> Schedule:
         """Who meets whom, found once for all networks: see `schedule.py`."""
-        found = vars(self).setdefault("_schedules", {})
-        if algorithm not in found:
-            refuse_unknown(algorithm)
-            if self.failed:
-                raise ReplayError(
-                    "this recording is of a launch that failed, so it cannot be replayed or "
-                    "counted: plot_timeline(error.trace) shows how far each rank came."
-                )
-            found[algorithm] = Schedule(self.events, self.world_size, algorithm)
-        return found[algorithm]
+        schedules = vars(self).setdefault("_schedules", {})
+        if algorithm in schedules:
+            return schedules[algorithm]
+        refuse_unknown(algorithm)
+        if self.failed:
+            raise ReplayError(
+                "this recording is of a launch that failed, so it cannot be replayed or "
+                "counted: plot_timeline(error.trace) shows how far each rank came."
+            )
+        schedules[algorithm] = Schedule(self.events, self.world_size, algorithm)
+        return schedules[algorithm]
 
     def traffic(self, algorithm: str = "ring") -> Traffic:
         """Count bytes and messages per rank and per pair of ranks.
@@ -94,13 +109,15 @@ class Trace:
             ValueError: The algorithm is unknown.
             ReplayError: The ranks disagree about a collective, or a message has no partner.
         """
-        n = self.world_size
-        amounts, counts = [[0.0] * n for _ in range(n)], [[0] * n for _ in range(n)]
+        ranks = range(self.world_size)
+        amounts = [[0.0 for _ in ranks] for _ in ranks]
+        counts = [[0 for _ in ranks] for _ in ranks]
         for sent, taken, carried, _ in self.schedule(algorithm).messages:
             amounts[sent.rank][taken.rank] += carried
             counts[sent.rank][taken.rank] += 1
-        whole = tuple(tuple(int(b) if b == int(b) else b for b in row) for row in amounts)
-        return Traffic(whole, tuple(map(tuple, counts)))
+        amounts_by_source = tuple(tuple(map(_plain, row)) for row in amounts)
+        counts_by_source = tuple(tuple(row) for row in counts)
+        return Traffic(amounts_by_source, counts_by_source)
 
     def replay(self, network: Network, compute: Compute | None = None) -> Replay:
         """Run the recording again on a modelled network, on a virtual clock.
@@ -118,18 +135,22 @@ class Trace:
             ValueError: The network or the compute does not fit the recording.
         """
         network.refuse_misfit(self.world_size)
-        think, was_on = self._think(compute), gc.isenabled()
+        think = self._think(compute)
+        collects_garbage = gc.isenabled()
         gc.disable()  # many objects and no garbage: looking for it would take half of the time
         try:
-            return Simulation(self.schedule(network.algorithm), network, think).run()
+            schedule = self.schedule(network.algorithm)
+            return Simulation(schedule, network, think).run()
         finally:
-            if was_on:
+            if collects_garbage:
                 gc.enable()
 
     def _think(self, compute: Compute | None) -> Think:
         if callable(compute):
             return lambda rank, event: _checked(compute(event)) if event else 0.0
-        late = [0.0] * self.world_size if compute is None else list(map(_checked, compute))
+        if compute is None:
+            compute = [0.0] * self.world_size
+        late = [_checked(us) for us in compute]
         if len(late) != self.world_size:
             raise ValueError(
                 f"compute={compute!r}: it needs one number of microseconds for each of the "
@@ -160,7 +181,16 @@ class Trace:
 
 def _frozen(row: dict[str, Any]) -> dict[str, Any]:
     """JSON has lists where an event has tuples."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+    frozen = dict(row)
+    for name, value in row.items():
+        if isinstance(value, list):
+            frozen[name] = tuple(value)
+    return frozen
+
+
+def _plain(amount: float) -> float:
+    """Whole bytes as a whole number."""
+    return int(amount) if amount == int(amount) else amount
 
 
 def _checked(us: float) -> float:

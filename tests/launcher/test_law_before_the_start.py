@@ -129,8 +129,9 @@ def test_law_10_a_bad_option_is_refused_with_a_sentence(options, error, sentence
             "A rank asks dist.get_rank() for rank and dist.get_world_size",
         ),
         ((lambda local_rank: 0,), "A rank asks os.environ['LOCAL_RANK'] for local_rank"),
-        ((rank_of, 5), "rank_of() -> int does not fit the 1 arguments given to launch"),
-        ((lambda x: x,), "does not fit the 0 arguments given to launch: missing"),
+        ((rank_of, 5), "rank_of() -> int does not fit the arguments given to launch"),
+        ((rank_of, 5), "To run it on 5 ranks, write launch(rank_of, world_size=5)."),
+        ((lambda x: x,), "does not fit the arguments given to launch (0 of them): missing"),
     ],
 )
 def test_law_10_what_cannot_be_called_is_refused_with_a_sentence(call, sentence):
