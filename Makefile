@@ -9,9 +9,9 @@ SHELL := bash
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
 	$(if $(CPU),$(foreach own,torch torchvision,--find-links https://download.pytorch.org/whl/cpu/$(own)/))
-# Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
-	--nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*'
+# Strict: every output is compared, in the kernel of .venv.
+NBVAL := --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*' \
+	$(if $(seconds),--seconds $(seconds))
 # Where a learner's own copies are: make lab my=FOLDER
 export COURSE_MY := $(or $(my),$(COURSE_MY))
 # English, or Chinese: make lab lang=zh

@@ -14,7 +14,8 @@ from deadline import hung, within
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import WorkerTimeout, launch
+from course_utils import WorkerTimeout, launch, notebook
+from course_utils.launcher import listener
 from course_utils.launcher.member import Member
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -245,3 +246,18 @@ def test_law_6_a_run_that_is_just_in_time_is_no_timeout():
 def test_law_6_a_function_of_a_library_is_said_to_be_outside_of_your_code():
     with pytest.raises(WorkerTimeout, match="rank 0: running, outside of your code"):
         launch(time.sleep, 100, timeout=4.0, world_size=1)
+
+
+def test_who_names_no_timeout_has_as_many_times_more_as_the_machine_is_slow(monkeypatch):
+    monkeypatch.setattr(notebook, "_LONG_ENOUGH_S", 1.0)
+    monkeypatch.setattr(listener, "slowness", lambda: 60)
+    assert list(launch(time.sleep, 2.0, world_size=1)) == [None]
+    with pytest.raises(WorkerTimeout, match="not done after 1 s"):
+        launch(time.sleep, 100, world_size=1, timeout=1.0)
+
+
+def test_on_a_quick_machine_it_is_one_limit(monkeypatch):
+    monkeypatch.setattr(notebook, "_LONG_ENOUGH_S", 1.0)
+    monkeypatch.setattr(listener, "slowness", lambda: 1)
+    with pytest.raises(WorkerTimeout, match="not done after 1 s"):
+        launch(time.sleep, 100, world_size=1)
