@@ -77,7 +77,7 @@ class Manager(KernelManager):
     def start_kernel(self, **options: Any) -> None:
         with warm_kernels.warm():
             super().start_kernel(**options)
-        spent.KERNELS.append(self.provisioner.pid)
+        spent.count(self.provisioner.pid)
 
 
 def kernel_manager(**options: Any) -> KernelManager:

@@ -30,7 +30,7 @@ class Seconds:
 
     def __init__(self, path: str, is_master: bool) -> None:
         self.path, self.is_master = path, is_master
-        self.of_kernels: dict[int, float] = {}
+        self.of_kernels: dict[str, float] = {}
         self.cpu_s, self.wall_s = 0.0, time.monotonic()
 
     @pytest.hookimpl(wrapper=True)
@@ -59,9 +59,12 @@ class Seconds:
         own = of_usage(resource.RUSAGE_SELF)
         if self.is_master:  # its descendants are workers, who count for themselves
             return own
-        for kernel in KERNELS:
+        for kernel, started in list(KERNELS.items()):
+            if start_of(kernel) != started:  # it has ended, and the number may be a stranger's
+                del KERNELS[kernel]
+                continue
             now = of_process(kernel) + sum(map(of_process, descendants(kernel)))
-            self.of_kernels[kernel] = max(now, self.of_kernels.get(kernel, 0.0))
+            self.of_kernels[started] = max(now, self.of_kernels.get(started, 0.0))
         running = sum(map(of_process, descendants(os.getpid())))
         return own + of_usage(resource.RUSAGE_CHILDREN) + running + sum(self.of_kernels.values())
 
@@ -72,14 +75,28 @@ def of_usage(whose: int) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def count(kernel: int) -> None:
+    """Count a kernel's seconds from now on."""
+    KERNELS[kernel] = start_of(kernel)
+
+
+def start_of(pid: int) -> str:
+    """When a process was started, and its number; empty if it is not there."""
+    fields = stat(pid)
+    return f"{pid} {fields[19]}" if fields else ""
+
+
 def of_process(pid: int) -> float:
     """CPU seconds of a process and of the children that it has buried; 0 if it is not there."""
+    return sum(map(int, stat(pid)[11:15])) / TICKS
+
+
+def stat(pid: int) -> list[str]:
+    """What stands in /proc behind a process' name; empty if it is not there."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    behind_the_name = stat.rpartition(")")[2].split()
-    return sum(map(int, behind_the_name[11:15])) / TICKS
+        return []
 
 
 def descendants(pid: int) -> list[int]:
