@@ -28,15 +28,17 @@ from course_utils.devices.fork import ReadyToFork
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport
 from course_utils.launcher import parcel
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
+from course_utils.launcher.pace import slowness
 from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Event, Trace
 from course_utils.record.record import Record
 
 _SECRET = struct.Struct("<iQ")  # a rank, and what its fresh numbers are drawn from
 _STILL_S = 1.0  # without a call, until it is looked whether an answer hangs for ever
-_PATIENCE = 6  # times the time, for an answer that still calls something when that is over
+_MOST = 6  # times its time, for an answer that still calls something when that is over
+_RECENT_S = 20.0  # a machine is as slow as it was a moment ago
 _GAP, _MARK = "bytes left out ...]", "\x1e"  # between two cases, in what a rank prints
 
 
@@ -87,7 +89,6 @@ class Attempt:
     output: list[list[str]] = field(default_factory=list)  # by rank and run
     error: WorkerError | None = None
     reached: int = 0  # the run that it failed in
-    slow: bool = False  # its time was over while ranks still called something
 
     def wrong(self, number: int, message: str, rows: Sequence[Row] = ()) -> Outcome:
         """The outcome of an answer whose first mistake is in this run."""
@@ -97,23 +98,38 @@ class Attempt:
 
 
 class _Hang(HangReport):
-    """A rank that has a run behind it calls nothing until all have: as if it had returned."""
+    """A rank that has a run behind it calls nothing until all have: as if it had returned.
 
-    def __init__(self, record: Record, progress: Sequence[int]) -> None:
+    An answer that still calls something when its time is up gets as much again, up to `_MOST`
+    times; and all of it is a multiple of what this machine needs at this moment.
+    """
+
+    def __init__(self, record: Record, progress: Sequence[int], timeout_s: float) -> None:
         super().__init__(record, _STILL_S)
-        self._progress = progress
+        self._progress, self._timeout_s = progress, timeout_s
+
+    def before(self, world_size: int) -> None:
+        """Begin to watch."""
+        super().before(world_size)
+        self._slowness, self._rounds, self._moved_at = slowness(_RECENT_S), 1, monotonic()
+
+    def moved(self) -> None:
+        """Some rank has called something, or has ended."""
+        self._moved_at = monotonic()
+
+    def limit_s(self) -> float:
+        """Seconds from the start; see the class."""
+        self._slowness = max(self._slowness, slowness())
+        round_s = self._slowness * self._timeout_s
+        if monotonic() - self._moved_at < round_s / 4:
+            self._rounds = min(self._rounds + 1, _MOST)
+        return self._rounds * round_s
 
     def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
         """Who waits for whom in this run."""
         here = min(self._progress)
         behind = {rank: None for rank, runs in enumerate(self._progress) if runs > here}
         return super().deadlock({**ranks, **behind}, now)
-
-
-def patiently(*what: Any, timeout: float, **options: Any) -> Attempt:
-    """An attempt; once more with more time where it may only be slow, as on a busy machine."""
-    done = attempt(*what, timeout=timeout, **options)
-    return attempt(*what, timeout=_PATIENCE * timeout, **options) if done.slow else done
 
 
 def attempt(
@@ -124,7 +140,7 @@ def attempt(
     # How many runs each rank has behind it, in memory that all processes share.
     progress = memoryview(mmap.mmap(-1, 8 * world_size)).cast("Q")
     arguments = watch, inputs, runs, progress, pipe, options["backend"]
-    listeners = ReadyToFork(), record, (hang := _Hang(record, progress))
+    listeners = ReadyToFork(), record, _Hang(record, progress, options["timeout"])
     options |= {"world_size": world_size, "listeners": listeners}
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it is shown when the answer is wrong
@@ -138,8 +154,6 @@ def attempt(
     except WorkerError as error:
         done.error, output = error, error.output
         done.reached = min(*progress, len(runs) - 1)
-        if isinstance(error, WorkerTimeout):
-            done.slow = hang.since > error.when - options["timeout"] / 4
     finally:
         os.close(pipe[1])
         with os.fdopen(pipe[0], "rb") as reading:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from course_checks.attempt import Attempt, Run, patiently
+from course_checks.attempt import Attempt, Run, attempt
 from course_checks.cases import CASES, Inputs
 from course_checks.edited import overtaken
 from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, note
@@ -21,6 +21,7 @@ from course_checks.verdict import judge
 from course_checks.watch import Watch
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
+from course_utils.launcher.listener import Patient
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were
 from course_utils.network.network import Network
@@ -86,8 +87,9 @@ def check(
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.
         nodes: As for `launch`, at world sizes that it divides.
-        timeout: Seconds for one launch. All cases of a world size share one. Ranks that still call
-            something when they are over are tried once more, with six times as many.
+        timeout: Seconds for one launch, on a quiet machine; on a slower or busier one it gets as
+            many times more as that is slower at this moment. All cases of a world size share one.
+            Ranks that still call something when they are over get up to six times as many.
 
     Returns:
         The outcome, which a notebook shows as a table. A wrong answer, be it a hang or a crash,
@@ -109,7 +111,7 @@ def check(
     watch = Watch(fn, spec, backend is None, rules)
     for size, runs in plan(sizes, cases, one_by_one=backend is None):
         options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
-        again = partial(patiently, name, watch, inputs, size, **options)
+        again = partial(attempt, name, watch, inputs, size, **options)
         attempts.append(again(runs))
         if error := attempts[-1].error:
             if (reached := attempts[-1].reached) and not _is_stub(error):
@@ -143,7 +145,8 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             if launched:
-                found = launch(judging, launched, world_size=1, timeout=_JUDGE_S)[0]
+                how = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [Patient(_JUDGE_S)]}
+                found = launch(judging, launched, **how)[0]
     except WorkerError as error:
         _refuse_misuse(error)
         return launched[-1].wrong(0, f"Its results and calls cannot be judged: {error}")

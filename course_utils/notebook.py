@@ -18,6 +18,7 @@ from course_utils.hang.silent import SilentMistakes
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
+from course_utils.launcher.listener import Patient
 from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
@@ -31,6 +32,7 @@ _ASKED = {
 
 # How other launchers call the number of ranks.
 _RANKS = "num_processes", "nprocs", "nproc_per_node", "num_workers", "n_procs", "processes"
+_LONG_ENOUGH_S = 60.0  # where nobody says how long
 _LONGEST_S = 1e9  # thirty years; torch's clock ends somewhere beyond that
 
 
@@ -41,7 +43,7 @@ def launch(
     backend: str | None = "auto",
     device: str = "auto",
     nodes: int = 1,
-    timeout: float = 60.0,
+    timeout: float | None = None,
     live: bool = False,
     trace: bool = False,
     share_gpus: bool = False,
@@ -65,7 +67,8 @@ def launch(
             on the CPU; "gloo" or "nccl"; None leaves `init_process_group()` to `fn`.
         device: "auto", "cpu" or "cuda"; `backend="gloo", device="cuda"` lets ranks share GPUs.
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
-        timeout: seconds until all ranks must be done.
+        timeout: seconds until all ranks must be done; by default 60, and where this machine is
+            slow at that moment, as many times more.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
         trace: records every send, receive, collective and wait.
         share_gpus: with `backend="nccl"`, lets several ranks use one GPU. That is experimental in
@@ -84,12 +87,14 @@ def launch(
     record, displays = Record(bool(trace)), Displays()
     try:
         _refuse_unknown_options(fn, unknown)
+        patient = [Patient(_LONG_ENOUGH_S)] * (timeout is None)
+        timeout = _LONG_ENOUGH_S if timeout is None else timeout
         _refuse_what_cannot_work(fn, args, world_size, nodes, timeout, live, trace)
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
         listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
-        listeners += [Panel()] * bool(live)
+        listeners += [Panel()] * bool(live) + patient
         mistakes = SilentMistakes(record)
         listeners.append(mistakes)
         how = {"backend": placement.backend, "listeners": listeners}

@@ -2,9 +2,9 @@
 
 .PHONY: test test-all rest check notebooks zh handout grade bench gpu mutants look soak site slides
 
-# Strict: every output is compared, in the kernel of .venv. A hung cell fails after five minutes.
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 \
-	--nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*'
+# Strict: every output is compared, in the kernel of .venv.
+NBVAL := --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*' \
+	$(if $(seconds),--seconds $(seconds))
 
 # What `make check` asks of sources and notebooks, tests/house asks as well.
 test: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## does the course work here? lint, library, every notebook strictly compared

@@ -1,6 +1,7 @@
 """Fixtures for all tests, among them the census, and what may run beside what."""
 
 import contextlib
+import faulthandler
 import gc
 import itertools
 import os
@@ -21,11 +22,15 @@ import mnist_files
 import nbval.kernel
 import psutil
 import pytest
+import spent
 import warm_kernels
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from census import FORKS, beyond, census
 from jupyter_client import KernelManager
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager
+
+from course_utils.launcher import pace
 
 os.environ["COURSE_LANG"] = "en"  # whatever this machine speaks, unless a test says otherwise
 # What every Python does that is started from here, and this one does now.
@@ -34,6 +39,8 @@ PATHS = filter(None, (str(STARTUP), os.environ.get("PYTHONPATH")))
 os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
 runpy.run_path(str(STARTUP / "sitecustomize.py"))
 
+# No test and no cell takes so long on a quiet machine; on a slow one it may be as many times more.
+TEST_S, CELL_S = 400, 300
 # What takes longest comes first, so that no worker is left alone with it at the end.
 FIRST = (
     "notebooks/09", "tests/lessons/", "tests/checks/test_grading",
@@ -72,6 +79,7 @@ class Manager(KernelManager):
     def start_kernel(self, **options: Any) -> None:
         with warm_kernels.warm():
             super().start_kernel(**options)
+        spent.count(self.provisioner.pid)
 
 
 def kernel_manager(**options: Any) -> KernelManager:
@@ -82,11 +90,19 @@ def kernel_manager(**options: Any) -> KernelManager:
 nbval.kernel.KernelManager = kernel_manager
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the CPU seconds of each test are written, if anywhere."""
+    parser.addoption("--seconds", metavar="FILE", help="append the CPU seconds of each test")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist share the process that forks kernels, and end when their master does."""
     if hasattr(config, "workerinput"):
         warm_kernels.die_with_parent()
-    if config.getoption("numprocesses", None):
+    is_master = bool(config.getoption("numprocesses", None))
+    if config.getoption("seconds"):
+        config.pluginmanager.register(spent.Seconds(config.getoption("seconds"), is_master))
+    if is_master:
         os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open()
 
 
@@ -123,6 +139,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     circles.mark(items)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that hangs must not hang the build: pytest prints every thread's stack and ends."""
+    slowness = pace.slowness(recent_s=20.0)
+    item.config.option.nbval_cell_timeout = slowness * CELL_S
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(slowness * TEST_S, file=stderr, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def pytest_collection_finish() -> None:
     """What is there by now stays: no later collection of garbage need look at a million objects."""
     gc.freeze()
@@ -149,8 +178,8 @@ def nothing_left(
     FORKS.forget()
     before = census(folder)
     yield folder
-    end = time.monotonic() + 60  # threads and segments take a moment to vanish
-    while (left := beyond(before, census(folder))) and time.monotonic() < end:
+    deadline = pace.Deadline(60)  # threads and segments take a moment to vanish
+    while (left := beyond(before, census(folder))) and not deadline.is_over():
         gc.collect()  # results that nobody holds any more still have their memory
         time.sleep(0.02)
     assert left == {}

@@ -5,11 +5,12 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import wait
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from course_utils.launcher import parcel
+from course_utils.launcher.pace import Deadline
 
 
 def aside(fn: Callable[[], Any], timeout: float = 60.0) -> Any:
@@ -25,7 +26,7 @@ def aside(fn: Callable[[], Any], timeout: float = 60.0) -> Any:
     with os.fdopen(reading, "rb") as pipe:
         try:
             parts, late = [], False
-            while not (late := not wait([pipe], timeout)) and (part := os.read(reading, 1 << 20)):
+            while not (late := not _comes(pipe, timeout)) and (part := os.read(reading, 1 << 20)):
                 parts.append(part)
         finally:
             os.kill(pid, signal.SIGKILL)  # and its ranks end with it
@@ -34,6 +35,15 @@ def aside(fn: Callable[[], Any], timeout: float = 60.0) -> Any:
     if late or kind != b"+":
         raise RuntimeError(content.decode(errors="replace") or f"not done in {timeout:g} seconds")
     return parcel.unpack(content)
+
+
+def _comes(pipe: IO[bytes], timeout: float) -> bool:
+    """Whether something can be read before it is too late."""
+    deadline = Deadline(timeout)
+    while not wait([pipe], 0.1):
+        if deadline.is_over():
+            return False
+    return True
 
 
 def _tell(fn: Callable[[], Any], writing: int) -> None:

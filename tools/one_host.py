@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from course_utils.launcher.pace import Deadline
+
 # When its input ends, processes with the host's mark in their environment end, also those that left
 # their group, as torchrun's ranks do. Where none can be asked, torchrun has a second to stop them.
 _LOOPBACK = """
@@ -56,7 +58,8 @@ class Program:
 
         Raises:
             RuntimeError: It ended with an error, or without the text.
-            TimeoutError: It took longer than `timeout_s`.
+            TimeoutError: It took longer than `timeout_s`, or as many times longer as this machine
+                is slow.
         """
         return wait([self], text, timeout_s)[0]
 
@@ -70,11 +73,11 @@ class Program:
 
 def wait(programs: Sequence[Program], text: str, timeout_s: float) -> list[str]:
     """As `Program.wait_for`, of all of them; where one fails, the others are not waited for."""
-    end = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while busy := [p for p in programs if p.process.poll() is None]:
         if any(p.process.returncode for p in programs) or (text and text in busy[0].output):
             break
-        if time.monotonic() > end:
+        if deadline.is_over():
             raise TimeoutError(f"{busy[0].title!r} took over {timeout_s:g} s:\n{busy[0].said}")
         time.sleep(0.02)
     for program in programs:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from course_utils.launcher.pace import Deadline
 from two_hosts import Hosts, two_hosts
 
 RECORDED = Path(__file__).with_suffix(".json")  # what jobs wrote, by the name of their script
@@ -88,11 +89,12 @@ class Job:
         """Return the log once it contains `text`.
 
         Raises:
-            TimeoutError: It took longer than `timeout_s`.
+            TimeoutError: It took longer than `timeout_s`, or as many times longer as this machine
+                is slow.
         """
-        end = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while text not in self.log:
-            if time.monotonic() > end:
+            if deadline.is_over():
                 said = f"no {text!r} after {timeout_s:g} s:\n{self.log}\n{self._why()}"
                 raise TimeoutError(said)
             time.sleep(0.05)
@@ -156,12 +158,12 @@ class Slurm(Recording):
         key.write_bytes(secrets.token_bytes(128))
 
     def _wait_until_idle(self) -> None:
-        end = time.monotonic() + PATIENCE_S
+        deadline = Deadline(PATIENCE_S)
         while True:
             with contextlib.suppress(RuntimeError):
                 if self.run("sinfo --noheader --format=%T:%D").strip() == "idle:2":
                     return
-            if time.monotonic() > end:
+            if deadline.is_over():
                 raise RuntimeError(f"its nodes are not idle after {PATIENCE_S:g} s")
             time.sleep(0.05)
 

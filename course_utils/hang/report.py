@@ -12,13 +12,14 @@ from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
+from course_utils.launcher.pace import Deadline
 from course_utils.launcher.stacks import Frame, from_dump
 from course_utils.launcher.words import ranks_named
 from course_utils.record.event import Event, Log
 from course_utils.record.record import Record
 
 _ROWS = 8  # ranks with a row of their own; of more, those that do the same share one
-_ANSWER_S = 3.0  # for ranks on a busy machine to write where they are
+_ANSWER_S = 3.0  # for ranks to write where they are; longer on a slow machine
 _SIZES = "data size doesn't match"  # what gloo prints before it ends the rank that received
 _UNKNOWN = (
     "Likely reason: more arrived in gloo than it was told to expect, most often because the ranks "
@@ -65,14 +66,14 @@ class HangReport(Listener):
             self._seen, self.since, self._asked = seen, monotonic(), False
             self.moved()
         elif self._asked and self.since:
-            late = monotonic() - self.since >= self.still_s + _ANSWER_S
-            if False in [m.has_answered() for m in members if not m.settled] and not late:
+            answered = [m.has_answered() for m in members if not m.settled]
+            if False in answered and not self._answering.is_over():
                 return False
             self.since = 0.0  # told
             stacks = {m.rank: None if m.settled else from_dump(m.dump()) for m in members}
             return self.silent(self.deadlock(stacks, monotonic()))
         elif not self._asked and monotonic() - self.since >= self.still_s:
-            self._asked = True
+            self._asked, self._answering = True, Deadline(_ANSWER_S)
             if len(members) == 1 and not self._has_messages():
                 self.since = 0.0  # nobody to wait for: it computes
                 return False

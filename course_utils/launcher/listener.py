@@ -1,4 +1,4 @@
-"""How recording, the report of a hang and the live panel come into a launch."""
+"""How recording, the report of a hang, the live panel and patience come into a launch."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,12 @@ from contextlib import AbstractContextManager
 
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.member import Member
+from course_utils.launcher.pace import slowness
 from course_utils.launcher.stacks import Frame
 
 
 class Listener:
-    """Five points of a launch, at each of which nothing happens unless a subclass says so."""
+    """Six points of a launch, at each of which nothing happens unless a subclass says so."""
 
     def before(self, world_size: int) -> None:
         """In the kernel, before anything is forked; what it raises ends the launch."""
@@ -28,6 +29,13 @@ class Listener:
         True says that the ranks will never be done, which ends the launch.
         """
 
+    def limit_s(self) -> float:
+        """In the kernel, when time is up: how many seconds from the start the ranks get instead.
+
+        Where nobody who listens says more than have passed, the launch ends.
+        """
+        return 0.0
+
     def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """In the kernel, when a launch fails, before the ranks are stopped.
 
@@ -39,3 +47,18 @@ class Listener:
 
     def close(self) -> None:
         """In the kernel, when all ranks are gone."""
+
+
+class Patient(Listener):
+    """Gives ranks more time where this machine is slow when their time is up.
+
+    Args:
+        timeout_s: seconds that are long enough on a quiet machine.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+
+    def limit_s(self) -> float:
+        """So many times the seconds as this machine is slow."""
+        return slowness() * self.timeout_s

@@ -27,7 +27,8 @@ from course_utils.launcher.parcel import anonymous_file
 
 _LOOPBACK = "127.0.0.1"
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-_SLACK = timedelta(seconds=60)  # torch's own deadlines come after the launcher's, which says more
+# Torch's own deadlines come after the launcher's, which says more and may be put off.
+_SLACK = timedelta(days=1)
 
 
 class Rendezvous:

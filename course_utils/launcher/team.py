@@ -20,6 +20,7 @@ from course_utils.launcher.ending import AtWork
 from course_utils.launcher.family import LIBC, Family
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.member import Member
+from course_utils.launcher.pace import Deadline
 from course_utils.launcher.queues import Drained
 from course_utils.launcher.rank import Worker
 from course_utils.launcher.rendezvous import Rendezvous
@@ -29,7 +30,7 @@ _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as wel
 _END_S = 1.0  # for ranks that are stopped to end as a program does that receives SIGTERM
 _DRAIN_S = 0.2  # until queues are read that keep a rank from ending
 _TICK_S = 0.1
-_STACK_S = 3.0  # for all ranks to write where they are, also on a busy machine
+_STACK_S = 3.0  # for all ranks to write where they are; longer on a slow machine
 _PAUSE_HARD = 2  # of OpenMP 5: `omp_pause_hard` gives everything back
 _FORKED = 0x40  # a flag of Linux: PF_FORKNOEXEC, forked and since then no program of its own
 # From Python 3.12 on, of two threads that fork at once, filelock, which torch brings, fails one.
@@ -140,13 +141,19 @@ class Team:
 
     def results(self, pressed: list[int]) -> list[Any]:
         """Wait for what every rank returns; whatever is raised, `close` stops the ranks."""
-        deadline = time.monotonic() + self.timeout
+        begun = time.monotonic()
+        deadline = begun + self.timeout
         while running := [member for member in self.members if not member.settled]:
             if pressed:
                 raise Stopped
             failed_at = [member.failure.when for member in self.members if member.failure]
             deadline = min([deadline, *(when + _GRACE_S for when in failed_at)])
-            if (left := deadline - time.monotonic()) < 0:
+            left = deadline - time.monotonic()
+            if left < 0 and not failed_at and deadline > 0:  # else it was proven that they hang
+                self.timeout = max([self.timeout, *(each.limit_s() for each in self.listeners)])
+                deadline = begun + self.timeout
+                left = deadline - time.monotonic()
+            if left < 0:
                 break
             # Until a rank says something or ends, or it is time to look at the clock.
             wait([end for member in self.members for end in member.ends()], min(_TICK_S, left))
@@ -247,8 +254,8 @@ waited for {what}{place}."""
         """Where every rank is, as `Listener.explain` has it."""
         for member in running:
             member.ask_for_stack()
-        end = time.monotonic() + _STACK_S
-        while time.monotonic() < end and False in [m.has_answered() for m in running]:
+        deadline = Deadline(_STACK_S)
+        while False in [m.has_answered() for m in running] and not deadline.is_over():
             time.sleep(0.02)
         return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
 

@@ -48,7 +48,12 @@ OUTER = (
     "tests/site/*",
     "tests/lessons/test_browser.py::test_what_a_learner_wrote*",
     "tests/lessons/test_browser.py::test_a_lesson_shows_what_was_saved_in_it*",
+    "tests/lessons/test_lesson_00.py::*",
+    "tests/lessons/test_train_ddp.py::*",
     # Faults and waits of the launcher, one by one.
+    "tests/hang/test_hangs.py::test_every_hang_is_explained*",
+    "tests/hang/test_queued.py::test_every_hang_is_explained*",
+    "tests/launcher/test_a_rank_ends_as_a_program.py::test_under_launch_and_under_torchrun_the_same*",
     "tests/launcher/test_faults.py::*",
     "tests/launcher/test_alone.py::*",
     "tests/launcher/test_soak.py::*",

@@ -8,14 +8,21 @@ from types import FrameType
 import pytest
 
 from course_utils.launcher.errors import WorkerTimeout
+from course_utils.launcher.pace import Deadline, slowness
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """TimeoutError in the main thread if the block is not over after so many seconds."""
+    """TimeoutError in the main thread if the block is not over after so many seconds.
+
+    On a slow machine it is after as many times more: it is measured when they are over.
+    """
+    deadline = Deadline(seconds)
 
     def over(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"not over after {seconds} s")
+        if deadline.is_over():
+            raise TimeoutError(f"not over after {seconds} s on a quiet machine")
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -24,6 +31,11 @@ def within(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def long_enough(seconds: float) -> float:
+    """Seconds for whoever wants a number: so many on a quiet machine, more on one that is slow."""
+    return seconds * slowness(recent_s=10.0)
 
 
 def hung(launching: Callable[[float], object], timeout: float) -> WorkerTimeout:

@@ -145,7 +145,7 @@ def workers(run: Program) -> list[psutil.Process]:
 
 
 def wait_for(condition) -> None:
-    """Wait for it; that no test may take longer than 400 seconds is the only limit."""
+    """Wait for it; that no test may take for ever is the only limit (conftest.py)."""
     while not condition():
         time.sleep(0.05)
 

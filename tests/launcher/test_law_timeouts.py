@@ -14,7 +14,8 @@ from deadline import hung, within
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import WorkerTimeout, launch
+from course_utils import WorkerTimeout, launch, notebook
+from course_utils.launcher import listener
 from course_utils.launcher.member import Member
 from course_utils.launcher.rendezvous import Rendezvous
 
@@ -263,3 +264,18 @@ def test_law_6_ranks_that_are_still_starting_are_told_so(monkeypatch):
     assert "  rank 0: starting, before your function\n  rank 1: starting, before" in text
     assert "Ranks 0 and 1 were still starting: launch makes the group before it calls" in text
     assert caught.value.pattern == "starting"
+
+
+def test_who_names_no_timeout_has_as_many_times_more_as_the_machine_is_slow(monkeypatch):
+    monkeypatch.setattr(notebook, "_LONG_ENOUGH_S", 1.0)
+    monkeypatch.setattr(listener, "slowness", lambda: 60)
+    assert list(launch(time.sleep, 2.0, world_size=1)) == [None]
+    with pytest.raises(WorkerTimeout, match="not done after 1 s"):
+        launch(time.sleep, 100, world_size=1, timeout=1.0)
+
+
+def test_on_a_quick_machine_it_is_one_limit(monkeypatch):
+    monkeypatch.setattr(notebook, "_LONG_ENOUGH_S", 1.0)
+    monkeypatch.setattr(listener, "slowness", lambda: 1)
+    with pytest.raises(WorkerTimeout, match="not done after 1 s"):
+        launch(time.sleep, 100, world_size=1)

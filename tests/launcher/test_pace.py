@@ -1,0 +1,59 @@
+"""How slow this machine is, and limits that follow it."""
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from deadline import long_enough, within
+
+from course_utils.launcher import pace
+
+
+@pytest.fixture
+def kept_waiting() -> Iterator[None]:
+    """This process stands still for a second, soon after it has begun to compute."""
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(1.0))
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_machine_that_keeps_a_computation_waiting_is_slow(kept_waiting):
+    assert pace.slowness() > 20
+
+
+def test_what_was_measured_recently_is_good_enough_where_that_is_said(monkeypatch):
+    monkeypatch.setattr(pace, "_measured", [(time.monotonic(), 7)])
+    assert pace.slowness(recent_s=100.0) == 7
+    monkeypatch.setattr(pace, "_measured", [(time.monotonic() - 200.0, 10**9)])
+    assert pace.slowness(recent_s=100.0) < 10**9
+
+
+def test_a_deadline_is_put_off_on_a_slow_machine(monkeypatch):
+    deadline = pace.Deadline(0.01)
+    time.sleep(0.02)
+    monkeypatch.setattr(pace, "slowness", lambda *_: 10**6)
+    assert not deadline.is_over()
+    monkeypatch.setattr(pace, "slowness", lambda *_: 1)
+    assert deadline.is_over()
+
+
+def test_nothing_is_measured_before_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(pace, "slowness", None)
+    assert not pace.Deadline(1000.0).is_over()
+
+
+def test_what_runs_within_a_time_may_take_longer_on_a_slow_machine(monkeypatch):
+    monkeypatch.setattr(pace, "slowness", lambda *_: 10**6)
+    with within(0.05):
+        time.sleep(0.2)
+    monkeypatch.setattr(pace, "slowness", lambda *_: 1)
+    with pytest.raises(TimeoutError, match="on a quiet machine"), within(0.05):
+        time.sleep(60)
+
+
+def test_a_number_of_seconds_is_a_multiple(monkeypatch):
+    monkeypatch.setattr("deadline.slowness", lambda recent_s: 3)
+    assert long_enough(20.0) == 60.0
