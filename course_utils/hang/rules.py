@@ -10,7 +10,7 @@ from types import SimpleNamespace as Facts
 
 from course_utils.hang import facts
 from course_utils.hang.deadlock import Deadlock
-from course_utils.record.event import BACKWARD, EVALUATES, WRAPS
+from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
 
 SAME = "every rank of a group must make the same calls in the same order, as often as the others."
 _ARRIVED = "{Waiting} waited for {absent}, which never arrived: "
@@ -142,6 +142,9 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
         ("backward", lambda f: f.over and f.sure and f.flags & BACKWARD,
          _ARRIVED + "{gone} without this backward pass, in which DDP averages gradients. Call it "
          "on every rank, as often."),
+        ("forward", lambda f: f.over and f.sure and f.flags & FORWARD,
+         _ARRIVED + "{gone}. DDP's forward makes this call on every rank, but not after a step "
+         "within no_sync(). Give every rank as many batches, and no_sync() for the same ones."),
         ("thread", lambda f: f.thread and not f.rarer,
          "A thread of rank {rank} waits in {call.kind} ({there}): {absent} never called it. A call "
          "in a thread needs every rank of its group as well."),

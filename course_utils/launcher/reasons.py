@@ -19,6 +19,8 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     "died of SIGTERM": "something asked this one process to end",
     "left with exit status": "os._exit ends a process at once; let the function return instead",
     "BdbQuit": "a rank has no keyboard, so a debugger ends at once; print instead",
+    "DataLoader worker .*killed by signal: Killed": "something outside killed it, most often the "
+    "system because memory ran out: use fewer workers, or hold less in the dataset",
     "RecursionError": "a function calls itself, and nothing ends that",
     "initialize the default process group twice": "launch makes the group before your function "
     "runs: leave init_process_group() out, or make the group yourself, once, under "
@@ -75,6 +77,7 @@ _LOST = (
 )
 _ENDED = "a process at the other end, such as a DataLoader's worker, has ended"
 _KEPT = re.compile(r"(?<![=!<>])=\s*(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(")
+_USED = re.compile(r"(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(.*\)\s*[.+*/\[-]")
 _A_LITTLE = 12  # lines
 _UNKNOWN_HOST = re.compile(r"network addresses of \((\S+), \d+\) cannot be retrieved")
 _UNKNOWN_INTERFACE = "Unable to find address for: "
@@ -95,26 +98,32 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
     for pattern, reason in _BY_FILE.items():
         if any(re.search(pattern, frame.file) for frame in frames):
             return reason
-    call = _call_whose_none_was_kept(frames) if "NoneType" in headline else ""
+    call, way = _call_whose_none_was_used(frames) if "NoneType" in headline else ("", "")
     if call:
-        return f"{call} changes its tensor and returns None: leave out the `=` before it"
+        return f"{call} changes its tensor and returns None: {way}"
     is_loader = any("torch/utils/data" in frame.file for frame in frames)
     if is_loader and re.match("ConnectionResetError|EOFError", headline):
         return _ENDED
     return ""
 
 
-def _call_whose_none_was_kept(frames: Sequence[Frame]) -> str:
-    """Of a learner's `loss = dist.all_reduce(loss)` a little before the failure: `all_reduce`."""
+def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
+    """Of a learner's `loss = dist.all_reduce(loss)` a little before the failure: `all_reduce`.
+
+    And what to do. The line that failed may also use what the call returns itself.
+    """
     line = learners_line(list(frames))
     if line is None:
-        return ""
+        return "", ""
+    used = _USED.search(linecache.getline(line.file, line.line))
+    if used:
+        return used[1], "call it in a line of its own, and use the tensor"
     for number in range(line.line, max(0, line.line - _A_LITTLE), -1):
         text = linecache.getline(line.file, number)
         kept = _KEPT.search(text)
         if kept and "async_op" not in text:
-            return kept[1]
-    return ""
+            return kept[1], "leave out the `=` before it"
+    return "", ""
 
 
 def of_echo(echo: str, world_size: int) -> str:

@@ -18,6 +18,7 @@ from course_utils.devices.fork import ReadyToFork
 from course_utils.devices.placement import Placement
 from course_utils.launcher import errors
 from course_utils.launcher.launch import launch as bare_launch
+from course_utils.launcher.stacks import Frame
 
 # What was said, as an exception's text or as a rank's output, by whom it was met, what it means.
 SAID = [
@@ -112,6 +113,14 @@ def test_what_nccl_says_is_put_plainly(said, meaning, printed):
 def test_no_meaning_is_without_its_words():
     met = {next(words for words in nccl.MEANINGS if words in said) for said, _ in SAID}
     assert met == set(nccl.MEANINGS)
+
+
+def test_where_the_place_tells_more_than_the_words_it_stays():
+    words = "RuntimeError: Cannot re-initialize CUDA in forked subprocess."
+    frames = [Frame("/lib/lightning/pytorch/strategies/launchers/multiprocessing.py", 3, "launch")]
+    error = errors.worker_error([errors.Failure(0, 0.0, words, frames)], 1, [""])
+    nccl.explain(error)
+    assert "use Trainer(strategy='ddp')" in error.parts[1]
 
 
 LIBRARIES = (

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,7 @@ def enters(mutex) -> None:
         (lambda: threading.Event().wait(), "an event", "Nobody sets it"),
         (lambda: multiprocessing.Event().wait(), "an event", "Nobody sets it"),
         (lambda: threading.Barrier(2).wait(), "a barrier of threads", "there is dist.barrier()"),
+        (lambda: Future().result(), "a future", "copies of the notebook's objects, not of its"),
         (lambda: threading.Semaphore(0).acquire(), "a semaphore", "does not come to an end"),
         (lambda: taken(threading.Lock()).acquire(), "a lock", "cannot take the same Lock twice"),
         (lambda: enters(taken(threading.Lock())), "a lock", "held at launch stays locked in its"),

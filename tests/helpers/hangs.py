@@ -340,6 +340,17 @@ PATTERNS = [
         "uneven", 0, ("each with a backward pass, and no_sync() for the same ones",),
     ),
     Hang(
+        "no_sync on one rank, whose next forward then agrees on nothing",
+        """
+        net = model()
+        for step in range(4):
+            with contextlib.nullcontext() if r == 0 or step == 3 else net.no_sync():
+                loss = net(batch).sum()  # <-
+                loss.backward()
+        """,
+        "forward", 0, ("DDP's forward makes this call on every rank, but not after a step",),
+    ),
+    Hang(
         "a sharded model's whole state, on one rank",
         """
         net = fully_shard(nn.Linear(8, 8))

@@ -82,7 +82,12 @@ def sends_itself_more_than_it_expects() -> None:
     dist.all_to_all_single(torch.zeros(4), torch.ones(4), [2, 2], to_itself_three)
 
 
+def computes_with_what_all_reduce_returns() -> float:
+    return dist.all_reduce(torch.ones(1)).item()
+
+
 CASES = [
+    (computes_with_what_all_reduce_returns, "all_reduce changes .* call it in a line of its own"),
     (uses_what_all_reduce_returns, "all_reduce changes its tensor and returns None"),
     (lambda: dist.all_reduce(3.5), r"such as torch.tensor\(\[3.5\]\)"),
     (takes_a_rank_of_the_group_for_one_of_all, "write group_src= or group_dst="),
@@ -135,6 +140,12 @@ def test_what_a_spawned_process_cannot_see_is_told(printed):
     failure = Failure(0, 0.0, "RuntimeError: DataLoader worker exited unexpectedly")
     why = errors.worker_error([failure], 1, [printed]).parts[1]
     assert why.startswith("Likely reason: a process that is started by spawn cannot see")
+
+
+def test_a_killed_worker_of_a_loader_has_most_often_had_no_memory():
+    words = "RuntimeError: DataLoader worker is killed by signal: Killed. "
+    why = errors.worker_error([Failure(0, 0.0, words)], 1, [""]).parts[1]
+    assert why.startswith("Likely reason: something outside killed it, most often the system")
 
 
 def test_a_loader_whose_worker_is_gone_is_no_rank_that_left():
