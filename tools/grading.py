@@ -12,6 +12,7 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
 from cells import cut_solution
+from learners_cells import to_judge, written_in
 from sealed import PROOF, bound
 
 BEGIN = f"""\
@@ -52,11 +53,7 @@ class Sealed(Execute):
         """Run, and put what the cells show into the submission."""
         own = resources["nbgrader"]
         path = Path(self.source, own["assignment"], f"{own['notebook']}.ipynb")
-        texts = {
-            name: cell.source for cell in nb.cells
-            if (name := identity(cell)) and cell.cell_type == "code"
-        }  # fmt: skip
-        run = compose(nbformat.read(path, as_version=4), texts)
+        run = compose(nbformat.read(path, as_version=4), nb)
         for again in (True, True, False):
             with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
                 try:
@@ -81,19 +78,31 @@ def identity(cell: NotebookNode) -> str | None:
     return cell.metadata.get("nbgrader", {}).get("grade_id")
 
 
-def compose(notebook: NotebookNode, texts: dict[str, str]) -> NotebookNode:
-    """Return the notebook to run: the teacher's, where answers are text."""
+def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
+    """Return the notebook to run: the teacher's, where what a learner wrote is text."""
+    code = {identity(cell): cell for cell in notebook.cells if cell.cell_type == "code"}
+    lab_cells = [for_the_judge(cell) for cell in code.values()]
     cells = [nbformat.v4.new_code_cell(BEGIN)]
-    for cell in notebook.cells:
-        if cell.cell_type != "code":
-            continue
-        name = identity(cell) or ""
-        if cell.metadata.nbgrader.solution:
-            text = texts.get(name, cut_solution(cell.source))
-            functions, values = bound(cell.source)
-            cell.source = ANSWER.format(label=name, text=text, functions=functions, values=values)
+    for asked in to_judge(lab_cells, written_in(learners, lab_cells)):
+        cell = code.get(asked["name"], nbformat.v4.new_code_cell())
+        if asked["kind"] == "answer":
+            names = {"functions": asked["functions"], "values": asked["values"]}
+            cell.source = ANSWER.format(label=asked["name"], text=asked["text"], **names)
         cells.append(cell)
     return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
+
+
+def for_the_judge(cell: NotebookNode) -> dict[str, Any]:
+    """A teacher's code cell, in the form that grade.py gives to judge.py."""
+    about = cell.metadata.nbgrader
+    asked = {"name": about.grade_id, "id": cell.id, "kind": "other", "text": cell.source}
+    if about.solution:
+        functions, values = bound(cell.source)
+        asked |= {"kind": "answer", "functions": functions, "values": values}
+        asked["text"] = cut_solution(cell.source)
+    elif about.grade:
+        asked["kind"] = "check"
+    return asked
 
 
 def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:

@@ -57,8 +57,14 @@ def written(path: Path, lab_cells: list[dict[str, Any]]) -> Written:
     Raises:
         ValueError: It is no notebook; the message says why.
     """
-    notebook = read(path)
-    cells = list(code_cells(notebook, path.name))
+    return written_in(read(path), lab_cells, path.name)
+
+
+def written_in(
+    notebook: dict[str, Any], lab_cells: list[dict[str, Any]], name: str = "it"
+) -> Written:
+    """As `written`, of a notebook that has been read; `name` is what an error calls it."""
+    cells = list(code_cells(notebook, name))
     lab = Lab(lab_cells)
     places = [lab.place_of(cell) for cell in cells]
     answers = {}

@@ -40,8 +40,9 @@ _HELD = {  # what to try for something that holds a rank by itself
     "needs every rank.",
     "a child process": "Each rank is a process already: call the training function "
     "itself, and not by mp.spawn, notebook_launcher or torchrun.",
-    "a future": "Of a pool that was made in the notebook nobody computes it, since a rank has copies "
-    "of the notebook's objects, not of its threads. Else look at why it does not come to an end.",
+    "a future": "Of a pool that was made in the notebook nobody computes it, since a rank has "
+    "copies of the notebook's objects, not of its threads. Else look at why it does not come to an "
+    "end.",
     "else": "Look at why that does not come to an end.",
 }
 _BATCHES = ": as many batches, each with a backward pass"

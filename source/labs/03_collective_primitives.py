@@ -341,7 +341,7 @@ def sum_column_inputs(rank, world_size, case):
 sum_column_cases = (
     Case("2 x 2, the first column", 2, (2, 2)),
     Case("3 x 4, the last column", 3, (3, 4)),
-    Case("4 x 3 whole numbers (int64), column 1", 1, (4, 3), torch.int64),
+    Case("40 x 9 whole numbers (int64), column 1", 1, (40, 9), torch.int64),
     Case("90 x 2 in double precision, column 1", 3, (90, 2), torch.float64),
     Case("3 x 1", 0, (3, 1)),
 )

@@ -501,8 +501,9 @@ def the_last_of_equals(cluster):
 
 
 def by_the_pricing_of_the_specification(cluster):
+    replayed_ms = labs.RAN["12_send_less"]["replayed_ms"]
     took_ms = {
-        name: steps * lab.replayed_ms(cluster, name)
+        name: steps * replayed_ms(cluster, name)
         for name, steps in cluster.steps.items()
         if steps is not None
     }
