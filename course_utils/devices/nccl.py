@@ -20,10 +20,11 @@ _most_ranks: dict[frozenset, int] = {}
 
 _SHM_IS_FULL = """/dev/shm is too small or full. Start the container with --shm-size=1g or \
 --ipc=host, or have NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"""
+_FORKED = "initialize CUDA in forked subprocess"
+_TRAINER = "Trainer(strategy="  # in the reason that a launcher of Lightning's has been given
 # What words of NCCL, torch or CUDA mean, the special before the general. The words are literally
 # those of the pinned libraries: tests/devices/test_nccl.py looks each one up there, so a newer
 # NCCL that says it differently turns that test red.
-_FORKED = "initialize CUDA in forked subprocess"
 MEANINGS = {
     "Multiple Ranks are using the same GPU/Partition": "two ranks use one GPU. Each rank's own is "
     "torch.device('cuda', int(os.environ['LOCAL_RANK'])). To share one on purpose use "
@@ -40,8 +41,8 @@ MEANINGS = {
     "nvidia-smi for other processes on it",
     "device-side assert": "an index is out of range, such as a label beyond the classes. The same "
     "code on the CPU (device='cpu') names the line",
-    _FORKED: "a process that this rank forked, such as a "
-    "DataLoader's worker, uses CUDA: move tensors to the GPU in the rank itself",
+    _FORKED: "a process that this rank forked, such as a DataLoader's worker, uses CUDA: move "
+    "tensors to the GPU in the rank itself",
     "No backend type associated with device type ": "NCCL moves GPU tensors only: move the "
     "tensor to the GPU, or leave backend= out, and gloo moves those of the CPU",
     "no kernel image is available": "this torch was not built for a GPU of this kind",
@@ -58,7 +59,7 @@ def explain(error: WorkerError) -> None:
     if not re.search("nccl|cuda|device type", words, re.IGNORECASE):
         return
     for known, meaning in MEANINGS.items():
-        if known == _FORKED and error.parts[1]:  # the place where it was raised tells more
+        if known == _FORKED and _TRAINER in error.parts[1]:  # the place of the failure tells more
             continue
         if known in words:
             error.parts[1] = f"Likely reason: {meaning}."
