@@ -45,7 +45,7 @@ _DOES = {  # side channels, by their names in `allow`
     "sockets": "uses a socket of its own",
     "processes": "starts a process",
     "memory": "shares memory with other processes",
-    "frames": "looks into the frames of those who call it",
+    "frames": "looks into frames or objects of others",
 }
 _EVENTS = {  # of those that `sys.addaudithook` is told of
     "files": "open os.mkdir os.rename os.link os.symlink",

@@ -152,7 +152,7 @@ def found(run, rank, line):
 
 
 def and_named(answer):
-    """Run the repair if rank and line are those of the run; what names are right, it never hears."""
+    """Run the repair if rank and line are those of the run; it never hears which are right."""
 
     @functools.wraps(answer)
     def repaired(*arguments):

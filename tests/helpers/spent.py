@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 TICKS = os.sysconf("SC_CLK_TCK")
-KERNELS: list[
-    int
-] = []  # whom this worker asked for; the process that forks them is another's child
+# By process id when it was started: kernels that this worker asked for. What forks them is no
+# child of this worker.
+KERNELS: dict[int, str] = {}
 
 
 class Seconds:
