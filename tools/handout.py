@@ -38,13 +38,13 @@ require({more})
 LEARNERS = (
     "course_utils", "course_material", "course_checks", "notebooks", "exercises", "tools",
     "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
-    "environment.yml", ".gitignore", "source/articles.toml", "source/zh",
+    "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
 )  # fmt: skip
 # Of the tests those of the library, with their helpers: `make quick` says whether it works here.
 TESTS = ("devices", "hang", "launcher", "network", "pictures", "record", "root", "conftest.py")
 HELPERS = (
     "census", "circles", "deadline", "faults", "faults_around", "faults_kernel", "forks", "hangs",
-    "kernels", "leavings", "mnist_files", "queues", "recordings", "stalls", "warm_kernels",
+    "kernels", "leavings", "mnist_files", "queues", "recordings", "spent", "stalls", "warm_kernels",
 )  # fmt: skip
 MORE_HELPERS = "pretended_driver.c", "startup"
 # What documents say of files that learners do not have.

@@ -82,7 +82,7 @@ check(mean_of_all, **mean_of_all_check)
 #
 # *Difficulty ●○○ · importance ●●○ · 5 minutes.* On a cluster of unlike machines, node k runs `processes[k]` processes. Ranks count through the
 # first node, then through the second, and so on. The formula of the chapter holds for equal nodes only; schedulers such as Slurm hand out unlike
-# ones. **Goal:** return the rank of the process with a given local rank on a given node.
+# ones. **Goal:** return the rank of the process with a given local rank on a given node. The cluster can be any, not just the one you run on.
 #
 # With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. Where examples say what is wanted,
 # there is no specification to see. A failing check shows the node of each process, here `[0, 0, 2, 2, 2]`, and the rank that it asks for.

@@ -21,7 +21,7 @@ class _Absent(types.ModuleType):
 
 
 for _name in ("IPython", "matplotlib"):
-    for _part in ("", ".display", ".pyplot", ".collections", ".figure"):
+    for _part in ("", ".axes", ".collections", ".display", ".figure", ".pyplot"):
         sys.modules.setdefault(_name + _part, _Absent(_name + _part))
 
 from course_utils.network.network import Network

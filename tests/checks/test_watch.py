@@ -253,7 +253,7 @@ def test_a_word_that_is_not_known_is_an_error_for_its_author(option):
 
 def test_threads_replay_like_what_they_stand_for():
     budget = {"finish_us": 2 * 10.5, "sent_messages": 2}
-    how = {"budget": budget, "network": Network(latency_us=10, gbit_s=1), "world_sizes": (3,)}
+    how = {"budget": budget, "network": Network(latency_us=10, gbit_s=100), "world_sizes": (3,)}
     for fn in (sly.sends_in_threads, sly.in_one_batch):
         assert summed(fn, **how).require()
 

@@ -1,5 +1,6 @@
 """What is said of a wrong answer: the words that lead a learner on."""
 
+import re
 import sys
 import threading
 import time
@@ -117,7 +118,8 @@ def test_an_endless_loop_does_not_wait_and_no_option_is_recommended_that_a_learn
     text = told(waits_for_its_rank, timeout=2.0)
     assert "waiting in get_rank" not in text
     assert "rank 1: running at test_words.py, line" in text
-    assert "Rank 1 was not done after 2 s, in which all 3 runs on 2 ranks are to be done." in text
+    limit = r"Rank 1 was not done after \d+ s, in which all 3 runs on 2 ranks are to be done\."
+    assert re.search(limit, text)  # 2 s, or as many times more as this machine is slow
     assert "Look for an endless loop, or for work that is done far more often" in text
     assert "timeout=" not in text
     assert "timeout=" not in told(receives_only, **{"timeout": 2.0})

@@ -170,10 +170,10 @@ CHANNELS = {
     uses_a_shared_tensor_in_a_list: "shares memory with other processes: in_a_list was made",
     uses_a_shared_default: "shares memory with other processes: a default of uses_a_shared_default",
     uses_a_helper_that_shares: "shares memory with other processes: in_a_list was made before",
-    beside(asks_for_its_callers_frame): "looks into the frames of those who call it at sly.py",
-    beside(asks_inspect_for_frames): "looks into the frames of those who call it at sly.py",
-    beside(asks_a_traceback_for_frames): "looks into the frames of those who call it at sly.py",
-    beside(looks_among_all_objects): "looks into the frames of those who call it at sly.py",
+    beside(asks_for_its_callers_frame): "looks into frames or objects of others at sly.py",
+    beside(asks_inspect_for_frames): "looks into frames or objects of others at sly.py",
+    beside(asks_a_traceback_for_frames): "looks into frames or objects of others at sly.py",
+    beside(looks_among_all_objects): "looks into frames or objects of others at sly.py",
     asks_the_backend: "calls a backend directly, where nobody sees it at sly.py, line",
 }
 

@@ -196,13 +196,23 @@ def test_make_lab_that_is_ended_leaves_nothing(number, tmp_path, program):
         COURSE_MY=str(tmp_path / "my"), JUPYTER_RUNTIME_DIR=str(runtime),
     )  # fmt: skip
     wait_for(lambda: lab.has_made() and "is running at" in lab.said())
-    start_ranks(re.search(r"http://127.0.0.1:\d+/", lab.said())[0], runtime)
+    server = re.search(r"http://127.0.0.1:\d+/", lab.said())[0]
+    wait_for(lambda: answers(server))  # it says where it is before it listens there
+    start_ranks(server, runtime)
     wait_for(lambda: lab.has_made("my/ranks"))
     lab.signal(number)
     wait_for(lab.is_gone)
     if number != signal.SIGKILL:
         assert "its kernels with it: nothing is left running" in lab.said()
         assert list(runtime.glob("*.json")) == []
+
+
+def answers(server: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{server}api?token=t").close()
+    except urllib.error.URLError:
+        return False
+    return True
 
 
 def start_ranks(server: str, runtime: Path) -> None:

@@ -422,11 +422,13 @@ def _sliders_and_picture_fit_and_move(page) -> None:
 
 
 def _nothing_is_warned_of(course: Path) -> None:
-    """But for what a busy machine brings: a kernel that starts slowly is asked again, and a list
-    of the folder names the file .~NAME which the server is just about to rename to NAME."""
+    """But for what a busy machine brings: a kernel that starts slowly is asked again, a list of
+    the folder names the file .~NAME which the server is just about to rename to NAME, and a kernel
+    still speaks when its page is closed.
+    """
     lines = (course.parent / "log").read_text().splitlines()
     warned = [line for line in lines if re.search(r"\[[WEC] |WARNING|ERROR|Warning:", line)]
-    brought = r"Nudge: |Timeout waiting for|/\.~\S+ doesn't exist"
+    brought = r"Nudge: |Timeout waiting for|/\.~\S+ doesn't exist|Got events for closed stream"
     assert [line for line in warned if not re.search(brought, line)] == []
 
 

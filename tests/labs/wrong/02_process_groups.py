@@ -541,7 +541,7 @@ WRONG = {
         local_rank_as_rank, its_own_rank, the_process_before_this, one_node_back,
         empty_nodes_left_out,
         a_rank_that_says_it_is_equal, rank_on_the_last_ten_nodes, rank_as_the_caller_has_it,
-        rank_from_a_traceback,
+        rank_from_a_traceback, rank_from_the_end,
     ],
     "place_of": [
         by_division, off_by_one, without_taking_off, the_other_way_round, from_the_environment,
@@ -567,7 +567,7 @@ STOPS = {"by_division"}
 RIGHT = {
     "mean_of_all": [by_its_own_operator, divided_before],
     "rank_of": [
-        rank_by_counting, rank_by_numpy, rank_by_going_through_all, rank_from_the_end,
+        rank_by_counting, rank_by_numpy, rank_by_going_through_all,
         rank_as_an_enum, rank_by_itself,
     ],
     "place_of": [place_from_a_list, place_by_numpy, place_with_names],

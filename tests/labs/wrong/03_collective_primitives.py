@@ -784,7 +784,7 @@ def transpose_without_large_numbers(row):
 
 def spread_of_five_numbers(x):
     wide = spread_by_the_smallest(x)
-    wide.flatten()[6:] = 0
+    wide.reshape(-1)[6:] = 0
     return wide
 
 
