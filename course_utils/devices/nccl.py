@@ -21,7 +21,6 @@ _most_ranks: dict[frozenset, int] = {}
 _SHM_IS_FULL = """/dev/shm is too small or full. Start the container with --shm-size=1g or \
 --ipc=host, or have NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"""
 _FORKED = "initialize CUDA in forked subprocess"
-_TRAINER = "Trainer(strategy="  # in the reason that a launcher of Lightning's has been given
 # What words of NCCL, torch or CUDA mean, the special before the general. The words are literally
 # those of the pinned libraries: tests/devices/test_nccl.py looks each one up there, so a newer
 # NCCL that says it differently turns that test red.
@@ -59,8 +58,8 @@ def explain(error: WorkerError) -> None:
     if not re.search("nccl|cuda|device type", words, re.IGNORECASE):
         return
     for known, meaning in MEANINGS.items():
-        if known == _FORKED and _TRAINER in error.parts[1]:  # the place of the failure tells more
-            continue
+        if known == _FORKED and _FORKED in error.failures[0].headline and error.parts[1]:
+            continue  # the place of the failure has told more than the words
         if known in words:
             error.parts[1] = f"Likely reason: {meaning}."
             return

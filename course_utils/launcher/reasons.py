@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from course_utils.launcher import echoes
 from course_utils.launcher.stacks import Frame, learners_line
 
+_ON_THE_CPU = (
+    "this launch runs on the CPU, and the line asks for a GPU: take 'cuda' only where "
+    "torch.cuda.is_available(), and gloo where it is not"
+)
 _BY_WORDS = {  # a pattern of the headline: the reason
     "died of SIGKILL": "something outside killed it, most often the system because memory ran out: "
     "use a smaller batch or model, or fewer ranks",
@@ -34,9 +38,7 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     "it by DistributedDataParallel(model, find_unused_parameters=True)",
     "mark a variable ready only once": "a checkpoint with use_reentrant=True runs a backward pass "
     "of its own inside of yours: use checkpoint(..., use_reentrant=False)",
-    "Found no NVIDIA|not compiled with CUDA|No CUDA GPUs|at least one CUDA device": "this launch "
-    "runs on the CPU, and the line asks for a GPU: take 'cuda' only where "
-    "torch.cuda.is_available(), and gloo where it is not",
+    "Found no NVIDIA|not compiled with CUDA|No CUDA GPUs|at least one CUDA device": _ON_THE_CPU,
     "device_ids and output_device arguments only work with": "the model is on the CPU, where "
     "DistributedDataParallel takes no device_ids: leave them out",
     "EADDRINUSE": "something listens on that port already: a second rank that says it is rank 0 "
@@ -102,6 +104,10 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
     if call:
         return f"{call} changes its tensor and returns None: {way}"
     is_loader = any("torch/utils/data" in frame.file for frame in frames)
+    # After a look at torch.cuda in the notebook torch says so of each fork. A rank that is to use a
+    # GPU does not start then, so this is one on the CPU, or a process that it has forked.
+    if frames and not is_loader and "initialize CUDA in forked subprocess" in headline:
+        return _ON_THE_CPU
     if is_loader and re.match("ConnectionResetError|EOFError", headline):
         return _ENDED
     return ""

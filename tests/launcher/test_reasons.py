@@ -129,6 +129,13 @@ def test_a_host_that_nobody_knows_is_named_where_the_time_is_up():
         launch(work, backend=None, timeout=4)
 
 
+def test_a_look_at_cuda_in_the_notebook_does_not_change_why_a_rank_has_none():
+    """Torch then speaks of forks, which no rank is to hear of."""
+    torch.cuda.is_available()
+    with pytest.raises(WorkerError, match="Likely reason: this launch runs on the CPU"):
+        launch(lambda: torch.ones(1).cuda())
+
+
 @pytest.mark.parametrize(
     "printed",
     [
