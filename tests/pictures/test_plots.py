@@ -16,8 +16,9 @@ def draw(text, width_inches=4):
 
 
 def test_a_figure_is_closed_so_that_the_notebook_does_not_draw_it_again(shown):
+    left_by_other_tests = plt.get_fignums()
     draw("a line falls")
-    assert plt.get_fignums() == []
+    assert plt.get_fignums() == left_by_other_tests
 
 
 def test_the_picture_carries_its_sentence_as_text_and_again_in_a_line_below(shown):
