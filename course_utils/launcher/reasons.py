@@ -20,6 +20,9 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     "died of SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
     "died of SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
     "died of SIGFPE": "an integer was divided by zero in compiled code",
+    "died of SIGALRM": "an alarm rang that the function had set, and it has no handler for it: "
+    "give signal.signal one",
+    "can't allocate memory": "it asks for more memory than this machine has left",
     "died of SIGTERM": "something asked this one process to end",
     "left with exit status": "os._exit ends a process at once; let the function return instead",
     "BdbQuit": "a rank has no keyboard, so a debugger ends at once; print instead",

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import signal
 import socket
+import time
 
 import pytest
 import torch
@@ -86,7 +88,14 @@ def computes_with_what_all_reduce_returns() -> float:
     return dist.all_reduce(torch.ones(1)).item()
 
 
+def rings_where_nobody_listens() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    time.sleep(60)
+
+
 CASES = [
+    (rings_where_nobody_listens, "an alarm rang that the function had set"),
+    (lambda: torch.empty(10**15), "more memory than this machine has left"),
     (computes_with_what_all_reduce_returns, "all_reduce changes .* call it in a line of its own"),
     (uses_what_all_reduce_returns, "all_reduce changes its tensor and returns None"),
     (lambda: dist.all_reduce(3.5), r"such as torch.tensor\(\[3.5\]\)"),
