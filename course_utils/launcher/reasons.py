@@ -22,7 +22,8 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     "died of SIGFPE": "an integer was divided by zero in compiled code",
     "died of SIGALRM": "an alarm rang that the function had set, and it has no handler for it: "
     "give signal.signal one",
-    "can't allocate memory": "it asks for more memory than this machine has left",
+    "can't allocate memory": "it asks for more memory than this machine has left, or than a limit "
+    "of the system, a container or a scheduler allows",
     "died of SIGTERM": "something asked this one process to end",
     "left with exit status": "os._exit ends a process at once; let the function return instead",
     "BdbQuit": "a rank has no keyboard, so a debugger ends at once; print instead",
