@@ -14,8 +14,8 @@ from IPython import get_ipython
 from IPython.display import DisplayHandle
 
 from course_material.messages import said
-from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport, table
+from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.pictures.style import OKABE_ITO
@@ -162,18 +162,19 @@ class Early(HangReport):
         self._alone = world_size == 1
         self.still_s = _ALONE_S if self._alone else self.still_s
 
-    def silent(self, dead: Deadlock) -> bool:
+    def on_silence(self, graph: WaitGraph) -> bool:
         """Nothing where no rank waits for another, and nothing while ranks start.
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
-        waits = any(dead.waits_for.values()) and not any(one.starts for one in dead.ranks.values())
-        if not dead.for_ever and waits and not self._alone:
-            still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
-            self.moved(said(f"{still}\nTime is up after {self._timeout:g} s."))
-        return dead.for_ever
+        starting = any(rank.starts for rank in graph.ranks.values())
+        waits = any(graph.waits_for.values()) and not starting
+        if not graph.hangs_for_ever and waits and not self._alone:
+            still = f"No rank has called anything for {self.still_s:g} s:\n{table(graph)}"
+            self.on_progress(said(f"{still}\nTime is up after {self._timeout:g} s."))
+        return graph.hangs_for_ever
 
-    def moved(self, text: str = "") -> None:
+    def on_progress(self, text: str = "") -> None:
         """Take away what is shown, and show a text."""
         bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" * bool(text)}
         if self._view:
