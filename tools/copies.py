@@ -89,13 +89,18 @@ def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
 
 
 def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
-    """Returns a notebook without outputs, whose links lead to the other copies."""
+    """Returns a notebook without outputs, whose links lead to the other copies.
+
+    A cell tagged `keep-output` keeps what it shows: a page begins with a picture, not with text.
+    """
     notebook = _original(original, root)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = relinked(cell.source, original, root, folder)
         else:
-            cell.outputs, cell.execution_count = [], None
+            cell.execution_count = None
+            if "keep-output" not in cell.metadata.get("tags", []):
+                cell.outputs = []
     texts = {cell.id: _digest(cell.source) for cell in notebook.cells}
     notebook.metadata["course"] = {"original": original.name, "texts": texts}
     return notebook
