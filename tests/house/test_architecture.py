@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import architecture
+from course_tools.quality import architecture
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_the_house_stands():
 
 
 def test_the_command_prints_every_room_with_its_size():
-    command = [sys.executable, "tools/architecture.py"]
+    command = [sys.executable, "-m", "course_tools.quality.architecture"]
     done = subprocess.run(command, cwd=architecture.ROOT, capture_output=True, text=True)
     rooms = [line.split()[0] for line in done.stdout.splitlines()]
     assert set(architecture.ALLOWED) <= set(rooms)
