@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from course_cluster.hosts import Hosts, two_hosts
-from course_utils.launcher.pace import Deadline
+from course_utils.launcher.deadlines import Deadline
 
 RECORDED = Path(__file__).with_suffix(".json")  # what jobs wrote, by the name of their script
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])

@@ -23,7 +23,7 @@ import course_utils
 from course_tools.child_process import in_child_process
 from course_tools.grading import answers_as_text, grade, handout, sandbox
 from course_tools.notebooks import build
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
 
 pytestmark = pytest.mark.slow
 LAB = "02_process_groups"
@@ -252,7 +252,7 @@ def test_every_lab_gives_its_own_solution_all_points(slug, monkeypatch):
     source = handout.graded(build.plan(target))
     run = nbgrader_plugin.compose(source, source)
     shown, names = [], {"__name__": "__main__"}
-    monkeypatch.setattr(parcel, "Unpickler", parcel.Unpickler)  # `begin` puts in its own
+    monkeypatch.setattr(transport, "Unpickler", transport.Unpickler)  # `begin` puts in its own
     monkeypatch.setattr(course_utils, "check", None)
     monkeypatch.setattr(answers_as_text, "check", on_few_ranks)
     monkeypatch.setattr(answers_as_text, "display", lambda *_, **options: shown.append(options))

@@ -19,7 +19,7 @@ from course_tools.i18n import catalogues, zh
 from course_tools.i18n import message_templates as catalogue
 from course_tools.learner import workspace
 from course_utils import check, launch
-from course_utils.launcher.team import Stopped
+from course_utils.launcher.worker_group import Stopped
 
 ROWS = json.loads(messages.CATALOGUE.read_text(encoding="utf-8"))
 SPEAKER = Speaker(ROWS)
