@@ -14,11 +14,9 @@ import atexit
 import contextlib
 import functools
 import heapq
-import importlib
 import importlib.util
 import io
 import json
-import logging
 import os
 import pickle
 import statistics
@@ -37,6 +35,9 @@ import torch.distributed as dist
 
 from course_tools import ROOT
 from course_utils import Network, launch
+from course_utils.devices import fork
+from course_utils.network.trace import Trace
+from course_utils.record.event import Event
 
 MESSAGES, MEGABYTES = 100_000, 256
 Turn = tuple[float, float]  # what one turn of ours took, and of the baseline (seconds)
@@ -117,18 +118,6 @@ def with_accelerate(ranks: int) -> list[float]:
         return [float(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
 
 
-def with_lightning(ranks: int) -> list[float]:
-    """Its strategy for notebooks, which forks as well; rank 0's result alone comes back."""
-    from lightning.fabric import Fabric
-
-    logging.disable(logging.WARNING)  # it greets every rank
-    try:
-        fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp_notebook")
-        return [fabric.launch(lambda fabric: total())] * ranks
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 def seconds(run: Callable[[], Any]) -> float:
     started = time.perf_counter()
     run()
@@ -140,9 +129,7 @@ def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
 
     No launch enlarges pages in this process: a bare fork costs what it costs without the course.
     """
-    for module in ("devices.fork", "launching.pages"):  # the second before there were rooms
-        with contextlib.suppress(ImportError):
-            importlib.import_module(f"course_utils.{module}")._WORTH_IT = sys.maxsize
+    fork._WORTH_IT = sys.maxsize
     return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))
 
 
@@ -188,30 +175,23 @@ def recording() -> Turn:
     return on, off
 
 
-def _found(name: str, room: str, before: str) -> Any:
-    """A class of this checkout, or of another one from before the rooms."""
-    for module in (f"{room}.{name.lower()}", f"{before}.{name.lower()}", before):
-        with contextlib.suppress(ImportError):
-            return getattr(importlib.import_module(f"course_utils.{module}"), name)
-    raise ImportError(f"no {name} in this checkout")
-
-
-def ring(ranks: int, messages: int) -> Any:
+def ring(ranks: int, messages: int) -> Trace:
     """So many messages of a ring all-reduce, as isend and irecv would be recorded."""
-    event, trace = _found("Event", "record", "recording"), _found("Trace", "network", "trace")
-    common = {"group": tuple(range(ranks)), "start_s": 0.0, "end_s": 0.0}
     events = []
     for rank in range(ranks):
-        to, fro = (rank + 1) % ranks, (rank - 1) % ranks
-        for at in range(0, 4 * messages // ranks, 4):
-            own = {"rank": rank, **common}
-            sent = {"kind": "send", "bytes": 4096, "peer": to, "tag": 0}
-            got = {"kind": "recv", "bytes": 4096, "peer": fro, "tag": 0}
-            events += [event(index=at, **sent, **own), event(index=at + 1, **got, **own)]
+        right, left = (rank + 1) % ranks, (rank - 1) % ranks
+        common = {"rank": rank, "group": tuple(range(ranks)), "start_s": 0.0, "end_s": 0.0}
+        for index in range(0, 4 * messages // ranks, 4):
+            send = {"kind": "send", "bytes": 4096, "peer": right, "tag": 0}
+            receive = {"kind": "recv", "bytes": 4096, "peer": left, "tag": 0}
+            wait = {"kind": "wait", "bytes": 0}
             events += [
-                event(index=at + 2 + n, kind="wait", bytes=0, of=at + n, **own) for n in (0, 1)
+                Event(index=index, **send, **common),
+                Event(index=index + 1, **receive, **common),
+                Event(index=index + 2, of=index, **wait, **common),
+                Event(index=index + 3, of=index + 1, **wait, **common),
             ]
-    return trace(tuple(events), ((0.0, 0.0),) * ranks)
+    return Trace(tuple(events), ((0.0, 0.0),) * ranks)
 
 
 def through_a_heap(numbers: list[int]) -> None:
@@ -316,7 +296,6 @@ LAUNCHERS = {
     "early launch": with_launch,
     "start_processes(fork)": with_start_processes,
     "Accelerate": with_accelerate,
-    "Lightning": with_lightning,
 }
 ELSEWHERE = {
     f"{name}, {ranks} ranks": Figure(functools.partial(against_the_fork, run, ranks), FORK)
@@ -344,7 +323,7 @@ FIGURES = {
     "CPU of import": Figure(importing, "torch alone"),
     "2 x 256 MB back": Figure(large_results, "made here"),
 }
-OTHERS = [name for name in ("Accelerate", "Lightning") if importlib.util.find_spec(name.lower())]
+OTHERS = ["Accelerate"] if importlib.util.find_spec("accelerate") else []  # an extra, `bench`
 ASKED_FOR = {
     **beside_the_fork(*OTHERS),
     "1,000 images of DDP": Figure(training, "torchrun"),
@@ -355,9 +334,11 @@ class Checkout:
     """A process that measures with the `course_utils` of a folder, a turn at a time."""
 
     def __init__(self, folder: Path, where: str = "here") -> None:
-        command = [sys.executable, "-m", "course_tools.measure.bench", "--serve", where]
+        # By its path, not as a module: another checkout is measured by this file as well.
+        command = [sys.executable, __file__, "--serve", where]
+        paths = os.pathsep.join([str(folder), str(ROOT)])
         self._process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": str(folder)},
+            command, env={**os.environ, "PYTHONPATH": paths},
             cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
