@@ -18,6 +18,7 @@ from course_utils.hang.report import HangReport, table
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
+from course_utils.pictures.curve import Points, curves, note
 from course_utils.pictures.style import OKABE_ITO
 from course_utils.record.record import Record
 
@@ -41,7 +42,8 @@ def report(**metrics: Any) -> None:
     unchanged there.
 
     Args:
-        **metrics: names and numbers. `step` with `steps` draws a progress bar.
+        **metrics: names and numbers. `step` with `steps` draws a progress bar, and `step` with
+            `loss` a curve.
     """
     if _memory is None:
         return
@@ -71,6 +73,7 @@ class Panel(Listener):
         """Show it, in a notebook; elsewhere there is none."""
         self.started, self.shown = time.monotonic(), 0.0
         self.memory = [mmap.mmap(-1, _ROOM) for _ in range(world_size)]
+        self.losses: list[Points] = [[] for _ in range(world_size)]
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
         if "ipykernel" in sys.modules and get_ipython() is not None:
             self.view = DisplayHandle()
@@ -88,8 +91,10 @@ class Panel(Listener):
         if self.view is not None and (final or now - self.shown >= _EVERY_S):
             self.shown = now
             told = [_read(memory) for memory in self.memory]
+            for points, metrics in zip(self.losses, told, strict=True):
+                note(points, metrics)
             unsettled = "stopped" if final else "running"
-            drawn = render(members, told, now - self.started, unsettled)
+            drawn = render(members, told, now - self.started, unsettled, self.losses)
             self.view.update(self._bundle(drawn), raw=True)
 
     def _bundle(self, drawn: str) -> dict[str, str]:
@@ -101,16 +106,19 @@ def render(
     told: Sequence[dict[str, Any]],
     seconds: float,
     unsettled: str = "running",
+    losses: Sequence[Points] = (),
 ) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes.
 
-    Of each rank there is what it has `told`; `unsettled` is the word for one that still runs.
+    Of each rank there is what it has `told`, and its `losses` so far; `unsettled` is the word for
+    one that still runs.
     """
     rows = "".join(_row(*one, unsettled) for one in zip(members, told, strict=True))
     head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"
     return (
         f'<div class="live-panel" style="{_CARD}"><div style="padding:0 10px">{head}</div>'
-        f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table></div>'
+        f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table>'
+        f"{curves(losses)}</div>"
     )
 
 
