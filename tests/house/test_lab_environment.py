@@ -8,8 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import copies
-import my
+from course_tools.learner import copies, workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +32,7 @@ def run_and_save(path: Path, at: float) -> None:
 
 
 def opened(folder: Path) -> str:
-    command, _ = my.lab_command(folder, folder)
+    command, _ = workspace.lab_command(folder, folder)
     (url,) = [part for part in command if "default_url" in part]
     return url.rpartition("/")[2]
 
@@ -56,7 +55,7 @@ def test_a_notebook_that_cannot_be_read_is_not_where_one_was(folder):
 
 def test_python_pip_and_torchrun_in_a_cell_are_those_of_the_course(folder, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    environment = my.lab_environment(ROOT, folder)
+    environment = workspace.lab_environment(ROOT, folder)
     for program in ("python", "pip", "torchrun"):
         which = ["/bin/sh", "-c", f"command -v {program}"]
         path = subprocess.run(which, env=environment, capture_output=True, text=True).stdout.strip()
@@ -66,7 +65,7 @@ def test_python_pip_and_torchrun_in_a_cell_are_those_of_the_course(folder, monke
 
 def test_settings_of_ones_own_come_after_those_of_the_course(folder, monkeypatch):
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "mine")
-    paths = my.lab_environment(ROOT, folder)["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    paths = workspace.lab_environment(ROOT, folder)["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert paths[-1] == "mine"
     assert (Path(paths[0]) / "jupyter_lab_config.py").exists()
 
