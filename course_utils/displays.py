@@ -19,11 +19,11 @@ from IPython import get_ipython
 from IPython.core.displaypub import DisplayPublisher
 from IPython.display import display
 
+from course_utils.launcher.captured_output import MARK
 from course_utils.launcher.launch import Pieces, named
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.transport import anonymous_file
 from course_utils.launcher.worker import no_keyboard
-from course_utils.launcher.worker_handle import MARK
 
 _LIVE = "application/vnd.jupyter.widget-view+json"  # ends with the rank; its text goes on
 _OUTPUT = {"text/plain": "Output()"}  # an empty area; what is displayed in it has rows of its own

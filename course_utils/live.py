@@ -117,7 +117,7 @@ def render(
 def _row(member: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     state = "✗ failed" if member.failure else "✓ done" if member.settled else unsettled
-    last = html.escape(member.text().rstrip().rpartition("\n")[2][-_WIDEST:])
+    last = html.escape(member.output.text().rstrip().rpartition("\n")[2][-_WIDEST:])
     name = f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>'
     numbers = [_number(name, metrics) for name in metrics if name != "steps"]
     cells = [name, _bar(metrics, colour), *numbers, state]

@@ -11,7 +11,7 @@ from course_utils.live import render
 
 def member(rank=0, text=""):
     made = WorkerHandle(rank)
-    made._printed = bytearray(text.encode())
+    made.output.add(text.encode())
     return made
 
 
