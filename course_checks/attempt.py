@@ -25,8 +25,8 @@ from course_checks.cases import Inputs, draw, public_seed, seed_cpu
 from course_checks.outcome import WRONG, Outcome, Row, many
 from course_checks.watch import Watch
 from course_utils.devices.fork import ReadyToFork
-from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport
+from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher import transport
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError
@@ -113,7 +113,7 @@ class _Hang(HangReport):
         super().on_start(world_size)
         self._slowness, self._rounds, self._moved_at = slowness(_RECENT_S), 1, monotonic()
 
-    def moved(self) -> None:
+    def on_progress(self) -> None:
         """Some rank has called something, or has ended."""
         self._moved_at = monotonic()
 
@@ -125,11 +125,11 @@ class _Hang(HangReport):
             self._rounds = min(self._rounds + 1, _MOST)
         return self._rounds * round_s
 
-    def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
+    def wait_graph(self, ranks: Mapping[int, list[Frame] | None], now: float) -> WaitGraph:
         """Who waits for whom in this run."""
         here = min(self._progress)
         behind = {rank: None for rank, runs in enumerate(self._progress) if runs > here}
-        return super().deadlock({**ranks, **behind}, now)
+        return super().wait_graph({**ranks, **behind}, now)
 
 
 def attempt(
