@@ -40,13 +40,13 @@ PUBLIC_NAMES = 16
 # CUDA's events, which time what is only queued, stand in record; limits are multiples of what
 # the machine needs at that moment; the panel draws the loss of a training while it runs.
 NODES = {
-    "launcher": 11300,
+    "launcher": 11850,  # a name for each step costs a node or two
     "record": 5900,
     "hang": 7900,
     "network": 3800,
     "pictures": 7150,
     "devices": 3000,
-    PACKAGE: 42400,
+    PACKAGE: 43000,
     JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
 }
 
