@@ -29,7 +29,8 @@ CODE = re.compile(r"[<|\\]|\dpx|rgba|^\.\.\.$")  # what has words, but says noth
 NOT_SAID = re.compile(
     r"cases\.draw|check\.check: check |rules\.(Rules|_over_budget: .*(budget|Network))|"
     r"verdict\.(_draw_again|_wanted)|transit\.Transit|watch\.(_EVENTS|WORDS)|watch\..*: "
-    r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_bar)|event\.KINDS|"
+    r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_state|_bar)|"
+    r"event\.KINDS|"
     r"placement\.(place|_notice)|nccl\._settings|"
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|launch\.named|"
@@ -58,7 +59,7 @@ LINES = re.compile(
     r"errors\.(worker_|_about|_details|_what_led|Failure: \{frame)|"
     r"stacks\.Frame: .*line|report\._rows|"
     r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
-    r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{what"
+    r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{problem"
 )
 
 
