@@ -185,9 +185,9 @@ def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     member.pid = gone.pid
     gone.wait()
     member.request_stack()
-    member._asked = long_ago = 1.0  # so it is asked once more, in the other way
+    member._asked_s = long_ago = 1.0  # so it is asked once more, in the other way
     assert not member.has_written_stack()
-    assert (member.read_stack(), member._asked != long_ago) == ("", True)
+    assert (member.read_stack(), member._asked_s != long_ago) == ("", True)
     member.close()
 
 
@@ -196,15 +196,15 @@ def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
     member = WorkerHandle(0)
     member.open()
     member.pid = os.getpid()
-    old = [signal.signal(number, lambda *_: None) for number in member.signals]
+    old = [signal.signal(number, lambda *_: None) for number in member.stack_signals]
     try:
         for _ in range(3):
             member.request_stack()
             row = '  File "a.py", line 3 in _run_function\n'
-            os.write(member.stack.fileno(), row.encode())  # as a rank does
+            os.write(member.stack_file.fileno(), row.encode())  # as a rank does
             assert member.read_stack() == row
     finally:
-        for number, handler in zip(member.signals, old, strict=True):
+        for number, handler in zip(member.stack_signals, old, strict=True):
             signal.signal(number, handler)
         member.close()
 
