@@ -259,14 +259,16 @@ def _raised_first(where: str, tracebacks: str) -> list[str]:
 def _words_and_place(trace: str) -> tuple[str, str]:
     """Of a traceback without its first line: what the exception says; `, cell [5], line 7`."""
     lines = trace.rstrip().split("\n")
-    count = 0
-    while count < len(lines) and lines[count].startswith("  "):
-        count += 1
-    rows, words = "\n".join(lines[:count]), "\n".join(lines[count:])
-    frames = [Frame(file, int(number), name) for file, number, name in _CODE_LINE.findall(rows)]
+    frames = []
+    while lines and lines[0].startswith("  "):
+        row = lines.pop(0)
+        for file, number, name in _CODE_LINE.findall(row):
+            frames.append(Frame(file, int(number), name))
+    words = stable("\n".join(lines))
     line = stacks.learners_line(frames)
-    place = f", {line.place}: {line.code}" if line else ""
-    return stable(words), place
+    if line is None:
+        return words, ""
+    return words, f", {line.place}: {line.code}"
 
 
 def _frames(error: BaseException) -> list[Frame]:
@@ -304,8 +306,9 @@ def _what_led_to(error: BaseException) -> list[str]:
 
 def _named_with_place(error: BaseException) -> str:
     """Such as `KeyError: 'label', cell [5], line 7, in train`."""
+    name = _named(error)
     line = stacks.learners_line(_frames(error))
-    return f"{_named(error)}, {line.place}" if line else _named(error)
+    return f"{name}, {line.place}" if line else name
 
 
 def from_exit(rank: int, status: int, dump: str) -> Failure:

@@ -60,8 +60,11 @@ class Frame:
     @property
     def place(self) -> str:
         """Such as `cell [5], line 7, in train`; a file by its name alone, without its folder."""
-        cell = _cell_numbers().get(self.file)
-        where = Path(self.file).name if cell is None else f"cell [{cell}]"
+        where = Path(self.file).name
+        cells = _cell_numbers()
+        if self.file in cells:
+            cell = cells[self.file]
+            where = f"cell [{cell}]"
         name = "" if self.name == "<module>" else f", in {self.name}"
         return f"{where}, line {self.line}{name}"
 
@@ -129,9 +132,12 @@ def from_dump(text: str) -> Stack:
 
 def _other_threads(text: str) -> tuple[list[Frame], ...]:
     threads = []
-    for part in text.split(THREAD)[1:]:
+    _, *parts = text.split(THREAD)
+    for part in parts:
         rows, _, _ = part.partition(_TITLE_END)
-        threads.append(_frames(rows)[::-1])
+        frames = _frames(rows)
+        frames.reverse()
+        threads.append(frames)
     return tuple(threads)
 
 
