@@ -31,10 +31,16 @@ _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<f
 _GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
 # Packages of another environment, or of this one under another name.
 _INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
-_COURSE = tuple(  # with a slash: `course_utils_lab/` next to them is a learner's
-    f"{Path(__file__).parents[2] / name}{os.sep}"
-    for name in ("course_utils", "course_material", "course_checks", "tools")
+_PACKAGES = (
+    "course_utils",
+    "course_material",
+    "course_checks",
+    "course_cluster",
+    "course_challenge",
+    "course_tools",
 )
+# With a slash at the end: `course_utils_lab/` next to them is a learner's.
+_COURSE = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in _PACKAGES)
 
 
 @dataclass(frozen=True)
