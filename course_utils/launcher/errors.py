@@ -1,4 +1,4 @@
-"""What went wrong in the workers, told to a learner: the root cause, its rank, its line, a way on.
+"""What went wrong in the workers, in words for a learner: the root cause, its rank, its line.
 
 Nothing here depends on the clock, a process id or an address, so that a notebook that provokes
 an error on purpose prints the same words in every run.
@@ -18,9 +18,9 @@ from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were, wrapped
 
+# By global rank its stack, outermost frame first: [] if it gave none, None if its function has
+# returned.
 StacksByRank = dict[int, list[Frame] | None]
-"""By global rank its stack, outermost frame first: [] if it gave none, None if its function has
-returned."""
 
 _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the store have many
 # What differs from run to run in others' messages: addresses, ports, process ids, source paths.
@@ -38,7 +38,7 @@ _NEXT_TRACEBACK = re.compile(
 )
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _MAX_CHARACTERS = 4000  # of an exception's own words
-_SHORT = 200  # characters of a failure that is told besides the root cause
+_SHORT = 200  # characters of a failure that is shown besides the root cause
 _MAX_EXCEPTIONS = 8  # of an ExceptionGroup's members, and of the exceptions that led to one
 _MAX_FRAMES = 40  # the innermost
 
@@ -219,7 +219,7 @@ def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) 
     for other, (cause, _) in failures.items():
         causes.append(f"rank {other}: {_named(cause)}")
     details = causes[:_MAX_EXCEPTIONS]
-    return Failure(rank, when, headline, frames, echoes.TOLD, details=details)
+    return Failure(rank, when, headline, frames, echoes.FROM_PEER, details=details)
 
 
 def stable(text: str) -> str:

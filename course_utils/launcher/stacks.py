@@ -1,4 +1,4 @@
-"""Where a rank is: its stack, read from outside, told in cells and lines of the learner's own code.
+"""Where a rank is: its stack, read from outside, in cells and lines of the learner's own code.
 
 A thread of every worker writes it (`stack_writer`), or `faulthandler` does, which can do so while
 Python can't run a line: inside a loop in C, and at a crash. What they write is read here.
@@ -29,7 +29,7 @@ _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
 _GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
-# Packages of another environment, or of this one under another name.
+# Packages of a different environment, or of this one under a different name.
 _INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _PACKAGES = (
     "course_utils",

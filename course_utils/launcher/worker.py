@@ -119,7 +119,7 @@ class WorkerMain:
     def _flush(self) -> None:
         """Before the kernel hears of the end: from then on it may stop this rank."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the learner closed it, or put in another
+            with contextlib.suppress(Exception):  # the learner closed it, or replaced it
                 stream.flush()
         LIBC.fflush(None)  # what compiled code printed
 
