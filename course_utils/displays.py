@@ -103,7 +103,7 @@ class Displays(Listener):
         """What a rank showed last: an update or `clear_output` has taken the place of others."""
         displays: dict[str, _Shown] = {}
         for row in self._rows:
-            with contextlib.suppress(ValueError):  # the rank was stopped amid writing this
+            with contextlib.suppress(ValueError):  # the rank was stopped while it wrote this
                 rank_of_row, key, *fields = json.loads(row)
                 if rank_of_row == rank:
                     _apply(displays, key, fields)
@@ -308,7 +308,7 @@ def _area() -> str | None:
 
 def _put_into_the_output(mark: str) -> None:
     """Tell the kernel between which prints a display belongs."""
-    with contextlib.suppress(Exception):  # the learner closed a stream, or put in another
+    with contextlib.suppress(Exception):  # the learner closed a stream, or replaced it
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(1, MARK.format(mark).encode())

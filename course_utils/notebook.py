@@ -92,7 +92,9 @@ def launch(
         silence_ends_it = timeout is None
         if timeout is None:
             timeout = _LONG_SILENCE_S
-        _refuse_what_cannot_work(fn, args, world_size, nodes, timeout, live, trace)
+        _refuse_what_is_no_function(fn)
+        _refuse_options(world_size, nodes, timeout, live, trace)
+        _refuse_arguments(fn, args)
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
@@ -155,16 +157,7 @@ def _parameters(fn: Any) -> list[str]:
         return []
 
 
-def _refuse_what_cannot_work(
-    fn: Callable[..., Any],
-    args: tuple,
-    world_size: Any,
-    nodes: Any,
-    timeout: Any,
-    live: Any,
-    trace: Any,
-) -> None:
-    """Say what to do instead, before anything starts."""
+def _refuse_what_is_no_function(fn: Any) -> None:
     if isinstance(fn, str):
         advice = "write launch(fn); a script is started by !torchrun --nproc-per-node=2 train.py"
         raise TypeError(f"launch needs a function, got a text: {advice}.")
@@ -174,6 +167,10 @@ def _refuse_what_cannot_work(
             "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel"
         )
         raise TypeError(f"launch needs a function, got {got}: {advice}.")
+
+
+def _refuse_options(world_size: Any, nodes: Any, timeout: Any, live: Any, trace: Any) -> None:
+    """Say what an option must be, before anything starts."""
     for name, value in (("world_size", world_size), ("nodes", nodes)):
         is_whole_number = isinstance(value, Integral) and not isinstance(value, bool)
         if not is_whole_number or value < 1:
@@ -187,6 +184,9 @@ def _refuse_what_cannot_work(
     for name, value in (("live", live), ("trace", trace)):
         if value not in (True, False):
             raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+def _refuse_arguments(fn: Callable[..., Any], args: tuple) -> None:
     message = _misfit(fn, args) or _runs_nothing(fn)
     if message:
         raise TypeError(message)

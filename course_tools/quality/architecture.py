@@ -86,9 +86,10 @@ PUBLIC_NAMES = 16
 # Nodes of the syntax tree, at most. A feature that needs more raises its room's number, and says
 # what for: a rank that ends as a program, blame by place and likely reasons have doubled launcher;
 # CUDA's events, which time what is only queued, stand in record; limits are multiples of what
-# the machine needs at that moment; the panel draws the loss of a training while it runs.
+# the machine needs at that moment; the panel draws the loss of a training while it runs;
+# in launcher each step has a name, which costs a node or two.
 NODES = {
-    "launcher": 11850,  # a name for each step costs a node or two
+    "launcher": 11900,
     "record": 5900,
     "hang": 7900,
     "network": 3800,
@@ -103,7 +104,7 @@ NODES = {
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Every module by its name: `launcher.team` in the library, else `course_checks.check`."""
+    """Every module by its name: `launcher.launch` in the library, else `course_checks.check`."""
     paths = []
     for package in PACKAGES:
         paths += sorted((root / package).rglob("*.py"))

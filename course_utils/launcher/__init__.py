@@ -60,7 +60,7 @@ The files of this folder do the same, and each adds what the core lacks:
     descendants       What a rank has started ends with it, such as a DataLoader's workers.
     nested            Another launcher, called inside a rank, is refused instead of hanging.
     stack_writer      A rank tells where it is without being disturbed, even in compiled code.
-    stacks            Its stack is told in cells and lines of the learner's own code.
+    stacks            Its stack is shown in cells and lines of the learner's own code.
     errors            Of several failures the root cause is named, with its rank and its line.
     echoes            An exception that only says that a peer is gone isn't that cause.
     reasons           The likely reason, for failures whose own words don't say it.

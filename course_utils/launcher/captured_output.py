@@ -32,12 +32,15 @@ class CapturedOutput:
         self.received_bytes += len(data)
         parts = _MARK.split(self._partial_mark + data)  # text, name of a mark, text, ..., text
         last_text = parts.pop()
-        partial = None if is_last else _BEGINNING_OF_MARK.search(last_text)
-        self._partial_mark = partial[0] if partial else b""
-        for text, name in zip(parts[::2], parts[1::2], strict=True):
+        texts, names = parts[::2], parts[1::2]
+        for text, name in zip(texts, names, strict=True):
             self._append(text)
             position = self._dropped_bytes + len(self._kept)
             self._marks.append((position, name.decode()))
+        self._partial_mark = b""
+        partial = _BEGINNING_OF_MARK.search(last_text)
+        if partial and not is_last:
+            self._partial_mark = partial[0]
         self._append(last_text.removesuffix(self._partial_mark))
 
     def _append(self, text: bytes) -> None:
@@ -61,8 +64,9 @@ class CapturedOutput:
                 stop = max(_HALF, position - self._dropped_bytes)
             pieces.append((self._text(start, stop), name))
             start = stop
-        rest = self._text(start, len(self._kept) + 1)
-        return [*pieces, (rest, "")]
+        last_piece = self._text(start, len(self._kept) + 1)
+        pieces.append((last_piece, ""))
+        return pieces
 
     def _text(self, start: int, stop: int) -> str:
         """The bytes from `start` to `stop` of those that are kept, readable."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 LOST = "lost"  # the connection to a peer has ended
 WAITED = "waited"  # a timer of the process group has ended
-TOLD = "told"  # a peer has handed its exception on, as `dcp.save` does
+FROM_PEER = "from peer"  # a peer has handed its exception on, as `dcp.save` does
 _TORCH = os.path.dirname(torch.__file__)
 _COLLECTIVES = os.path.join(_TORCH, "distributed", ""), os.path.join(_TORCH, "nn", "parallel", "")
 _BACKWARD = "_engine_run_backward"  # in which DDP's reducer waits for its buckets
@@ -50,7 +50,7 @@ def kind_of(error: BaseException, words: str) -> str:
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """The exception, and those that caused it or that it was raised amid; the first one last."""
+    """The exception, then what caused it or was being handled when it was raised, and so on."""
     links: list[BaseException] = []
     seen: set[int] = set()
     link: BaseException | None = error

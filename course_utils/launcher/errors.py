@@ -1,4 +1,4 @@
-"""What went wrong in the workers, told to a learner: the root cause, its rank, its line, a way on.
+"""What went wrong in the workers, in words for a learner: the root cause, its rank, its line.
 
 Nothing here depends on the clock, a process id or an address, so that a notebook that provokes
 an error on purpose prints the same words in every run.
@@ -18,9 +18,9 @@ from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were, wrapped
 
+# By global rank its stack, outermost frame first: [] if it gave none, None if its function has
+# returned.
 StacksByRank = dict[int, list[Frame] | None]
-"""By global rank its stack, outermost frame first: [] if it gave none, None if its function has
-returned."""
 
 _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the store have many
 # What differs from run to run in others' messages: addresses, ports, process ids, source paths.
@@ -38,7 +38,7 @@ _NEXT_TRACEBACK = re.compile(
 )
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _MAX_CHARACTERS = 4000  # of an exception's own words
-_SHORT = 200  # characters of a failure that is told besides the root cause
+_SHORT = 200  # characters of a failure that is shown besides the root cause
 _MAX_EXCEPTIONS = 8  # of an ExceptionGroup's members, and of the exceptions that led to one
 _MAX_FRAMES = 40  # the innermost
 
@@ -219,7 +219,7 @@ def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) 
     for other, (cause, _) in failures.items():
         causes.append(f"rank {other}: {_named(cause)}")
     details = causes[:_MAX_EXCEPTIONS]
-    return Failure(rank, when, headline, frames, echoes.TOLD, details=details)
+    return Failure(rank, when, headline, frames, echoes.FROM_PEER, details=details)
 
 
 def stable(text: str) -> str:
@@ -259,14 +259,16 @@ def _raised_first(where: str, tracebacks: str) -> list[str]:
 def _words_and_place(trace: str) -> tuple[str, str]:
     """Of a traceback without its first line: what the exception says; `, cell [5], line 7`."""
     lines = trace.rstrip().split("\n")
-    count = 0
-    while count < len(lines) and lines[count].startswith("  "):
-        count += 1
-    rows, words = "\n".join(lines[:count]), "\n".join(lines[count:])
-    frames = [Frame(file, int(number), name) for file, number, name in _CODE_LINE.findall(rows)]
+    frames = []
+    while lines and lines[0].startswith("  "):
+        row = lines.pop(0)
+        for file, number, name in _CODE_LINE.findall(row):
+            frames.append(Frame(file, int(number), name))
+    words = stable("\n".join(lines))
     line = stacks.learners_line(frames)
-    place = f", {line.place}: {line.code}" if line else ""
-    return stable(words), place
+    if line is None:
+        return words, ""
+    return words, f", {line.place}: {line.code}"
 
 
 def _frames(error: BaseException) -> list[Frame]:
@@ -304,8 +306,9 @@ def _what_led_to(error: BaseException) -> list[str]:
 
 def _named_with_place(error: BaseException) -> str:
     """Such as `KeyError: 'label', cell [5], line 7, in train`."""
+    name = _named(error)
     line = stacks.learners_line(_frames(error))
-    return f"{_named(error)}, {line.place}" if line else _named(error)
+    return f"{name}, {line.place}" if line else name
 
 
 def from_exit(rank: int, status: int, dump: str) -> Failure:

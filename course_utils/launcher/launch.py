@@ -92,7 +92,7 @@ def _stop_button() -> Iterator[list[int]]:
     try:
         yield pressed
     finally:
-        if pressed:  # takes further presses, which could hit ipykernel amid its reply
+        if pressed:  # takes further presses, which could hit ipykernel while it replies
             time.sleep(1.0)
         if is_main_thread:
             signal.signal(signal.SIGINT, old_handler)

@@ -29,7 +29,7 @@ _LOOPBACK = "127.0.0.1"
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Torch's own deadlines come after the launcher's, which says more and may be extended.
 _SLACK = timedelta(days=1)
-_MORE_CLIENTS = 8  # that may queue at the address beside the ranks
+_MORE_CLIENTS = 8  # that may queue at the address in addition to the ranks
 
 
 class Rendezvous:

@@ -80,11 +80,15 @@ def _stack(main_thread: int) -> bytes:
     with contextlib.suppress(BaseException):  # what an exception says is code of the learner's
         main_rows += _handled(main_thread)
     lines: list[str] = []
-    waiting = [rows for rows in map(_rows, frames.values()) if _is_distributed(rows)]
-    for rows in waiting[:_MAX_THREADS]:
-        lines += [THREAD, *rows, ""]
+    count = 0
+    for frame in frames.values():
+        rows = _rows(frame)
+        if count < _MAX_THREADS and any(_DISTRIBUTED in row for row in rows):
+            lines += [THREAD, *rows, ""]
+            count += 1
     lines += [STACK, *main_rows, *_ended, ""]
-    return "\n".join(lines).encode("ascii", "backslashreplace")
+    text = "\n".join(lines)
+    return text.encode("ascii", "backslashreplace")
 
 
 def _rows(frame: FrameType | None) -> list[str]:
@@ -95,10 +99,6 @@ def _rows(frame: FrameType | None) -> list[str]:
         rows.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
         frame = frame.f_back
     return rows
-
-
-def _is_distributed(rows: list[str]) -> bool:
-    return any(_DISTRIBUTED in row for row in rows)
 
 
 def _handled(thread: int) -> list[str]:

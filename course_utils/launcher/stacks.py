@@ -1,4 +1,4 @@
-"""Where a rank is: its stack, read from outside, told in cells and lines of the learner's own code.
+"""Where a rank is: its stack, read from outside, in cells and lines of the learner's own code.
 
 A thread of every worker writes it (`stack_writer`), or `faulthandler` does, which can do so while
 Python can't run a line: inside a loop in C, and at a crash. What they write is read here.
@@ -29,19 +29,18 @@ _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
 _GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
-# Packages of another environment, or of this one under another name.
+# Packages of a different environment, or of this one under a different name.
 _INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
-_COURSE = tuple(  # with a slash: `course_utils_lab/` next to them is a learner's
-    f"{Path(__file__).parents[2] / name}{os.sep}"
-    for name in (
-        "course_utils",
-        "course_material",
-        "course_checks",
-        "course_cluster",
-        "course_challenge",
-        "course_tools",
-    )
+_PACKAGES = (
+    "course_utils",
+    "course_material",
+    "course_checks",
+    "course_cluster",
+    "course_challenge",
+    "course_tools",
 )
+# With a slash at the end: `course_utils_lab/` next to them is a learner's.
+_COURSE = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in _PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,11 @@ class Frame:
     @property
     def place(self) -> str:
         """Such as `cell [5], line 7, in train`; a file by its name alone, without its folder."""
-        cell = _cell_numbers().get(self.file)
-        where = Path(self.file).name if cell is None else f"cell [{cell}]"
+        where = Path(self.file).name
+        cells = _cell_numbers()
+        if self.file in cells:
+            cell = cells[self.file]
+            where = f"cell [{cell}]"
         name = "" if self.name == "<module>" else f", in {self.name}"
         return f"{where}, line {self.line}{name}"
 
@@ -136,9 +138,12 @@ def from_dump(text: str) -> Stack:
 
 def _other_threads(text: str) -> tuple[list[Frame], ...]:
     threads = []
-    for part in text.split(THREAD)[1:]:
+    _, *parts = text.split(THREAD)
+    for part in parts:
         rows, _, _ = part.partition(_TITLE_END)
-        threads.append(_frames(rows)[::-1])
+        frames = _frames(rows)
+        frames.reverse()
+        threads.append(frames)
     return tuple(threads)
 
 

@@ -28,17 +28,19 @@ def _runs(in_order: Iterable[int]) -> list[str]:
             runs[-1].append(number)
         else:
             runs.append([number])
-    names = []
-    for run in runs:
-        first, last = run[0], run[-1]
-        names.append(str(first) if first == last else f"{first}-{last}")
-    return names
+    return [_run_named(run[0], run[-1]) for run in runs]
+
+
+def _run_named(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def were(numbers: Iterable[int]) -> str:
     """Such as `rank 3 was`, or `ranks 0 and 1 were`."""
     names = ranks_named(numbers)
-    return f"{names} {'were' if names.startswith('ranks') else 'was'}"
+    if names.startswith("ranks"):
+        return f"{names} were"
+    return f"{names} was"
 
 
 def wrapped(text: str) -> str:

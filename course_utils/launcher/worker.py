@@ -119,7 +119,7 @@ class WorkerMain:
     def _flush(self) -> None:
         """Before the kernel hears of the end: from then on it may stop this rank."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the learner closed it, or put in another
+            with contextlib.suppress(Exception):  # the learner closed it, or replaced it
                 stream.flush()
         LIBC.fflush(None)  # what compiled code printed
 
@@ -167,8 +167,8 @@ def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
     """In words, with the place within the result."""
     place = transport.place_of_what_fails(result)
     if isinstance(error, transport.HoldsAPartError):
-        what = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
-        return f"""{what}, of which each rank holds a part: call full_tensor() on every rank, \
+        problem = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
+        return f"""{problem}, of which each rank holds a part: call full_tensor() on every rank, \
 and return that."""
     kind = type(result).__name__
     note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"

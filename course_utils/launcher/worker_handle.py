@@ -22,7 +22,7 @@ _ASK_AGAIN_S = 0.3  # after this time a rank that was asked for its stack is ask
 
 
 class WorkerHandle:
-    """The kernel's ends of one rank. Four descriptors: socket, output, stack, and the process.
+    """What the kernel holds of one rank: four descriptors, for messages, output, stack and process.
 
     Attributes:
         pid: of the process; 0 before it is forked.
@@ -30,7 +30,7 @@ class WorkerHandle:
         failure: how the rank failed, or None.
         status: the exit status, or minus the signal's number; None while the process lives.
         pending_work: what the rank is waiting for although its function is over.
-        has_ended: the rank has told that it has shut down as a program does.
+        has_ended: the rank has reported that it has shut down as a program does.
         late_death: how it died although it had returned and wasn't stopped.
         output: what it printed.
         stack_signals: two signals by which it is asked for its stack; see `stack_writer`.
@@ -234,7 +234,7 @@ class WorkerHandle:
             if data is None:  # nothing has arrived
                 return
             at_end_of_file = not data
-            if at_end_of_file:  # `wait` would report it for ever
+            if at_end_of_file:  # `wait` would report it forever
                 self.output_reader.close()
                 self.output_reader = None
             self.output.add(data, is_last=at_end_of_file)

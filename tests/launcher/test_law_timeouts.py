@@ -178,34 +178,34 @@ def test_law_6_a_rank_that_is_stopped_by_a_signal_is_told_of():
 
 def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     """In a kernel that ignores SIGCHLD nobody is left there to be signalled."""
-    member = WorkerHandle(0)
-    member.open()
+    worker = WorkerHandle(0)
+    worker.open()
     gone = subprocess.Popen(["true"])
-    member.pid = gone.pid
+    worker.pid = gone.pid
     gone.wait()
-    member.request_stack()
-    member._asked_s = long_ago = 1.0  # so it is asked once more, in the other way
-    assert not member.has_written_stack()
-    assert (member.read_stack(), member._asked_s != long_ago) == ("", True)
-    member.close()
+    worker.request_stack()
+    worker._asked_s = long_ago = 1.0  # so it is asked once more, in the other way
+    assert not worker.has_written_stack()
+    assert (worker.read_stack(), worker._asked_s != long_ago) == ("", True)
+    worker.close()
 
 
 def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
     """Both share one offset into the file: else an answer stands behind zeros, at last unseen."""
-    member = WorkerHandle(0)
-    member.open()
-    member.pid = os.getpid()
-    old = [signal.signal(number, lambda *_: None) for number in member.stack_signals]
+    worker = WorkerHandle(0)
+    worker.open()
+    worker.pid = os.getpid()
+    old = [signal.signal(number, lambda *_: None) for number in worker.stack_signals]
     try:
         for _ in range(3):
-            member.request_stack()
+            worker.request_stack()
             row = '  File "a.py", line 3 in _run_function\n'
-            os.write(member.stack_file.fileno(), row.encode())  # as a rank does
-            assert member.read_stack() == row
+            os.write(worker.stack_file.fileno(), row.encode())  # as a rank does
+            assert worker.read_stack() == row
     finally:
-        for number, handler in zip(member.stack_signals, old, strict=True):
+        for number, handler in zip(worker.stack_signals, old, strict=True):
             signal.signal(number, handler)
-        member.close()
+        worker.close()
 
 
 def test_law_6_a_name_that_is_not_ascii_is_told_as_it_is():

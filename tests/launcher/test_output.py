@@ -238,14 +238,14 @@ def test_a_flood_without_end_does_not_hold_up_the_deadline():
 
 
 def test_a_rank_that_prints_as_fast_as_the_kernel_reads_does_not_hold_it_up():
-    member = WorkerHandle(0)
-    member.open()
+    worker = WorkerHandle(0)
+    worker.open()
     reads = itertools.repeat(b"z" * 1000, 10**6)
-    reader = member.output_reader
-    member.output_reader = SimpleNamespace(read=lambda size: next(reads))
-    member._read_output()
-    member.output_reader = reader
-    member.close()
+    reader = worker.output_reader
+    worker.output_reader = SimpleNamespace(read=lambda size: next(reads))
+    worker._read_output()
+    worker.output_reader = reader
+    worker.close()
     assert reads.__length_hint__() > 10**6 - 1000
 
 
