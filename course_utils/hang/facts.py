@@ -129,7 +129,7 @@ def of_difference(graph: WaitGraph) -> Iterator[Facts]:
 
 def beside_join(graph: WaitGraph, meeting: Meeting) -> dict[str, object]:
     """Up to a meeting, a call of the learner's that met what stands in for DDP's calls."""
-    foreign, joiner = graph.beside_join(meeting) or (None, None)
+    foreign, joiner = graph.met_by_join(meeting) or (None, None)
     return {
         "foreign": foreign,
         "joiner": joiner,
@@ -169,7 +169,7 @@ def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> dict[str, object]:
         if its.kind == call.kind or not call.line or not its.line:
             continue
         loop = _loop_between(*_paths(graph, call, its))
-        if loop and 0 < graph.made(its.rank, call) < graph.made(call.rank, call):
+        if loop and 0 < graph.count_alike(its.rank, call) < graph.count_alike(call.rank, call):
             return {"loop": loop} | _uneven(graph, call, its.rank, "is past the loop")
     return {}
 
@@ -199,7 +199,7 @@ def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None
 
 def _uneven(graph: WaitGraph, call: Event, other: int, then: str) -> dict[str, object]:
     """One rank comes to a line more often than another one."""
-    often, rarer = graph.made(call.rank, call), graph.made(other, call)
+    often, rarer = graph.count_alike(call.rank, call), graph.count_alike(other, call)
     ddp, times = call.flags & (FORWARD | BACKWARD), {1: "once", 2: "twice"}
     return {
         "rank": call.rank, "other": other, "call": call, "then": then,
@@ -234,7 +234,7 @@ def of_lost_messages(graph: WaitGraph) -> Iterator[Facts]:
     for one in graph.ranks.values():
         if one.state != "waiting" or not one.call or one.call.kind != "recv":
             continue
-        sent = graph.sent(one.call)
+        sent = graph.matching_send(one.call)
         if sent and sent.flags & ASYNC and graph.ranks[sent.rank].state == "returned":
             yield Facts(rank=one.rank, sent=sent, there=_there(sent))
 
@@ -261,8 +261,9 @@ def of_absence(graph: WaitGraph) -> Iterator[Facts]:
         facts.did, facts.way, facts.deed = words
         facts.toward = "to" if call.kind == "send" else "from"
         facts.flags, facts.message = call.flags, is_message(call)
-        facts.here, facts.met_here = graph.made(call.rank, call), graph.met_in_line(other, call)
-        elsewhere = None if is_message(call) else graph.made_elsewhere(other, call)
+        facts.here = graph.count_alike(call.rank, call)
+        facts.met_here = graph.count_other_ends(other, call)
+        elsewhere = None if is_message(call) else graph.last_in_other_group(other, call)
         facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
         facts.there = _cell_and_line(graph.ranks[call.rank].line)
         by_ddp = call.flags & (FORWARD | BACKWARD | WRAPS)
