@@ -34,7 +34,7 @@ NOT_SAID = re.compile(
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|launch\.named|"
     r"stacks\.(from_dump|THREAD|_of_thread|_RAISED)|"
-    r".*: in _work|team\.Team: \{name\}|facts\._(there|cell_and_line): , in|asking\.|"
+    r".*: in _work|team\.Team: \{name\}|facts\._(place|cell_and_line): , in|asking\.|"
     r"errors\._LOST|nccl\._MORE|"
     r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|member\.MARK|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|member\.Member: .*left out|"
@@ -46,10 +46,10 @@ SHORT = {
     "passed", "wrong", "rank", "given", "wanted", "got", "It", "once", "twice", "running",
     "received", "sent", "receive", "send", "from", "to", "receives", "sends",
     "dtype", "shape", "layout", "{kind}{size}{root}", "{head}{data}{root}{queued}",
-    ", {content}", "{content}{there}",
+    ", {content}", "{content}{place}",
     "{ranks_named}: {row}", "({where})", "{SIGNS_self_state} {state}: {name}{where}",
     "{SIGNS_own_state} {own_name}: {own_state}", "{many}, {self_runs_number}", "{place}: {code}",
-    "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{there}", "({call_place})",
+    "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{place}", "({place})",
     "({ranks_named})", "{type_error___name}: {words}", "{counts} ({no_gpu})",
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.

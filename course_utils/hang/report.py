@@ -5,7 +5,7 @@ from math import inf
 from time import monotonic
 
 from course_utils.hang import whereabouts
-from course_utils.hang.facts import beside_join, ranks_by_text
+from course_utils.hang.facts import foreign_call, ranks_by_text
 from course_utils.hang.rules import JOIN, SAME, diagnose
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import content, is_message, of_group
@@ -124,9 +124,9 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     cure = "hand in the same shape and dtype on every rank."
     if what not in ("shape", "lines"):
         cure = SAME
-    beside = beside_join(graph, meeting)
-    if beside["foreign"]:
-        cure = JOIN.format(**beside)
+    foreign = foreign_call(graph, meeting)
+    if foreign:
+        cure = JOIN.format(foreign=foreign)
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
     return f"{head} ranks:\n{rows}\n{cure[0].upper()}{cure[1:]}"
 
