@@ -58,7 +58,7 @@ SHORT = {
 LINES = re.compile(
     r"errors\.(worker_|_about|_details|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
     r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
-    r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{what"
+    r"whereabouts\.described: \{head|check\._outcome|notebook\._misfit: \{what"
 )
 
 

@@ -79,7 +79,7 @@ def overview(graph: WaitGraph) -> list[Overview]:
     held = [whereabouts for whereabouts in left if whereabouts.state == "held"]
     silent = [whereabouts.rank for whereabouts in left if whereabouts.state == "silent"]
     starting = [whereabouts.rank for whereabouts in left if whereabouts.starts]
-    holder = held[0].what if held else None
+    holder = held[0].blocker if held else None
     is_one = len(held) == 1
     facts = Overview(
         is_slow=_is_slow(graph),
@@ -135,7 +135,7 @@ def _advice(held: Sequence[Whereabouts]) -> str:
             return f"A thread of rank {whereabouts.rank} has ended before, by {words} ({at})."
     if not held:
         return ""
-    return _ADVICE.get(held[0].what, _ADVICE["else"])
+    return _ADVICE.get(held[0].blocker, _ADVICE["else"])
 
 
 @dataclass
@@ -466,8 +466,8 @@ def absences(graph: WaitGraph) -> list[Absence]:
         all_returned=states == {"returned"},
         all_held=states == {"held"},
         first_waits="it waits" if is_one else f"rank {first.rank} waits",
-        holder=first.what,
-        of_its=_of_its(first.what),
+        holder=first.blocker,
+        of_its=_of_its(first.blocker),
         advice=_advice([first]),
         key=_key(first),
         have_returned="its function has returned" if is_one else "their functions have returned",
@@ -523,7 +523,7 @@ def _missed(graph: WaitGraph, call: Event, other: int) -> MissedCall:
 
 def _key(whereabouts: Whereabouts) -> str:
     """The line in which a rank waits for a key of the store, such as `store.get("best")`."""
-    if whereabouts.what == STORE and whereabouts.line:
+    if whereabouts.blocker == STORE and whereabouts.line:
         return whereabouts.line.code
     return ""
 
@@ -548,7 +548,7 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
     """These facts, for any graph."""
     in_circle = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
     calls = [call for call, _ in graph.open if call.rank in in_circle]
-    blockers = {str(graph.ranks[rank].what) for rank in in_circle or graph.world}
+    blockers = {str(graph.ranks[rank].blocker) for rank in in_circle or graph.world}
     keys = {}
     for rank in graph.waits_for:
         key = _key(graph.ranks[rank])

@@ -86,14 +86,14 @@ class WaitGraph:
             if missing:
                 unmet.append((call, missing))
         self.open += unmet
-        if whereabouts.what in ("wait", "backward") and not whereabouts.queued:
+        if whereabouts.blocker in ("wait", "backward") and not whereabouts.queued:
             unmet_calls = [call for call, _ in unmet]
-            if whereabouts.what == "backward":
+            if whereabouts.blocker == "backward":
                 unmet_calls = unmet_calls[:1]  # DDP waits for its buckets in order
             whereabouts.open = tuple(unmet_calls)
-        if whereabouts.what in STORE_CALLS:
+        if whereabouts.blocker in STORE_CALLS:
             others = self.ranks.values()
-            return {other.rank for other in others if other.what != whereabouts.what}
+            return {other.rank for other in others if other.blocker != whereabouts.blocker}
         waited_for: set[int] = set()
         for _, missing in unmet:
             waited_for |= missing
@@ -172,7 +172,7 @@ class WaitGraph:
     def _waits_for_ever(self, whereabouts: Whereabouts) -> bool:
         if whereabouts.state != "waiting" or not whereabouts.complete:
             return False
-        if whereabouts.what not in KINDS or not whereabouts.call:
+        if whereabouts.blocker not in KINDS or not whereabouts.call:
             return False
         if whereabouts.call.flags & (ASYNC | WAKES):
             return False
