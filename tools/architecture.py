@@ -42,11 +42,11 @@ PUBLIC_NAMES = 16
 NODES = {
     "launcher": 11300,
     "record": 5900,
-    "hang": 8700,  # a dataclass for each section of facts, and a name for each step
+    "hang": 8750,  # a dataclass for each section of facts, and a name for each step
     "network": 3800,
     "pictures": 7150,
     "devices": 3000,
-    PACKAGE: 43100,
+    PACKAGE: 43200,
     JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
 }
 

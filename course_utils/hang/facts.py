@@ -74,8 +74,8 @@ class Overview:
 
 def overview(graph: WaitGraph) -> list[Overview]:
     """These facts, for any graph."""
-    everywhere = graph.ranks.values()
-    left = [whereabouts for whereabouts in everywhere if whereabouts.state != "returned"]
+    all_whereabouts = graph.ranks.values()
+    left = [whereabouts for whereabouts in all_whereabouts if whereabouts.state != "returned"]
     held = [whereabouts for whereabouts in left if whereabouts.state == "held"]
     silent = [whereabouts.rank for whereabouts in left if whereabouts.state == "silent"]
     starting = [whereabouts.rank for whereabouts in left if whereabouts.starts]
