@@ -7,7 +7,6 @@ ends up there as text is text already: "rank 1" or "ranks 0 and 2", for example,
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
-from typing import NamedTuple
 
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import (
@@ -164,8 +163,10 @@ class Counts:
     rank: int
     other: int
     call: Event
-    often: str  # how often the first one has made it, such as "3 times"
-    rarer: str  # how often the other one has; "" where it never has, or not more rarely
+    count: int  # by the first one
+    other_count: int  # by the other one; of a message, how often it was at the other end
+    often: str  # the first count in words, such as "3 times"
+    rarer: str  # the other count in words; "" where it is 0, or not smaller
     in_ddp: str  # " in DDP" for a call that DDP has made
     batches: str  # what else a loop must have in common, behind the words "this call in each"
 
@@ -275,8 +276,8 @@ def _past_the_loop(
             continue
         inside, after = _paths(graph, call, other_call)
         loop = _loop_between(inside, after)
-        rarer = graph.count_alike(other_call.rank, call)
-        if loop and 0 < rarer < graph.count_alike(call.rank, call):
+        rarer = graph.count_in_line(other_call.rank, call)
+        if loop and 0 < rarer < graph.count_in_line(call.rank, call):
             return loop, _counts(graph, call, other_call.rank)
     return None, None
 
@@ -308,15 +309,16 @@ def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None
 
 
 def _counts(graph: WaitGraph, call: Event, other: int) -> Counts:
-    count = graph.count_alike(call.rank, call)
-    other_count = graph.count_alike(other, call)
+    count = graph.count_in_line(call.rank, call)
+    other_count = graph.count_in_line(other, call)
     in_ddp = batches = rarer = ""
     if call.flags & (FORWARD | BACKWARD):
         in_ddp = " in DDP"
         batches = _BACKWARDS if call.flags & BACKWARD else _BATCHES
     if 0 < other_count < count:
         rarer = _times(other_count)
-    return Counts(call.rank, other, call, _times(count), rarer, in_ddp, batches)
+    often = _times(count)
+    return Counts(call.rank, other, call, count, other_count, often, rarer, in_ddp, batches)
 
 
 def _times(count: int) -> str:
@@ -393,20 +395,6 @@ def lost_messages(graph: WaitGraph) -> list[LostMessage]:
     return lost
 
 
-class Reply(NamedTuple):
-    """What the other end of a message has to do."""
-
-    verb: str
-    past: str
-    preposition: str
-
-
-_REPLIES = {
-    "send": Reply("receive", "received", "from"),
-    "recv": Reply("send", "sent", "to"),
-}
-
-
 @dataclass
 class MissedCall:
     """A call in which a rank waits for one that is absent."""
@@ -414,23 +402,14 @@ class MissedCall:
     call: Event
     other: int  # the first absent rank that has not come to it
     counts: Counts
-    is_message: bool
-    reply: Reply | None  # of a message
-    direction: str  # "to" or "from" the other rank, for a message
-    messages: int  # how many such messages the rank has come to in that line
-    other_messages: int  # how many of them the other one has come to there
+    is_send: bool
+    is_recv: bool
     group: str  # in which the rank waits
     other_group: str  # in which the other one has made such a call in that line instead
     is_certain: bool  # the line is known, and so are all calls of the other rank
     is_in_thread: bool  # a thread of the rank waits, in a call that neither DDP nor a message makes
     ended_unfinished: bool  # the other rank has ended with a backward pass that is not finished
     place: str  # cell and line in which the rank waits
-
-    @property
-    def came_to_fewer_messages(self) -> bool:
-        """Whether the other rank is known to have come to some of the messages, but not to all."""
-        some = 0 < self.other_messages < self.messages
-        return self.is_message and self.is_certain and some
 
 
 @dataclass
@@ -499,23 +478,20 @@ def _first_missed(graph: WaitGraph, absent: set[int]) -> MissedCall | None:
 def _missed(graph: WaitGraph, call: Event, other: int) -> MissedCall:
     whereabouts = graph.ranks[call.rank]
     other_whereabouts = graph.ranks[other]
-    a_message = is_message(call)
-    by_ddp = bool(call.flags & (FORWARD | BACKWARD | WRAPS))
-    elsewhere = None if a_message else graph.last_in_other_group(other, call)
+    # What is neither a message nor made by DDP, a thread of the learner's may have called.
+    may_be_in_thread = not is_message(call) and not call.flags & (FORWARD | BACKWARD | WRAPS)
+    elsewhere = None if is_message(call) else graph.last_in_other_group(other, call)
     last_calls = other_whereabouts.calls[-1:]
     return MissedCall(
         call=call,
         other=other,
         counts=_counts(graph, call, other),
-        is_message=a_message,
-        reply=_REPLIES.get(call.kind),
-        direction="to" if call.kind == "send" else "from",
-        messages=graph.count_alike(call.rank, call),
-        other_messages=graph.count_other_ends(other, call),
+        is_send=call.kind == "send",
+        is_recv=call.kind == "recv",
         group=ranks_named(call.group),
         other_group=ranks_named(elsewhere.group) if elsewhere else "",
         is_certain=bool(call.line) and other_whereabouts.complete,
-        is_in_thread=whereabouts.in_thread and not by_ddp and not a_message,
+        is_in_thread=whereabouts.in_thread and may_be_in_thread,
         ended_unfinished=any(last.flags & UNFINISHED for last in last_calls),
         place=_cell_and_line(whereabouts.line),
     )

@@ -7,7 +7,7 @@ diagnosis costs more time than none.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from course_utils.hang import facts
 from course_utils.hang.wait_graph import WaitGraph
@@ -40,16 +40,12 @@ _QUEUED = (
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
 
 
-class Rule(NamedTuple):
-    """One row of the table."""
-
-    pattern: str | None
-    applies: Callable[[Any], object]
-    sentences: str
+# The name of a pattern, a condition on the facts, and sentences about them.
+Rule = tuple[str | None, Callable[[Any], object], str]
 
 
-_OVERVIEW = [
-    Rule(
+_OVERVIEW: list[Rule] = [
+    (
         "slow",
         lambda f: f.is_slow,
         "The ranks made calls until shortly before that, so there was progress: perhaps nothing "
@@ -57,38 +53,38 @@ _OVERVIEW = [
         "seconds, such as launch(..., timeout=3600). If the work is not long, look for an endless "
         "loop.",
     ),
-    Rule(
+    (
         None,
         lambda f: f.silent and not f.some_wait,
         "{silent} gave no answer, so it is not known what {silent_wait} for.",
     ),
-    Rule(
+    (
         "starting",
         lambda f: f.starting and not f.silent,
         "{starting} still starting: launch makes the group before it calls your function. That "
         "takes longer the more ranks there are, and on a busy machine. Give timeout= more "
         "seconds: it counts from the start of the run.",
     ),
-    Rule(
+    (
         "held",
         lambda f: f.some_held and not f.some_wait,
         "No rank waits for another: {busy} {wait} for {holder}{of_its}. {advice}",
     ),
-    Rule(
+    (
         None,
         lambda f: f.has_queued_messages and not f.some_wait,
         "No call is seen to lack its partner. Either {busy} only needed longer, or messages wait "
         "for each other on the GPUs: where ranks send before they receive, use "
         "dist.batch_isend_irecv.",
     ),
-    Rule(
+    (
         "running",
         lambda f: not f.some_wait,
         "No rank waits for another: {busy} only needed longer. " + _LONG,
     ),
 ]
-_DIFFERENCES = [
-    Rule(
+_DIFFERENCES: list[Rule] = [
+    (
         "exception",
         lambda f: f.exception,
         "{name} is {by_rank}: rank {exception.rank} came to {exception.call.kind} because of "
@@ -96,66 +92,66 @@ _DIFFERENCES = [
         "({exception.raised_at}). In an `except` or a `finally`, make no call that needs other "
         "ranks.",
     ),
-    Rule("join", lambda f: f.foreign, JOIN),
-    Rule(
+    ("join", lambda f: f.foreign, JOIN),
+    (
         "evaluation",
         lambda f: f.kind == "order" and f.evaluating,
         "{name} is {by_rank}. " + _BUFFERS + ", in evaluation as well. Evaluate on every "
         "rank, or call model.module on one.",
     ),
-    Rule("uneven", lambda f: f.kind == "order" and f.counts, _PAST),
-    Rule(
+    ("uneven", lambda f: f.kind == "order" and f.counts, _PAST),
+    (
         "new_group",
         lambda f: f.kind == "new_group",
         "New group #{number} is {by_rank}: every rank must call new_group for every group, member "
         "or not.",
     ),
-    Rule(
+    (
         "evaluation",
         lambda f: f.kind == "evaluation",
         _BUFFERS + ". {name} does it for an evaluation{place} on {evaluating} only: the "
         "others train. Evaluate on every rank, or call model.module on one.",
     ),
-    Rule(
+    (
         "order",
         lambda f: f.kind == "order" and f.some_in_backward,
         "{name} is {by_rank}: " + SAME + " In DDP's backward one is lost where a parameter "
         "takes no part in the loss.",
     ),
-    Rule("order", lambda f: f.kind == "order", "{name} is {by_rank}: " + SAME),
-    Rule(
+    ("order", lambda f: f.kind == "order", "{name} is {by_rank}: " + SAME),
+    (
         "root",
         lambda f: f.kind == "root",
         "{name} ({call.kind}) has {by_rank}: name the same root on every rank.",
     ),
-    Rule(
+    (
         "order",
         lambda f: f.kind == "lines",
         "{name} ({call.kind}) has {by_rank}. If these calls belong together, hand in the "
         "same shape and dtype; if they do not, one is left out or made too often: " + SAME,
     ),
-    Rule(
+    (
         "shape",
         lambda f: f.kind == "shape",
         "{name} ({call.kind}) has {by_rank}: every rank must hand in the same shape and "
         "dtype.",
     ),
 ]
-_MESSAGES = [
-    Rule(
+_MESSAGES: list[Rule] = [
+    (
         "tag",
         lambda f: f.received.peer == f.sent.rank and f.received.tag != f.sent.tag,
         "Rank {sent.rank} sends to rank {received.rank} with tag {sent.tag}, and rank "
         "{received.rank} receives from rank {sent.rank} with tag {received.tag}: both must name "
         "one tag.",
     ),
-    Rule(
+    (
         "groups",
         lambda f: f.received.peer == f.sent.rank and f.received.group_name != f.sent.group_name,
         "Rank {sent.rank} sends to rank {received.rank} in another group than that in which rank "
         "{received.rank} receives: both must name one group.",
     ),
-    Rule(
+    (
         "peer",
         lambda f: f.received.peer != f.sent.rank and not f.may_come,
         "Rank {sent.rank} sends to rank {received.rank}, which receives from rank {received.peer} "
@@ -163,8 +159,8 @@ _MESSAGES = [
         "left out.",
     ),
 ]
-_LOST_MESSAGES = [
-    Rule(
+_LOST_MESSAGES: list[Rule] = [
+    (
         "lost",
         lambda _: True,
         "Rank {sent.rank} sent message #{sent.number} to rank {rank} by isend{place} and has "
@@ -172,154 +168,171 @@ _LOST_MESSAGES = [
         "wait().",
     ),
 ]
-_ABSENCES = [
-    Rule(
+_ABSENCES: list[Rule] = [
+    (
         "exception",
         lambda f: f.exception,
         _ARRIVED + "rank {exception.rank} handles an exception, and nobody hears of it before that "
         "has ended: {exception.words} ({exception.raised_at}).",
     ),
-    Rule(
+    (
         "held",
         lambda f: f.all_held,
         _ARRIVED + "{first_waits} for {holder}{of_its}. {advice}",
     ),
-    Rule(
+    (
         "store",
         lambda f: f.key,
         _ARRIVED + "{first_waits} in the store for a key that nobody has set ({key}).",
     ),
 ]
-_MISSED_CALLS = [
-    Rule(
+_MISSED_CALLS: list[Rule] = [
+    (
         "missing",
         lambda f: f.missed.call.flags & WRAPS,
         _ARRIVED + "DDP(model) ends only when every rank has wrapped its model.",
     ),
-    Rule(
+    (
         "unused",
         lambda f: f.missed.call.flags & BACKWARD and f.missed.ended_unfinished,
         _ARRIVED + "a backward pass ended there without a gradient for some parameter, so DDP has "
         "not averaged it. Let every parameter take part in the loss, or say "
         "DDP(model, find_unused_parameters=True).",
     ),
-    Rule(
+    (
         "backward",
         lambda f: f.missed.call.flags & BACKWARD and not f.all_returned,
         _ARRIVED + "DDP averages gradients inside backward, on every rank. Is backward skipped "
         "there, or does a parameter take no part in its loss?",
     ),
-    Rule(
+    (
         "returned",
-        lambda f: f.all_returned and f.missed.is_message and f.missed.call.peer is None,
+        lambda f: f.all_returned and f.missed.is_recv and f.missed.call.peer is None,
         _ARRIVED + "{have_returned}, so nobody is left to send rank {missed.call.rank} a message. "
         "A send is left out, or a tag is wrong.",
     ),
-    Rule(
+    (
         "uneven",
-        lambda f: f.all_returned and f.missed.came_to_fewer_messages,
+        lambda f: (
+            f.all_returned and f.missed.is_send and f.missed.is_certain and f.missed.counts.rarer
+        ),
         _ARRIVED + "in line {missed.call.line[1]} rank {missed.call.rank} has come to "
-        "{missed.messages} messages {missed.direction} rank {missed.other}, and rank "
-        "{missed.other}, which has returned, {missed.reply.past} {missed.other_messages} "
-        "there. Give every rank as many rounds.",
+        "{missed.counts.count} messages to rank {missed.other}, and rank {missed.other}, which has "
+        "returned, received {missed.counts.other_count} there. Give every rank as many rounds.",
     ),
-    Rule(
+    (
+        "uneven",
+        lambda f: (
+            f.all_returned and f.missed.is_recv and f.missed.is_certain and f.missed.counts.rarer
+        ),
+        _ARRIVED + "in line {missed.call.line[1]} rank {missed.call.rank} has come to "
+        "{missed.counts.count} messages from rank {missed.other}, and rank {missed.other}, which "
+        "has returned, sent {missed.counts.other_count} there. Give every rank as many rounds.",
+    ),
+    (
         "returned",
-        lambda f: f.all_returned and f.missed.is_message,
-        _ARRIVED + "{have_returned}, and rank {missed.other} never {missed.reply.past} message "
-        "#{missed.call.number} {missed.reply.preposition} rank {missed.call.rank}. "
-        "A {missed.reply.verb} is left out, or a peer or a tag is wrong.",
+        lambda f: f.all_returned and f.missed.is_send,
+        _ARRIVED + "{have_returned}, and rank {missed.other} never received message "
+        "#{missed.call.number} from rank {missed.call.rank}. A receive is left out, or a peer or a "
+        "tag is wrong.",
     ),
-    Rule(
+    (
+        "returned",
+        lambda f: f.all_returned and f.missed.is_recv,
+        _ARRIVED + "{have_returned}, and rank {missed.other} never sent message "
+        "#{missed.call.number} to rank {missed.call.rank}. A send is left out, or a peer or a tag "
+        "is wrong.",
+    ),
+    (
         "groups",
         lambda f: f.missed.other_group and not f.missed.counts.rarer and f.missed.is_certain,
         "Rank {missed.call.rank} waits in the group of {missed.group}. In that line rank "
         "{missed.other} called {missed.call.kind} in the group of {missed.other_group}: use the "
         "same group on every rank, of a mesh the same dimension.",
     ),
-    Rule(
+    (
         "uneven",
         lambda f: f.all_returned and f.missed.is_certain and f.missed.counts.rarer,
         _ARRIVED + _UNEVEN,
     ),
-    Rule(
+    (
         "evaluation",
         lambda f: f.all_returned and f.missed.is_certain and f.missed.call.flags & EVALUATES,
         _ARRIVED + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
         "model.module on one.",
     ),
-    Rule(
+    (
         "backward",
         lambda f: f.all_returned and f.missed.is_certain and f.missed.call.flags & BACKWARD,
         _ARRIVED + "{have_returned} without this backward pass, in which DDP averages gradients. "
         "Call it on every rank, as often.",
     ),
-    Rule(
+    (
         "forward",
         lambda f: f.all_returned and f.missed.is_certain and f.missed.call.flags & FORWARD,
         _ARRIVED + "{have_returned}. DDP's forward makes this call on every rank, but not after a "
         "step within no_sync(). Give every rank as many batches, and no_sync() for the same ones.",
     ),
-    Rule(
+    (
         "thread",
         lambda f: f.missed.is_in_thread and not f.missed.counts.rarer,
         "A thread of rank {missed.call.rank} waits in {missed.call.kind} ({missed.place}): "
         "{absent} never called it. A call in a thread needs every rank of its group as well.",
     ),
-    Rule(
+    (
         "returned",
         lambda f: f.all_returned and f.missed.is_certain,
         _ARRIVED + "{have_returned}, and rank {missed.other} never called {missed.call.kind} in "
         "that line. Is the call in an `if` that only some ranks enter, or does one return early?",
     ),
 ]
-_UNEXPLAINED_ABSENCES = [Rule("missing", lambda _: True, _ARRIVED + SAME)]
-_MUTUAL_WAITS = [
-    Rule(
+_UNEXPLAINED_ABSENCES: list[Rule] = [("missing", lambda _: True, _ARRIVED + SAME)]
+_MUTUAL_WAITS: list[Rule] = [
+    (
         "send/send",
         lambda f: f.kinds == {"send"},
         "{in_circle} all send, and none receives: a blocking send ends only when its peer "
         "receives. Let one side receive first, or use isend and irecv.",
     ),
-    Rule(
+    (
         "recv/recv",
         lambda f: f.kinds == {"recv"},
         "{in_circle} all receive, and none sends: a receive ends only when its peer has sent. Let "
         "one side send first.",
     ),
-    Rule(
+    (
         "groups",
         lambda f: f.group_count > 1 and not f.kinds & {"send", "recv", "new_group"},
         "{in_circle} wait for each other in different groups: every rank of a group must come to "
         "its calls, and all ranks to their groups in the same order.",
     ),
-    Rule(
+    (
         "order",
         lambda f: f.in_circle and len(f.blockers) > 1,
         "The ranks wait in different calls ({blockers_text}): " + SAME,
     ),
-    Rule(
+    (
         "alone",
         lambda f: f.is_alone and f.blockers == {"recv"},
         "There is no other rank that could send rank 0 a message.",
     ),
-    Rule(
+    (
         "store",
         lambda f: f.in_store and not f.in_circle,
         "{in_store} {wait} in the store for a key that nobody has set ({key}).",
     ),
-    Rule(
+    (
         None,
         lambda f: not f.known,
         "The ranks wait in {blockers_text}, and what they called before is not known: " + SAME,
     ),
-    Rule(
+    (
         None,
         lambda f: f.blockers in ({"init_process_group"}, {"init_rpc"}),
         "Every rank waits in the same call: do all ranks use the same address, which this machine "
         "knows, is each rank's number there once, and does world_size count them all?",
     ),
-    Rule(
+    (
         None,
         lambda _: True,
         "No call is seen to lack its partner. If the work is long, raise timeout=; if it is not, "

@@ -184,32 +184,25 @@ class WaitGraph:
             return None
         return self._meeting(received).calls.get(received.peer)
 
-    def count_alike(self, rank: int, call: Event) -> int:
-        """How many calls like this one a rank is known to have made in its line and group."""
-        return sum(key_of(other) == key_of(call) for other in self._alike(rank, call))
+    def count_in_line(self, rank: int, call: Event) -> int:
+        """How often a rank is known to have made such a call in its line and group.
 
-    def count_other_ends(self, rank: int, message: Event) -> int:
-        """How often a rank was, in the line of a message, at the other end of such messages."""
+        Of a message, both ends count: a send of one rank and a receive of the other one.
+        """
         count = 0
-        for call in self.ranks[rank].calls:
-            if call.line == message.line and key_of(call) == key_of(message):
+        for other in self.ranks[rank].calls:
+            is_alike = other.kind == call.kind or is_message(call)
+            if other.line == call.line and is_alike and key_of(other) == key_of(call):
                 count += 1
         return count
 
     def last_in_other_group(self, rank: int, call: Event) -> Event | None:
-        """The last call of a rank that is like this one, but in a group of other ranks."""
-        for other in reversed(self._alike(rank, call)):
-            if other.group != call.group:
+        """The last such call of a rank in the same line, but in a group of other ranks."""
+        for other in reversed(self.ranks[rank].calls):
+            is_alike = other.line == call.line and other.kind == call.kind
+            if is_alike and other.group != call.group:
                 return other
         return None
-
-    def _alike(self, rank: int, call: Event) -> list[Event]:
-        """The calls of this kind that a rank has made in the same line."""
-        alike = []
-        for other in self.ranks[rank].calls:
-            if other.line == call.line and other.kind == call.kind:
-                alike.append(other)
-        return alike
 
     def met_by_join(self, until: Meeting) -> tuple[Event, int] | None:
         """A learner's own call that met one by which a rank in `join` stood in for DDP's calls.
