@@ -4,7 +4,7 @@ Fields stand in a rule's sentences by their names, such as {waiting} or {call.ki
 ends up there as text is text already: "rank 1" or "ranks 0 and 2", for example, and "" for none.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 
@@ -73,28 +73,40 @@ class Overview:
 
 def overview(graph: WaitGraph) -> list[Overview]:
     """These facts, for any graph."""
-    all_whereabouts = graph.ranks.values()
-    left = [whereabouts for whereabouts in all_whereabouts if whereabouts.state != "returned"]
-    held = [whereabouts for whereabouts in left if whereabouts.state == "held"]
-    silent = [whereabouts.rank for whereabouts in left if whereabouts.state == "silent"]
-    starting = [whereabouts.rank for whereabouts in left if whereabouts.starts]
-    holder = held[0].blocker if held else None
-    is_one = len(held) == 1
+    held = _in_state(graph, "held")
+    silent = _in_state(graph, "silent")
+    waiting = _in_state(graph, "waiting")
+    left = held + silent + waiting + _in_state(graph, "running")
+    starting = [rank for rank in left if graph.ranks[rank].starts]
+    holder = graph.ranks[held[0]].blocker if held else None
     facts = Overview(
         is_slow=_is_slow(graph),
-        some_wait=any(whereabouts.state == "waiting" for whereabouts in left),
+        some_wait=bool(waiting),
         some_held=bool(held),
         has_queued_messages=_has_queued_messages(graph),
-        silent=ranks_named(silent) if silent else "",
-        silent_wait="it waits" if len(silent) == 1 else "they wait",
+        silent=_named(silent),
+        silent_wait=_by_number(silent, "it waits", "they wait"),
         starting=were(starting) if starting else "",
-        busy=ranks_named(whereabouts.rank for whereabouts in held or left),
-        wait="waits" if is_one else "wait",
+        busy=ranks_named(held or left),
+        wait=_by_number(held, "waits", "wait"),
         holder=holder,
-        of_its=_of_its(holder, is_one),
-        advice=_advice(held),
+        of_its=_of_its(holder, held),
+        advice=_advice(graph, held),
     )
     return [facts]
+
+
+def _in_state(graph: WaitGraph, state: str) -> list[int]:
+    return [rank for rank, whereabouts in graph.ranks.items() if whereabouts.state == state]
+
+
+def _named(ranks: Collection[int]) -> str:
+    """Such as `ranks 0 and 2`, and nothing for none."""
+    return ranks_named(ranks) if ranks else ""
+
+
+def _by_number(ranks: Collection[int], for_one: str, for_several: str) -> str:
+    return for_one if len(ranks) == 1 else for_several
 
 
 def _is_slow(graph: WaitGraph) -> bool:
@@ -118,23 +130,24 @@ def _has_queued_messages(graph: WaitGraph) -> bool:
     return False
 
 
-def _of_its(holder: str | None, is_one: bool = True) -> str:
-    """Whose it is, what holds a rank."""
+def _of_its(holder: str | None, held: Collection[int]) -> str:
+    """Whose it is, what holds some ranks."""
     if holder == "a file lock":
         return ""  # anybody's
-    return " of its own process" if is_one else " of their own process"
+    return _by_number(held, " of its own process", " of their own process")
 
 
-def _advice(held: Sequence[Whereabouts]) -> str:
+def _advice(graph: WaitGraph, held: Sequence[int]) -> str:
     """What to try where something holds some ranks; or what has ended a thread before that."""
-    for whereabouts in held:
-        if whereabouts.ended:
-            words, line = whereabouts.ended
+    for rank in held:
+        if graph.ranks[rank].ended:
+            words, line = graph.ranks[rank].ended
             at = _cell_and_line(line)
-            return f"A thread of rank {whereabouts.rank} has ended before, by {words} ({at})."
+            return f"A thread of rank {rank} has ended before, by {words} ({at})."
     if not held:
         return ""
-    return _ADVICE.get(held[0].blocker, _ADVICE["else"])
+    holder = graph.ranks[held[0]].blocker
+    return _ADVICE.get(holder, _ADVICE["else"])
 
 
 @dataclass
@@ -205,7 +218,7 @@ def differences(graph: WaitGraph) -> list[Difference]:
         number=meeting.number,
         by_rank=_by_rank(kind, meeting),
         call=calls[0],
-        evaluating=ranks_named(call.rank for call in in_evaluation) if in_evaluation else "",
+        evaluating=_named([call.rank for call in in_evaluation]),
         place=_place((in_evaluation or calls)[0]),
         some_in_backward=0 < len(in_backward) < len(calls),
         exception=_exception_at(graph, meeting),
@@ -267,9 +280,7 @@ def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return groups
 
 
-def _past_the_loop(
-    graph: WaitGraph, meeting: Meeting
-) -> tuple[int, Counts] | tuple[None, None]:
+def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | tuple[None, None]:
     """The loop that one rank goes round once more while a different one has left it."""
     for call, other_call in permutations(meeting.calls.values(), 2):
         if other_call.kind == call.kind or not call.line or not other_call.line:
@@ -432,26 +443,27 @@ class Absence:
 
 def absences(graph: WaitGraph) -> list[Absence]:
     """These facts, if any rank is absent."""
-    if not graph.absent:
+    absent = graph.absent
+    if not absent:
         return []
-    absent = set(graph.absent)
-    waiting = [rank for rank in graph.waits_for if graph.reachable(rank) & absent]
-    first = graph.ranks[graph.absent[0]]
+    waiting = [rank for rank in graph.waits_for if not graph.reachable(rank).isdisjoint(absent)]
+    first = graph.ranks[absent[0]]
     states = {graph.ranks[rank].state for rank in absent}
-    is_one = len(absent) == 1
     facts = Absence(
         waiting=ranks_named(waiting),
         absent=ranks_named(absent),
         all_returned=states == {"returned"},
         all_held=states == {"held"},
-        first_waits="it waits" if is_one else f"rank {first.rank} waits",
+        first_waits=_by_number(absent, "it waits", f"rank {first.rank} waits"),
         holder=first.blocker,
-        of_its=_of_its(first.blocker),
-        advice=_advice([first]),
+        of_its=_of_its(first.blocker, absent[:1]),
+        advice=_advice(graph, absent[:1]),
         key=_key(first),
-        have_returned="its function has returned" if is_one else "their functions have returned",
+        have_returned=_by_number(
+            absent, "its function has returned", "their functions have returned"
+        ),
         exception=_first_exception(graph),
-        missed=_first_missed(graph, absent),
+        missed=_first_missed(graph),
     )
     return [facts]
 
@@ -468,10 +480,11 @@ def _first_exception(graph: WaitGraph) -> HandledException | None:
     return None
 
 
-def _first_missed(graph: WaitGraph, absent: set[int]) -> MissedCall | None:
+def _first_missed(graph: WaitGraph) -> MissedCall | None:
     for call, missing in graph.open:
-        if missing & absent:
-            return _missed(graph, call, min(missing & absent))
+        for rank in graph.absent:
+            if rank in missing:
+                return _missed(graph, call, rank)
     return None
 
 
@@ -531,13 +544,13 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
         if key:
             keys[rank] = key
     facts = MutualWait(
-        in_circle=ranks_named(in_circle) if in_circle else "",
+        in_circle=_named(in_circle),
         kinds={call.kind for call in calls},
         group_count=len({call.group_name for call in calls}),
         blockers=blockers,
         blockers_text=", ".join(sorted(blockers)),
-        in_store=ranks_named(keys) if keys else "",
-        wait="waits" if len(keys) == 1 else "wait",
+        in_store=_named(keys),
+        wait=_by_number(keys, "waits", "wait"),
         key=next(iter(keys.values()), ""),
         known=graph.known,
         is_alone=len(graph.world) == 1,
