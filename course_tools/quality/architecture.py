@@ -91,7 +91,7 @@ PUBLIC_NAMES = 16
 NODES = {
     "launcher": 11900,
     "record": 5900,
-    "hang": 7900,
+    "hang": 8650,  # a dataclass for each section of facts, and a name for each step
     "network": 3800,
     "pictures": 7150,
     "devices": 3000,
