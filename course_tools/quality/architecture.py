@@ -78,7 +78,8 @@ OUTSIDE = {
     "launcher": {"torch"},
     "network": set(),
     "record.event": set(),
-    "course_tools.learner.doctor": {"jupyter_client"},  # asked only where it is installed
+    # It says what is missing; jupyter_client is asked only where it is installed.
+    "course_tools.learner.doctor": {TOOLS, "jupyter_client"},
 }
 MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
 TESTS = "tests/helpers"  # on sys.path in tests alone
