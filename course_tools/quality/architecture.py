@@ -100,7 +100,7 @@ NODES = {
     JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    TOOLS: 48500,
+    TOOLS: 48600,
 }
 
 
