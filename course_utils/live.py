@@ -80,12 +80,16 @@ class Panel(Listener):
     view: DisplayHandle | None = None
 
     def on_start(self, world_size: int) -> None:
-        """Show it, in a notebook; elsewhere there is none."""
+        """Make the memory that ranks report into, and show the panel."""
         self.started_s = time.monotonic()
         self.drawn_s = 0.0
         self.memory = [mmap.mmap(-1, _MEMORY_BYTES) for _ in range(world_size)]
         self.losses: list[Points] = [[] for _ in range(world_size)]
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
+        self.show()
+
+    def show(self) -> None:
+        """Display it, in a notebook; elsewhere there is none."""
         if "ipykernel" in sys.modules and get_ipython() is not None:
             self.view = DisplayHandle()
             self.view.display(self._bundle('<div class="live-panel"></div>'), raw=True)
@@ -110,6 +114,11 @@ class Panel(Listener):
         seconds = now - self.started_s
         drawn = render(workers, metrics_by_rank, seconds, unsettled, self.losses)
         self.view.update(self._bundle(drawn), raw=True)
+
+    def hide(self) -> None:
+        """Take it away, if it is there."""
+        if self.view is not None:
+            self.view.update({"text/plain": "", "text/html": ""}, raw=True)
 
     def _bundle(self, drawn: str) -> dict[str, str]:
         return {"text/plain": self.text, "text/html": drawn}

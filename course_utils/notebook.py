@@ -17,8 +17,9 @@ from course_utils.hang.silent import SilentMistakes
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
 from course_utils.launcher.launch import launch as launch_workers
-from course_utils.launcher.listener import Listener, ScaledTimeout
-from course_utils.live import Early, Panel
+from course_utils.launcher.listener import Listener
+from course_utils.life import LatePanel, SilenceTimeout
+from course_utils.live import Early, Panel, somebody_looks
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
 
@@ -30,7 +31,7 @@ _ASKED_FOR = {
 }
 # What other launchers call the number of ranks.
 _WORLD_SIZES = "num_processes", "nprocs", "nproc_per_node", "num_workers", "n_procs", "processes"
-_LONG_ENOUGH_S = 60.0  # if nobody says how long
+_LONG_SILENCE_S = 60.0  # without a call or a print, where nobody says how long ranks may take
 _LONGEST_S = 1e9  # thirty years; torch's clock ends somewhere beyond that
 
 
@@ -65,8 +66,9 @@ def launch(
             on the CPU; "gloo" or "nccl"; None leaves `init_process_group()` to `fn`.
         device: "auto", "cpu" or "cuda"; `backend="gloo", device="cuda"` lets ranks share GPUs.
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
-        timeout: seconds until all ranks must be done; by default 60, and where this machine is
-            slow at that moment, as many times more.
+        timeout: seconds until all ranks must be done. Without it, ranks may go on as long as they
+            call or print something: the launch ends after 60 s of silence, or as many times more
+            as this machine is slow at that moment.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
         trace: records every send, receive, collective and wait.
         share_gpus: with `backend="nccl"`, lets several ranks use one GPU. That is experimental in
@@ -87,9 +89,9 @@ def launch(
     displays = Displays()
     try:
         _refuse_unknown_options(fn, unknown)
-        may_take_longer = timeout is None
+        silence_ends_it = timeout is None
         if timeout is None:
-            timeout = _LONG_ENOUGH_S
+            timeout = _LONG_SILENCE_S
         _refuse_what_is_no_function(fn)
         _refuse_options(world_size, nodes, timeout, live, trace)
         _refuse_arguments(fn, args)
@@ -100,8 +102,10 @@ def launch(
         listeners: list[Listener] = [ready, record, Early(record, timeout), displays]
         if live:
             listeners.append(Panel())
-        if may_take_longer:
-            listeners.append(ScaledTimeout(_LONG_ENOUGH_S))
+        elif somebody_looks():
+            listeners.append(LatePanel())
+        if silence_ends_it:
+            listeners.append(SilenceTimeout(record, _LONG_SILENCE_S))
         listeners.append(mistakes)
         results = launch_workers(
             fn,

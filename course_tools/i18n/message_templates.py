@@ -38,8 +38,8 @@ NOT_SAID = re.compile(
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|launch\.named|"
     r"stacks\.(STACK|THREAD|_TITLE_END|_RAISED|from_dump|_other_threads)|"
-    r"worker_group\.WorkerGroup: \{name\}|stack_writer\.|"
-    r"facts\._(there|cell_and_line): , in|"
+    r".*: in _run_function|worker_group\.WorkerGroup: \{name\}|stack_writer\.|"
+    r"facts\._(place|cell_and_line): , in|"
     r"errors\._LOST|nccl\._MORE|"
     r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|captured_output\.|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|"
@@ -51,10 +51,10 @@ SHORT = {
     "passed", "wrong", "rank", "given", "wanted", "got", "It", "once", "twice", "running",
     "received", "sent", "receive", "send", "from", "to", "receives", "sends",
     "dtype", "shape", "layout", "{kind}{size}{root}", "{head}{data}{root}{queued}",
-    ", {content}", "{content}{there}",
+    ", {content}", "{content}{place}",
     "{ranks_named}: {row}", "({where})", "{SIGNS_self_state} {state}: {name}{where}",
     "{SIGNS_own_state} {own_name}: {own_state}", "{many}, {self_runs_number}", "{place}: {code}",
-    "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{there}", "({call_place})",
+    "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{place}", "({place})",
     "({ranks_named})", "{type_error___name}: {words}", "{counts} ({no_gpu})",
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.
@@ -62,7 +62,7 @@ LINES = re.compile(
     r"errors\.(worker_|_about|_details|_what_led|Failure: \{frame)|"
     r"stacks\.Frame: .*line|report\._rows|"
     r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
-    r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{problem"
+    r"whereabouts\.described: \{head|check\._outcome|notebook\._misfit: \{problem"
 )
 
 
@@ -166,7 +166,7 @@ def _numbered(text: str) -> str:
 
 
 def templates(root: Path) -> dict[str, dict[str, str]]:
-    """By template where it is said, such as `facts._uneven`, and as what: a sentence, or a line."""
+    """By template where it is said, such as `facts._times`, and as what: a sentence, or a line."""
     found: dict[str, dict[str, str]] = {}
     for path in sorted({path for glob in FILES for path in root.glob(glob)}):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -78,7 +78,8 @@ OUTSIDE = {
     "launcher": {"torch"},
     "network": set(),
     "record.event": set(),
-    "course_tools.learner.doctor": {"jupyter_client"},  # asked only where it is installed
+    # It says what is missing; jupyter_client is asked only where it is installed.
+    "course_tools.learner.doctor": {TOOLS, "jupyter_client"},
 }
 MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
 TESTS = "tests/helpers"  # on sys.path in tests alone
@@ -91,15 +92,15 @@ PUBLIC_NAMES = 16
 NODES = {
     "launcher": 11900,
     "record": 5900,
-    "hang": 7900,
+    "hang": 8650,  # a dataclass for each section of facts, and a name for each step
     "network": 3800,
     "pictures": 7150,
     "devices": 3000,
-    PACKAGE: 43000,
+    PACKAGE: 44100,  # a panel that comes by itself, silence that ends a launch, a name for each step
     JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    TOOLS: 47500,
+    TOOLS: 48600,
 }
 
 

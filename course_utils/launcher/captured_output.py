@@ -14,9 +14,14 @@ _BUILD_FOLDER = re.compile(r"/__w/\S+/(?=\w+\.\w+:\d+)")
 
 
 class CapturedOutput:
-    """The output of one rank, without marks; the middle is dropped when there is too much."""
+    """The output of one rank, without marks; the middle is dropped when there is too much.
+
+    Attributes:
+        received_bytes: how much has arrived in all, with what was dropped.
+    """
 
     def __init__(self) -> None:
+        self.received_bytes = 0
         self._kept = bytearray()
         self._dropped_bytes = 0
         self._partial_mark = b""
@@ -24,6 +29,7 @@ class CapturedOutput:
 
     def add(self, data: bytes, is_last: bool = False) -> None:
         """Take in what has arrived; `is_last` says that nothing follows."""
+        self.received_bytes += len(data)
         parts = _MARK.split(self._partial_mark + data)  # text, name of a mark, text, ..., text
         last_text = parts.pop()
         texts, names = parts[::2], parts[1::2]
