@@ -32,17 +32,17 @@ CODE = re.compile(r"[<|\\]|\dpx|rgba|^\.\.\.$")  # what has words, but says noth
 NOT_SAID = re.compile(
     r"cases\.draw|check\.check: check |rules\.(Rules|_over_budget: .*(budget|Network))|"
     r"verdict\.(_draw_again|_wanted)|transit\.Transit|watch\.(_EVENTS|WORDS)|watch\..*: "
-    r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_bar)|event\.KINDS|"
+    r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_state|_bar)|"
+    r"event\.KINDS|"
     r"placement\.(place|_notice)|nccl\._settings|"
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|launch\.named|"
-    r"stacks\.(from_dump|THREAD|_of_thread|_RAISED)|"
+    r"stacks\.(STACK|THREAD|_TITLE_END|_RAISED|from_dump|_other_threads)|"
     r".*: in _run_function|worker_group\.WorkerGroup: \{name\}|stack_writer\.|"
     r"facts\._(place|cell_and_line): , in|"
     r"errors\._LOST|nccl\._MORE|"
-    r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|worker_handle\.MARK|"
+    r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|captured_output\.|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|"
-    r"worker_handle\.WorkerHandle: .*left out|"
     r"compare\.brief: item|check\._told: (\{were|would)|attempt\.attempt: \(more|"
     r"rules\._(ARRIVED|BUFFERS)|cells\.(?!cut_solution: about)"
 )
@@ -59,9 +59,10 @@ SHORT = {
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.
 LINES = re.compile(
-    r"errors\.(worker_|_about|_details|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
+    r"errors\.(worker_|_about|_details|_what_led|Failure: \{frame)|"
+    r"stacks\.Frame: .*line|report\._rows|"
     r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
-    r"whereabouts\.described: \{head|check\._outcome|notebook\._misfit: \{what"
+    r"whereabouts\.described: \{head|check\._outcome|notebook\._misfit: \{problem"
 )
 
 
