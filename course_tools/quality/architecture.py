@@ -96,7 +96,7 @@ NODES = {
     "network": 3800,
     "pictures": 7150,
     "devices": 3000,
-    PACKAGE: 44100,  # a panel that comes by itself, silence that ends a launch, a name for each step
+    PACKAGE: 44100,  # a panel that comes by itself, silence that ends a launch, names for steps
     JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
