@@ -372,8 +372,7 @@ class MessageMismatch:
 def message_mismatches(graph: WaitGraph) -> list[MessageMismatch]:
     """These facts, for each such message."""
     mismatches = []
-    open_calls = [call for call, _ in graph.open]
-    for sent, received in permutations(open_calls, 2):
+    for (sent, _), (received, _) in permutations(graph.open, 2):
         if (sent.kind, received.kind, sent.peer) != ("send", "recv", received.rank):
             continue
         sender = received.peer
@@ -536,7 +535,11 @@ class MutualWait:
 def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
     """These facts, for any graph."""
     in_circle = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
-    calls = [call for call, _ in graph.open if call.rank in in_circle]
+    kinds, group_names = set(), set()
+    for call, _ in graph.open:
+        if call.rank in in_circle:
+            kinds.add(call.kind)
+            group_names.add(call.group_name)
     blockers = {str(graph.ranks[rank].blocker) for rank in in_circle or graph.world}
     keys = {}
     for rank in graph.waits_for:
@@ -545,8 +548,8 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
             keys[rank] = key
     facts = MutualWait(
         in_circle=_named(in_circle),
-        kinds={call.kind for call in calls},
-        group_count=len({call.group_name for call in calls}),
+        kinds=kinds,
+        group_count=len(group_names),
         blockers=blockers,
         blockers_text=", ".join(sorted(blockers)),
         in_store=_named(keys),

@@ -104,7 +104,9 @@ class HangReport(Listener):
         self._phase = _OVER
         stacks: dict[int, list[Frame] | None] = {}
         for worker in workers:
-            stacks[worker.rank] = None if worker.settled else from_dump(worker.read_stack())
+            stacks[worker.rank] = None
+            if not worker.settled:
+                stacks[worker.rank] = from_dump(worker.read_stack())
         return self.on_silence(self.wait_graph(stacks, monotonic()))
 
     def _has_messages(self) -> bool:
@@ -166,5 +168,9 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
 
 def _row(call: Event) -> str:
     """Such as `all_reduce, float32 of shape (4,), at cell [3], line 5, in f: dist.all_...`."""
-    description = f"{call.kind}, {content(call)}" if call.dtype else call.kind
-    return f"{description}, at {call.where}" if call.line else description
+    description = call.kind
+    if call.dtype:
+        description = f"{call.kind}, {content(call)}"
+    if call.line:
+        return f"{description}, at {call.where}"
+    return description

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from course_utils.hang.facts import ranks_by_text
+from course_utils.hang.wait_graph import differ_in
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.words import ranks_named
 from course_utils.launcher.worker_handle import WorkerHandle
@@ -165,10 +166,10 @@ def _shapes(meeting: Meeting) -> str:
     calls = list(meeting.calls.values())
     if not KINDS[calls[0].kind].equal or _some_queued(calls):
         return ""
-    if len({call.dtype for call in calls}) > 1:
+    if differ_in(calls, "dtype"):
         return ""
     mixed = _by_rank(meeting, lambda call: f"shape {call.shape}")
-    if len({call.bytes for call in calls}) > 1:
+    if differ_in(calls, "bytes"):
         return (
             f"launch: {_call(meeting)}, was handed {mixed}: of the larger tensor only a part was "
             "used. Hand in the same shape on every rank."

@@ -131,12 +131,15 @@ class WaitGraph:
         return missing
 
     def _cannot_send(self, call: Event) -> set[int]:
-        """Which message a receive from any rank takes is unknown; ranks that returned send none."""
-        others = {rank for rank in self.ranks if rank != call.rank}
-        all_returned = all(self.ranks[rank].state == "returned" for rank in others)
-        if call.peer is None and all_returned:
-            return others
-        return set()
+        """All others, if a receive from any rank waits and all of them have returned.
+
+        Otherwise it is unknown which message such a receive takes, so nobody is missing for sure.
+        """
+        others = set(self.ranks) - {call.rank}
+        for rank in others:
+            if self.ranks[rank].state != "returned":
+                return set()
+        return others if call.peer is None else set()
 
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""
@@ -230,7 +233,7 @@ class WaitGraph:
             if self.ranks[rank].call:
                 calls.append(self.ranks[rank].call)
         keys = [key_of(call) for call in calls if not is_message(call)]
-        for key in dict.fromkeys(keys):
+        for key in dict.fromkeys(keys):  # each once
             meeting = self._first_that_differs(key)
             if meeting:
                 return _difference(meeting), meeting
@@ -247,7 +250,9 @@ class WaitGraph:
                 continue
             if _difference(meeting):
                 all_known = all(self.ranks[member].complete for member in meeting.members)
-                return meeting if some_agreed or all_known else None
+                if some_agreed or all_known:
+                    return meeting
+                return None
             if len(meeting.calls) > 1:
                 some_agreed = True
         return None
@@ -270,20 +275,21 @@ def differs(calls: list[Event]) -> str | None:
     kind = calls[0].kind
     if _differ_in_mode(calls):
         return "evaluation"
-    if _differ_in(calls, "kind"):
+    if differ_in(calls, "kind"):
         return "order"
     if kind == "new_group":
-        return "new_group" if _differ_in(calls, "group") else None
-    if _differ_in(calls, "root"):
+        return "new_group" if differ_in(calls, "group") else None
+    if differ_in(calls, "root"):
         return "root"
     may_differ = kind not in KINDS or not KINDS[kind].equal
-    if may_differ or not _differ_in(calls, "bytes", "dtype"):
+    if may_differ or not differ_in(calls, "bytes", "dtype"):
         return None
     # Calls from several lines may not have been meant to meet.
-    return "lines" if _differ_in(calls, "line") else "shape"
+    return "lines" if differ_in(calls, "line") else "shape"
 
 
-def _differ_in(calls: list[Event], *attributes: str) -> bool:
+def differ_in(calls: Iterable[Event], *attributes: str) -> bool:
+    """Whether these attributes are not the same in all calls."""
     value_of = attrgetter(*attributes)
     values = {value_of(call) for call in calls}
     return len(values) > 1

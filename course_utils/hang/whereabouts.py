@@ -116,7 +116,9 @@ class Whereabouts:
         self.open = _open(calls, blocker, line)
         self.blocker = blocker
         if blocker.startswith("_"):  # a name of torch's insides
-            self.blocker = self.call.kind if self.call else "torch.distributed"
+            self.blocker = "torch.distributed"
+            if self.call:
+                self.blocker = self.call.kind
 
     def row(self, world: tuple[int, ...]) -> str:
         """One line about it, or two: what it does, at which line, and in which call."""
@@ -235,7 +237,9 @@ def _open(calls: Sequence[Event], blocker: str, line: Frame | None) -> tuple[Eve
     last = calls[-1]
     last_line = last.line[:2] if last.line else None
     this_line = (line.file, line.line) if line else None
-    return (last,) if last_line == this_line else ()
+    if last_line == this_line:
+        return (last,)
+    return ()
 
 
 def _with_flag(calls: Sequence[Event], flag: int) -> tuple[Event, ...]:
@@ -306,12 +310,15 @@ def waits_in(frames: list[Frame]) -> str | None:
         wrapper = _in_wrapper(frame)
         if wrapper:
             return wrapper
-    in_torch = [frame.name for frame in inner if "torch/distributed/" in frame.file]
-    names = [name for name in in_torch if name not in _WRAPPERS]
+    names = []
+    for frame in inner:
+        if "torch/distributed/" in frame.file and frame.name not in _WRAPPERS:
+            names.append(frame.name)
+    # `dist.get_rank()` waits for nobody, but `get_model_state_dict()` calls what does.
+    if any(_may_wait(name) for name in names):
+        return names[0]
     if names:
-        # `dist.get_rank()` waits for nobody, but `get_model_state_dict()` calls what does.
-        may_wait = any(_may_wait(name) for name in names)
-        return names[0] if may_wait else None
+        return None
     if inner and inner[-1].name == _IN_STORE:
         return STORE
     if line and ".wait(" in line.code and not held_by(frames):
@@ -320,7 +327,7 @@ def waits_in(frames: list[Frame]) -> str | None:
 
 
 def _in_wrapper(frame: Frame) -> str | None:
-    """Which call of DDP or FSDP, or whether it's backward, that this frame belongs to."""
+    """The call of DDP or FSDP, or the backward pass, that a frame belongs to, if any."""
     if frame.file.endswith("nn/parallel/distributed.py"):
         return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
     if frame.name == "_engine_run_backward":
@@ -352,7 +359,9 @@ def held_by(frames: list[Frame]) -> str | None:
         return None
     if _FILE_LOCKS.search(line.code):
         return "a file lock"
-    return "a lock" if _LOCKS.search(line.code) else None
+    if _LOCKS.search(line.code):
+        return "a lock"
+    return None
 
 
 def _holder(frame: Frame) -> str | None:
@@ -361,7 +370,9 @@ def _holder(frame: Frame) -> str | None:
         is_folder = file.endswith("/")
         if frame.file.endswith(file) or (is_folder and file in frame.file):
             owner = innermost(frame, ast.ClassDef)
-            return _BUILT_OF_LOCKS.get(owner.name, holder) if owner else holder
+            if owner and owner.name in _BUILT_OF_LOCKS:
+                return _BUILT_OF_LOCKS[owner.name]
+            return holder
     return None
 
 
