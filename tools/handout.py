@@ -36,7 +36,8 @@ require({more})
 ### END HIDDEN TESTS"""
 # What learners need of the course; notebooks/ has the answers to no graded exercise.
 LEARNERS = (
-    "course_utils", "course_material", "course_checks", "notebooks", "exercises", "tools",
+    "course_utils", "course_material", "course_checks", "course_lessons", "notebooks", "exercises",
+    "tools",
     "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
     "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
 )  # fmt: skip

@@ -29,7 +29,10 @@ from course_utils.devices.fork import import_what_ranks_need
 
 ROOT = Path(__file__).resolve().parents[1]
 # Without solutions.
-COURSE = "course_utils", "course_material", "course_checks", "notebooks", "tools", "ddp_course.py"
+COURSE = (
+    "course_utils", "course_material", "course_checks", "course_lessons", "notebooks", "tools",
+    "ddp_course.py",
+)  # fmt: skip
 LOOK_S = 0.15
 SHOWN = 20_000  # characters of a verdict
 
