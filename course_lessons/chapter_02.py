@@ -13,6 +13,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+from IPython.display import Markdown, display
 
 from course_utils import hardware, launch, show
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
@@ -135,8 +136,8 @@ def _draw_answers(answer: Callable[[], object], wanted: Sequence[str]) -> None:
     draw_nodes(captions, f"Right on {right} of {RANKS} ranks: {', '.join(captions)}.", wrong)
 
 
-def backend_table() -> str:
-    """A table of backends by device, in Markdown; its last column is about this machine."""
+def show_backends() -> None:
+    """Display a table of backends by device; its last column is about this machine."""
     machine = hardware()
     has_gpus = len(machine.gpus) > 0
     rows = [
@@ -149,7 +150,7 @@ def backend_table() -> str:
     lines = ["| tensors on | backend | works for | this machine |", "| --- | --- | --- | --- |"]
     for device, backend, works_for, is_here in rows:
         lines.append(f"| {device} | `{backend}` | {works_for} | {'yes' if is_here else 'no'} |")
-    return "\n".join(lines)
+    display(Markdown("\n".join(lines)))
 
 
 def script_of(*functions: Callable) -> str:

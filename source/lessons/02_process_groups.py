@@ -30,10 +30,8 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from IPython.display import Markdown
 
-from course_lessons.chapter_02 import backend_table, draw_cards, draw_joining, draw_nodes
-from course_lessons.chapter_02 import draw_row_sums, draw_store, run, script_of
+from course_lessons import chapter_02
 from course_utils import WorkerError, check, launch, plot_ranks, predict
 
 # %% [markdown]
@@ -92,7 +90,9 @@ def join_and_add():
 
 
 joined, later = launch(join_and_add, world_size=4, backend=None)[0]
-draw_store(later, f"After 100 sums the store holds {len(later)} keys, one from each rank.")
+chapter_02.draw_store(
+    later, f"After 100 sums the store holds {len(later)} keys, one from each rank."
+)
 print("the keys are the same as before the sums:", joined == later)
 keys_of_sums.measured(len(later) - len(joined))
 
@@ -128,7 +128,9 @@ def who_am_i():
 
 places = launch(who_am_i, world_size=4, nodes=2, backend="gloo")
 captions = [f"{p['node']} × 2 + {p['local rank']}\n= rank {p['rank']}" for p in places]
-draw_nodes(captions, "Ranks count through both nodes; local ranks begin again at 0 on each node.")
+chapter_02.draw_nodes(
+    captions, "Ranks count through both nodes; local ranks begin again at 0 on each node."
+)
 local_ranks.measured([place["local rank"] for place in places])
 
 # %% [markdown]
@@ -203,7 +205,7 @@ check(my_card, **card_check)
 # And this is who takes which card when *your* function runs on two nodes with two cards each:
 
 # %%
-draw_cards(my_card)
+chapter_02.draw_cards(my_card)
 
 # %% [markdown]
 # Our own answer is folded up here, with its picture.
@@ -217,7 +219,7 @@ def my_card_done(cards_of_this_node):
 check(my_card_done, **card_check)
 
 # %%
-draw_cards(my_card_done)
+chapter_02.draw_cards(my_card_done)
 
 # %% [markdown]
 # **Check yourself.** Why do scripts that use the rank here pass every test on one machine?
@@ -269,7 +271,9 @@ with tempfile.TemporaryDirectory() as folder:
 # four points of `join`. All processes of a machine read the same clock, so their times fit on one axis.
 
 # %%
-draw_joining(times["file"], "With a file, no rank is in the group before the last has arrived.")
+chapter_02.draw_joining(
+    times["file"], "With a file, no rank is in the group before the last has arrived."
+)
 joined_s.measured(times["file"][0][2] - times["file"][0][0], within=0.3, about=True)
 for method, moments in times.items():
     last_arrival = max(arrived for _, arrived, _, _ in moments)
@@ -292,7 +296,7 @@ for method, moments in times.items():
 # column is about your machine.
 
 # %% tags=["nbval-ignore-output", "row-A9"]
-Markdown(backend_table())
+chapter_02.show_backends()
 
 # %% [markdown]
 # ## 4 · The port that is taken
@@ -406,11 +410,11 @@ def main():
 # a file of our functions, with imports and that guard. `run` starts it once per command, as you would in two terminals.
 
 # %% tags=["row-B6", "row-A7", "row-D2"]
-spawning = script_of(work, one_process, main)
+spawning = chapter_02.script_of(work, one_process, main)
 print("...", *spawning.splitlines()[-4:], sep="\n")
 node_0 = "python script.py -n 2 -g 2 --epochs 3 -nr 0"
 node_1 = "python script.py -n 2 -g 2 --epochs 3 -nr 1"
-printed = run(spawning, node_0, node_1)
+printed = chapter_02.run(spawning, node_0, node_1)
 
 # %% [markdown]
 # The second node started ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands share nothing but a file, and yet their four processes
@@ -429,7 +433,7 @@ def with_processes():
         worker.join()
 
 
-printed = run(script_of(work, with_processes), "python script.py")
+printed = chapter_02.run(chapter_02.script_of(work, with_processes), "python script.py")
 
 # %% [markdown]
 # But note that `join` returns without a word when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, where `mp.spawn` raises.
@@ -452,7 +456,7 @@ def under_torchrun():
 
 
 command = "torchrun --standalone --nproc-per-node=2 script.py"
-printed = run(script_of(work, under_torchrun), command)
+printed = chapter_02.run(chapter_02.script_of(work, under_torchrun), command)
 
 # %% [markdown]
 # Here the store lives in the process of `torchrun` itself, so no rank is special at all. A warning, though: that store listens on **all** addresses of your
@@ -545,7 +549,7 @@ check(row_sum, **row_check)
 # Here's what *your* function does with the rows `[[0, 1], [2, 3]]`. Rank *r* brings 1, 10, 100 or 1000, so the digits tell whose numbers are in a sum.
 
 # %%
-draw_row_sums(row_sum)
+chapter_02.draw_row_sums(row_sum)
 
 # %% [markdown]
 # And our answer, folded up:
@@ -564,7 +568,7 @@ def row_sum_done(number, rows):
 check(row_sum_done, **row_check)
 
 # %%
-draw_row_sums(row_sum_done)
+chapter_02.draw_row_sums(row_sum_done)
 
 # %% [markdown]
 # In it, every rank calls `new_group` for every row, member or not. Isn't that wasteful? Let's have only the members call it. This cell fails on purpose:
@@ -602,7 +606,9 @@ def make_a_group():
 
 
 keys, new_keys = launch(make_a_group, world_size=4, backend=None)[0]
-draw_store([*keys, *new_keys], f"The store has the keys {', '.join(new_keys)} in addition.")
+chapter_02.draw_store(
+    [*keys, *new_keys], f"The store has the keys {', '.join(new_keys)} in addition."
+)
 keys_of_group.measured(len(new_keys))
 
 # %% [markdown]
@@ -647,7 +653,9 @@ def sums():
 
 results = launch(sums, world_size=4, nodes=2, backend="gloo")
 captions = [f"within: {r['within']}\nbetween: {r['between']}" for r in results]
-draw_nodes(captions, "Sums within a node agree in a row, sums between nodes in a column.")
+chapter_02.draw_nodes(
+    captions, "Sums within a node agree in a row, sums between nodes in a column."
+)
 
 # %% [markdown]
 # Rank 3 has 3 + 4 = 7 within its node. Between the nodes it has 2 + 4 = 6, together with rank 1, which has the same local rank.
