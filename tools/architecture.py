@@ -38,21 +38,21 @@ PUBLIC_NAMES = 16
 # Nodes of the syntax tree, at most. A feature that needs more raises its room's number, and says
 # what for: a rank that ends as a program, blame by place and likely reasons have doubled launcher;
 # CUDA's events, which time what is only queued, stand in record; limits are multiples of what
-# the machine needs at that moment.
+# the machine needs at that moment; the panel draws the loss of a training while it runs.
 NODES = {
     "launcher": 11300,
     "record": 5900,
     "hang": 7900,
     "network": 3800,
-    "pictures": 6700,
+    "pictures": 7150,
     "devices": 3000,
-    PACKAGE: 41900,
+    PACKAGE: 42400,
     JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
 }
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Every module by its name below the package: `launcher.team`; but `course_checks.check`."""
+    """Every module by its name below the package: `launcher.launch`; but `course_checks.check`."""
     found = {}
     for path in sorted([*(root / PACKAGE).rglob("*.py"), *(root / JUDGE).rglob("*.py")]):
         parts = path.relative_to(root).with_suffix("").parts
