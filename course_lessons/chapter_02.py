@@ -199,3 +199,9 @@ def _program(command: str) -> list[str]:
     name, *words = shlex.split(command)
     module = ["-m", "torch.distributed.run"] if name == "torchrun" else []
     return [sys.executable, *module, *words]
+
+
+def new_python(code: str) -> str:
+    """The name of the error with which code ends in a Python that has just been started."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={})
+    return done.stderr.splitlines()[-1].partition(":")[0]

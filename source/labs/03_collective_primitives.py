@@ -82,7 +82,7 @@ def gather_budget(world_size, case):
 
 gather_cases = (  # each with the longest list that there may be
     Case("lists that differ in length", 0, (5,)),
-    Case("another root", 1, (60,)),
+    Case("a different root", 1, (60,)),
     Case("whole numbers (int64)", 2, (9,), torch.int64),
     Case("long lists in double precision", 3, (4000,), torch.float64),
 )
@@ -436,11 +436,11 @@ def straggler(trace):
 late_at = {  # how many calls there are, and at which it is late
     "late at first": (3, [0]),
     "late at last": (5, [4]),
-    "late once, another often": (3, [1]),
-    "late often, another once": (4, [0, 1, 2]),
+    "late once, a different one often": (3, [1]),
+    "late often, a different one once": (4, [0, 1, 2]),
     "late every time": (5, [0, 1, 2, 3, 4]),
     "late at the last of forty": (40, [39]),
-    "two in turn, another always nearly last": (4, [0, 1]),
+    "two in turn, a third always nearly last": (4, [0, 1]),
 }
 
 
@@ -448,11 +448,11 @@ def straggler_inputs(rank, world_size, case):
     calls, when = late_at[case]
     late, delays_s = int(torch.randint(4, ())), 0.02 * torch.rand(calls, 4)
     delays_s[when, late] += 0.5
-    if case == "late once, another often":
+    if case == "late once, a different one often":
         delays_s[[0, 2], late - 1] += 0.1
-    elif case == "late often, another once":
+    elif case == "late often, a different one once":
         delays_s[3, late - 1] += 0.9
-    elif case == "two in turn, another always nearly last":
+    elif case == "two in turn, a third always nearly last":
         delays_s[[2, 3], late - 1] += 0.4
         delays_s[:2, late - 2] += 0.47
         delays_s[2:, late - 2] += 0.37

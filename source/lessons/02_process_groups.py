@@ -14,7 +14,7 @@
 # **Before:** [00 · Start here](00_start_here.ipynb). **Next:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
 #
-# Five cells ask you to **predict**: replace the three dots with your answer, and a later cell compares it with what was measured.
+# Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what was measured.
 # Two cells ask you to **write** a function, and real workers check it.
 
 # %%
@@ -22,10 +22,9 @@ import argparse
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import tempfile
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -74,7 +73,7 @@ def joined_store():
 # %% [markdown]
 # Once all four have joined, the store holds four keys: one address from each rank. Then they call `all_reduce` 100 times.
 #
-# **Predict.** How many *more* keys are in the store after the 100 sums? Replace the three dots with a number.
+# **Predict.** How many *more* keys are in the store after the 100 sums? Answer with a number.
 
 # %%
 keys_of_sums = predict("more keys after 100 sums", ...)
@@ -470,15 +469,14 @@ printed = chapter_02.run(chapter_02.script_of(work, under_torchrun), command)
 
 # %% tags=["row-A7"]
 pickled = pickle.dumps(work, protocol=4)
-new_python = [sys.executable, "-c", f"import pickle\npickle.loads({pickled})"]
-done = subprocess.run(new_python, capture_output=True, text=True, env={})
 print(pickled)
-print(done.stderr.splitlines()[-1].partition(":")[0])
+print(chapter_02.new_python(f"import pickle\npickle.loads({pickled})"))
 
 # %% [markdown]
 # There's no code in there, only two names: look up `work` in the module `__main__`. In a script, `__main__` is the file, which the new Python
-# imports. Your cells are in no file, so it finds nothing. A **forked** process needs no pickle, because it's a copy of the
-# notebook's process, with everything your cells have defined. That's why `launch` forks.
+# imports. Your cells are in no file, so it finds nothing.
+#
+# A **forked** process needs no pickle, because it's a copy of the notebook's process, with everything your cells have defined. That's why `launch` forks.
 #
 # **Check yourself.** What does fork forbid in return?
 #
@@ -585,9 +583,9 @@ def only_members_call():
 launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Skipping the call does no visible harm; it's the *next* `new_group` that hangs, and the last sentence of the report says why. Groups are numbered in the
-# order of the calls. The group of all four is number 1 for ranks 0 and 1 but number 2 for ranks 2 and 3, so they look for each other under different numbers. In a script they'd wait
-# for torch's own timeout, thirty minutes with gloo.
+# Skipping the call does no visible harm; it's the *next* `new_group` that hangs. Groups are numbered in the
+# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. They look for each other under different numbers. In a script they'd wait
+# for torch's own timeout: thirty minutes with gloo.
 #
 # Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
 
@@ -623,15 +621,17 @@ def outside_the_group():
     group = dist.new_group([2, 3])
     number = torch.tensor(dist.get_rank() + 1)
     before = number.clone()
-    dist.all_reduce(number, group=group)
-    return before, number
+    with warnings.catch_warnings(record=True) as caught:
+        dist.broadcast(number, src=2, group=group)
+    return before, number, [str(warning.message) for warning in caught]
 
 
-before, after = zip(*launch(outside_the_group, world_size=4, backend="gloo"))
+before, after, caught = zip(*launch(outside_the_group, world_size=4, backend="gloo"))
 plot_ranks(before, after)
+print(*caught, sep="\n")
 
 # %% [markdown]
-# Ranks 0 and 1 get a warning, keep their own numbers, and go on.
+# Ranks 0 and 1 get a warning, keep their own numbers, and go on. Note that `src=2` is the rank in the **world**, even for a group of two.
 #
 # ### A mesh makes all rows and columns
 #

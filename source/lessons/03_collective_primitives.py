@@ -14,7 +14,7 @@
 # **Next:** [04 · DDP training](04_ddp_training.ipynb).
 # **Lab:** [03 · Collective primitives](../exercises/03_collective_primitives.ipynb).
 #
-# Five cells ask you to **predict**: replace the three dots with your answer, and a later cell compares it with what real ranks did. One cell asks you to **write** a function.
+# Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what real ranks did. One cell asks you to **write** a function.
 
 # %%
 import time
@@ -444,7 +444,9 @@ ring_bytes.measured([sum(per_rank_bytes), max(per_rank_bytes)])
 
 # %% [markdown]
 # A ring sends no less: six steps of 8 bytes on four ranks are 192 bytes again. What it halves here is the load of the **busiest rank**, because it shares
-# the work out equally. Nobody sends more than twice the tensor, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
+# the work out equally.
+#
+# Nobody sends more than twice the tensor, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
 # prove that in an all-reduce made of messages the busiest rank can't send less.
 #
 # ### Write the ring
@@ -588,8 +590,8 @@ for world_size in (2, 4, 8):
     print(f"   busiest rank {max(one_call) / 1e6:.2f} / {max(two_calls) / 1e6:.2f} MB")
 
 # %% [markdown]
-# Along a tree our model makes an `all_reduce` of exactly these two calls, so the equal times are no discovery. The ring is faster, and not because it sends less: it's 14.0 MB both ways. In
-# the ring every rank sends in every step, while a chain of two calls leaves ranks idle until the first piece has come all the way.
+# Along a tree, our model makes an `all_reduce` of exactly these two calls, so equal times are no discovery. The ring is faster, but not because it sends less: it's 14.0 MB both ways. In
+# the ring every rank sends in every step, while a chain leaves ranks idle until the first piece has come all the way.
 #
 # ## 5 · A tensor with gaps
 #
@@ -675,7 +677,7 @@ print(launch(read_too_early, world_size=2, backend="gloo")[0])
 
 # %% [markdown]
 # So why start early? To compute while the network works. A backward pass yields its gradients one by one: here three, a megabyte each,
-# and on the virtual clock each takes 300 µs to compute. Ranks 0 and 1 wait for every sum straight away; ranks 2 and 3, a pair of their own, wait for all three at the end.
+# with 300 µs to compute each on the virtual clock. Ranks 0 and 1 wait for every sum straight away; ranks 2 and 3, a pair of their own, wait for all three at the end.
 
 
 # %%
