@@ -418,6 +418,13 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 # | something different from everybody for everybody | `all_to_all_single` |
 # | "wait until rank 0 has downloaded the data" | `barrier` |
 #
+# **Check yourself.** Why is a barrier after an `all_reduce`, "to be safe", no use?
+#
+# <details><summary>Answer</summary>
+# No rank has the sum before every rank has brought its part: with gloo, an <code>all_reduce</code> contains a barrier. (NCCL's
+# holds up the GPU, and not the line of Python, as chapter 14 shows.)
+# </details>
+#
 # ## 4 · The ring
 #
 # Data parallel training lives on **all_reduce**: every rank brings its gradient, and every rank gets the sum. The *direct* way is to send everything to
@@ -700,6 +707,12 @@ plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_re
 # %% [markdown]
 # One by one: 3 × (300 + 120) = 1,260 µs. Overlapped: 3 × 300 + 120 = 1,020 µs, because only the last sum has nothing left to hide behind. In chapter [04](04_ddp_training.ipynb) you'll see
 # DDP do the same.
+#
+# **Check yourself.** A friend writes `work = dist.all_reduce(x, async_op=True); work.wait()`. What does that gain?
+#
+# <details><summary>Answer</summary>
+# Nothing: with gloo it's a blocking call in two lines. Something useful has to happen in between. (With NCCL neither line blocks Python, as chapter 14 shows.)
+# </details>
 #
 # ## 7 · Who holds the others up?
 #
