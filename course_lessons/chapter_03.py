@@ -46,15 +46,17 @@ def draw_ring(step: Callable[[list[torch.Tensor], int], None]) -> None:
             held[rank, done + 1] = torch.cat(chunks)
             steps_done[rank] = done + 1
 
+    reason = ""
     try:  # a step with isend alone is one for gloo
         trace = launch(worker, world_size=RANKS, backend="gloo", trace=True, timeout=5).trace
     except (WorkerError, WorkerTimeout) as error:
-        trace = error.trace
-        print("It ends early:", _reason(error))
+        trace, reason = error.trace, _reason(error)
     finished = int(steps_done.min())
     if finished == 0:
-        print("No picture yet: it begins once all four ranks have finished a step.")
+        print("No picture yet:", reason)
         return
+    if reason:
+        print("It ends early:", reason)
     plot_steps(held[:, : finished + 1].tolist(), trace)
     print(_summary(held[:, finished].tolist()))
 

@@ -132,7 +132,8 @@ def exchange(cure):
 network = Network(latency_us=10, gbit_s=80)
 finish_us = []
 for cure in (in_order, at_once):
-    results = launch(exchange, cure, world_size=2, backend="gloo", trace=True)  # gloo's send waits
+    # A blocking send that waits is gloo's.
+    results = launch(exchange, cure, world_size=2, backend="gloo", trace=True)
     print(f"{cure.__name__}: ranks 0 and 1 now hold {list(results)}")
     finish_us.append(round(max(results.trace.replay(network).finish_us)))
 exchange_us.measured(finish_us)
@@ -158,7 +159,7 @@ exchange_us.measured(finish_us)
 
 
 # %%
-def see(collective, numbers=4, undefined=()):
+def see(collective, numbers=4, undefined=(), traffic=True):
     def worker():
         tensor = 10 * (dist.get_rank() + 1) + torch.arange(numbers, device=my_device())
         before = tensor.clone()
@@ -167,7 +168,8 @@ def see(collective, numbers=4, undefined=()):
     results = launch(worker, world_size=4, trace=True)
     before, after = zip(*results)
     plot_ranks(before, after, undefined=undefined)
-    print_traffic(results.trace)
+    if traffic:
+        print_traffic(results.trace)
     return results
 
 
@@ -255,10 +257,16 @@ def leftovers():
     return number.item()
 
 
-for world_size in (2, 3, 4):  # what is left over is gloo's
-    results = launch(leftovers, world_size=world_size, backend="gloo")
-    print(f"{world_size} ranks: {list(results)}")
+results = launch(leftovers, world_size=4, backend="gloo")  # what is left over is gloo's
 left_over.measured({2: "its own 2", 10: "the sum 10"}.get(results[1], "neither"))
+
+# %% [markdown]
+# Neither. This is what all the ranks hold, with two, three and four of them:
+
+# %%
+for world_size in (2, 3, 4):
+    results = launch(leftovers, world_size=world_size, backend="gloo")  # again gloo's leftovers
+    print(f"{world_size} ranks: {list(results)}")
 
 # %% [markdown]
 # Only the first number of each list is a result. The others are unfinished sums: 9 is 2 + 3 + 4, on its way to the root.
@@ -296,7 +304,8 @@ def try_operators(dtype):
 
 
 # %% tags=["row-D4"]
-integers = launch(try_operators, torch.int64, world_size=4, backend="gloo")[0]  # what gloo takes
+# Which operators there are, and for what, is gloo's matter.
+integers = launch(try_operators, torch.int64, world_size=4, backend="gloo")[0]
 floats = launch(try_operators, torch.float32, world_size=4, backend="gloo")[0]
 print(f"{'operator':12}{'integers':20}floats, each on rank 0")
 for name in OPERATORS:
@@ -343,8 +352,8 @@ def all_gather(tensor):
 results = see(all_gather, numbers=1)
 
 # %% [markdown]
-# A list costs a copy: the numbers arrive in one block and are then copied into its tensors. `all_gather_into_tensor` hands you the block. Job code
-# mostly uses this form, and so do later chapters.
+# A list costs a copy: the numbers arrive in one block and are then copied into its tensors. `all_gather_into_tensor` hands you the block. Later
+# chapters use this form.
 
 
 # %% tags=["row-D4"]
@@ -445,7 +454,7 @@ def all_reduce(tensor):
     return tensor
 
 
-results = see(all_reduce)
+results = see(all_reduce, traffic=False)
 per_rank_bytes = results.trace.traffic("ring").sent_bytes
 ring_bytes.measured([sum(per_rank_bytes), max(per_rank_bytes)])
 
@@ -582,23 +591,21 @@ def on_a_megabyte(summing):
 
 
 # %% tags=["row-D7"]
-print("µs for 1 MB, and MB sent in rings, each for all_reduce / reduce + broadcast")
+ring_network = Network(latency_us=10, gbit_s=80, algorithm="ring")
+print("µs for 1 MB, and MB sent, each for all_reduce / reduce + broadcast")
 for world_size in (2, 4, 8):
     traces = []
     for summing in (all_reduce, reduce_and_broadcast):
         traces.append(launch(on_a_megabyte, summing, world_size=world_size, trace=True).trace)
-    print(f"{world_size} ranks", end="")
-    for algorithm in ("tree", "ring"):
-        model = Network(latency_us=10, gbit_s=80, algorithm=algorithm)
-        one_call_us, two_calls_us = (max(trace.replay(model).finish_us) for trace in traces)
-        print(f"   {algorithm}{one_call_us:6.0f} /{two_calls_us:5.0f}", end="")
+    one_call_us, two_calls_us = (max(trace.replay(ring_network).finish_us) for trace in traces)
     one_call, two_calls = (trace.traffic("ring").sent_bytes for trace in traces)
+    print(f"{world_size} ranks   ring{one_call_us:6.0f} /{two_calls_us:5.0f} µs", end="")
     print(f"   in all {sum(one_call) / 1e6:4.1f} /{sum(two_calls) / 1e6:5.1f} MB", end="")
     print(f"   busiest rank {max(one_call) / 1e6:.2f} / {max(two_calls) / 1e6:.2f} MB")
 
 # %% [markdown]
-# Along a tree, our model makes an `all_reduce` of exactly these two calls, so equal times are no discovery. The ring is faster, but not because it sends less: it's 14.0 MB both ways. In
-# the ring every rank sends in every step, while a chain leaves ranks idle until the first piece has come all the way.
+# One call is faster, but not because it sends less: in all, it's the same number of bytes both ways. In
+# the ring every rank sends in every step, while a chain of two calls leaves ranks idle until the first piece has come all the way.
 #
 # ## 5 · A tensor with gaps
 #

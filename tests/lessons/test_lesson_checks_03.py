@@ -181,7 +181,7 @@ def test_a_stub_is_not_attempted_and_has_no_picture(lesson, capsys):
     ring = lesson["in_a_ring"](lesson["ring_step"])
     assert check(ring, **lesson["ring_check"]).state == "not attempted"
     chapter_03.draw_ring(lesson["ring_step"])
-    assert "It ends early: NotImplementedError: about 9 lines" in capsys.readouterr().out
+    assert "No picture yet: NotImplementedError: about 9 lines" in capsys.readouterr().out
 
 
 @pytest.fixture
