@@ -30,7 +30,7 @@ from course_utils.devices.fork import import_what_ranks_need
 # Without solutions.
 COURSE = (
     "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
-    "course_tools", "notebooks", "ddp_course.py",
+    "course_lessons", "course_tools", "notebooks", "ddp_course.py",
 )  # fmt: skip
 LOOK_S = 0.15
 SHOWN = 20_000  # characters of a verdict
