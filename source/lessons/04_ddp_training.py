@@ -743,8 +743,8 @@ print(f"{len(alphabet)} characters: a blind guess has the loss {guess:.1f}")
 
 # %%
 def draw_windows(generators):
-    starts = [torch.randint(len(tokens) - 64, (8, 1), generator=each) for each in generators]
-    return tokens[torch.cat(starts) + torch.arange(65)]  # 8 windows from each generator
+    starts = [torch.randint(len(tokens) - 32, (8, 1), generator=each) for each in generators]
+    return tokens[torch.cat(starts) + torch.arange(33)]  # 8 windows from each generator
 
 
 # %%
@@ -752,7 +752,8 @@ def read(seeds, dtype=torch.float32, steps=20):
     mine = seeds[dist.get_rank() :: dist.get_world_size()]
     generators = [torch.Generator().manual_seed(seed) for seed in mine]
     torch.manual_seed(mine[0])
-    model = DistributedDataParallel(SmallGPT(len(alphabet)).to(my_device(), dtype))
+    network = SmallGPT(len(alphabet), depth=1, context=32).to(my_device(), dtype)
+    model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     losses = []
     for _ in range(steps):
@@ -867,7 +868,7 @@ def train_on(path, steps, forget=None):
 
 
 # %% [markdown]
-# One run of 69 steps (three epochs of the small set) goes undisturbed. Another stops after 50, in the middle of an epoch, and all its processes end; new ones do the
+# One run of 46 steps (two epochs of the small set) goes undisturbed. Another stops after 30, in the middle of an epoch, and all its processes end; new ones do the
 # rest.
 #
 # **Predict.** What is the largest difference between their weights in the end?
@@ -879,10 +880,10 @@ resumed_apart = predict("largest difference of a weight, stopped and resumed", .
 folder = tempfile.TemporaryDirectory()
 whole, halves = Path(folder.name, "undisturbed.pt"), Path(folder.name, "stopped.pt")
 # Equal bit for bit: a CPU's convolution is, and a GPU's may add in a new order each time.
-undisturbed = launch(train_on, whole, 69, backend="gloo")
-stopped = launch(train_on, halves, 50, backend="gloo")
+undisturbed = launch(train_on, whole, 46, backend="gloo")
+stopped = launch(train_on, halves, 30, backend="gloo")
 checkpoint = halves.read_bytes()
-resumed = launch(train_on, halves, 19, backend="gloo")
+resumed = launch(train_on, halves, 16, backend="gloo")
 
 # %% tags=["row-B5"]
 differences = [one["weights"] - two["weights"] for one, two in zip(undisturbed, resumed)]
@@ -894,13 +895,13 @@ wide, thin, dashed = ({"linewidth": 6}, {"linewidth": 1.1}, {"linewidth": 1.4, "
 for run, label, first_step, color, style in [
     (undisturbed, "undisturbed", 0, "#BBBBBB", wide),
     (stopped, "until it was stopped", 0, "black", thin),
-    (resumed, "resumed", 50, "black", dashed),
+    (resumed, "resumed", 30, "black", dashed),
 ]:
     losses = torch.tensor([result["losses"] for result in run]).mean(dim=0)
     axes.plot(
         range(first_step, first_step + len(losses)), losses, label=label, color=color, **style
     )
-axes.axvline(49.5, color="#555555", linewidth=0.8)
+axes.axvline(29.5, color="#555555", linewidth=0.8)
 axes.set(xlabel="step", ylabel="cross-entropy (nats), mean of both ranks", yscale="log")
 axes.legend(frameon=False)
 show(figure, "The stopped and resumed run lies exactly on the undisturbed one.")
@@ -919,7 +920,7 @@ with torch.no_grad():
 print(f"right: about {100 * right / len(testing):.1f} % of the test digits")
 
 # %% [markdown]
-# Is every part of the checkpoint needed? Each run below resumes from step 50 for four steps, and forgets one part. Which one may be forgotten? The
+# Is every part of the checkpoint needed? Each run below resumes from step 30 for four steps, and forgets one part. Which one may be forgotten? The
 # numbers are largest differences of a weight.
 
 
@@ -1054,7 +1055,7 @@ for name, tensor in run[0].items():
 
 
 # %% jupyter={"source_hidden": true}
-def images_per_second(model, talk, images, labels, steps=3):
+def images_per_second(model, talk, images, labels, steps=2):
     dist.barrier()
     begun = time.perf_counter()
     for _ in range(steps):
@@ -1067,7 +1068,7 @@ def images_per_second(model, talk, images, labels, steps=3):
 # %%
 def measure():
     model, batch = DistributedDataParallel(convnet().to(my_device())), next(my_batches(128))
-    images_per_second(model, nullcontext, *batch, steps=2)  # warm up: DDP arranges its buckets
+    images_per_second(model, nullcontext, *batch)  # warm up: DDP arranges its buckets
     ways = {"no messages": model.no_sync, "DDP": nullcontext}
     return {name: images_per_second(model, talk, *batch) for name, talk in ways.items()}
 
