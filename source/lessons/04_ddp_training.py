@@ -747,13 +747,16 @@ def draw_windows(generators):
     return tokens[torch.cat(starts) + torch.arange(33)]  # 8 windows from each generator
 
 
+def small_gpt(dtype):
+    return SmallGPT(len(alphabet), depth=1, context=32).to(my_device(), dtype)
+
+
 # %%
 def read(seeds, dtype=torch.float32, steps=20):
     mine = seeds[dist.get_rank() :: dist.get_world_size()]
     generators = [torch.Generator().manual_seed(seed) for seed in mine]
     torch.manual_seed(mine[0])
-    network = SmallGPT(len(alphabet), depth=1, context=32).to(my_device(), dtype)
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(small_gpt(dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     losses = []
     for _ in range(steps):
