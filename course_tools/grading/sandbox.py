@@ -107,6 +107,7 @@ def _begin(parent: int) -> None:
 
 def _close_the_door(readable: list[Path], slot: int, uid: int, limits: Limits) -> None:
     """In the first process of the namespaces: what it must not see or do is gone afterwards."""
+    os.umask(0o022)  # else whoever is nobody inside could not enter the folders that are made here
     _rooms(readable, limits)
     _loopback()
     _leave_rights(0 if uid else NOBODY + slot % 4000)
