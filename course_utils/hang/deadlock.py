@@ -11,7 +11,7 @@ from course_utils.record.event import (
     FORWARD,
     JOINS,
     KINDS,
-    WAKES,
+    MAY_TIME_OUT,
     Event,
     Meeting,
     key_of,
@@ -88,7 +88,7 @@ class Deadlock:
 
     def _waits_for_ever(self, one: Whereabouts) -> bool:
         in_call = one.state == "waiting" and one.what in KINDS and one.complete
-        if not in_call or not one.call or one.call.flags & (ASYNC | WAKES):
+        if not in_call or not one.call or one.call.flags & (ASYNC | MAY_TIME_OUT):
             return False
         return bool(self.waits_for[one.rank]) or len(self.world) == 1
 
@@ -160,7 +160,7 @@ class Deadlock:
 
 def _is_over(one: Whereabouts) -> bool:
     """Whether a rank whose function has returned is seen to have no thread at work."""
-    return not any(call.kind == "return" and call.flags & WAKES for call in one.calls[-1:])
+    return not any(call.kind == "return" and call.flags & MAY_TIME_OUT for call in one.calls[-1:])
 
 
 def _differ(meeting: Meeting) -> str | None:

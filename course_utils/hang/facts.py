@@ -20,10 +20,10 @@ from course_utils.launcher.words import were
 from course_utils.record.event import (
     ASYNC,
     BACKWARD,
+    DDP_INIT,
     EVALUATES,
     FORWARD,
     UNFINISHED,
-    WRAPS,
     Event,
     Meeting,
 )
@@ -264,7 +264,7 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         elsewhere = None if is_message(call) else dead.made_elsewhere(other, call)
         facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
         facts.there = _cell_and_line(dead.ranks[call.rank].line)
-        by_ddp = call.flags & (FORWARD | BACKWARD | WRAPS)
+        by_ddp = call.flags & (FORWARD | BACKWARD | DDP_INIT)
         facts.thread = dead.ranks[call.rank].in_thread and not by_ddp and not facts.message
         facts.sure = bool(call.line and dead.ranks[other].complete)
         facts.unfinished = any(c.flags & UNFINISHED for c in dead.ranks[other].calls[-1:])

@@ -10,7 +10,7 @@ from types import SimpleNamespace as Facts
 
 from course_utils.hang import facts
 from course_utils.hang.deadlock import Deadlock
-from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
+from course_utils.record.event import BACKWARD, DDP_INIT, EVALUATES, FORWARD
 
 SAME = "every rank of a group must make the same calls in the same order, as often as the others."
 _ARRIVED = "{Waiting} waited for {absent}, which never arrived: "
@@ -112,7 +112,7 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
          _ARRIVED + "{it} for {what}{of_its}. {advice}"),
         ("store", lambda f: f.key,
          _ARRIVED + "{it} in the store for a key that nobody has set ({key})."),
-        ("missing", lambda f: f.flags & WRAPS,
+        ("missing", lambda f: f.flags & DDP_INIT,
          _ARRIVED + "DDP(model) ends only when every rank has wrapped its model."),
         ("unused", lambda f: f.flags & BACKWARD and f.unfinished,
          _ARRIVED + "a backward pass ended there without a gradient for some parameter, so DDP has "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASIDE, ASYNC, BACKWARD, Event, Log
+from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
@@ -159,7 +159,7 @@ def _look_at_threads(one: Whereabouts, threads: Iterable[list[Frame]]) -> None:
         line = learners_line(frames)
         calls = one.calls
         if what not in ("wait", "backward"):
-            calls = tuple(call for call in calls if call.flags & ASIDE)
+            calls = tuple(call for call in calls if call.flags & USER_THREAD)
         one.state, one.what, one.open = "waiting", what, _open(calls, what, line)
         if what.startswith("_"):
             one.what = one.call.kind if one.call else "torch.distributed"

@@ -28,7 +28,7 @@ class Record(Listener):
     def before(self, world_size: int) -> None:
         """Make the memory."""
         self.start_s, self._ranks = monotonic(), range(world_size)  # on the system's clock
-        self._parts = memory.made(world_size, self.trace)
+        self._parts = memory.make_parts(world_size, self.trace)
         self.unread: dict[int, Exception] = {}  # by rank why; a trace has nothing of such a rank
 
     @contextlib.contextmanager
