@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Key = tuple[object, ...]
-# Flags of an event, which are combined with `|`. They are plain integers, since a rank combines
-# them at every call and writes them into a row of the record's memory.
-ASYNC = 1 << 0  # the caller got control back before the operation was complete
-FORWARD = 1 << 1  # called by DDP's forward pass
-EVALUATES = 1 << 2  # likewise, of a model in evaluation mode
-BACKWARD = 1 << 3  # called by a backward pass
-DDP_INIT = 1 << 4  # called by the constructor of DDP
-UNFINISHED = 1 << 5  # of a "return": a backward pass left buckets of DDP that were never reduced
-MAY_TIME_OUT = 1 << 6  # a thread, or the group's own timer, may end the wait for it
-USER_THREAD = 1 << 7  # called by a thread that the learner started
-QUEUED = 1 << 8  # it returned as soon as it was queued on the GPU
-JOINS = 1 << 9  # called at the end of DDP's join
+# Flags of an event, to be combined with `|`. They are plain integers, since a rank combines them at
+# every call and writes them into a row of the record's memory.
+ASYNC = 1  # the caller got control back before the operation was complete
+FORWARD = 2  # called by DDP's forward pass
+EVALUATES = 4  # likewise, of a model in evaluation mode
+BACKWARD = 8  # called by a backward pass
+DDP_INIT = 16  # called by the constructor of DDP
+UNFINISHED = 32  # of a "return": a backward pass left buckets of DDP that were never reduced
+MAY_TIME_OUT = 64  # a thread, or the group's own timer, may end the wait for it
+USER_THREAD = 128  # called by a thread that the learner started
+QUEUED = 256  # it returned as soon as it was queued on the GPU
+JOINS = 512  # called at the end of DDP's join
 # Mistakes.
-SHARED = 1 << 10  # of a call: its results share memory
-UNWAITED = 1 << 11  # of a call: nobody has waited for it
-UNAVERAGED = 1 << 12  # of a "return": a DDP model was trained on gradients that nobody averaged
+SHARED = 1024  # of a call: its results share memory
+UNWAITED = 2048  # of a call: nobody has waited for it
+UNAVERAGED = 4096  # of a "return": a DDP model was trained on gradients that nobody averaged
 
 
 class Kind(NamedTuple):
@@ -175,8 +175,8 @@ def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
             the first ones may be overwritten; the others are counted here.
         world_size: How many ranks there are: all of them take part in making a group.
     """
-    counts: dict[Key, dict[int, int]] = {}  # by key and rank
-    matched: dict[Key, dict[int, Meeting]] = {}  # by key and number
+    counts = {}  # by key and rank, how many calls there were
+    matched = {}  # by key and number, the meeting
     for event in events:
         key = key_of(event)
         if key is None:

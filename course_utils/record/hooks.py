@@ -234,15 +234,12 @@ class _Group:
     def queues(self, device: str) -> bool:
         """Whether calls for such a device return as soon as they are queued, as NCCL's do."""
         if device not in self._queues:
-            self._queues[device] = self._find_out_if_queues(device)
+            try:
+                backend = self._group()._get_backend(torch.device(device))
+                self._queues[device] = backend.name() not in _BLOCKING_BACKENDS
+            except (AttributeError, RuntimeError):  # nobody knows
+                self._queues[device] = False
         return self._queues[device]
-
-    def _find_out_if_queues(self, device: str) -> bool:
-        try:
-            backend = self._group()._get_backend(torch.device(device))
-            return backend.name() not in _BLOCKING_BACKENDS
-        except (AttributeError, RuntimeError):  # nobody knows
-            return False
 
 
 def _fields(

@@ -11,7 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record.event import UNWAITED
 from course_utils.record.memory import Part, Row
-from course_utils.record.waits import somebody_has
+from course_utils.record.waits import Entry, somebody_has
 
 # Methods of a work that a program may call to learn that it is complete.
 _METHODS = "wait", "is_completed", "synchronize", "block_current_stream", "get_future", "result"
@@ -22,7 +22,7 @@ class Unwaited:
 
     def __init__(self, writer: Part) -> None:
         self._writer = writer
-        self._works: dict[int, tuple[Any, Row]] = {}  # by id
+        self._works: dict[int, Entry] = {}  # by id of the work
         self._look_at = 1  # with so many works, look which ones somebody still has
 
     def listen(self) -> None:

@@ -20,11 +20,12 @@ from course_utils.record import frames
 from course_utils.record.event import ASYNC, KINDS, QUEUED, USER_THREAD
 from course_utils.record.memory import Part, Row
 
+Entry = tuple[Any, Row]  # a work, or a future of one, and the row of its call
 _COPIED = ("bytes", "peer", "group", "group_name")  # fields copied from the awaited call
 _MANY = 64  # works that are held until somebody waits for them, before we look who still can
 
 
-def _references(entry: tuple[Any, object]) -> int:
+def _references(entry: Entry) -> int:
     return sys.getrefcount(entry[0])
 
 
@@ -32,7 +33,7 @@ def _references(entry: tuple[Any, object]) -> int:
 _ALONE = _references((object(), None))
 
 
-def somebody_has(entry: tuple[Any, object]) -> bool:
+def somebody_has(entry: Entry) -> bool:
     """Whether an entry's first item is also held elsewhere, so that somebody may wait for it."""
     return _references(entry) > _ALONE
 
@@ -41,10 +42,10 @@ class Waits:
     """What was issued and is not known to be complete."""
 
     def __init__(self, writer: Part) -> None:
-        self.unwaited: dict[int, tuple[Any, Row]] = {}  # works and their futures, by id
+        self.unwaited: dict[int, Entry] = {}  # by id of the work or future
         self._writer = writer
         self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
-        self._waited_for: set[int] = set()  # by number of the row
+        self._waited_for = set()  # numbers of rows
         self._future_of = c10d.Work.get_future
 
     def listen(self) -> None:
