@@ -11,7 +11,7 @@ from typing import Any
 from IPython import get_ipython
 
 from course_material import messages
-from course_utils.devices import fork
+from course_utils.devices import prepare
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
 from course_utils.hang.silent import SilentMistakes
@@ -93,7 +93,7 @@ def launch(
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
-        listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
+        listeners = [prepare.DeviceSetup(placement), record, Early(record, timeout), displays]
         listeners += [Panel()] * bool(live) + patient
         mistakes = SilentMistakes(record)
         listeners.append(mistakes)
@@ -209,6 +209,6 @@ def _told_in_no_rank(result: Any) -> None:
         print(messages.said(f"This ran in the notebook itself, which is no rank. {told}"))
 
 
-fork.watch()
+prepare.watch()
 if shell := get_ipython():
     shell.events.register("post_run_cell", _told_in_no_rank)

@@ -139,7 +139,7 @@ def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
 
     No launch enlarges pages in this process: a bare fork costs what it costs without the course.
     """
-    for module in ("devices.fork", "launching.pages"):  # the second before there were rooms
+    for module in ("devices.prepare", "devices.fork", "launching.pages"):  # what it was called
         with contextlib.suppress(ImportError):
             importlib.import_module(f"course_utils.{module}")._WORTH_IT = sys.maxsize
     return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))

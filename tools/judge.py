@@ -25,7 +25,7 @@ from typing import Any
 import sandbox
 import sealed
 from course_checks.outcome import CheckFailed, Outcome
-from course_utils.devices.fork import import_what_ranks_need
+from course_utils.devices.prepare import import_what_ranks_need
 
 ROOT = Path(__file__).resolve().parents[1]
 # Without solutions.

@@ -38,7 +38,7 @@ NOT_SAID = re.compile(
     r"errors\._LOST|nccl\._MORE|"
     r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|member\.MARK|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|member\.Member: .*left out|"
-    r"compare\.brief: item|check\._told: (\{were|would)|attempt\.attempt: \(more|"
+    r"compare\.brief: item|check\._message: (\{were|would)|attempt\.attempt: \(more|"
     r"rules\._(ARRIVED|BUFFERS)|cells\.(?!cut_solution: about)"
 )
 # Templates of one word, or of none, in which others stand together.
@@ -48,7 +48,8 @@ SHORT = {
     "dtype", "shape", "layout", "{kind}{size}{root}", "{head}{data}{root}{queued}",
     ", {content}", "{content}{there}",
     "{ranks_named}: {row}", "({where})", "{SIGNS_self_state} {state}: {name}{where}",
-    "{SIGNS_own_state} {own_name}: {own_state}", "{many}, {self_runs_number}", "{place}: {code}",
+    "{SIGNS_outcome_state} {outcome_name}: {outcome_state}", "{many}, {self_runs_number}",
+    "{place}: {code}",
     "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{there}", "({call_place})",
     "({ranks_named})", "{type_error___name}: {words}", "{counts} ({no_gpu})",
 }  # fmt: skip

@@ -60,7 +60,7 @@ OUTER = (
     "tests/root/test_early.py::*",
     "tests/checks/test_watch.py::*",
     "tests/checks/test_words.py::*",
-    "tests/devices/test_fork.py::*",
+    "tests/devices/test_prepare.py::*",
     "tests/house/test_ddp_course.py::*",
 )
 # Parts of a chapter that start a cluster; all others of its cells run in both circles.

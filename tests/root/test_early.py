@@ -95,17 +95,17 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
 
 
 SLOW_TO_START = """
-from course_utils.devices import fork
-inside = fork.ReadyToFork.inside
+from course_utils.devices import prepare
+inside = prepare.DeviceSetup.inside
 def late(self, rank):
     if rank:
         time.sleep(2)  # as a GPU's context takes
     return inside(self, rank)
-fork.ReadyToFork.inside = late
+prepare.DeviceSetup.inside = late
 try:
     launch(dist.barrier, world_size=3)
 finally:
-    fork.ReadyToFork.inside = inside
+    prepare.DeviceSetup.inside = inside
 """
 ALL_JOIN = """
 def all_join():

@@ -1,6 +1,6 @@
-"""What a kernel is like before it forks: no CUDA, all imports done, its memory in large pages.
+"""Prepare a kernel for the fork: CUDA is not in use, imports are done, memory is in large pages.
 
-Who started CUDA is noted while it happens, since afterwards nothing tells.
+Which line started CUDA is noted while it happens, since afterwards nothing tells.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,25 +28,27 @@ from course_utils.launcher.family import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stacks import Frame, learners_line
 
-_WORTH_IT = 64  # ranks; a kernel with so many starts as many again
-_AT_MOST, _MADV_COLLAPSE = 1 << 30, 25  # bytes: not a learner's data of many gigabytes
+_WORTH_IT = 64  # ranks: a kernel that has started so many will start as many again
+_AT_MOST = 1 << 30  # bytes whose pages are collapsed, so that a learner's gigabytes are left alone
+_MADV_COLLAPSE = 25
 _MAPS = Path("/proc/self/maps")
-_STARTERS = "keras", "tensorflow", "jax", "cupy", "torchao", "bitsandbytes", "accelerate"
-_starts: list[str] = []  # of CUDA in this kernel; the first is the one that counts
-_torch_started_it = False  # torch then remembers the GPUs, and so would each fork
-_started = 0
-_said: set[str] = set()
+# Packages whose import is known to initialise CUDA.
+_CUDA_PACKAGES = "keras", "tensorflow", "jax", "cupy", "torchao", "bitsandbytes", "accelerate"
+_starts: list[str] = []  # lines and cells of this kernel that started CUDA; the first one counts
+_torch_started_it = False  # if so, torch remembers the GPUs, and so would each fork
+_ranks_started = 0
+_notices_given: set[str] = set()
 _IMPORTING = threading.Lock()
 
 
-class ReadyToFork(Listener):
+class DeviceSetup(Listener):
     """Refuses what no rank would survive, makes forks cheap, and gives each rank its device."""
 
     def __init__(self, placement: Placement = CPU, probes: bool = True) -> None:
         self._placement, self._probes = placement, probes
 
     def before(self, world_size: int) -> None:
-        """Raise RuntimeError for a kernel that uses CUDA; say the notice once in a kernel."""
+        """Raise RuntimeError for a kernel that uses CUDA; give the notice once in a kernel."""
         placement = self._placement
         refusal = cuda_in_use(placement.needs_cuda)
         if refusal:
@@ -55,18 +58,20 @@ class ReadyToFork(Listener):
         if on_nccl:
             _say_once(nccl.small_shm())
         import_what_ranks_need()
-        enlarge(world_size)
+        collapse_pages(world_size)
         if on_nccl and self._probes:
-            listeners = [ReadyToFork(placement, probes=False)]
+            listeners = [DeviceSetup(placement, probes=False)]
             nccl.probe(world_size, placement.backend, listeners, placement.shares_by_nccl)
 
     def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """In a rank: its GPU and those of its node, or none."""
-        devices, visible = self._placement.devices, self._placement.visible
-        device = devices[rank] if devices else "cpu"
-        if visible or device == "cpu":  # where torch.cuda.is_available() is to say no
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible[rank] if visible else ""
-        if self._placement.shares_by_nccl:
+        placement = self._placement
+        device = placement.devices[rank] if placement.devices else "cpu"
+        if placement.visible:
+            os.environ["CUDA_VISIBLE_DEVICES"] = placement.visible[rank]
+        elif device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that torch.cuda.is_available() says no
+        if placement.shares_by_nccl:
             nccl.share_one_gpu()
         if device != "cpu":
             torch.cuda.set_device(device)
@@ -78,40 +83,46 @@ class ReadyToFork(Listener):
 
 
 def _say_once(notice: str) -> None:
-    """Print a line that is not empty, once in a kernel."""
-    if notice and notice not in _said:
-        _said.add(notice)
+    """Print a line once in a kernel, unless it is empty."""
+    if notice and notice not in _notices_given:
+        _notices_given.add(notice)
         print(notice, flush=True)
 
 
 def import_what_ranks_need() -> None:
-    """Import here, once, what each rank would: for DDP alone that takes a second.
+    """Import here, once, what each rank would import: for DDP alone that takes a second.
 
-    Under a lock: a rank forked while another thread is importing would wait for that thread.
+    Under a lock: a rank that is forked while a different thread is importing would wait for it.
     """
-    name = "TORCHINDUCTOR_CACHE_DIR"  # else it makes a folder, and writes into the environment
-    with _IMPORTING, contextlib.ExitStack() as afterwards:
+    with _IMPORTING:
         # torch 2.15 looks for a backend among all installed packages, which takes 6 ms. Not "nccl":
         # it would keep what TORCH_DIST_USE_NCCL2 says now, and a later cell could not change it.
         register = getattr(dist.Backend, "_ensure_backend_registered", None)
         if register is not None:
             register("gloo")
-        if "torch._dynamo" not in sys.modules and name not in os.environ:
+        # Without this name, the import makes a folder and writes the name into the environment.
+        name = "TORCHINDUCTOR_CACHE_DIR"
+        is_first = "torch._dynamo" not in sys.modules and name not in os.environ
+        if is_first:
             os.environ[name] = tempfile.gettempdir()
-            afterwards.callback(os.environ.pop, name)
-        # Else each rank clears them when it joins, and copies a sixth of all pages that it copies.
-        # Private: without it, joining only takes longer.
-        with contextlib.suppress(ImportError):
+        # Emptied here, since each rank would do so when it joins, and in doing so copy a sixth of
+        # all pages that it copies. Private: without it, joining only takes longer.
+        try:
             rules = importlib.import_module("torch._dynamo.trace_rules")
             getattr(rules, "clear_lru_cache", int)()
+        except ImportError:
+            pass
+        finally:
+            if is_first:
+                os.environ.pop(name)
 
 
 def cuda_in_use(needs_cuda: bool = True) -> str | None:
-    """Say why a fork of this process could not do its work, or None when it can.
+    """Say why a fork of this process could not do its work, or None if it can.
 
     Args:
-        needs_cuda: whether a rank will use a GPU. A rank on the CPU is not harmed by a driver that
-            something other than torch has started.
+        needs_cuda: Whether a rank will use a GPU. A driver that was started by anything but torch
+            does no harm to a rank on the CPU.
     """
     if torch.version.cuda is None:
         return None
@@ -137,6 +148,7 @@ def driver_started() -> bool:
 
 
 def _autograd_threads() -> bool:
+    """Whether autograd has started a thread for a GPU."""
     for name in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # the thread has just ended
             if name.read_text().startswith("pt_autograd_"):
@@ -144,55 +156,78 @@ def _autograd_threads() -> bool:
     return False
 
 
-def enlarge(ranks: int) -> None:
-    """Enlarge pages before each launch that makes it worth while: what has come since is small.
+def collapse_pages(ranks: int) -> None:
+    """Collapse pages of this process into large ones, each time that 64 more ranks were started.
 
     A fork copies an entry for each page of the kernel, some 95,000 of 4 KiB after `import torch`.
-    Linux can put 512 neighbours into one. That takes 0.6 to 1.0 s of CPU time, 4 ms where nothing
-    has come, and saves 10 of the 27 ms that each rank costs from then on (measured on two cores).
+    Linux can put 512 neighbours into one. That takes 0.6 to 1.0 s of CPU time, or 4 ms if there are
+    no new pages, and saves 10 of the 27 ms that each rank costs from then on (measured on two
+    cores).
+
+    Args:
+        ranks: How many are about to be started.
+
     Source: Linux man-pages, madvise(2), MADV_COLLAPSE (since Linux 6.1; an older one declines).
     """
-    global _started
-    _started, before = _started + ranks, _started
-    due = _started // _WORTH_IT > before // _WORTH_IT
-    left = _AT_MOST if due and _MAPS.exists() else 0
-    for line in _MAPS.read_text().splitlines() if left else ():
+    global _ranks_started
+    ranks_before = _ranks_started
+    _ranks_started += ranks
+    is_due = _ranks_started // _WORTH_IT > ranks_before // _WORTH_IT
+    if not is_due or not _MAPS.exists():
+        return
+    left = _AT_MOST
+    for line in _MAPS.read_text().splitlines():
         addresses, access, _, _, inode, *name = line.split()
         begin, end = (int(number, 16) for number in addresses.split("-"))
-        private = access == "rw-p" and inode == "0" and name in ([], ["[heap]"])
-        if private and end - begin <= left:
-            left -= end - begin
-            LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
+        size = end - begin
+        is_private = access == "rw-p" and inode == "0" and name in ([], ["[heap]"])
+        if is_private and size <= left:
+            left -= size
+            LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_COLLAPSE)
 
 
 def watch() -> None:
-    """Note the learner's line that reaches the driver through torch.
+    """From now on, note which line of the learner's starts CUDA's driver.
 
-    It may be reached in another way: then note the cell after which it has started.
+    Calls that go through torch's Python tell the line. If the driver is started in any other way,
+    the cell is noted after which it was running.
     """
     for name in ("_cuda_getDeviceCount", "_cuda_init"):
-        if call := getattr(torch._C, name, None):  # a CPU wheel has none
+        call = getattr(torch._C, name, None)  # a CPU wheel has none
+        if call is not None:
             setattr(torch._C, name, _noting(call))
-    if shell := get_ipython():
+    shell = get_ipython()
+    if shell is not None:
         shell.events.register("post_run_cell", _look)
 
 
 def _noting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, after which the learner's line that has made it is known."""
+
     @functools.wraps(call)
-    def noted(*args: Any) -> Any:
+    def note_and_call(*args: Any) -> Any:
         global _torch_started_it
         _torch_started_it = True
-        rows = [] if _starts else traceback.walk_stack(sys._getframe(1))
-        frames = [Frame(frame.f_code.co_filename, line, "<module>") for frame, line in rows]
-        if line := learners_line(frames[::-1]):
-            _starts.append(f"`{line.code}` ({line.place})")
+        if not _starts:
+            line = _line_below(sys._getframe(1))
+            if line is not None:
+                _starts.append(f"`{line.code}` ({line.place})")
         return call(*args)
 
-    return noted
+    return note_and_call
+
+
+def _line_below(frame: FrameType) -> Frame | None:
+    """The learner's line in this frame or a caller's."""
+    frames = []
+    for caller, line in traceback.walk_stack(frame):
+        frames.append(Frame(caller.f_code.co_filename, line, "<module>"))
+    frames.reverse()
+    return learners_line(frames)
 
 
 def _look(result: Any) -> None:
-    """After a cell: did the driver start in it, unseen by `_noting`?"""
+    """After a cell: note it if the driver has started in it, unless `_noting` has seen the line."""
     if _starts or not driver_started():
         return
     cell = f"cell [{result.execution_count}]"
@@ -204,7 +239,8 @@ def _look(result: Any) -> None:
 
 
 def _who() -> str:
-    """The line or the cell; else the imports that are known to do it and were made."""
-    made = [name for name in _STARTERS if name in sys.modules]
-    unseen = f"perhaps the import of {' or '.join(made)}" if made else "a call or an import"
-    return _starts[0] if _starts else unseen
+    """What started CUDA: a line or a cell; otherwise, imported packages that are known to do so."""
+    if _starts:
+        return _starts[0]
+    imported = [name for name in _CUDA_PACKAGES if name in sys.modules]
+    return f"perhaps the import of {' or '.join(imported)}" if imported else "a call or an import"
