@@ -28,10 +28,10 @@ from course_checks.watch import Watch
 from course_utils.devices.prepare import DeviceSetup
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
+from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
-from course_utils.launcher.pace import slowness
 from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
@@ -119,9 +119,9 @@ class _Hang(HangReport):
         self._progress = progress  # by rank, how many runs are done
         self._timeout_s = timeout_s
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Begin to watch."""
-        super().before(world_size)
+        super().on_start(world_size)
         self._slowness = slowness(_RECENT_S)
         self._rounds = 1
         self._moved_at = monotonic()
@@ -130,7 +130,7 @@ class _Hang(HangReport):
         """Note that some rank has called something, or has ended."""
         self._moved_at = monotonic()
 
-    def limit_s(self) -> float:
+    def on_timeout(self) -> float:
         """How many seconds from the start the ranks get; see the class."""
         self._slowness = max(self._slowness, slowness())
         round_s = self._slowness * self._timeout_s
@@ -247,7 +247,7 @@ def _packed(result: Any, backend: str | None) -> bytes:
     if backend and not dist.is_initialized():
         raise RuntimeError("the process group is gone: leave it to check, which has made it")
     try:
-        return parcel.pack(plain(result))
+        return transport.pack(plain(result))
     except Exception as error:
         kind = type(result).__name__
         raise TypeError(f"what it returns, a {kind}, cannot be sent back: {error}") from None

@@ -22,7 +22,7 @@ from course_checks.verdict import judge
 from course_checks.watch import Watch
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
-from course_utils.launcher.listener import Patient
+from course_utils.launcher.listener import ScaledTimeout
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were
 from course_utils.network.network import Network
@@ -185,7 +185,7 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
 
 def _judged(judging: Callable, attempts: list[Attempt]) -> Outcome | None:
     """What the judge says, in a process of its own."""
-    options = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [Patient(_JUDGE_S)]}
+    options = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [ScaledTimeout(_JUDGE_S)]}
     with contextlib.redirect_stdout(io.StringIO()):
         return launch(judging, attempts, **options)[0]
 

@@ -17,7 +17,7 @@ from course_material.messages import said
 from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport, table
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
+from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.pictures.style import OKABE_ITO
 from course_utils.record.record import Record
 
@@ -67,7 +67,7 @@ class Panel(Listener):
 
     view: DisplayHandle | None = None
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Show it, in a notebook; elsewhere there is none."""
         self.started, self.shown = time.monotonic(), 0.0
         self.memory = [mmap.mmap(-1, _ROOM) for _ in range(world_size)]
@@ -76,13 +76,13 @@ class Panel(Listener):
             self.view = DisplayHandle()
             self.view.display(self._bundle('<div class="live-panel"></div>'), raw=True)
 
-    def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
+    def in_worker(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """Let `report` of this rank write where the kernel reads."""
         global _memory
         _memory = self.memory[rank]
         return contextlib.nullcontext()
 
-    def tick(self, members: Sequence[Member], final: bool = False) -> None:
+    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
         if self.view is not None and (final or now - self.shown >= _EVERY_S):
@@ -97,7 +97,7 @@ class Panel(Listener):
 
 
 def render(
-    members: Sequence[Member],
+    members: Sequence[WorkerHandle],
     told: Sequence[dict[str, Any]],
     seconds: float,
     unsettled: str = "running",
@@ -114,7 +114,7 @@ def render(
     )
 
 
-def _row(member: Member, metrics: dict[str, Any], unsettled: str) -> str:
+def _row(member: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     state = "✗ failed" if member.failure else "✓ done" if member.settled else unsettled
     last = html.escape(member.text().rstrip().rpartition("\n")[2][-_WIDEST:])
@@ -156,9 +156,9 @@ class Early(HangReport):
         super().__init__(record, _STILL_S if somebody_looks() else math.inf)
         self._timeout, self._alone = timeout, False
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
-        super().before(world_size)
+        super().on_start(world_size)
         self._alone = world_size == 1
         self.still_s = _ALONE_S if self._alone else self.still_s
 

@@ -9,12 +9,12 @@ from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.facts import beside_join, together
 from course_utils.hang.rules import JOIN, SAME, diagnose
 from course_utils.hang.whereabouts import content, is_message, of_group
+from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
-from course_utils.launcher.pace import Deadline
 from course_utils.launcher.stacks import Frame, from_dump
 from course_utils.launcher.words import ranks_named
+from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.record.event import Event, Log
 from course_utils.record.record import Record
 
@@ -37,8 +37,8 @@ class HangReport(Listener):
     def __init__(self, record: Record, still_s: float = inf) -> None:
         self._record, self.still_s = record, still_s
 
-    def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
-        """Put better parts into an error; see `Listener.explain`."""
+    def on_error(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+        """Put better parts into an error; see `Listener.on_error`."""
         if isinstance(error, WorkerTimeout):
             dead = self.deadlock(ranks, error.when)
             error.pattern, why = diagnose(dead)
@@ -49,16 +49,16 @@ class HangReport(Listener):
             error.parts[1] = why or error.parts[1]
 
     def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
-        """All ranks at the moment `now`; `ranks` is that of `explain`."""
+        """All ranks at the moment `now`; `ranks` is that of `on_error`."""
         logs = self._record.logs()
         stands = (whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks))
         return Deadlock(stands, now)
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Begin to watch."""
         self._seen, self.since, self._asked = [], monotonic(), False
 
-    def tick(self, members: Sequence[Member], final: bool = False) -> bool:
+    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> bool:
         """Ask, and see what that says once all have answered."""
         if final:  # perhaps of a launch that has never begun
             self.moved()
@@ -66,11 +66,11 @@ class HangReport(Listener):
             self._seen, self.since, self._asked = seen, monotonic(), False
             self.moved()
         elif self._asked and self.since:
-            answered = [m.has_answered() for m in members if not m.settled]
+            answered = [m.has_written_stack() for m in members if not m.settled]
             if False in answered and not self._answering.is_over():
                 return False
             self.since = 0.0  # told
-            stacks = {m.rank: None if m.settled else from_dump(m.dump()) for m in members}
+            stacks = {m.rank: None if m.settled else from_dump(m.read_stack()) for m in members}
             return self.silent(self.deadlock(stacks, monotonic()))
         elif not self._asked and monotonic() - self.since >= self.still_s:
             self._asked, self._answering = True, Deadline(_ANSWER_S)
@@ -79,7 +79,7 @@ class HangReport(Listener):
                 return False
             for member in members:
                 if not member.settled:
-                    member.ask_for_stack()
+                    member.request_stack()
         return False
 
     def _has_messages(self) -> bool:

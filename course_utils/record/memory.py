@@ -20,7 +20,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
 from course_utils.launcher.stacks import Frame
 
 KEPT = 1024  # rows of a ring that can be read
@@ -70,7 +70,7 @@ def make_parts(world_size: int, keep_all: bool) -> list["Part"]:
     rows = _WHOLE_ROWS if keep_all else KEPT + 1  # one row of the ring may be half written
     desc_bytes = _WHOLE_DESC_BYTES if keep_all else _DESC_BYTES
     part_bytes = _HEAD_BYTES + rows * _ROW_BYTES + desc_bytes
-    with os.fdopen(parcel.anonymous_file("record"), "r+b") as file:
+    with os.fdopen(transport.anonymous_file("record"), "r+b") as file:
         file.truncate(world_size * part_bytes)
         shared = mmap.mmap(file.fileno(), 0)
     parts = []
@@ -200,7 +200,7 @@ def _described(text: bytes) -> list[dict[str, Any]]:
     stream = io.BytesIO(text)
     descriptions = []
     while stream.tell() < len(text):
-        description = parcel.Unpickler(stream).load()
+        description = transport.Unpickler(stream).load()
         line = description.get("line")
         if line:
             frame = Frame(*line)

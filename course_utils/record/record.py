@@ -32,7 +32,7 @@ class Record(Listener):
         # By rank, why its part could not be read. A trace has no events of such a rank.
         self.unread: dict[int, Exception] = {}
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Make the memory."""
         self.start_s = monotonic()
         self.unread = {}
@@ -40,14 +40,14 @@ class Record(Listener):
         self._parts = memory.make_parts(world_size, self.trace)
 
     @contextlib.contextmanager
-    def inside(self, rank: int) -> Iterator[None]:
+    def in_worker(self, rank: int) -> Iterator[None]:
         """Have every call of this rank written down, and the return of its function."""
         recorder = hooks.Recorder(self._parts[rank])
         recorder.carefully(recorder.listen)
         yield
         recorder.carefully(recorder.returned)
 
-    def explain(self, *_: object) -> None:
+    def on_error(self, *_: object) -> None:
         """Note that the launch has failed."""
         self.failed = True
 
@@ -81,7 +81,7 @@ class Record(Listener):
                 return part
         return None
 
-    def close(self) -> None:
+    def on_exit(self) -> None:
         """Read what a trace is made of, and give the memory back."""
         if self.trace:
             self._stop_s = monotonic()

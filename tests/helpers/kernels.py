@@ -22,7 +22,7 @@ from forks import LIMIT, pids, segments
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
-from course_utils.launcher.pace import Deadline
+from course_utils.launcher.deadlines import Deadline
 
 MARK = "LAUNCH_TEST_MARK"  # every process that these tests start has this in its environment
 SESSION = uuid.uuid4().hex

@@ -128,7 +128,7 @@ def test_a_stop_while_ranks_end_loses_no_result(presses, tmp_path):
     class Ends(Listener):
         """Hears when all have returned."""
 
-        def tick(self, members, final=False):
+        def on_poll(self, members, final=False):
             if not final and all(member.settled for member in members):
                 go_on.touch()
 

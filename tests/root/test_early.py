@@ -96,16 +96,16 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
 
 SLOW_TO_START = """
 from course_utils.devices import prepare
-inside = prepare.DeviceSetup.inside
+inside = prepare.DeviceSetup.in_worker
 def late(self, rank):
     if rank:
         time.sleep(2)  # as a GPU's context takes
     return inside(self, rank)
-prepare.DeviceSetup.inside = late
+prepare.DeviceSetup.in_worker = late
 try:
     launch(dist.barrier, world_size=3)
 finally:
-    prepare.DeviceSetup.inside = inside
+    prepare.DeviceSetup.in_worker = inside
 """
 ALL_JOIN = """
 def all_join():
