@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from course_utils.devices.driver import usable_gpus
+from course_utils.launcher import torch_private
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ def place(
     else:
         on_gpu = device == "cuda" or backend == "nccl"
     if on_gpu:
-        numbers = torch.cuda._parse_visible_devices()[:count]
-        devices, visible = _share_out(numbers, world_size, nodes)
+        visible_gpus = torch_private.find("torch.cuda:_parse_visible_devices")
+        gpus = list(range(count)) if visible_gpus is None else visible_gpus()[:count]
+        devices, visible = _share_out(gpus, world_size, nodes)
     else:
         devices, visible = ("cpu",) * world_size, ()
     if backend == "nccl" and world_size > count:

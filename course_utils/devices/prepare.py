@@ -5,8 +5,6 @@ Which line started CUDA is noted while it happens, since afterwards nothing tell
 
 import contextlib
 import ctypes
-import functools
-import importlib
 import os
 import sys
 import tempfile
@@ -18,11 +16,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from IPython import get_ipython
 
 from course_utils.devices import nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
+from course_utils.launcher import torch_private
 from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.listener import Listener
@@ -97,7 +95,7 @@ def import_what_ranks_need() -> None:
     with _IMPORTING:
         # torch 2.15 looks for a backend among all installed packages, which takes 6 ms. Not "nccl":
         # it would keep what TORCH_DIST_USE_NCCL2 says now, and a later cell could not change it.
-        register = getattr(dist.Backend, "_ensure_backend_registered", None)
+        register = torch_private.find("torch.distributed:Backend._ensure_backend_registered")
         if register is not None:
             register("gloo")
         # Without this name, the import makes a folder and writes the name into the environment.
@@ -105,13 +103,12 @@ def import_what_ranks_need() -> None:
         is_first = "torch._dynamo" not in sys.modules and name not in os.environ
         if is_first:
             os.environ[name] = tempfile.gettempdir()
-        # Emptied here, since each rank would do so when it joins, and in doing so copy a sixth of
-        # all pages that it copies. Private: without it, joining only takes longer.
+        # What this imports is much of what ranks need. Its caches are emptied here, since each rank
+        # would do so when it joins, and in doing so copy a sixth of all pages that it copies.
         try:
-            rules = importlib.import_module("torch._dynamo.trace_rules")
-            getattr(rules, "clear_lru_cache", int)()
-        except ImportError:
-            pass
+            clear_caches = torch_private.find("torch._dynamo.trace_rules:clear_lru_cache")
+            if clear_caches is not None:
+                clear_caches()
         finally:
             if is_first:
                 os.environ.pop(name)
@@ -192,10 +189,8 @@ def watch() -> None:
     Calls that go through torch's Python tell the line. If the driver is started in any other way,
     the cell is noted after which it was running.
     """
-    for name in ("_cuda_getDeviceCount", "_cuda_init"):
-        call = getattr(torch._C, name, None)  # a CPU wheel has none
-        if call is not None:
-            setattr(torch._C, name, _noting(call))
+    torch_private.wrap("torch._C:_cuda_getDeviceCount", _noting)  # a CPU wheel has none
+    torch_private.wrap("torch._C:_cuda_init", _noting)
     shell = get_ipython()
     if shell is not None:
         shell.events.register("post_run_cell", _look)
@@ -204,7 +199,6 @@ def watch() -> None:
 def _noting(call: Callable[..., Any]) -> Callable[..., Any]:
     """The call, after which the learner's line that has made it is known."""
 
-    @functools.wraps(call)
     def note_and_call(*args: Any) -> Any:
         global _torch_started_it
         _torch_started_it = True

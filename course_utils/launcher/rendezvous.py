@@ -9,7 +9,6 @@ does: a store thread in a process that forks hangs its children.
 
 import _thread
 import contextlib
-import importlib
 import os
 import secrets
 import select
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.transport import anonymous_file
 
 _LOOPBACK = "127.0.0.1"
@@ -138,7 +138,4 @@ def _promise_only(ours: int) -> None:
             os.environ.pop(name, None)
         return os.environ.get(name) == "True" and port == ours
 
-    # Private. Where torch asks in another way, only a port of the learner's own is not served.
-    with contextlib.suppress(ImportError):
-        torchs = importlib.import_module("torch.distributed.rendezvous")  # not `dist.rendezvous`
-        torchs._agent_store_serves = serves
+    torch_private.wrap("torch.distributed.rendezvous:_agent_store_serves", lambda torchs: serves)

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import c10d_logger
-from torch.distributed.algorithms import join
 from torch.nn.parallel import distributed as ddp
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.stacks import Frame
 from course_utils.record.event import (
     BACKWARD,
@@ -24,9 +23,9 @@ from course_utils.record.event import (
 )
 
 C10D = c10d.__file__
-_LOGGER = c10d_logger.__file__
+_LOGGER = torch_private.find("torch.distributed.c10d_logger:__file__")
 _DDP = ddp.__file__
-_JOIN = join.__file__
+_JOIN = torch_private.find("torch.distributed.algorithms.join:__file__")
 # Calls of DDP and of its join are asynchronous, and only notify other ranks: nobody waits for them.
 _NOTIFIERS = (_DDP, _JOIN)
 # Python sees autograd's threads as dummies.

@@ -8,6 +8,7 @@ complete, and DDP can crash.) All of this happens in a forked worker; the kernel
 is.
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -23,7 +24,9 @@ import torch.distributed.distributed_c10d as c10d
 import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.torch_private import C10D
 from course_utils.record import cuda_times, frames, layouts
 from course_utils.record.event import ASYNC, KINDS, MAY_TIME_OUT, QUEUED, SHARED, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
@@ -31,6 +34,12 @@ from course_utils.record.models import Models
 from course_utils.record.unwaited import Unwaited
 from course_utils.record.waits import Waits
 
+_NEEDED = (
+    "torch._C._distributed_c10d:HookOpName",
+    f"{C10D}:_register_pg_in_world",
+    f"{C10D}:ProcessGroup.register_pre_hook",
+    f"{C10D}:ProcessGroup.register_post_hook",
+)
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
 _NO_TENSOR = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
 _BLOCKING_BACKENDS = ("gloo", "mpi", "ucc", "fake")  # they wait until the work is done
@@ -45,7 +54,7 @@ class _Operation(NamedTuple):
 @functools.cache
 def _operations() -> dict[int, _Operation]:
     """The operations that are recorded, by torch's number."""
-    numbers = torch._C._distributed_c10d.HookOpName
+    numbers = torch_private.find("torch._C._distributed_c10d:HookOpName")
     operations = {}
     for name, kind in KINDS.items():
         for torchs_name in kind.hooks.split():
@@ -82,48 +91,52 @@ class Recorder:
                 raise
 
     def listen(self) -> None:
-        """Have every group recorded that is made from now on; none exists so far."""
-        self._hook_new_groups()
-        self._note_calls_of_new_group()
-        self._follow_new_models()
-        c10d.Store.get = _seen_in_stacks(c10d.Store.get)
-        c10d.Store.wait = _seen_in_stacks(c10d.Store.wait)
+        """Have every group recorded that is made from now on; none exists so far.
+
+        Raises:
+            RuntimeError: This torch cannot be recorded.
+        """
+        for name in _NEEDED:
+            if torch_private.find(name) is None:
+                raise RuntimeError(f"calls cannot be recorded: this torch has no {name}")
+        torch_private.wrap(f"{C10D}:_register_pg_in_world", self._hooking)
+        torch_private.wrap(f"{C10D}:_process_group_name", self._noting)
+        torch_private.wrap("torch.nn.parallel:DistributedDataParallel.__init__", self._following)
+        torch_private.wrap(f"{C10D}:Store.get", _seen_in_stacks)
+        torch_private.wrap(f"{C10D}:Store.wait", _seen_in_stacks)
         self.unwaited.listen()
         if self.traces:
             self.waits.listen()
         os.register_at_fork(after_in_child=self._fall_silent)
 
-    def _hook_new_groups(self) -> None:
-        register = c10d._register_pg_in_world
+    def _hooking(self, register: Callable) -> Callable:
+        """The function that torch gives every new group to."""
 
-        @functools.wraps(register)
         def register_and_hook(pg: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
             register(pg, *args, **options)
             if isinstance(pg, c10d.ProcessGroup):
                 self.carefully(self._hook, pg)
 
-        c10d._register_pg_in_world = register_and_hook
+        return register_and_hook
 
-    def _note_calls_of_new_group(self) -> None:
-        make_name = c10d._process_group_name
+    def _noting(self, make_name: Callable) -> Callable:
+        """The function that makes the name of a new group, also in ranks that are no members."""
 
-        @functools.wraps(make_name)
         def note_and_make_name(ranks: Any, *args: Any, **options: Any) -> str:
             if ranks:  # the group of all ranks is made without any
                 self.carefully(self._note, "new_group", sys._getframe(1), tuple(ranks))
             return make_name(ranks, *args, **options)
 
-        c10d._process_group_name = note_and_make_name
+        return note_and_make_name
 
-    def _follow_new_models(self) -> None:
-        wrap = DistributedDataParallel.__init__
+    def _following(self, wrap: Callable) -> Callable:
+        """The constructor of DDP."""
 
-        @functools.wraps(wrap)
         def wrap_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
             wrap(model, *args, **options)
             self.carefully(self.models.follow, model)
 
-        DistributedDataParallel.__init__ = wrap_and_follow
+        return wrap_and_follow
 
     def _fall_silent(self) -> None:
         """In a process that a rank has forked, such as a DataLoader's worker: it is no rank."""
@@ -234,11 +247,8 @@ class _Group:
     def queues(self, device: str) -> bool:
         """Whether calls for such a device return as soon as they are queued, as NCCL's do."""
         if device not in self._queues:
-            try:
-                backend = self._group()._get_backend(torch.device(device))
-                self._queues[device] = backend.name() not in _BLOCKING_BACKENDS
-            except (AttributeError, RuntimeError):  # nobody knows
-                self._queues[device] = False
+            backend = _backend(self._group(), device)
+            self._queues[device] = backend is not None and backend.name() not in _BLOCKING_BACKENDS
         return self._queues[device]
 
 
@@ -328,7 +338,6 @@ def _refuse(call: Any) -> None:
 def _seen_in_stacks(ask: Callable) -> Callable:
     """Give a call of the store, which waits in C++ until its key is there, a frame in Python."""
 
-    @functools.wraps(ask)
     def wait_in_the_store(*args: Any, **options: Any) -> Any:  # the report of a hang knows its name
         return ask(*args, **options)
 
@@ -348,8 +357,19 @@ def _has_short_timeout(group: c10d.ProcessGroup) -> bool:
 
     The groups of a launch have a minute more than the launch.
     """
+    timeout_of = torch_private.find("torch._C._distributed_c10d:Backend.Options._timeout")
     try:
-        timeout = group._get_backend(torch.device("cpu")).options._timeout
-    except (AttributeError, RuntimeError):  # no gloo: nobody knows
+        options = _backend(group, "cpu").options
+        return timeout_of.fget(options) < timedelta(minutes=1)
+    except (AttributeError, TypeError):  # no gloo, or no such name: nobody knows
         return True
-    return timeout < timedelta(minutes=1)
+
+
+def _backend(group: c10d.ProcessGroup, device: str) -> Any:
+    """The group's backend for a kind of device; None if it has none, or nobody knows."""
+    get_backend = torch_private.find(f"{C10D}:ProcessGroup._get_backend")
+    if get_backend is None:
+        return None
+    with contextlib.suppress(RuntimeError):
+        return get_backend(group, torch.device(device))
+    return None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from course_utils.launcher import torch_private
 from course_utils.record.event import BACKWARD, DDP_INIT, FORWARD, UNAVERAGED, UNFINISHED
 
 # Parameters of a model that are listened to; at least one should take part in every loss.
@@ -56,8 +57,10 @@ class Models:
             self._unaveraged = True
         if threading.active_count() > 1:
             return  # the backward pass of a different thread may hold the reducer's lock
+        check = torch_private.find("torch.distributed:Reducer._check_reducer_finalized")
         try:
-            reducer._check_reducer_finalized()
+            if check is not None:
+                check(reducer)
         except RuntimeError:
             self._unfinished = True
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from course_utils.launcher import torch_private
+from course_utils.launcher.torch_private import C10D
 from course_utils.record import frames
 from course_utils.record.event import ASYNC, KINDS, QUEUED, USER_THREAD
 from course_utils.record.memory import Part, Row
@@ -47,14 +49,15 @@ class Waits:
         self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self._waited_for = set()  # numbers of rows
         self._future_of = c10d.Work.get_future
+        self._graph_task = torch_private.find("torch._C:_current_graph_task_id")
+        self._engine = torch_private.find("torch.autograd:Variable._execution_engine")
 
     def listen(self) -> None:
         """Note every wait that is made in Python."""
-        work, future = c10d.Work, torch._C.Future
-        work.wait = self._recording(work.wait)
-        future.wait = self._recording(future.wait)
-        work.get_future = self._following(work.get_future)
-        future.then = self._following(future.then)
+        torch_private.wrap(f"{C10D}:Work.wait", self._recording)
+        torch_private.wrap("torch._C:Future.wait", self._recording)
+        torch_private.wrap(f"{C10D}:Work.get_future", self._following)
+        torch_private.wrap("torch._C:Future.then", self._following)
         start = threading.Thread.start
 
         def start_and_note(thread: threading.Thread) -> None:
@@ -67,7 +70,6 @@ class Waits:
     def _recording(self, wait: Callable) -> Callable:
         """A wait that writes down when it began and ended."""
 
-        @functools.wraps(wait)
         def wait_and_record(awaited: Any, *args: Any, **options: Any) -> Any:
             _, issued = self.unwaited.pop(id(awaited), (None, None))
             if issued is None:
@@ -89,7 +91,6 @@ class Waits:
     def _following(self, make: Callable) -> Callable:
         """A function that makes a future of a work or of a future: a wait for it counts as well."""
 
-        @functools.wraps(make)
         def make_and_follow(source: Any, *args: Any) -> torch.futures.Future:
             future = make(source, *args)
             entry = self.unwaited.get(id(source))
@@ -118,7 +119,7 @@ class Waits:
         # gloo's reduce_scatter has no future: its wait() says when it is complete.
         with contextlib.suppress(RuntimeError):
             self._future_of(call.work).add_done_callback(lambda _: issued.finish())
-        if waits_later and torch._C._current_graph_task_id() != -1:
+        if waits_later:
             self._ends_with_backward(issued)
 
     def _begin(self, issued: Row, frame: FrameType | None, start_s: float = 0) -> Row:
@@ -144,16 +145,20 @@ class Waits:
 
     def _ends_with_backward(self, issued: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what it has started is complete then."""
-        task = torch._C._current_graph_task_id()
-        engine = torch.autograd.Variable._execution_engine
+        if self._graph_task is None or self._engine is None:
+            return
+        task = self._graph_task()
+        if task == -1:  # no backward pass
+            return
 
         def begin_end() -> None:
             # DDP's own wait is queued already, so `_backward_is_over` runs after it.
-            engine.queue_callback(functools.partial(self._backward_is_over, task, monotonic()))
+            end = functools.partial(self._backward_is_over, task, monotonic())
+            self._engine.queue_callback(end)
 
         if task not in self._in_backward:
             self._in_backward[task] = []
-            engine.queue_callback(begin_end)
+            self._engine.queue_callback(begin_end)
         self._in_backward[task].append(issued)
 
     def _backward_is_over(self, task: int, start_s: float) -> None:
@@ -175,4 +180,6 @@ def _note_sender(issued: Row, awaited: Any) -> None:
     """Of a receive from any rank, which is over: who has sent."""
     fields = issued.fields
     if fields["kind"] == "recv" and fields["peer"] is None:
-        issued.peer = fields["group"][awaited._source_rank()]
+        source_rank = torch_private.find(f"{C10D}:Work._source_rank")
+        if source_rank is not None:
+            issued.peer = fields["group"][source_rank(awaited)]
