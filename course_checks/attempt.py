@@ -26,8 +26,8 @@ from course_checks.cases import Inputs, draw, public_seed, seed_cpu
 from course_checks.outcome import WRONG, Outcome, Row, many
 from course_checks.watch import Watch
 from course_utils.devices.prepare import DeviceSetup
-from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport
+from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher import transport
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError
@@ -126,7 +126,7 @@ class _Hang(HangReport):
         self._rounds = 1
         self._moved_at = monotonic()
 
-    def moved(self) -> None:
+    def on_progress(self) -> None:
         """Note that some rank has called something, or has ended."""
         self._moved_at = monotonic()
 
@@ -138,14 +138,14 @@ class _Hang(HangReport):
             self._rounds = min(self._rounds + 1, _MOST)
         return self._rounds * round_s
 
-    def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
+    def wait_graph(self, ranks: Mapping[int, list[Frame] | None], now: float) -> WaitGraph:
         """Who waits for whom in this run."""
         present_run = min(self._progress)
         stacks = dict(ranks)
         for rank, runs_done in enumerate(self._progress):
             if runs_done > present_run:
                 stacks[rank] = None  # as if it had returned
-        return super().deadlock(stacks, now)
+        return super().wait_graph(stacks, now)
 
 
 def attempt(

@@ -14,10 +14,11 @@ from IPython import get_ipython
 from IPython.display import DisplayHandle
 
 from course_material.messages import said
-from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport, table
+from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
+from course_utils.pictures.curve import Points, curves, note
 from course_utils.pictures.style import OKABE_ITO
 from course_utils.record.record import Record
 
@@ -41,7 +42,8 @@ def report(**metrics: Any) -> None:
     unchanged there.
 
     Args:
-        **metrics: names and numbers. `step` with `steps` draws a progress bar.
+        **metrics: names and numbers. `step` with `steps` draws a progress bar, and `step` with
+            `loss` a curve.
     """
     if _memory is None:
         return
@@ -71,6 +73,7 @@ class Panel(Listener):
         """Show it, in a notebook; elsewhere there is none."""
         self.started, self.shown = time.monotonic(), 0.0
         self.memory = [mmap.mmap(-1, _ROOM) for _ in range(world_size)]
+        self.losses: list[Points] = [[] for _ in range(world_size)]
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
         if "ipykernel" in sys.modules and get_ipython() is not None:
             self.view = DisplayHandle()
@@ -88,8 +91,10 @@ class Panel(Listener):
         if self.view is not None and (final or now - self.shown >= _EVERY_S):
             self.shown = now
             told = [_read(memory) for memory in self.memory]
+            for points, metrics in zip(self.losses, told, strict=True):
+                note(points, metrics)
             unsettled = "stopped" if final else "running"
-            drawn = render(members, told, now - self.started, unsettled)
+            drawn = render(members, told, now - self.started, unsettled, self.losses)
             self.view.update(self._bundle(drawn), raw=True)
 
     def _bundle(self, drawn: str) -> dict[str, str]:
@@ -101,16 +106,19 @@ def render(
     told: Sequence[dict[str, Any]],
     seconds: float,
     unsettled: str = "running",
+    losses: Sequence[Points] = (),
 ) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes.
 
-    Of each rank there is what it has `told`; `unsettled` is the word for one that still runs.
+    Of each rank there is what it has `told`, and its `losses` so far; `unsettled` is the word for
+    one that still runs.
     """
     rows = "".join(_row(*one, unsettled) for one in zip(members, told, strict=True))
     head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"
     return (
         f'<div class="live-panel" style="{_CARD}"><div style="padding:0 10px">{head}</div>'
-        f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table></div>'
+        f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table>'
+        f"{curves(losses)}</div>"
     )
 
 
@@ -162,18 +170,19 @@ class Early(HangReport):
         self._alone = world_size == 1
         self.still_s = _ALONE_S if self._alone else self.still_s
 
-    def silent(self, dead: Deadlock) -> bool:
+    def on_silence(self, graph: WaitGraph) -> bool:
         """Nothing where no rank waits for another, and nothing while ranks start.
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
-        waits = any(dead.waits_for.values()) and not any(one.starts for one in dead.ranks.values())
-        if not dead.for_ever and waits and not self._alone:
-            still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
-            self.moved(said(f"{still}\nTime is up after {self._timeout:g} s."))
-        return dead.for_ever
+        starting = any(rank.starts for rank in graph.ranks.values())
+        waits = any(graph.waits_for.values()) and not starting
+        if not graph.hangs_for_ever and waits and not self._alone:
+            still = f"No rank has called anything for {self.still_s:g} s:\n{table(graph)}"
+            self.on_progress(said(f"{still}\nTime is up after {self._timeout:g} s."))
+        return graph.hangs_for_ever
 
-    def moved(self, text: str = "") -> None:
+    def on_progress(self, text: str = "") -> None:
         """Take away what is shown, and show a text."""
         bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" * bool(text)}
         if self._view:

@@ -76,6 +76,16 @@ def test_copies_have_no_outputs_and_their_links_lead_to_each_other(course, capsy
     assert "the answer is 4" not in (course / "my" / "lab_01_sums.ipynb").read_text()
 
 
+def test_only_a_cell_that_is_tagged_so_keeps_its_output(course):
+    text = LAB.replace("# %%\nimport torch", '# %% tags=["keep-output"]\nimport torch')
+    write(course / "exercises" / "01_sums.ipynb", text)
+    my.main([], course)
+    notebook = nbformat.read(course / "my" / "lab_01_sums.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [bool(cell.outputs) for cell in code] == [True, False, False]
+    assert {cell.execution_count for cell in code} == {None}
+
+
 def test_the_handlers_of_logging_stay_open(course, monkeypatch):
     """One of absl's, which Keras imports, closes its stream with it: the tests' own."""
     closed, handler = [], logging.StreamHandler()

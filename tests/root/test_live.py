@@ -7,6 +7,7 @@ import pytest
 
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.live import render
+from course_utils.pictures.curve import curves, note
 
 
 def member(rank=0, text=""):
@@ -61,3 +62,26 @@ def test_nothing_is_drawn_in_black_since_dark_themes_hide_it():
 
 def test_a_rank_that_was_stopped_is_not_told_as_running():
     assert words(render([member()], [{}], 1.0, "stopped")) == "1 rank · 1.0 s ● rank 0 stopped"
+
+
+def test_a_rank_that_reports_steps_and_losses_has_a_curve_and_one_that_does_not_has_none():
+    points = []
+    for step, loss in [(1, 2.0), (1, 2.0), (2, math.nan), (3, 1.0), ("4", 0.5), (None, 0.1)]:
+        note(points, {"step": step, "loss": loss})
+    assert points == [(1, 2.0), (3, 1.0)]
+    panel = render([member(), member(1)], [{}, {}], 1.0, losses=[points, []])
+    assert panel.count("<polyline") == 2
+    assert "2 0 loss step 1 3" in words(panel)
+
+
+@pytest.mark.parametrize("points", [[], [(1, 0.5)], [(1, 0.0), (2, 0.0)], [(1, -1.0), (2, -2.0)]])
+def test_there_is_no_curve_where_there_is_no_line_to_draw(points):
+    assert curves([points]) == ""
+
+
+def test_a_long_training_is_drawn_with_few_points_from_its_first_to_its_last():
+    points = []
+    for step in range(10_000):
+        note(points, {"step": step, "loss": 1.0})
+    assert len(points) <= 400
+    assert (points[0][0], points[-1][0]) == (0, 9_999)
