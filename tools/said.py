@@ -35,7 +35,7 @@ NOT_SAID = re.compile(
     r"report\..*: data size|notebook\..*Default process|launch\.named|"
     r"stacks\.(from_dump|THREAD|_of_thread|_RAISED)|"
     r".*: in _run_function|worker_group\.WorkerGroup: \{name\}|stack_writer\.|"
-    r"facts\._(there|cell_and_line): , in|"
+    r"facts\._(there|cell_and_line): , in|torch_private\.|"
     r"errors\._LOST|nccl\._MORE|"
     r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|worker_handle\.MARK|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|"
