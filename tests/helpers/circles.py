@@ -57,6 +57,7 @@ OUTER = (
     "tests/launcher/test_faults.py::*",
     "tests/launcher/test_alone.py::*",
     "tests/launcher/test_soak.py::*",
+    "tests/launcher/test_torch_private.py::test_each_name_may_be_missing*",
     "tests/root/test_early.py::*",
     "tests/checks/test_watch.py::*",
     "tests/checks/test_words.py::*",

@@ -72,18 +72,18 @@ def all_is_well() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_launch_works_fails_and_times_out_without(name, without):
+def test_each_name_may_be_missing_in_a_launch(name, without):
     without(name)
     all_is_well()
 
 
-def test_launch_works_fails_and_times_out_without_any_of_them(without):
+def test_all_names_may_be_missing_at_once(without):
     without(*NAMES)
     all_is_well()
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - NEEDED_BY_THE_RECORD))
-def test_a_trace_is_recorded_without(name, without):
+def test_each_name_may_be_missing_in_a_trace(name, without):
     without(name)
     results = launch(trains, backend="gloo", trace=True)
     assert list(results) == [4.0, 4.0]
