@@ -320,17 +320,17 @@ def _refuse(call: Any) -> None:
         return
     kind = operation.name
     _, learner_frame = frames.split(sys._getframe(2))
-    at_line = ""
+    where = ""
     if learner_frame:
         code = learner_frame.f_code
         place = Frame(code.co_filename, learner_frame.f_lineno, code.co_name).place
-        at_line = f" ({place})"
+        where = f" ({place})"
     rank = os.environ.get("RANK", "?")
     who = f"a process that rank {rank} started"
     if torch.utils.data.get_worker_info() is not None:
         who = f"a DataLoader worker of rank {rank}"
     raise RuntimeError(
-        f"{who} called {kind}{at_line}: only the rank itself can. Call it there, and hand over what "
+        f"{who} called {kind}{where}: only the rank itself can. Call it there, and hand over what "
         "comes of it."
     )
 
