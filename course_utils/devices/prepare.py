@@ -5,6 +5,7 @@ Which line started CUDA is noted while it happens, since afterwards nothing tell
 
 import contextlib
 import ctypes
+import importlib
 import os
 import sys
 import tempfile
@@ -103,9 +104,10 @@ def import_what_ranks_need() -> None:
         is_first = "torch._dynamo" not in sys.modules and name not in os.environ
         if is_first:
             os.environ[name] = tempfile.gettempdir()
-        # What this imports is much of what ranks need. Its caches are emptied here, since each rank
-        # would do so when it joins, and in doing so copy a sixth of all pages that it copies.
         try:
+            importlib.import_module("torch._dynamo")
+            # Emptied here, since each rank would empty these caches when it joins, and in doing so
+            # copy a sixth of all pages that it copies.
             clear_caches = torch_private.find("torch._dynamo.trace_rules:clear_lru_cache")
             if clear_caches is not None:
                 clear_caches()
