@@ -105,12 +105,14 @@ def import_what_ranks_need() -> None:
         if is_first:
             os.environ[name] = tempfile.gettempdir()
         try:
-            importlib.import_module("torch._dynamo")
+            importlib.import_module("torch._dynamo.trace_rules")
             # Emptied here, since each rank would empty these caches when it joins, and in doing so
             # copy a sixth of all pages that it copies.
             clear_caches = torch_private.find("torch._dynamo.trace_rules:clear_lru_cache")
             if clear_caches is not None:
                 clear_caches()
+        except ImportError:
+            pass
         finally:
             if is_first:
                 os.environ.pop(name)
