@@ -132,6 +132,16 @@ def find(name: str) -> Any:
         return None
 
 
+def find_in(thing: Any, name: str) -> Any:
+    """What an object has by the last part of a name of NAMES, such as a method; None if nothing.
+
+    A subclass may have a method of its own.
+    """
+    if find(name) is None:
+        return None
+    return getattr(thing, name.rpartition(".")[2], None)
+
+
 def wrap(name: str, make: Callable[[Any], Callable]) -> None:
     """Replace a function of torch by what `make` makes of it; do nothing if torch has none."""
     function = find(name)

@@ -357,19 +357,17 @@ def _has_short_timeout(group: c10d.ProcessGroup) -> bool:
 
     The groups of a launch have a minute more than the launch.
     """
-    timeout_of = torch_private.find("torch._C._distributed_c10d:Backend.Options._timeout")
-    try:
-        options = _backend(group, "cpu").options
-        return timeout_of.fget(options) < timedelta(minutes=1)
-    except (AttributeError, TypeError):  # no gloo, or no such name: nobody knows
-        return True
+    options = getattr(_backend(group, "cpu"), "options", None)
+    name = "torch._C._distributed_c10d:Backend.Options._timeout"
+    timeout = torch_private.find_in(options, name)
+    return timeout is None or timeout < timedelta(minutes=1)  # None: nobody knows
 
 
 def _backend(group: c10d.ProcessGroup, device: str) -> Any:
     """The group's backend for a kind of device; None if it has none, or nobody knows."""
-    get_backend = torch_private.find(f"{C10D}:ProcessGroup._get_backend")
+    get_backend = torch_private.find_in(group, f"{C10D}:ProcessGroup._get_backend")
     if get_backend is None:
         return None
-    with contextlib.suppress(RuntimeError):
-        return get_backend(group, torch.device(device))
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return get_backend(torch.device(device))
     return None

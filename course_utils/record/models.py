@@ -57,10 +57,11 @@ class Models:
             self._unaveraged = True
         if threading.active_count() > 1:
             return  # the backward pass of a different thread may hold the reducer's lock
-        check = torch_private.find("torch.distributed:Reducer._check_reducer_finalized")
+        name = "torch.distributed:Reducer._check_reducer_finalized"
+        check = torch_private.find_in(reducer, name)
         try:
             if check is not None:
-                check(reducer)
+                check()
         except RuntimeError:
             self._unfinished = True
 

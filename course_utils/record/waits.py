@@ -180,6 +180,6 @@ def _note_sender(issued: Row, awaited: Any) -> None:
     """Of a receive from any rank, which is over: who has sent."""
     fields = issued.fields
     if fields["kind"] == "recv" and fields["peer"] is None:
-        source_rank = torch_private.find(f"{C10D}:Work._source_rank")
+        source_rank = torch_private.find_in(awaited, f"{C10D}:Work._source_rank")
         if source_rank is not None:
-            issued.peer = fields["group"][source_rank(awaited)]
+            issued.peer = fields["group"][source_rank()]

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import course_utils
 from course_utils import WorkerError, WorkerTimeout, launch
+from course_utils.devices import prepare
 from course_utils.launcher import torch_private
 from course_utils.launcher.torch_private import NAMES
 from course_utils.record import frames, hooks
@@ -22,6 +23,7 @@ NEEDED_BY_THE_RECORD = set(hooks._NEEDED)
 def without(monkeypatch):
     """Take names away, as if this torch did not have them."""
     find = torch_private.find
+    prepare.import_what_ranks_need()  # what `find` would import without a guard
 
     def take_away(*missing: str) -> None:
         assert {find(name) is None for name in missing} == {False}
@@ -107,6 +109,7 @@ def test_a_learners_port_works_where_torch_lets_us_say_so_and_launch_does_withou
 
 
 def test_this_torch_has_every_name():
+    prepare.import_what_ranks_need()
     assert [name for name in NAMES if torch_private.find(name) is None] == []
 
 
