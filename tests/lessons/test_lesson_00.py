@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-import build
+from course_tools.notebooks import build
 from course_utils import digits, launch
 
 KINDS = ast.Import, ast.ImportFrom, ast.FunctionDef
@@ -17,7 +17,7 @@ EPOCHS = 25  # half of what the lesson trains
 @pytest.fixture(scope="module")
 def lesson():
     names = {"training": digits(train=True), "testing": digits(train=False)}
-    for number, text in enumerate(labs.sources(build.HERE / "source/lessons/00_start_here.py")):
+    for number, text in enumerate(labs.sources(build.ROOT / "source/lessons/00_start_here.py")):
         own = [line for line in ast.parse(text).body if isinstance(line, KINDS)]
         labs.run("\n".join(map(ast.unparse, own)), f"<lesson 00 {number}>", names)
     return names
