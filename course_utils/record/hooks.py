@@ -357,9 +357,10 @@ def _has_short_timeout(group: c10d.ProcessGroup) -> bool:
 
     The groups of a launch have a minute more than the launch.
     """
-    options = getattr(_backend(group, "cpu"), "options", None)
     name = "torch._C._distributed_c10d:Backend.Options._timeout"
-    timeout = torch_private.find_in(options, name)
+    timeout = None
+    with contextlib.suppress(AttributeError, RuntimeError):  # a backend without options
+        timeout = torch_private.find_in(_backend(group, "cpu").options, name)
     return timeout is None or timeout < timedelta(minutes=1)  # None: nobody knows
 
 
