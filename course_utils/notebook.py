@@ -10,7 +10,7 @@ from typing import Any
 from IPython import get_ipython
 
 from course_material import messages
-from course_utils.devices import fork
+from course_utils.devices import prepare
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
 from course_utils.hang.silent import SilentMistakes
@@ -98,7 +98,7 @@ def launch(
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
-        ready = fork.ReadyToFork(placement)
+        ready = prepare.DeviceSetup(placement)
         listeners: list[Listener] = [ready, record, Early(record, timeout), displays]
         if live:
             listeners.append(Panel())
@@ -247,7 +247,7 @@ def _explain_call_in_no_rank(result: Any) -> None:
     print(messages.said(f"This ran in the notebook itself, which is no rank. {advice}"))
 
 
-fork.watch()
+prepare.watch()
 shell = get_ipython()
 if shell:
     shell.events.register("post_run_cell", _explain_call_in_no_rank)

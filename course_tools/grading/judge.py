@@ -25,7 +25,7 @@ from typing import Any
 from course_checks.outcome import CheckFailed, Outcome
 from course_tools import ROOT
 from course_tools.grading import answers_as_text, sandbox
-from course_utils.devices.fork import import_what_ranks_need
+from course_utils.devices.prepare import import_what_ranks_need
 
 # Without solutions.
 COURSE = (

@@ -39,11 +39,11 @@ NOT_SAID = re.compile(
     r"report\..*: data size|notebook\..*Default process|launch\.named|"
     r"stacks\.(STACK|THREAD|_TITLE_END|_RAISED|from_dump|_other_threads)|"
     r".*: in _run_function|worker_group\.WorkerGroup: \{name\}|stack_writer\.|"
-    r"facts\._(place|cell_and_line): , in|"
+    r"facts\._(place|cell_and_line): , in|torch_private\.|"
     r"errors\._LOST|nccl\._MORE|"
     r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|captured_output\.|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|"
-    r"compare\.brief: item|check\._told: (\{were|would)|attempt\.attempt: \(more|"
+    r"compare\.brief: item|check\._message: (\{were|would)|attempt\.attempt: \(more|"
     r"rules\._(ARRIVED|BUFFERS)|cells\.(?!cut_solution: about)"
 )
 # Templates of one word, or of none, in which others stand together.
@@ -53,8 +53,10 @@ SHORT = {
     "dtype", "shape", "layout", "{kind}{size}{root}", "{head}{data}{root}{queued}",
     ", {content}", "{content}{place}",
     "{ranks_named}: {row}", "({where})", "{SIGNS_self_state} {state}: {name}{where}",
-    "{SIGNS_own_state} {own_name}: {own_state}", "{many}, {self_runs_number}", "{place}: {code}",
+    "{SIGNS_outcome_state} {outcome_name}: {outcome_state}", "{many}, {self_runs_number}",
+    "{place}: {code}",
     "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{place}", "({place})",
+    "({call_place})",
     "({ranks_named})", "{type_error___name}: {words}", "{counts} ({no_gpu})",
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.

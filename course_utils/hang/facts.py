@@ -23,10 +23,10 @@ from course_utils.launcher.words import ranks_named, were
 from course_utils.record.event import (
     ASYNC,
     BACKWARD,
+    DDP_INIT,
     EVALUATES,
     FORWARD,
     UNFINISHED,
-    WRAPS,
     Event,
     Meeting,
 )
@@ -491,7 +491,7 @@ def _missed(graph: WaitGraph, call: Event, other: int) -> MissedCall:
     whereabouts = graph.ranks[call.rank]
     other_whereabouts = graph.ranks[other]
     # What is neither a message nor made by DDP, a thread of the learner's may have called.
-    may_be_in_thread = not is_message(call) and not call.flags & (FORWARD | BACKWARD | WRAPS)
+    may_be_in_thread = not is_message(call) and not call.flags & (FORWARD | BACKWARD | DDP_INIT)
     elsewhere = None if is_message(call) else graph.last_in_other_group(other, call)
     last_calls = other_whereabouts.calls[-1:]
     return MissedCall(

@@ -11,7 +11,7 @@ from typing import Any
 
 from course_utils.hang import facts
 from course_utils.hang.wait_graph import WaitGraph
-from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
+from course_utils.record.event import BACKWARD, DDP_INIT, EVALUATES, FORWARD
 
 SAME = "every rank of a group must make the same calls in the same order, as often as the others."
 _ARRIVED = "{waiting} waited for {absent}, which never arrived: "
@@ -133,8 +133,7 @@ _DIFFERENCES: list[Rule] = [
     (
         "shape",
         lambda f: f.kind == "shape",
-        "{name} ({call.kind}) has {by_rank}: every rank must hand in the same shape and "
-        "dtype.",
+        "{name} ({call.kind}) has {by_rank}: every rank must hand in the same shape and dtype.",
     ),
 ]
 _MESSAGES: list[Rule] = [
@@ -189,7 +188,7 @@ _ABSENCES: list[Rule] = [
 _MISSED_CALLS: list[Rule] = [
     (
         "missing",
-        lambda f: f.missed.call.flags & WRAPS,
+        lambda f: f.missed.call.flags & DDP_INIT,
         _ARRIVED + "DDP(model) ends only when every rank has wrapped its model.",
     ),
     (

@@ -11,7 +11,7 @@ from course_utils.record.event import (
     FORWARD,
     JOINS,
     KINDS,
-    WAKES,
+    MAY_TIME_OUT,
     Event,
     Key,
     Meeting,
@@ -177,7 +177,7 @@ class WaitGraph:
             return False
         if whereabouts.blocker not in KINDS or not whereabouts.call:
             return False
-        if whereabouts.call.flags & (ASYNC | WAKES):
+        if whereabouts.call.flags & (ASYNC | MAY_TIME_OUT):
             return False
         return bool(self.waits_for[whereabouts.rank]) or len(self.world) == 1
 
@@ -263,7 +263,7 @@ def _may_still_call(whereabouts: Whereabouts) -> bool:
     if not whereabouts.calls:
         return False
     last = whereabouts.calls[-1]
-    return last.kind == "return" and bool(last.flags & WAKES)
+    return last.kind == "return" and bool(last.flags & MAY_TIME_OUT)
 
 
 def _difference(meeting: Meeting) -> str | None:

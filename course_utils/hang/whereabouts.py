@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASIDE, ASYNC, BACKWARD, Event, Log
+from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
@@ -217,7 +217,7 @@ def _look_at_threads(whereabouts: Whereabouts, threads: Iterable[list[Frame]]) -
             continue
         calls = whereabouts.calls
         if call not in ("wait", "backward"):
-            calls = _with_flag(calls, ASIDE)
+            calls = _with_flag(calls, USER_THREAD)
         line = learners_line(frames)
         whereabouts.waits_in(call, calls, line)
         whereabouts.in_thread = True

@@ -9,7 +9,6 @@ never does: a store's thread in a process that forks hangs its children.
 
 import _thread
 import contextlib
-import importlib
 import os
 import secrets
 import select
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.transport import anonymous_file
 
 _LOOPBACK = "127.0.0.1"
@@ -179,7 +179,6 @@ def _serve_only(our_port: int) -> None:
             return False
         return os.environ.get(variable) == "True"
 
-    # Private. If torch asks in a different way, only a port of the learner's own is not served.
-    with contextlib.suppress(ImportError):
-        module = importlib.import_module("torch.distributed.rendezvous")  # not `dist.rendezvous`
-        module._agent_store_serves = agent_store_serves
+    torch_private.wrap(
+        "torch.distributed.rendezvous:_agent_store_serves", lambda torchs: agent_store_serves
+    )

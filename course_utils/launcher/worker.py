@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from course_utils.launcher import errors, nested, shutdown, stack_writer, transport
+from course_utils.launcher import errors, nested, shutdown, stack_writer, torch_private, transport
 from course_utils.launcher.descendants import LIBC, Descendants
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
@@ -220,7 +220,7 @@ def _dead_loader(error: BaseException) -> BaseException | None:
 
     The connection breaks a moment before the system says that the worker has ended.
     """
-    look = getattr(torch._C, "_error_if_any_worker_fails", None)  # private: else it stays unsaid
+    look = torch_private.find("torch._C:_error_if_any_worker_fails")
     if look is None or not isinstance(error, OSError | EOFError):
         return None
     if not multiprocessing.process._children:

@@ -95,17 +95,17 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
 
 
 SLOW_TO_START = """
-from course_utils.devices import fork
-inside = fork.ReadyToFork.in_worker
+from course_utils.devices import prepare
+inside = prepare.DeviceSetup.in_worker
 def late(self, rank):
     if rank:
         time.sleep(2)  # as a GPU's context takes
     return inside(self, rank)
-fork.ReadyToFork.in_worker = late
+prepare.DeviceSetup.in_worker = late
 try:
     launch(dist.barrier, world_size=3)
 finally:
-    fork.ReadyToFork.in_worker = inside
+    prepare.DeviceSetup.in_worker = inside
 """
 ALL_JOIN = """
 def all_join():
