@@ -25,12 +25,12 @@ from course_checks.cases import Inputs, draw, public_seed, seed_cpu
 from course_checks.outcome import WRONG, Outcome, Row, many
 from course_checks.watch import Watch
 from course_utils.devices.fork import ReadyToFork
-from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport
-from course_utils.launcher import parcel
+from course_utils.hang.wait_graph import WaitGraph
+from course_utils.launcher import transport
+from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
-from course_utils.launcher.pace import slowness
 from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Event, Trace
 from course_utils.record.record import Record
@@ -108,16 +108,16 @@ class _Hang(HangReport):
         super().__init__(record, _STILL_S)
         self._progress, self._timeout_s = progress, timeout_s
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Begin to watch."""
-        super().before(world_size)
+        super().on_start(world_size)
         self._slowness, self._rounds, self._moved_at = slowness(_RECENT_S), 1, monotonic()
 
-    def moved(self) -> None:
+    def on_progress(self) -> None:
         """Some rank has called something, or has ended."""
         self._moved_at = monotonic()
 
-    def limit_s(self) -> float:
+    def on_timeout(self) -> float:
         """Seconds from the start; see the class."""
         self._slowness = max(self._slowness, slowness())
         round_s = self._slowness * self._timeout_s
@@ -125,11 +125,11 @@ class _Hang(HangReport):
             self._rounds = min(self._rounds + 1, _MOST)
         return self._rounds * round_s
 
-    def deadlock(self, ranks: Mapping[int, list[Frame] | None], now: float) -> Deadlock:
+    def wait_graph(self, ranks: Mapping[int, list[Frame] | None], now: float) -> WaitGraph:
         """Who waits for whom in this run."""
         here = min(self._progress)
         behind = {rank: None for rank, runs in enumerate(self._progress) if runs > here}
-        return super().deadlock({**ranks, **behind}, now)
+        return super().wait_graph({**ranks, **behind}, now)
 
 
 def attempt(
@@ -207,7 +207,7 @@ def _packed(result: Any, backend: str | None) -> bytes:
     if backend and not dist.is_initialized():
         raise RuntimeError("the process group is gone: leave it to check, which has made it")
     try:
-        return parcel.pack(plain(result))
+        return transport.pack(plain(result))
     except Exception as error:
         kind = type(result).__name__
         raise TypeError(f"what it returns, a {kind}, cannot be sent back: {error}") from None

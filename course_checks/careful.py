@@ -16,7 +16,7 @@ import torch
 _DATA = {
     "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
     "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
-    "course_utils.launcher.parcel": {"_rebuild"},
+    "course_utils.launcher.transport": {"_rebuild"},
     "course_utils.launcher.errors": {"Failure"},
     "course_utils.record.event": {"Event"},
     "course_utils.launcher.stacks": {"Frame"},
@@ -60,7 +60,7 @@ def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return value
     if hasattr(value, "full_tensor") or hasattr(value, "trigger_wait"):
-        return value  # of torch: a part of a tensor, or one on its way; see `parcel`
+        return value  # of torch: a part of a tensor, or one on its way; see `transport`
     with torch._C.DisableTorchFunctionSubclass():
         return value.as_subclass(torch.Tensor)
 

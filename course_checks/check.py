@@ -21,7 +21,7 @@ from course_checks.verdict import judge
 from course_checks.watch import Watch
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch
-from course_utils.launcher.listener import Patient
+from course_utils.launcher.listener import ScaledTimeout
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were
 from course_utils.network.network import Network
@@ -145,7 +145,7 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             if launched:
-                how = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [Patient(_JUDGE_S)]}
+                how = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [ScaledTimeout(_JUDGE_S)]}
                 found = launch(judging, launched, **how)[0]
     except WorkerError as error:
         _refuse_misuse(error)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from course_utils.launcher.parcel import bytes_of
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.transport import bytes_of
 from course_utils.record import frames
 
 _CHANGED = (

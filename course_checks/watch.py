@@ -36,7 +36,7 @@ _FOR_OTHERS = (
     __file__,
     f"{_TORCH}serialization",
     f"{_TORCH}distributed{os.sep}elastic",
-    f"{_UTILS}launcher{os.sep}family.py",  # through which a rank starts a program
+    f"{_UTILS}launcher{os.sep}descendants.py",  # through which a rank starts a program
 )
 _DOES = {  # side channels, by their names in `allow`
     "store": "uses a store",

@@ -1,22 +1,35 @@
-"""What a learner expects, asked before, and shown beside what real workers then did."""
+"""What a learner expects, asked before, and shown next to what real workers then did."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isclose
 from typing import Any
 
+from course_material import prediction_forms, scores
+
+NO_ANSWER = ...  # what stands in a cell until the learner has written an answer
 _asked: dict[str, "Prediction"] = {}  # by question, in the order of the chapter
 
 
 class Prediction:
-    """A learner's answer to a question; `...` stands for none."""
+    """A learner's answer to a question; `...` stands for none.
 
-    def __init__(self, question: str, answer: Any, is_choice: bool = False) -> None:
-        self.question, self.answer = question, answer
-        self.is_choice = is_choice  # then even a number is a name, and there is no "off by"
-        self.right: bool | None = None  # None as long as it is open or not measured
+    Args:
+        question: The beginning of a sentence that the answer ends.
+        answer: A number, a word, a truth, or a list of these.
+        choices: The possible answers, if the learner chooses from a list.
+    """
+
+    def __init__(self, question: str, answer: Any, choices: Sequence[Any] = ()) -> None:
+        self.question = question
+        self.answer = answer
+        self.choices = tuple(choices)
+        self.right: bool | None = None  # None until it is answered and measured
 
     def measured(self, value: Any, within: float = 0.0, about: bool = False) -> None:
-        """Print what was measured beside the answer, and by how much they differ.
+        """Print what was measured next to the answer, and by how much they differ.
+
+        Where a person runs the cell and hasn't answered yet, it asks once more, and shows what was
+        measured when the answer is there.
 
         Args:
             value: A number, a word or a truth, or a list of these; a tensor counts as one. Of a
@@ -25,22 +38,43 @@ class Prediction:
             about: Whether the value varies from run to run: it is printed behind this word then,
                 and tests do not compare it.
         """
-        wanted, got = _many(value), _many(self.answer)
-        told = f"{self.question}: {'about ' * about}{_told(wanted)}"
-        if self.answer is ...:
-            return print(f"{told} (no prediction)")
-        found = [_same(*pair, within) for pair in zip(wanted, got, strict=False)]
+
+        def compare() -> str:
+            return self._compare(value, within, about)
+
+        if self.answer is NO_ANSWER and prediction_forms.a_person_looks():
+            prediction_forms.ask_before_showing(self, compare)
+        else:
+            print(compare())
+
+    def _compare(self, value: Any, within: float, about: bool) -> str:
+        """The line that is shown; it also notes whether the answer was right."""
+        measured = _many(value)
+        about_word = "about " if about else ""
+        shown = f"{self.question}: {about_word}{_written(measured)}"
+        if self.answer is NO_ANSWER:
+            return f"{shown} (no prediction)"
+        predicted = _many(self.answer)
         if isinstance(value, set):
-            found = [any(_same(one, own, within) for own in got) for one in wanted]
-        self.right = all(found) and len(found) == len(wanted) == len(got)
-        verdict = _verdict(wanted, got, sum(found))
-        if self.is_choice and not self.right:
-            verdict = "not so"
-        print(f"{told}; predicted {_told(got)}: {verdict}")
+            matches = [_is_in(number, predicted, within) for number in measured]
+        else:
+            pairs = zip(measured, predicted, strict=False)
+            matches = [_same(number, guess, within) for number, guess in pairs]
+        same_length = len(matches) == len(measured) == len(predicted)
+        self.right = same_length and all(matches)
+        scores.note(self.question, self.right)
+        if self.choices and not self.right:
+            verdict = "not so"  # a choice is a name, even if it is a number: never "off by"
+        else:
+            verdict = _verdict(measured, predicted, sum(matches))
+        return f"{shown}; predicted {_written(predicted)}: {verdict}"
 
 
-def predict(question: str = "", answer: Any = ..., choices: Sequence[Any] = ()) -> Any:
+def predict(question: str = "", answer: Any = NO_ANSWER, choices: Sequence[Any] = ()) -> Any:
     """Take a learner's answer, for which `...` stands until there is one.
+
+    In a notebook that a person runs, a question without an answer shows a form: the learner clicks
+    a choice or types a number. Whoever prefers writes the answer into the cell instead.
 
     Without arguments it prints the score of all predictions of this kernel.
 
@@ -53,64 +87,102 @@ def predict(question: str = "", answer: Any = ..., choices: Sequence[Any] = ()) 
         The prediction, whose `measured(value)` compares it; None without arguments.
     """
     if not question:
-        return print(_score())
-    if choices and answer is not ... and answer not in choices:
+        return _show_score()
+    if choices and answer is not NO_ANSWER and answer not in choices:
         known = ", ".join(map(str, choices))
         print(f"{question}: {answer!r} is not one of the answers. They are: {known}.")
-        answer = ...
-    _asked[question] = Prediction(question, answer, is_choice=bool(choices))
-    return _asked[question]
+        answer = NO_ANSWER
+    prediction = Prediction(question, answer, choices)
+    _asked[question] = prediction
+    if answer is NO_ANSWER and prediction_forms.a_person_looks():
+        prediction_forms.ask(prediction)
+    return prediction
 
 
-def _score() -> str:
-    known = [one for one in _asked.values() if one.right is not None]
-    score = f"{sum(one.right for one in known)} of {len(_asked)} predictions were right"
-    if missing := len(_asked) - len(known):
-        score += f", {missing} {'is' if missing == 1 else 'are'} open"
-    wrong = [f"  {one.question}" for one in known if not one.right]
-    return "\n".join([f"{score}.", *["Worth another look:"] * bool(wrong), *wrong])
+def _show_score() -> None:
+    if not prediction_forms.a_person_looks():
+        return print(_score(str))
+    prediction_forms.show_text(_score(str), _score(prediction_forms.link_to))
+
+
+def _score(name: Callable[[str], str]) -> str:
+    """The score; `name` writes a question, as text or as a link to its cell."""
+    measured = [prediction for prediction in _asked.values() if prediction.right is not None]
+    right = [prediction for prediction in measured if prediction.right]
+    wrong = [prediction for prediction in measured if not prediction.right]
+    still_open = len(_asked) - len(measured)
+    score = f"{len(right)} of {len(_asked)} predictions were right"
+    if still_open == 1:
+        score += ", 1 is open"
+    elif still_open:
+        score += f", {still_open} are open"
+    lines = [f"{score}."]
+    if wrong:
+        lines.append("Worth another look:")
+    for prediction in wrong:
+        lines.append(f"  {name(prediction.question)}")
+    return "\n".join(lines)
 
 
 def _many(value: Any) -> list:
-    """A list of plain values, of one where it is only one."""
-    value = value.tolist() if hasattr(value, "tolist") else value  # torch's and numpy's
+    """A list of plain values; a single value becomes a list of one."""
+    if hasattr(value, "tolist"):  # torch's tensors and numpy's arrays
+        value = value.tolist()
     if isinstance(value, set):
         return sorted(value)
-    return list(value) if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value]
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _same(wanted: Any, got: Any, within: float) -> bool:
-    if _is_number(wanted) and _is_number(got):
-        return isclose(wanted, got, rel_tol=1e-9, abs_tol=within * abs(wanted))
-    return str(wanted).strip().lower() == str(got).strip().lower()
+def _same(measured: Any, predicted: Any, within: float) -> bool:
+    if _is_number(measured) and _is_number(predicted):
+        return isclose(measured, predicted, rel_tol=1e-9, abs_tol=within * abs(measured))
+    return str(measured).strip().lower() == str(predicted).strip().lower()
 
 
-def _verdict(wanted: list, got: list, hits: int) -> str:
-    if len(wanted) > 1 or len(got) != 1:
-        more = f", and {len(got) - len(wanted)} too many" * (len(got) > len(wanted))
-        right = hits == len(wanted) and not more
-        return "right" if right else f"{hits} of {len(wanted)} right{more}"
-    (wanted,), (got,) = wanted, got
-    if hits:
+def _is_in(measured: Any, predicted: list, within: float) -> bool:
+    return any(_same(measured, guess, within) for guess in predicted)
+
+
+def _verdict(measured: list, predicted: list, matches: int) -> str:
+    if len(measured) > 1 or len(predicted) != 1:
+        return _verdict_of_many(measured, predicted, matches)
+    number, guess = measured[0], predicted[0]
+    if matches:
         return "right"
-    if not (_is_number(wanted) and _is_number(got)):
+    if not (_is_number(number) and _is_number(guess)):
         return "not so"
-    if wanted and got and not 0.1 < got / wanted < 10:
-        return f"{_told([got / wanted])} times as much"
-    return f"off by {_told([abs(got - wanted)])}"
+    if number and guess and not 0.1 < guess / number < 10:
+        return f"{_written([guess / number])} times as much"
+    return f"off by {_written([abs(guess - number)])}"
 
 
-def _told(values: list) -> str:
-    """Values as a reader writes them; a float to three digits."""
+def _verdict_of_many(measured: list, predicted: list, matches: int) -> str:
+    too_many = len(predicted) - len(measured)
+    if matches == len(measured) and too_many <= 0:
+        return "right"
+    verdict = f"{matches} of {len(measured)} right"
+    if too_many > 0:
+        verdict += f", and {too_many} too many"
+    return verdict
 
-    def one(value: Any) -> str:
-        if isinstance(value, float) and abs(value) < 1000:
-            return f"{value:.3g}"
-        return f"{value:,.0f}" if _is_number(value) else str(value)
 
-    words = ", ".join(map(one, values))
-    return words if len(values) == 1 else f"[{words}]"
+def _written(values: list) -> str:
+    """Values as a reader writes them."""
+    words = ", ".join(_written_value(value) for value in values)
+    if len(values) == 1:
+        return words
+    return f"[{words}]"
+
+
+def _written_value(value: Any) -> str:
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.3g}"
+    if _is_number(value):
+        return f"{value:,.0f}"
+    return str(value)

@@ -21,9 +21,9 @@ from IPython.display import display
 
 from course_utils.launcher.launch import Pieces, named
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import MARK
-from course_utils.launcher.parcel import anonymous_file
-from course_utils.launcher.rank import no_keyboard
+from course_utils.launcher.transport import anonymous_file
+from course_utils.launcher.worker import no_keyboard
+from course_utils.launcher.worker_handle import MARK
 
 _LIVE = "application/vnd.jupyter.widget-view+json"  # ends with the rank; its text goes on
 _OUTPUT = {"text/plain": "Output()"}  # an empty area; what is displayed in it has rows of its own
@@ -40,14 +40,14 @@ class Displays(Listener):
     _rows: tuple[bytes, ...] = ()
     _counts: tuple[int, ...] = ()
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Make the file. Its offset is shared, but of a file in memory Linux does not lock it."""
         self._file = FileIO(anonymous_file("displays"), "r+")
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # so each writes behind the others
         self._counted = mmap.mmap(-1, _COUNT.size * world_size)  # displays, by rank
 
     @contextlib.contextmanager
-    def inside(self, rank: int) -> Iterator[None]:
+    def in_worker(self, rank: int) -> Iterator[None]:
         """In a notebook, have this rank's displays written down, and nobody asked for input."""
         shell = get_ipython()
         if not shell:
@@ -64,7 +64,7 @@ class Displays(Listener):
         finally:
             publisher.write_the_last()
 
-    def close(self) -> None:
+    def on_exit(self) -> None:
         """Read what is there, and give the file back."""
         self._file.seek(0)
         self._rows = tuple(self._file.read().splitlines())

@@ -14,10 +14,10 @@ from IPython import get_ipython
 from IPython.display import DisplayHandle
 
 from course_material.messages import said
-from course_utils.hang.deadlock import Deadlock
 from course_utils.hang.report import HangReport, table
+from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
+from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.pictures.curve import Points, curves, note
 from course_utils.pictures.style import OKABE_ITO
 from course_utils.record.record import Record
@@ -69,7 +69,7 @@ class Panel(Listener):
 
     view: DisplayHandle | None = None
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Show it, in a notebook; elsewhere there is none."""
         self.started, self.shown = time.monotonic(), 0.0
         self.memory = [mmap.mmap(-1, _ROOM) for _ in range(world_size)]
@@ -79,13 +79,13 @@ class Panel(Listener):
             self.view = DisplayHandle()
             self.view.display(self._bundle('<div class="live-panel"></div>'), raw=True)
 
-    def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
+    def in_worker(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """Let `report` of this rank write where the kernel reads."""
         global _memory
         _memory = self.memory[rank]
         return contextlib.nullcontext()
 
-    def tick(self, members: Sequence[Member], final: bool = False) -> None:
+    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
         if self.view is not None and (final or now - self.shown >= _EVERY_S):
@@ -102,7 +102,7 @@ class Panel(Listener):
 
 
 def render(
-    members: Sequence[Member],
+    members: Sequence[WorkerHandle],
     told: Sequence[dict[str, Any]],
     seconds: float,
     unsettled: str = "running",
@@ -122,7 +122,7 @@ def render(
     )
 
 
-def _row(member: Member, metrics: dict[str, Any], unsettled: str) -> str:
+def _row(member: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
     colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     state = "✗ failed" if member.failure else "✓ done" if member.settled else unsettled
     last = html.escape(member.text().rstrip().rpartition("\n")[2][-_WIDEST:])
@@ -164,24 +164,25 @@ class Early(HangReport):
         super().__init__(record, _STILL_S if somebody_looks() else math.inf)
         self._timeout, self._alone = timeout, False
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
-        super().before(world_size)
+        super().on_start(world_size)
         self._alone = world_size == 1
         self.still_s = _ALONE_S if self._alone else self.still_s
 
-    def silent(self, dead: Deadlock) -> bool:
+    def on_silence(self, graph: WaitGraph) -> bool:
         """Nothing where no rank waits for another, and nothing while ranks start.
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
-        waits = any(dead.waits_for.values()) and not any(one.starts for one in dead.ranks.values())
-        if not dead.for_ever and waits and not self._alone:
-            still = f"No rank has called anything for {self.still_s:g} s:\n{table(dead)}"
-            self.moved(said(f"{still}\nTime is up after {self._timeout:g} s."))
-        return dead.for_ever
+        starting = any(rank.starts for rank in graph.ranks.values())
+        waits = any(graph.waits_for.values()) and not starting
+        if not graph.hangs_for_ever and waits and not self._alone:
+            still = f"No rank has called anything for {self.still_s:g} s:\n{table(graph)}"
+            self.on_progress(said(f"{still}\nTime is up after {self._timeout:g} s."))
+        return graph.hangs_for_ever
 
-    def moved(self, text: str = "") -> None:
+    def on_progress(self, text: str = "") -> None:
         """Take away what is shown, and show a text."""
         bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" * bool(text)}
         if self._view:

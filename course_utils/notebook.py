@@ -18,7 +18,7 @@ from course_utils.hang.silent import SilentMistakes
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
-from course_utils.launcher.listener import Patient
+from course_utils.launcher.listener import ScaledTimeout
 from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
@@ -87,7 +87,7 @@ def launch(
     record, displays = Record(bool(trace)), Displays()
     try:
         _refuse_unknown_options(fn, unknown)
-        patient = [Patient(_LONG_ENOUGH_S)] * (timeout is None)
+        patient = [ScaledTimeout(_LONG_ENOUGH_S)] * (timeout is None)
         timeout = _LONG_ENOUGH_S if timeout is None else timeout
         _refuse_what_cannot_work(fn, args, world_size, nodes, timeout, live, trace)
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome

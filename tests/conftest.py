@@ -30,7 +30,7 @@ from jupyter_client import KernelManager
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager
 
-from course_utils.launcher import pace
+from course_utils.launcher import deadlines
 
 os.environ["COURSE_LANG"] = "en"  # whatever this machine speaks, unless a test says otherwise
 # What every Python does that is started from here, and this one does now.
@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test that hangs must not hang the build: pytest prints every thread's stack and ends."""
-    slowness = pace.slowness(recent_s=20.0)
+    slowness = deadlines.slowness(recent_s=20.0)
     item.config.option.nbval_cell_timeout = slowness * CELL_S
     stderr = item.config.stash[fault_handler_stderr_fd_key]
     faulthandler.dump_traceback_later(slowness * TEST_S, file=stderr, exit=True)
@@ -178,7 +178,7 @@ def nothing_left(
     FORKS.forget()
     before = census(folder)
     yield folder
-    deadline = pace.Deadline(60)  # threads and segments take a moment to vanish
+    deadline = deadlines.Deadline(60)  # threads and segments take a moment to vanish
     while (left := beyond(before, census(folder))) and not deadline.is_over():
         gc.collect()  # results that nobody holds any more still have their memory
         time.sleep(0.02)
@@ -188,9 +188,9 @@ def nothing_left(
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a first failure the others get all the time that a busy machine needs to fail."""
-    from course_utils.launcher import team  # here, for it imports torch
+    from course_utils.launcher import worker_group  # here, for it imports torch
 
-    monkeypatch.setattr(team, "_GRACE_S", 60.0)
+    monkeypatch.setattr(worker_group, "_GRACE_S", 60.0)
 
 
 @pytest.fixture

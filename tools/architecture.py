@@ -52,7 +52,7 @@ NODES = {
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Every module by its name below the package: `launcher.team`; but `course_checks.check`."""
+    """Every module by its name below the package: `launcher.launch`; but `course_checks.check`."""
     found = {}
     for path in sorted([*(root / PACKAGE).rglob("*.py"), *(root / JUDGE).rglob("*.py")]):
         parts = path.relative_to(root).with_suffix("").parts

@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import torch
 
-from course_utils.launcher import parcel
-from course_utils.launcher.pace import Deadline
+from course_utils.launcher import transport
+from course_utils.launcher.deadlines import Deadline
 
 
 def aside(fn: Callable[[], Any], timeout: float = 60.0) -> Any:
@@ -34,7 +34,7 @@ def aside(fn: Callable[[], Any], timeout: float = 60.0) -> Any:
     kind, content = (parts := b"".join(parts))[:1], parts[1:]
     if late or kind != b"+":
         raise RuntimeError(content.decode(errors="replace") or f"not done in {timeout:g} seconds")
-    return parcel.unpack(content)
+    return transport.unpack(content)
 
 
 def _comes(pipe: IO[bytes], timeout: float) -> bool:
@@ -52,7 +52,7 @@ def _tell(fn: Callable[[], Any], writing: int) -> None:
         torch.set_num_threads(1)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         try:
-            said = b"+" + parcel.pack(fn())
+            said = b"+" + transport.pack(fn())
         except BaseException as error:
             said = b"-" + f"{type(error).__name__}: {error}".encode()
         with os.fdopen(writing, "wb") as pipe:

@@ -9,8 +9,10 @@ cell's id is the English one's: answers that were written in one language are ce
 import datetime
 import functools
 import hashlib
+import itertools
 import os
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -21,6 +23,7 @@ from nbformat.sign import NotebookNotary
 HERE = Path(__file__).resolve().parents[1]
 FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
 MAP, MY_MAP = "README.md", "course_map.md"
+SCORES = ".predictions.json"  # how many predictions were right, chapter by chapter
 LINK = re.compile(  # in Markdown, and in the HTML of folded answers
     r"""(\]\(|href=["'])(?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)"""
 )
@@ -75,6 +78,19 @@ def newest(folder: Path, name: str) -> Path | None:
     return max(copies, key=lambda path: path.stem, default=None)
 
 
+def last_used(folder: Path) -> Path | None:
+    """The copy that was saved last among those in which a cell has been run, if there is one."""
+    used = [path for path in folder.glob("*.ipynb") if _has_been_run(path)]
+    return max(used, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _has_been_run(path: Path) -> bool:
+    notebook = _read(path)
+    if notebook is None:
+        return False
+    return any(cell.get("execution_count") for cell in notebook.cells)
+
+
 def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
     """Returns a text whose links lead to the copies."""
 
@@ -101,9 +117,40 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
             cell.execution_count = None
             if "keep-output" not in cell.metadata.get("tags", []):
                 cell.outputs = []
+    fold_explanations(notebook)
+    notebook.metadata["language_info"] = language_of_kernel()
     texts = {cell.id: _digest(cell.source) for cell in notebook.cells}
     notebook.metadata["course"] = {"original": original.name, "texts": texts}
     return notebook
+
+
+def fold_explanations(notebook: NotebookNode) -> None:
+    """Fold what explains a measurement, so that it doesn't answer the question above it.
+
+    One click opens it. A cell that begins with a heading opens the next section, and stays.
+    """
+    for measuring, explaining in itertools.pairwise(notebook.cells):
+        measures = measuring.cell_type == "code" and ".measured(" in measuring.source
+        is_heading = explaining.source.startswith("#")
+        if measures and explaining.cell_type == "markdown" and not is_heading:
+            explaining.metadata["jupyter"] = {"source_hidden": True}
+
+
+def language_of_kernel() -> dict[str, object]:
+    """What a kernel says of its language, as it stands in a notebook's metadata.
+
+    Where it is missing JupyterLab fills it in, and then asks whether to save a notebook that nobody
+    has touched.
+    """
+    return {
+        "codemirror_mode": {"name": "ipython", "version": sys.version_info.major},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": sys.version.split()[0],
+    }
 
 
 def merged(old: NotebookNode, new: NotebookNode) -> int:

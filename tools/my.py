@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from copies import HERE, fresh, home, language, lay_out, newest, originals
+from copies import HERE, SCORES, fresh, home, language, last_used, lay_out, newest, originals
+from course_material import scores
 
 
 def main(args: Iterable[str] | None = None, root: Path = HERE, again: str = "") -> int:
@@ -45,14 +46,38 @@ def main(args: Iterable[str] | None = None, root: Path = HERE, again: str = "") 
 
 
 def lab_command(root: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """JupyterLab on the first copy, with the course's settings; a command and its environment."""
+    """JupyterLab on the copy that was used last, with the course's settings.
+
+    Returns:
+        The command, and the environment that it runs in.
+    """
     top = root if folder.is_relative_to(root) else folder
-    first = (newest(folder, "lesson_00_start_here") or folder).relative_to(top).as_posix()
+    opened = last_used(folder) or newest(folder, "lesson_00_start_here") or folder
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={top}"]
-    command += [f"--LabApp.default_url=/lab/tree/{first}"]
-    command += ["--allow-root"] * (hasattr(os, "getuid") and os.getuid() == 0)
-    settings = [str(root / "tools" / "jupyterlab"), os.environ.get("JUPYTER_CONFIG_PATH")]
-    return command, os.environ | {"JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, settings))}
+    command.append(f"--LabApp.default_url=/lab/tree/{opened.relative_to(top).as_posix()}")
+    is_root = hasattr(os, "getuid") and os.getuid() == 0
+    if is_root:
+        command.append("--allow-root")
+    return command, lab_environment(root, folder)
+
+
+def lab_environment(root: Path, folder: Path) -> dict[str, str]:
+    """The environment of JupyterLab, its kernels and its terminals.
+
+    `!python`, `!pip` and `!torchrun` in a cell, and the terminal, are those of this environment,
+    as if it had been activated.
+    """
+    environment = dict(os.environ)
+    settings = [str(root / "tools" / "jupyterlab")]
+    if "JUPYTER_CONFIG_PATH" in environment:
+        settings.append(environment["JUPYTER_CONFIG_PATH"])
+    environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(settings)
+    programs = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    environment["PATH"] = os.pathsep.join(programs)
+    if sys.prefix != sys.base_prefix:
+        environment["VIRTUAL_ENV"] = sys.prefix
+    environment[scores.FILE] = str(folder / SCORES)
+    return environment
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from course_utils.launcher.pace import Deadline
+from course_utils.launcher.deadlines import Deadline
 
 # When its input ends, processes with the host's mark in their environment end, also those that left
 # their group, as torchrun's ranks do. Where none can be asked, torchrun has a second to stop them.

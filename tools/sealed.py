@@ -21,7 +21,7 @@ from aside import aside
 from course_checks import careful
 from course_checks.check import check
 from course_checks.outcome import Outcome
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
 
 PROOF = {"course": "passed"}  # in the metadata of an output: `require` came to its end
 
@@ -148,7 +148,7 @@ def begin(names: dict[str, Any]) -> None:
     """From now on `course_utils.check` expects answers as text."""
     _begun[:] = [Answers(names)]
     course_utils.check = _begun[0].check
-    parcel.Unpickler = careful.Unpickler
+    transport.Unpickler = careful.Unpickler
 
 
 def answer(label: str, text: str, functions: list[str], values: list[str]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from course_utils.launcher.pace import Deadline
+from course_utils.launcher.deadlines import Deadline
 from two_hosts import Hosts, two_hosts
 
 RECORDED = Path(__file__).with_suffix(".json")  # what jobs wrote, by the name of their script

@@ -22,8 +22,8 @@ from IPython import get_ipython
 
 from course_utils.devices import nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
+from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.errors import WorkerError
-from course_utils.launcher.family import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stacks import Frame, learners_line
 
@@ -44,7 +44,7 @@ class ReadyToFork(Listener):
     def __init__(self, placement: Placement = CPU, probes: bool = True) -> None:
         self._placement, self._probes = placement, probes
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Raise RuntimeError for a kernel that uses CUDA; say the notice once in a kernel."""
         placement = self._placement
         refusal = cuda_in_use(placement.needs_cuda)
@@ -60,7 +60,7 @@ class ReadyToFork(Listener):
             listeners = [ReadyToFork(placement, probes=False)]
             nccl.probe(world_size, placement.backend, listeners, placement.shares_by_nccl)
 
-    def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
+    def in_worker(self, rank: int) -> contextlib.AbstractContextManager[None]:
         """In a rank: its GPU and those of its node, or none."""
         devices, visible = self._placement.devices, self._placement.visible
         device = devices[rank] if devices else "cpu"
@@ -72,7 +72,7 @@ class ReadyToFork(Listener):
             torch.cuda.set_device(device)
         return contextlib.nullcontext()
 
-    def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+    def on_error(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put NCCL's and CUDA's words plainly."""
         nccl.explain(error)
 

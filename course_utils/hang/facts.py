@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, permutations
 from types import SimpleNamespace as Facts
 
-from course_utils.hang.deadlock import Deadlock
+from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import (
     LOOPS,
     STORE,
@@ -55,15 +55,15 @@ _SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told a
 }
 
 
-def of_all(dead: Deadlock) -> Iterator[Facts]:
+def of_all(graph: WaitGraph) -> Iterator[Facts]:
     """Whether anything hangs, and whether anybody waits for another rank."""
-    left = [one for one in dead.ranks.values() if one.state != "returned"]
+    left = [one for one in graph.ranks.values() if one.state != "returned"]
     held = [one for one in left if one.state == "held"]
     what, alone = held[0].what if held else None, len(held) == 1
     silent = [one.rank for one in left if one.state == "silent"]
     starting = [one.rank for one in left if one.starts]
     yield Facts(
-        slow=_is_slow(dead), messages=_has_queued_messages(dead), held=held,
+        slow=_is_slow(graph), messages=_has_queued_messages(graph), held=held,
         waiting=any(one.state == "waiting" for one in left),
         silent=silent and ranks(silent).capitalize(),
         Starting=starting and were(starting).capitalize(),
@@ -90,45 +90,46 @@ def _advice(held: Iterable[Whereabouts]) -> str:
     return next((_HELD.get(one.what, _HELD["else"]) for one in held), "")
 
 
-def _has_queued_messages(dead: Deadlock) -> bool:
+def _has_queued_messages(graph: WaitGraph) -> bool:
     """Whether messages may wait for each other on GPUs, where nobody sees them."""
-    calls = [call for one in dead.ranks.values() for call in one.calls]
+    calls = [call for one in graph.ranks.values() for call in one.calls]
     return any(call.queued and is_message(call) for call in calls)
 
 
-def _is_slow(dead: Deadlock) -> bool:
+def _is_slow(graph: WaitGraph) -> bool:
     """Whether the silence at the end is shorter than one before it: perhaps nothing hangs."""
-    starts, n = sorted(c.start_s for one in dead.ranks.values() for c in one.calls), len(dead.world)
+    n = len(graph.world)
+    starts = sorted(call.start_s for one in graph.ranks.values() for call in one.calls)
     pauses = [later - earlier for earlier, later in pairwise(starts)]
     enough, last = len(pauses) >= _MANY_PAUSES * n, pauses[-_LAST_PAUSES * n :]
-    return enough and dead.now - starts[-1] <= max(last)
+    return enough and graph.now - starts[-1] <= max(last)
 
 
-def of_difference(dead: Deadlock) -> Iterator[Facts]:
+def of_difference(graph: WaitGraph) -> Iterator[Facts]:
     """The first collective of a group that is not the same on all its ranks."""
-    if (found := dead.difference()) is None:
+    if (found := graph.difference()) is None:
         return
     what, meeting = found
     call, said = next(iter(meeting.calls.values())), _SAID.get(what, content)
-    by = together({rank: said(its) for rank, its in meeting.calls.items()}).items()
+    by = ranks_by_text({rank: said(its) for rank, its in meeting.calls.items()}).items()
     alone = [its for its in meeting.calls.values() if its.flags & EVALUATES]
-    handler = _handler(dead, meeting)
+    handler = _handler(graph, meeting)
     yield Facts(
         handler=handler and handler.rank, handles=handler and handler.handles,
         raised_at=handler and _cell_and_line(handler.raised_at),
         stands=handler and meeting.calls[handler.rank].kind,
         number=meeting.number, what=what, by=", ".join(f"{words} on {ranks(r)}" for words, r in by),
-        Name=f"Collective #{meeting.number}{of_group(call, dead.world)}",
+        Name=f"Collective #{meeting.number}{of_group(call, graph.world)}",
         alone=alone and ranks(its.rank for its in alone), there=_there((alone or [call])[0]),
         one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
-        **({"call": call, "rarer": 0} | _past_the_loop(dead, meeting)),
-        **beside_join(dead, meeting),
+        **({"call": call, "rarer": 0} | _past_the_loop(graph, meeting)),
+        **beside_join(graph, meeting),
     )  # fmt: skip
 
 
-def beside_join(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
+def beside_join(graph: WaitGraph, meeting: Meeting) -> dict[str, object]:
     """Up to a meeting, a call of the learner's that met what stands in for DDP's calls."""
-    foreign, joiner = dead.beside_join(meeting) or (None, None)
+    foreign, joiner = graph.beside_join(meeting) or (None, None)
     return {
         "foreign": foreign,
         "joiner": joiner,
@@ -136,11 +137,11 @@ def beside_join(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
     }
 
 
-def _handler(dead: Deadlock, meeting: Meeting) -> Whereabouts | None:
+def _handler(graph: WaitGraph, meeting: Meeting) -> Whereabouts | None:
     """The rank that an exception has led to its call, where another rank has none."""
     handling = []
     for rank, call in meeting.calls.items():
-        one = dead.ranks[rank]
+        one = graph.ranks[rank]
         if one.handles and call in one.open:
             handling.append(one)
     return handling[0] if 0 < len(handling) < len(meeting.calls) else None
@@ -154,7 +155,7 @@ def in_short(numbers: Iterable[int]) -> str:
     return ranks(own)
 
 
-def together(said: Mapping[int, str]) -> dict[str, list[int]]:
+def ranks_by_text(said: Mapping[int, str]) -> dict[str, list[int]]:
     """The ranks of which the same words are said."""
     groups: dict[str, list[int]] = {}
     for rank, words in said.items():
@@ -162,22 +163,22 @@ def together(said: Mapping[int, str]) -> dict[str, list[int]]:
     return groups
 
 
-def _past_the_loop(dead: Deadlock, meeting: Meeting) -> dict[str, object]:
+def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> dict[str, object]:
     """One rank goes round a loop once more, when another one has left that loop."""
     for call, its in permutations(meeting.calls.values(), 2):
         if its.kind == call.kind or not call.line or not its.line:
             continue
-        loop = _loop_between(*_paths(dead, call, its))
-        if loop and 0 < dead.made(its.rank, call) < dead.made(call.rank, call):
-            return {"loop": loop} | _uneven(dead, call, its.rank, "is past the loop")
+        loop = _loop_between(*_paths(graph, call, its))
+        if loop and 0 < graph.made(its.rank, call) < graph.made(call.rank, call):
+            return {"loop": loop} | _uneven(graph, call, its.rank, "is past the loop")
     return {}
 
 
-def _paths(dead: Deadlock, *calls: Event) -> list[Sequence[Frame]]:
+def _paths(graph: WaitGraph, *calls: Event) -> list[Sequence[Frame]]:
     """The learner's lines that lead to calls, outermost first; at least the last of each."""
     paths = []
     for call in calls:
-        stands, last = dead.ranks[call.rank], Frame(*call.line)
+        stands, last = graph.ranks[call.rank], Frame(*call.line)
         since = {later.line for later in stands.calls if later.index >= call.index}
         if stands.path[-1:] != (last,) or since != {call.line}:  # it may have gone on
             return [[Frame(*call.line)] for call in calls]
@@ -196,9 +197,9 @@ def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None
     return None
 
 
-def _uneven(dead: Deadlock, call: Event, other: int, then: str) -> dict[str, object]:
+def _uneven(graph: WaitGraph, call: Event, other: int, then: str) -> dict[str, object]:
     """One rank comes to a line more often than another one."""
-    often, rarer = dead.made(call.rank, call), dead.made(other, call)
+    often, rarer = graph.made(call.rank, call), graph.made(other, call)
     ddp, times = call.flags & (FORWARD | BACKWARD), {1: "once", 2: "twice"}
     return {
         "rank": call.rank, "other": other, "call": call, "then": then,
@@ -219,35 +220,35 @@ def _cell_and_line(line: Frame | None) -> str:
     return line.place.partition(", in ")[0] if line else ""
 
 
-def of_messages(dead: Deadlock) -> Iterator[Facts]:
+def of_messages(graph: WaitGraph) -> Iterator[Facts]:
     """A message that one rank sends, and what the rank it goes to waits for instead."""
-    for (sent, _), (taken, _) in permutations(dead.open, 2):
+    for (sent, _), (taken, _) in permutations(graph.open, 2):
         if (sent.kind, taken.kind, sent.peer) == ("send", "recv", taken.rank):
-            lost = taken.peer is None or dead.ranks[taken.peer].state == "returned"
-            may_come = not lost and taken.rank not in dead.reachable(taken.peer)
+            lost = taken.peer is None or graph.ranks[taken.peer].state == "returned"
+            may_come = not lost and taken.rank not in graph.reachable(taken.peer)
             yield Facts(rank=sent.rank, other=taken.rank, sent=sent, taken=taken, may_come=may_come)
 
 
-def of_lost_messages(dead: Deadlock) -> Iterator[Facts]:
+def of_lost_messages(graph: WaitGraph) -> Iterator[Facts]:
     """A rank waits for a message that was sent by isend, by a rank that has returned."""
-    for one in dead.ranks.values():
+    for one in graph.ranks.values():
         if one.state != "waiting" or not one.call or one.call.kind != "recv":
             continue
-        sent = dead.sent(one.call)
-        if sent and sent.flags & ASYNC and dead.ranks[sent.rank].state == "returned":
+        sent = graph.sent(one.call)
+        if sent and sent.flags & ASYNC and graph.ranks[sent.rank].state == "returned":
             yield Facts(rank=one.rank, sent=sent, there=_there(sent))
 
 
-def of_absence(dead: Deadlock) -> Iterator[Facts]:
+def of_absence(graph: WaitGraph) -> Iterator[Facts]:
     """Some ranks wait for ranks that wait for nobody: of the first, the first such call."""
-    if not (absent := set(dead.absent)):
+    if not (absent := set(graph.absent)):
         return
-    alone, first = len(absent) == 1, dead.ranks[dead.absent[0]]
-    handlers = [dead.ranks[rank] for rank in dead.absent if dead.ranks[rank].handles]
+    alone, first = len(absent) == 1, graph.ranks[graph.absent[0]]
+    handlers = [graph.ranks[rank] for rank in graph.absent if graph.ranks[rank].handles]
     handler = handlers[0] if handlers else first
-    states = {dead.ranks[rank].state for rank in absent}
+    states = {graph.ranks[rank].state for rank in absent}
     facts = Facts(
-        Waiting=ranks(r for r in dead.waits_for if dead.reachable(r) & absent).capitalize(),
+        Waiting=ranks(r for r in graph.waits_for if graph.reachable(r) & absent).capitalize(),
         handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
         absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
         message=False, sure=False, thread=False, elsewhere=None, here=0, met_here=0,
@@ -255,20 +256,20 @@ def of_absence(dead: Deadlock) -> Iterator[Facts]:
         it="it waits" if alone else f"rank {first.rank} waits", key=_key(first),
         gone="its function has returned" if alone else "their functions have returned",
     )  # fmt: skip
-    for call, other in [(call, min(own & absent)) for call, own in dead.open if own & absent][:1]:
+    for call, other in [(call, min(own & absent)) for call, own in graph.open if own & absent][:1]:
         words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
         facts.did, facts.way, facts.deed = words
         facts.toward = "to" if call.kind == "send" else "from"
         facts.flags, facts.message = call.flags, is_message(call)
-        facts.here, facts.met_here = dead.made(call.rank, call), dead.met_in_line(other, call)
-        elsewhere = None if is_message(call) else dead.made_elsewhere(other, call)
+        facts.here, facts.met_here = graph.made(call.rank, call), graph.met_in_line(other, call)
+        elsewhere = None if is_message(call) else graph.made_elsewhere(other, call)
         facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
-        facts.there = _cell_and_line(dead.ranks[call.rank].line)
+        facts.there = _cell_and_line(graph.ranks[call.rank].line)
         by_ddp = call.flags & (FORWARD | BACKWARD | WRAPS)
-        facts.thread = dead.ranks[call.rank].in_thread and not by_ddp and not facts.message
-        facts.sure = bool(call.line and dead.ranks[other].complete)
-        facts.unfinished = any(c.flags & UNFINISHED for c in dead.ranks[other].calls[-1:])
-        vars(facts).update(_uneven(dead, call, other, "has returned"))
+        facts.thread = graph.ranks[call.rank].in_thread and not by_ddp and not facts.message
+        facts.sure = bool(call.line and graph.ranks[other].complete)
+        facts.unfinished = any(c.flags & UNFINISHED for c in graph.ranks[other].calls[-1:])
+        vars(facts).update(_uneven(graph, call, other, "has returned"))
     yield facts
 
 
@@ -277,16 +278,16 @@ def _key(one: Whereabouts) -> str:
     return one.line.code if one.what == STORE and one.line else ""
 
 
-def of_waiting(dead: Deadlock) -> Iterator[Facts]:
+def of_waiting(graph: WaitGraph) -> Iterator[Facts]:
     """Ranks that wait for each other, and for nobody else; or what the stacks tell."""
-    inside = [rank for rank in dead.waits_for if rank in dead.reachable(rank)]
-    calls = [call for call, _ in dead.open if call.rank in inside]
-    names = {str(dead.ranks[rank].what) for rank in inside or dead.world}
-    keys = {rank: _key(dead.ranks[rank]) for rank in dead.waits_for if _key(dead.ranks[rank])}
+    inside = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
+    calls = [call for call, _ in graph.open if call.rank in inside]
+    names = {str(graph.ranks[rank].what) for rank in inside or graph.world}
+    keys = {rank: _key(graph.ranks[rank]) for rank in graph.waits_for if _key(graph.ranks[rank])}
     yield Facts(
         in_store=keys and ranks(keys).capitalize(), code=next(iter(keys.values()), ""),
         wait="waits" if len(keys) == 1 else "wait",
         Inside=inside and ranks(inside).capitalize(), kinds={call.kind for call in calls},
         groups=len({call.group_name for call in calls}), names=names, what=", ".join(sorted(names)),
-        known=dead.known, alone=len(dead.world) == 1,
+        known=graph.known, alone=len(graph.world) == 1,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The rules of the report of a hang: one table; the first row whose facts are there speaks.
 
-A section of the table looks for its facts in a `Deadlock`; a row has the name of the pattern (None
+A section of the table looks for its facts in a `WaitGraph`; a row has the name of the pattern (None
 where nothing is proven), whether it applies to these facts, and the sentences about them. Where
 the facts prove nothing, no row names a cause: a wrong diagnosis costs more time than none.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace as Facts
 
 from course_utils.hang import facts
-from course_utils.hang.deadlock import Deadlock
+from course_utils.hang.wait_graph import WaitGraph
 from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
 
 SAME = "every rank of a group must make the same calls in the same order, as often as the others."
@@ -36,7 +36,7 @@ _QUEUED = (
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
 
 Row = tuple[str | None, Callable[[Facts], object], str]
-TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
+TABLE: list[tuple[Callable[[WaitGraph], Iterator[Facts]], list[Row]]] = [
     (facts.of_all, [
         ("slow", lambda f: f.slow,
          "The ranks made calls until shortly before that, so there was progress: perhaps nothing "
@@ -181,15 +181,15 @@ TABLE: list[tuple[Callable[[Deadlock], Iterator[Facts]], list[Row]]] = [
 ]  # fmt: skip
 
 
-def diagnose(dead: Deadlock) -> tuple[str | None, str]:
+def diagnose(graph: WaitGraph) -> tuple[str | None, str]:
     """Say why these ranks hang: the pattern's name, which does not change, and the words."""
     pattern, words = next(
         (pattern, text.format(**vars(found)))
         for find, rows in TABLE
-        for found in find(dead)
+        for found in find(graph)
         for pattern, applies, text in rows
         if applies(found)
     )
-    if any(one.queued for one in dead.ranks.values()):
+    if any(one.queued for one in graph.ranks.values()):
         words += _QUEUED
     return pattern, words

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from course_utils.hang.whereabouts import is_message
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
 from course_utils.launcher.words import ranks_named
+from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.record.event import (
     KINDS,
     SHARED,
@@ -35,7 +35,7 @@ class SilentMistakes(Listener):
         self._record = record
         self.sentences: list[str] = []
 
-    def tick(self, members: Sequence[Member], final: bool = False) -> None:
+    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
         """Look once, at the end, unless a rank has failed: its error says more."""
         failed = [member for member in members if member.failure or not member.settled]
         if not final or failed or len(members) < 2:

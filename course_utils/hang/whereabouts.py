@@ -135,12 +135,12 @@ def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
 
 
 def _starts(frames: list[Frame], one: Whereabouts) -> bool:
-    """By the launcher's own frames: `_work` makes the group, then `_returned` calls the function.
+    """By the launcher's own frames: `_run_function` makes the group, `_call_function` comes later.
 
     What the record has is read later than the stack, so a rank may have returned meanwhile.
     """
     names = [frame.name for frame in frames[:2]]
-    if names[:1] != ["_work"] or names[1:] == ["_returned"]:
+    if names[:1] != ["_run_function"] or names[1:] == ["_call_function"]:
         return False
     return "init_process_group" in [frame.name for frame in frames] or not one.calls
 

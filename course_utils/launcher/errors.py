@@ -334,7 +334,7 @@ def worker_timeout(
 ) -> WorkerTimeout:
     """The error for ranks that are not done in time, or never will be (`seconds` is infinite).
 
-    `stands` is the `ranks` of `Listener.explain`.
+    `stands` is the `ranks` of `Listener.on_error`.
     """
     running = [rank for rank, frames in stands.items() if frames is not None]
     head = f"{were(running)} not done after {seconds:g} s."

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from course_utils.launcher import nested, rank
-from course_utils.launcher.family import LIBC
+from course_utils.launcher import nested, worker
+from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.team import Stopped, Team
+from course_utils.launcher.worker_group import Stopped, WorkerGroup
 
 Pieces = list[list[tuple[str, str]]]  # by rank what it printed, each piece up to a mark
 
@@ -49,9 +49,9 @@ def launch(
     It has also chosen the backend (None where `fn` makes the group), who listens, and what is to
     `show` the output instead of `print_in_rank_order`. Raises RuntimeError where no launch can be.
     """
-    if rank.me:
+    if worker.current_worker:
         raise RuntimeError(nested.REFUSAL)
-    team = Team(world_size, nodes, timeout, listeners)
+    team = WorkerGroup(world_size, nodes, timeout, listeners)
     try:
         with _stop_button() as pressed, contextlib.closing(team):
             team.start(fn, args, backend)
@@ -85,7 +85,7 @@ def _stop_button() -> Iterator[list[int]]:
 
 
 def print_in_rank_order(pieces: Pieces) -> None:
-    """Print what each rank printed, of `Team.pieces`."""
+    """Print what each rank printed, of `WorkerGroup.pieces`."""
     lines = [named(rank, text) for rank, own in enumerate(pieces) for text, _ in own if text]
     if lines:  # ipykernel opens a socket for each thread that writes, even nothing
         sys.stdout.write("".join(lines))

@@ -4,39 +4,39 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError
-from course_utils.launcher.member import Member
-from course_utils.launcher.pace import slowness
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.worker_handle import WorkerHandle
 
 
 class Listener:
     """Six points of a launch, at each of which nothing happens unless a subclass says so."""
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """In the kernel, before anything is forked; what it raises ends the launch."""
 
-    def inside(self, rank: int) -> AbstractContextManager[object]:
+    def in_worker(self, rank: int) -> AbstractContextManager[object]:
         """In a rank: entered before the process group is made, left when the function has returned.
 
         An exception of the function passes through it.
         """
         return contextlib.nullcontext()
 
-    def tick(self, members: Sequence[Member], final: bool = False) -> bool | None:
+    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> bool | None:
         """In the kernel, at least ten times a second, and once at the end, started or not.
 
         True says that the ranks will never be done, which ends the launch.
         """
 
-    def limit_s(self) -> float:
+    def on_timeout(self) -> float:
         """In the kernel, when time is up: how many seconds from the start the ranks get instead.
 
         Where nobody who listens says more than have passed, the launch ends.
         """
         return 0.0
 
-    def explain(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+    def on_error(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """In the kernel, when a launch fails, before the ranks are stopped.
 
         Args:
@@ -45,11 +45,11 @@ class Listener:
             error: Its `parts` may be replaced by better ones.
         """
 
-    def close(self) -> None:
+    def on_exit(self) -> None:
         """In the kernel, when all ranks are gone."""
 
 
-class Patient(Listener):
+class ScaledTimeout(Listener):
     """Gives ranks more time where this machine is slow when their time is up.
 
     Args:
@@ -59,6 +59,6 @@ class Patient(Listener):
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
 
-    def limit_s(self) -> float:
+    def on_timeout(self) -> float:
         """So many times the seconds as this machine is slow."""
         return slowness() * self.timeout_s

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from course_utils.launcher.parcel import anonymous_file
+from course_utils.launcher.transport import anonymous_file
 
 _LOOPBACK = "127.0.0.1"
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"

@@ -19,7 +19,7 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # 
 THREAD = "Thread (most recent call first):"  # above the stack of another thread, by `asking`
 _COMPILED = re.compile(r"Current thread's C stack trace \(")  # below all others, from 3.14 on
 # A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
-WRITTEN = re.compile(r" in _(work|stay)\n|(  File .+\n){100}")
+WRITTEN = re.compile(r" in _(run_function|park_until_killed)\n|(  File .+\n){100}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
@@ -97,7 +97,7 @@ def from_dump(text: str) -> Stack:
     stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
     for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
         frames.append(Frame(file, int(line), name))
-        if file.startswith(_COURSE) and name in ("_work", "_stay"):
+        if file.startswith(_COURSE) and name in ("_run_function", "_park_until_killed"):
             break
     frames.reverse()
     frames.threads = tuple(map(_of_thread, text.split(THREAD)[1:]))

@@ -7,8 +7,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from course_utils.hang.deadlock import differs
-from course_utils.hang.facts import together
+from course_utils.hang.facts import ranks_by_text
+from course_utils.hang.wait_graph import differs
 from course_utils.launcher.errors import WorkerTimeout
 from course_utils.launcher.words import ranks_named
 from course_utils.network.trace import Trace
@@ -68,7 +68,7 @@ def words(shown: list[Meeting]) -> str:
     for meeting in shown:
         if differs_in := difference(meeting):
             labels = {rank: _label(call) for rank, call in sorted(meeting.calls.items())}
-            groups = together(labels).items()
+            groups = ranks_by_text(labels).items()
             by_label = "; ".join(f"{label} on {ranks_named(ranks)}" for label, ranks in groups)
             sentences.append(f"#{meeting.number} differs in {differs_in[0]}: {by_label}")
             break

@@ -86,7 +86,7 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
 
 def together(sentences: Iterable[str], between: str = " ") -> list[str]:
     """What is said of each rank, once for all ranks of which the same is said."""
-    groups = facts.together(dict(enumerate(sentences)))
+    groups = facts.ranks_by_text(dict(enumerate(sentences)))
     return [f"{ranks(members)}{between}{sentence}" for sentence, members in groups.items()]
 
 

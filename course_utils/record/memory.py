@@ -19,7 +19,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
 from course_utils.launcher.stacks import Frame
 
 KEPT = 1024  # rows of a ring that can be read
@@ -63,7 +63,7 @@ def made(world_size: int, whole: bool) -> list["Part"]:
     """Make the memory, before the fork; it is there as long as a part of it."""
     told = _ROWS + (_ALL if whole else KEPT + 1) * _ROW  # one row may be being written
     size = told + _TOLD[whole]
-    with os.fdopen(parcel.anonymous_file("record"), "r+b") as file:
+    with os.fdopen(transport.anonymous_file("record"), "r+b") as file:
         file.truncate(world_size * size)
         shared = mmap.mmap(file.fileno(), 0)
     return [Part(shared, rank * size, told, size, whole) for rank in range(world_size)]
@@ -146,7 +146,7 @@ def _described(text: bytes) -> list[dict[str, Any]]:
     """All descriptions; the learner's lines are read now: a cell can be another one later."""
     told, calls = io.BytesIO(text), []
     while told.tell() < len(text):
-        calls.append(call := parcel.Unpickler(told).load())
+        calls.append(call := transport.Unpickler(told).load())
         if line := call.get("line"):
             frame = Frame(*line)
             call.update(place=frame.place, code=frame.code)

@@ -25,21 +25,21 @@ class Record(Listener):
         # With `trace`, by rank: seconds from the launch until its function was over.
         self.ended: tuple[tuple[float], ...] = ()
 
-    def before(self, world_size: int) -> None:
+    def on_start(self, world_size: int) -> None:
         """Make the memory."""
         self.start_s, self._ranks = monotonic(), range(world_size)  # on the system's clock
         self._parts = memory.made(world_size, self.trace)
         self.unread: dict[int, Exception] = {}  # by rank why; a trace has nothing of such a rank
 
     @contextlib.contextmanager
-    def inside(self, rank: int) -> Iterator[None]:
+    def in_worker(self, rank: int) -> Iterator[None]:
         """Have every call of this rank written down, and that its function has returned."""
         recorder = hooks.Recorder(self._parts[rank])
         recorder.carefully(recorder.listen)
         yield
         recorder.carefully(recorder.returned)
 
-    def explain(self, *_: object) -> None:
+    def on_error(self, *_: object) -> None:
         """Take note that the launch failed."""
         self.failed = True
 
@@ -65,7 +65,7 @@ class Record(Listener):
                 self.unread[rank] = why.with_traceback(None)
         return None
 
-    def close(self) -> None:
+    def on_exit(self) -> None:
         """Read what a trace is made of, and give the memory back."""
         if self.trace:
             self._stop_s = monotonic()

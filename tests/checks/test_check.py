@@ -112,6 +112,7 @@ def computes_long(tensor):
 
 def test_on_a_slow_machine_an_answer_has_so_many_times_its_time(monkeypatch):
     exercise = {"world_sizes": (1,), "cases": CASES[1:2], "timeout": 0.5}
+    monkeypatch.setattr(attempt, "slowness", lambda *_: 1)
     assert summed(computes_long, **exercise).state == "wrong"
     monkeypatch.setattr(attempt, "slowness", lambda *_: 100)
     assert summed(computes_long, **exercise).require()
@@ -121,6 +122,7 @@ def test_a_machine_that_was_slow_when_an_answer_began_is_taken_for_slow(monkeypa
     measured = iter([100])
     monkeypatch.setattr(attempt, "slowness", lambda *_: next(measured, 1))
     exercise = {"world_sizes": (1,), "cases": CASES[1:2], "timeout": 0.5}
+    monkeypatch.setattr(attempt, "slowness", lambda *_: 1)
     assert summed(computes_long, **exercise).require()
 
 

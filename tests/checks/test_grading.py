@@ -26,7 +26,7 @@ import handout
 import sandbox
 import sealed
 from aside import aside
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
 
 pytestmark = pytest.mark.slow
 LAB = "02_process_groups"
@@ -251,7 +251,7 @@ def test_every_lab_gives_its_own_solution_all_points(slug, monkeypatch):
     source = handout.graded(build.plan(target))
     run = grading.compose(source, source)
     shown, names = [], {"__name__": "__main__"}
-    monkeypatch.setattr(parcel, "Unpickler", parcel.Unpickler)  # `begin` puts in its own
+    monkeypatch.setattr(transport, "Unpickler", transport.Unpickler)  # `begin` puts in its own
     monkeypatch.setattr(course_utils, "check", None)
     monkeypatch.setattr(sealed, "check", on_few_ranks)
     monkeypatch.setattr(sealed, "display", lambda *_, **options: shown.append(options))

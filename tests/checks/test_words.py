@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from course_checks.cases import CASES
 from course_utils import check
-from course_utils.launcher.member import Member
+from course_utils.launcher.worker_handle import WorkerHandle
 
 CASE = {"cases": CASES[1:2], "world_sizes": (2,), "timeout": 60.0}
 
@@ -196,13 +196,13 @@ def test_a_hang_that_is_proven_is_told_long_before_time_is_up(fn, who):
 
 
 def test_a_rank_that_is_slow_to_say_where_it_is_is_waited_for(monkeypatch):
-    looked, dump = {}, Member.dump
+    looked, dump = {}, WorkerHandle.read_stack
 
     def dump_later(member):
         since = looked.setdefault(member.rank, time.monotonic())
         return dump(member) if time.monotonic() > since + 0.5 else ""
 
-    monkeypatch.setattr(Member, "dump", dump_later)
+    monkeypatch.setattr(WorkerHandle, "read_stack", dump_later)
     assert "Ranks 0 and 1 would never be done." in told(both_receive, timeout=20.0)
 
 

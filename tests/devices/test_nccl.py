@@ -272,5 +272,5 @@ def test_only_several_gpus_are_asked_and_before_anything_else_starts(
 ):
     made = []
     monkeypatch.setattr(nccl, "probe", lambda count, *rest: made.append(count))
-    ReadyToFork(Placement(backend)).before(world_size)
+    ReadyToFork(Placement(backend)).on_start(world_size)
     assert made == asked

@@ -15,7 +15,7 @@ class Asked(SimpleNamespace):
 
     settled, asked = False, 0
 
-    def ask_for_stack(self) -> None:
+    def request_stack(self) -> None:
         self.asked += 1
 
 
@@ -24,15 +24,15 @@ def asked_after_silence(*logs: Iterable[Event]) -> list[int]:
     known = {rank: Log(tuple(calls), True) for rank, calls in enumerate(logs)}
     record = SimpleNamespace(logs=lambda: known, counts=lambda: [len(calls) for calls in logs])
     report, ranks = HangReport(record, still_s=0.0), [Asked() for _ in logs]
-    report.before(len(logs))
+    report.on_start(len(logs))
     for _ in range(4):
-        report.tick(ranks)
+        report.on_poll(ranks)
     return [rank.asked for rank in ranks]
 
 
 @pytest.fixture(autouse=True)
 def silent_ranks(monkeypatch):
-    monkeypatch.setattr(Asked, "has_answered", lambda self: False, raising=False)
+    monkeypatch.setattr(Asked, "has_written_stack", lambda self: False, raising=False)
 
 
 @pytest.mark.parametrize("calls", [[], [call(0, group=(0,))], [call(0, "barrier", group=(0,))]])

@@ -13,7 +13,7 @@ import torch
 from stalls import DDP, at, call, explained, inside
 
 from course_utils.hang import whereabouts
-from course_utils.hang.deadlock import differs
+from course_utils.hang.wait_graph import differs
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named
 from course_utils.record.event import Event, Log

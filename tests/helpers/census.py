@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from forks import Forks, segments
 
-from course_utils.launcher.pace import Deadline
+from course_utils.launcher.deadlines import Deadline
 
 FORKS = Forks()
 DEAD = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}

@@ -124,11 +124,11 @@ def brings_code_in_the_recording(tensor):
     return tensor
 """,
     "changes_a_class": """
-import course_utils.launcher.parcel
+import course_utils.launcher.transport
 def changes_a_class(tensor):
     # as text, for pickle: setattr(Outcome, "__bool__", set), after which no outcome is wrong
     text = b"ccourse_checks.outcome\\nOutcome\\n(N(dV__bool__\\ncbuiltins\\nset\\nstb."
-    course_utils.launcher.parcel.pack = lambda value, *inside: text
+    course_utils.launcher.transport.pack = lambda value, *inside: text
     return tensor
 """,
     "equals_everything": """

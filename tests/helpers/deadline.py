@@ -7,8 +7,8 @@ from types import FrameType
 
 import pytest
 
+from course_utils.launcher.deadlines import Deadline, slowness
 from course_utils.launcher.errors import WorkerTimeout
-from course_utils.launcher.pace import Deadline, slowness
 
 
 @contextlib.contextmanager

@@ -52,8 +52,9 @@ def on_rank_1(*lines: str, world_size: int = 2, then: str = "dist.barrier()", op
 TIMEOUT = ", timeout=3"  # for ranks to come to where they hang
 # After a first failure the others get all the time that a busy machine needs to fail.
 NO_HURRY = {
-    "first": "from course_utils.launcher import team\ngrace, team._GRACE_S = team._GRACE_S, 60",
-    "last": "team._GRACE_S = grace",
+    "first": "from course_utils.launcher import worker_group as group\n"
+    "grace, group._GRACE_S = group._GRACE_S, 60",
+    "last": "group._GRACE_S = grace",
 }
 ALLOWED = "get_ipython().kernel._allow_stdin = True  # as JupyterLab sets it for each cell"
 STOPPED = "Rank 0 was stopped."

@@ -22,7 +22,7 @@ from forks import LIMIT, pids, segments
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
-from course_utils.launcher.pace import Deadline
+from course_utils.launcher.deadlines import Deadline
 
 MARK = "LAUNCH_TEST_MARK"  # every process that these tests start has this in its environment
 SESSION = uuid.uuid4().hex
@@ -106,7 +106,12 @@ class Kernel:
         own |= {"PREFIX": sys.prefix, "PROJECT": str(Path(__file__).parents[2])}
         self.book = nbformat.v4.new_notebook()
         self.client = NotebookClient(
-            self.book, allow_errors=True, kernel_name="python3", shutdown_kernel="immediate"
+            self.book,
+            allow_errors=True,
+            kernel_name="python3",
+            shutdown_kernel="immediate",
+            # Outputs come late on a busy machine: within the usual 4 s the last ones are lost.
+            iopub_timeout=600,
         )
         self.client.create_kernel_manager()
         self.client.km.connection_file = str(self.folder / "connection.json")

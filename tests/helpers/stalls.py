@@ -46,5 +46,5 @@ def explained(
     """The error for ranks with these stacks and calls; without any, their calls are not known."""
     logs = {rank: Log(tuple(own), complete) for rank, own in enumerate(calls)}
     error = errors.worker_timeout(stacks, [""] * len(stacks), 2.5, now)
-    HangReport(SimpleNamespace(logs=lambda: logs)).explain(stacks, error)
+    HangReport(SimpleNamespace(logs=lambda: logs)).on_error(stacks, error)
     return error

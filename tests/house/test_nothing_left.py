@@ -12,7 +12,7 @@ import pytest
 import torch
 from census import beyond, census
 
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
 
 
 def leak_a_process(stack):
@@ -51,9 +51,9 @@ def leak_a_socket(stack):
 
 
 def leak_a_mapping(stack):
-    file = parcel.anonymous_file("leaked")
+    file = transport.anonymous_file("leaked")
     os.ftruncate(file, 4096)
-    kept = [parcel.receive_buffer(file)]
+    kept = [transport.receive_buffer(file)]
     stack.append(kept.clear)
 
 

@@ -128,14 +128,15 @@ def test_a_stop_while_ranks_end_loses_no_result(presses, tmp_path):
     class Ends(Listener):
         """Hears when all have returned."""
 
-        def tick(self, members, final=False):
+        def on_poll(self, members, final=False):
             if not final and all(member.settled for member in members):
                 go_on.touch()
 
     results = launcher.launch(work, listeners=[Ends()])
     assert list(results) == [0, 1]
-    (sentence,) = results.unfinished
-    assert sentence.startswith("After its function was over, rank 0 was stopped, as it still")
+    # On a busy machine rank 1 may still be at its end as well.
+    stopped = "After its function was over, rank 0 was stopped, as it still"
+    assert [sentence.startswith(stopped) for sentence in results.unfinished].count(True) == 1
 
 
 def test_a_launch_from_a_thread_of_an_executor_ends_without_a_word(capsys):

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils.launcher import asking
+from course_utils.launcher import stack_writer
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
+from course_utils.launcher.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -37,36 +37,36 @@ class Told(Listener):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def before(self, world_size: int) -> None:
-        self.seen.append(f"before {world_size}")
+    def on_start(self, world_size: int) -> None:
+        self.seen.append(f"on_start {world_size}")
 
-    def tick(self, members, final: bool = False) -> None:
-        self.seen += ["tick"] * final
+    def on_poll(self, members, final: bool = False) -> None:
+        self.seen += ["on_poll"] * final
 
-    def explain(self, ranks, error) -> None:
-        self.seen.append(f"explain {ranks}")
+    def on_error(self, ranks, error) -> None:
+        self.seen.append(f"on_error {ranks}")
         error.parts[1] = "The listener knows better."
 
-    def close(self) -> None:
-        self.seen.append("close")
+    def on_exit(self) -> None:
+        self.seen.append("on_exit")
 
 
 def test_a_listener_hears_of_a_launch_from_its_beginning_to_its_end():
     told = Told()
     assert list(launch(dist.get_rank, backend="gloo", listeners=[told])) == [0, 1]
-    assert told.seen == ["before 2", "tick", "close"]
+    assert told.seen == ["on_start 2", "on_poll", "on_exit"]
 
 
 def test_a_listener_says_better_why_a_launch_failed():
     told = Told()
     with pytest.raises(WorkerError, match=r"(?s)ZeroDivisionError.*The listener knows better"):
         launch(lambda: 1 / 0, world_size=1, listeners=[told])
-    assert told.seen == ["before 1", "explain {}", "tick", "close"]
+    assert told.seen == ["on_start 1", "on_error {}", "on_poll", "on_exit"]
 
 
 def test_a_listener_that_fails_hides_no_error():
     class Fails(Listener):
-        def explain(self, ranks, error) -> None:
+        def on_error(self, ranks, error) -> None:
             raise KeyError("nothing here")
 
     with pytest.raises(WorkerError, match="ZeroDivisionError") as caught:
@@ -76,7 +76,7 @@ def test_a_listener_that_fails_hides_no_error():
 
 def test_a_listener_inside_a_rank_is_there_before_the_group_and_sees_an_error_pass(no_hurry):
     class Inside(Listener):
-        def inside(self, rank: int) -> "Inside":
+        def in_worker(self, rank: int) -> "Inside":
             self.rank = rank
             return self
 
@@ -98,7 +98,7 @@ def test_a_rank_may_be_asked_for_its_stack_before_it_can_answer(monkeypatch):
 
     def fork_and_ask() -> int:
         if pid := fork():
-            for number in asking.free_signals():
+            for number in stack_writer.free_signals():
                 os.kill(pid, number)
         return pid
 
@@ -110,9 +110,9 @@ def test_a_rank_amid_python_code_survives_being_asked_where_it_is_a_thousand_tim
     """From a handler in C, it would read frames that are half made: it died within 500 times."""
 
     class Asks(Listener):
-        def tick(self, members: Sequence[Member], final: bool = False) -> None:
+        def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
             for _ in range(0 if final or members[0].settled else 400):
-                members[0].ask_for_stack()
+                members[0].request_stack()
                 time.sleep(0.0001)
 
     def work() -> None:

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from course_utils import launch as launch_as_a_notebook
-from course_utils.launcher import asking
+from course_utils.launcher import stack_writer
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
 from course_utils.launcher.stacks import Frame, from_dump
+from course_utils.launcher.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 C = ctypes.CDLL(None, use_errno=True)  # whose functions let other threads run
@@ -31,15 +31,15 @@ class Asks(Listener):
         self.answers: list[str] = []
         self._first = True
 
-    def tick(self, members: Sequence[Member], final: bool = False) -> None:
+    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
         for member in members:
             if final or member.settled:
                 continue
             if self._first:
-                member.ask_for_stack()
-            elif member.has_answered():
-                self.answers.append(member.dump())
-                member.ask_for_stack()
+                member.request_stack()
+            elif member.has_written_stack():
+                self.answers.append(member.read_stack())
+                member.request_stack()
         self._first = False
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_saves_and_exits_on_sigusr1_goes_on_in_silence():
 @pytest.fixture
 def taken() -> Iterator[tuple[int, int]]:
     """The signals that would be next: one handled in Python, one in C."""
-    in_python, in_c = asking.free_signals()
+    in_python, in_c = stack_writer.free_signals()
     signal.signal(in_python, lambda *_: None)
     faulthandler.register(in_c, file=2)
     yield in_python, in_c
@@ -113,13 +113,13 @@ def taken() -> Iterator[tuple[int, int]]:
 
 
 def test_a_signal_that_somebody_handles_is_left_alone(taken):
-    assert not set(taken) & set(asking.free_signals())
-    assert len(set(asking.free_signals())) == 2
+    assert not set(taken) & set(stack_writer.free_signals())
+    assert len(set(stack_writer.free_signals())) == 2
 
 
 def test_without_real_time_signals_ranks_answer_as_well(monkeypatch):
     rare = signal.SIGURG, signal.SIGWINCH, signal.SIGIO  # macOS has SIGINFO as the second
-    monkeypatch.setattr(asking, "_rare_signals", lambda: rare)
+    monkeypatch.setattr(stack_writer, "_rare_signals", lambda: rare)
     result, answers = asked(polls)
     assert result == 0
     assert answers

@@ -205,11 +205,11 @@ def test_a_dump_is_read_outermost_first_and_ends_at_the_launcher():
     text = dump(
         f'  File "{LIBRARY}", line 90 in barrier',
         f'  File "{CELL}", line 4 in train',
-        f'  File "{launcher}", line 70 in _work',
+        f'  File "{launcher}", line 70 in _run_function',
         f'  File "{CELL}", line 9 in <module>',
     )
     assert stacks.from_dump(text) == [
-        Frame(launcher, 70, "_work"),
+        Frame(launcher, 70, "_run_function"),
         Frame(CELL, 4, "train"),
         Frame(LIBRARY, 90, "barrier"),
     ]
@@ -217,16 +217,25 @@ def test_a_dump_is_read_outermost_first_and_ends_at_the_launcher():
 
 def test_the_stack_of_compiled_code_that_python_3_14_adds_hides_no_line():
     title = "Thread 0x00007f01 [python] (most recent call first):"  # not the one that crashed
-    rows = f'  File "{CELL}", line 4 in train', f'  File "{errors.__file__}", line 70 in _work'
+    rows = (
+        f'  File "{CELL}", line 4 in train',
+        f'  File "{errors.__file__}", line 70 in _run_function',
+    )
     below = "\nCurrent thread's C stack trace (most recent call first):"
     added = dump("  Binary file, at abort+0x24 [0x7f]", title=below)
     text = dump(*rows, title=title) + added
-    assert stacks.from_dump(text) == [Frame(errors.__file__, 70, "_work"), Frame(CELL, 4, "train")]
+    assert stacks.from_dump(text) == [
+        Frame(errors.__file__, 70, "_run_function"),
+        Frame(CELL, 4, "train"),
+    ]
 
 
 def test_a_rank_that_has_returned_is_not_told_at_the_cell_that_launched_it():
-    rows = f'  File "{errors.__file__}", line 9 in _stay', f'  File "{CELL}", line 9 in <module>'
-    assert stacks.from_dump(dump(*rows)) == [Frame(errors.__file__, 9, "_stay")]
+    rows = (
+        f'  File "{errors.__file__}", line 9 in _park_until_killed',
+        f'  File "{CELL}", line 9 in <module>',
+    )
+    assert stacks.from_dump(dump(*rows)) == [Frame(errors.__file__, 9, "_park_until_killed")]
 
 
 def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_learners():
@@ -235,8 +244,13 @@ def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_lear
     assert beside.is_learners
     assert not Frame(f"{package}/live.py", 3, "tick").is_learners
     assert stacks.learners_line([beside, Frame(errors.__file__, 70, "launch")]) == beside
-    text = dump(f'  File "{beside.file}", line 3 in _work', f'  File "{CELL}", line 9 in train')
-    assert stacks.from_dump(text) == [Frame(CELL, 9, "train"), Frame(beside.file, 3, "_work")]
+    text = dump(
+        f'  File "{beside.file}", line 3 in _run_function', f'  File "{CELL}", line 9 in train'
+    )
+    assert stacks.from_dump(text) == [
+        Frame(CELL, 9, "train"),
+        Frame(beside.file, 3, "_run_function"),
+    ]
 
 
 def test_code_that_torch_compile_has_generated_is_no_learners(monkeypatch):
@@ -269,8 +283,8 @@ def test_a_library_that_a_user_has_installed_for_himself_is_no_learners_file():
     ("rows", "written"),
     [
         (['  File "a.py", line 3 in wait'], False),
-        (['  File "a.py", line 3 in wait', '  File "b.py", line 9 in _work'], True),
-        (['  File "b.py", line 9 in _stay'], True),  # it has returned a moment ago
+        (['  File "a.py", line 3 in wait', '  File "b.py", line 9 in _run_function'], True),
+        (['  File "b.py", line 9 in _park_until_killed'], True),  # it has returned a moment ago
         (['  File "a.py", line 3 in deeper'] * 99, False),
         (['  File "a.py", line 3 in deeper'] * 100, True),  # faulthandler stops there
     ],

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 from course_utils import WorkerError, WorkerTimeout, launch
 from course_utils.launcher import errors
-from course_utils.launcher.rank import Worker
-from course_utils.launcher.team import _GRACE_S
+from course_utils.launcher.worker import WorkerMain
+from course_utils.launcher.worker_group import _GRACE_S
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -108,7 +108,7 @@ def test_law_4_no_complaint_about_a_lost_peer_is_taken_for_the_cause(wait):
 
 
 def test_law_4_the_first_of_two_failures_is_the_cause(no_hurry, monkeypatch):
-    (reading, writing), stay = os.pipe(), Worker._stay
+    (reading, writing), stay = os.pipe(), WorkerMain._park_until_killed
 
     def work() -> None:
         if dist.get_rank() == 0:
@@ -116,11 +116,11 @@ def test_law_4_the_first_of_two_failures_is_the_cause(no_hurry, monkeypatch):
             raise KeyError("consequence")
         boom()
 
-    def told(worker: Worker) -> None:
+    def told(worker: WorkerMain) -> None:
         os.write(writing, b".")
         stay(worker)
 
-    monkeypatch.setattr(Worker, "_stay", told)
+    monkeypatch.setattr(WorkerMain, "_park_until_killed", told)
     with open(reading), open(writing, "w"), pytest.raises(WorkerError) as caught:
         launch(work)
     assert [failure.headline for failure in caught.value.failures] == [
@@ -247,7 +247,7 @@ def test_law_5_a_rank_killed_while_it_starts_is_reported():
 
 
 def test_law_5_a_rank_that_dies_after_its_result_does_no_harm(monkeypatch):
-    stay = Worker._stay
+    stay = WorkerMain._park_until_killed
 
     def work() -> int:
         dist.barrier()  # both have joined: a rank that is just connecting would fail
@@ -256,7 +256,9 @@ def test_law_5_a_rank_that_dies_after_its_result_does_no_harm(monkeypatch):
                 dist.recv(torch.ones(1), 1)
         return dist.get_rank()
 
-    monkeypatch.setattr(Worker, "_stay", lambda own: kill() if dist.get_rank() else stay(own))
+    monkeypatch.setattr(
+        WorkerMain, "_park_until_killed", lambda own: kill() if dist.get_rank() else stay(own)
+    )
     assert list(launch(work)) == [0, 1]
 
 

@@ -23,7 +23,7 @@ from census import gone_within
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import launch
-from course_utils.launcher.team import Stopped, Team, remove_segments
+from course_utils.launcher.worker_group import Stopped, WorkerGroup, remove_segments
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
@@ -177,13 +177,13 @@ def test_law_7_a_launch_from_a_thread_leaves_the_handlers_alone():
 
 
 def test_law_7_a_stop_amid_the_forks_of_a_thread_stops_none_of_its_ranks(monkeypatch):
-    become, found = Team._become, []
+    become, found = WorkerGroup._become, []
 
     def pressed_and_become(*own) -> None:
         os.kill(os.getpid(), signal.SIGINT)  # it goes to the whole group of the kernel
         become(*own)
 
-    monkeypatch.setattr(Team, "_become", pressed_and_become)
+    monkeypatch.setattr(WorkerGroup, "_become", pressed_and_become)
     thread = threading.Thread(target=lambda: found.extend(launch(dist.get_rank)))
     thread.start()
     thread.join()

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerTimeout, launch, notebook
 from course_utils.launcher import listener
-from course_utils.launcher.member import Member
 from course_utils.launcher.rendezvous import Rendezvous
+from course_utils.launcher.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
@@ -179,29 +179,30 @@ def test_law_6_a_rank_that_is_stopped_by_a_signal_is_told_of():
 
 def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     """In a kernel that ignores SIGCHLD nobody is left there to be signalled."""
-    member = Member(0)
+    member = WorkerHandle(0)
     member.open()
     gone = subprocess.Popen(["true"])
     member.pid = gone.pid
     gone.wait()
-    member.ask_for_stack()
+    member.request_stack()
     member._asked = long_ago = 1.0  # so it is asked once more, in the other way
-    assert not member.has_answered()
-    assert (member.dump(), member._asked != long_ago) == ("", True)
+    assert not member.has_written_stack()
+    assert (member.read_stack(), member._asked != long_ago) == ("", True)
     member.close()
 
 
 def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
     """Both share one offset into the file: else an answer stands behind zeros, at last unseen."""
-    member = Member(0)
+    member = WorkerHandle(0)
     member.open()
     member.pid = os.getpid()
     old = [signal.signal(number, lambda *_: None) for number in member.signals]
     try:
         for _ in range(3):
-            member.ask_for_stack()
-            os.write(member.stack.fileno(), b'  File "a.py", line 3 in _work\n')  # as a rank does
-            assert member.dump() == '  File "a.py", line 3 in _work\n'
+            member.request_stack()
+            row = '  File "a.py", line 3 in _run_function\n'
+            os.write(member.stack.fileno(), row.encode())  # as a rank does
+            assert member.read_stack() == row
     finally:
         for number, handler in zip(member.signals, old, strict=True):
             signal.signal(number, handler)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from deadline import within
 
 from course_utils import WorkerError, WorkerTimeout, launch
-from course_utils.launcher.member import KEPT_BYTES, MARK, Member
+from course_utils.launcher.worker_handle import KEPT_BYTES, MARK, WorkerHandle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -237,7 +237,7 @@ def test_a_flood_without_end_does_not_hold_up_the_deadline():
 
 
 def test_a_rank_that_prints_as_fast_as_the_kernel_reads_does_not_hold_it_up():
-    member = Member(0)
+    member = WorkerHandle(0)
     member.open()
     reads = itertools.repeat(b"z" * 1000, 10**6)
     own, member.pipe = member.pipe, SimpleNamespace(read=lambda size: next(reads), closed=False)
@@ -284,7 +284,7 @@ def test_a_silent_run_prints_nothing(printed):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_a_mark_in_the_output_is_found_however_it_arrives_and_is_never_printed(size):
-    member = Member(0)
+    member = WorkerHandle(0)
     data = f"one{MARK.format('7-0')}two\x1e\n{MARK.format('7-1')}three".encode()
     for start in range(0, len(data), size):
         member._take_in(member._half_a_mark + data[start : start + size], ends=False)
@@ -294,7 +294,7 @@ def test_a_mark_in_the_output_is_found_however_it_arrives_and_is_never_printed(s
 
 
 def test_a_mark_in_the_middle_that_is_left_out_stands_where_the_gap_is():
-    member = Member(0)
+    member = WorkerHandle(0)
     for mark in ("1-0", "1-1", "1-2"):
         member._take_in(b"x" * KEPT_BYTES + MARK.format(mark).encode(), ends=False)
     (head, first), (middle, second), (tail, third), last = member.pieces()

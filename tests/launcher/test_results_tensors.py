@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from course_utils import WorkerError, launch
-from course_utils.launcher import parcel
+from course_utils.launcher import transport
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -105,9 +105,11 @@ def test_a_graph_stays_behind():
 @pytest.mark.parametrize(("count", "files"), [(10, 0), (100_000, 1)])
 def test_a_view_leaves_the_storage_behind_it(count, files, monkeypatch):
     sizes = []
-    receive = parcel.receive_buffer
+    receive = transport.receive_buffer
     monkeypatch.setattr(
-        parcel, "receive_buffer", lambda file: sizes.append(os.fstat(file).st_size) or receive(file)
+        transport,
+        "receive_buffer",
+        lambda file: sizes.append(os.fstat(file).st_size) or receive(file),
     )
     arrived = sent(lambda: torch.zeros(50_000_000)[:count])
     assert sizes == [4 * count] * files

@@ -20,7 +20,7 @@ from course_checks.outcome import Overview
 from course_material import messages
 from course_material.speaker import Speaker
 from course_utils import check, launch
-from course_utils.launcher.team import Stopped
+from course_utils.launcher.worker_group import Stopped
 
 ROWS = json.loads(messages.CATALOGUE.read_text(encoding="utf-8"))
 SPEAKER = Speaker(ROWS)

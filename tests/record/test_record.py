@@ -22,9 +22,9 @@ from course_utils.record.waits import somebody_has
 class Kept(Record):
     """A record whose logs outlive the launch."""
 
-    def close(self) -> None:
+    def on_exit(self) -> None:
         self.found = self.logs()
-        super().close()
+        super().on_exit()
 
 
 def logs_of(fn, world_size: int = 2, trace: bool = False, **options) -> dict[int, Log | None]:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_checks.rules import unwaited
 from course_utils import Network, WorkerError, WorkerTimeout, explore, launch
-from course_utils.launcher.member import Member
+from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.network.trace import Event, Trace
 from course_utils.record import hooks
 
@@ -162,13 +162,13 @@ def test_a_hang_leaves_a_trace_of_what_never_finished(hang):
 
 def test_who_is_stopped_last_does_not_see_the_others_end(monkeypatch):
     """A rank whose peer is gone gets an error, which ends the call in which it hung."""
-    kill = Member.kill
+    kill = WorkerHandle.kill
 
     def slowly(member, *number):
         kill(member, *number)
         time.sleep(0.1)
 
-    monkeypatch.setattr(Member, "kill", slowly)
+    monkeypatch.setattr(WorkerHandle, "kill", slowly)
     with pytest.raises(WorkerTimeout) as caught:
         launch(waits_for_ever, trace=True, timeout=1)
     assert not any(event.finished for event in caught.value.trace)

@@ -96,16 +96,16 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
 
 SLOW_TO_START = """
 from course_utils.devices import fork
-inside = fork.ReadyToFork.inside
+inside = fork.ReadyToFork.in_worker
 def late(self, rank):
     if rank:
         time.sleep(2)  # as a GPU's context takes
     return inside(self, rank)
-fork.ReadyToFork.inside = late
+fork.ReadyToFork.in_worker = late
 try:
     launch(dist.barrier, world_size=3)
 finally:
-    fork.ReadyToFork.inside = inside
+    fork.ReadyToFork.in_worker = inside
 """
 ALL_JOIN = """
 def all_join():

@@ -5,13 +5,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from course_utils.launcher.member import Member
+from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.live import render
 from course_utils.pictures.curve import curves, note
 
 
 def member(rank=0, text=""):
-    made = Member(rank)
+    made = WorkerHandle(rank)
     made._printed = bytearray(text.encode())
     return made
 

@@ -19,7 +19,7 @@ def shown(monkeypatch):
     seen = {}
 
     class Recorder(live.Panel):
-        def tick(self, members, final: bool = False) -> None:
+        def on_poll(self, members, final: bool = False) -> None:
             seen["drawn"] = seen.get("drawn", 0) + 1
             seen.get("at", {}).pop(seen["drawn"], int)()
             seen.update(enumerate(map(live._read, self.memory)), final=final)
@@ -97,7 +97,7 @@ def test_reports_without_a_panel_are_free_of_charge():
 def test_there_is_no_panel_outside_of_a_notebook(capfd, monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     panel = live.Panel()
-    panel.before(2)
+    panel.on_start(2)
     assert panel.view is None
     assert list(launch(dist.get_rank, live=True, backend="gloo")) == [0, 1]
     assert capfd.readouterr() == ("", "")

@@ -27,7 +27,7 @@ _GUARD = "exec 3<&0; (read line; kill -KILL 0) <&3 >/dev/null 2>&1 &"
 _TRACKER = "multiprocessing.resource_tracker"
 
 
-class Family:
+class Descendants:
     """All that one rank starts; its process ids stand in `pids`, a file that all ranks share."""
 
     def __init__(self, pids: FileIO) -> None:

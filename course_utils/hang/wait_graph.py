@@ -19,7 +19,7 @@ from course_utils.record.event import (
 )
 
 
-class Deadlock:
+class WaitGraph:
     """All ranks at a moment `now`, on the clock of their calls; `ranks` says where each one is."""
 
     def __init__(self, all_: Iterable[Whereabouts], now: float) -> None:
@@ -75,7 +75,7 @@ class Deadlock:
         return None
 
     @property
-    def for_ever(self) -> bool:
+    def hangs_for_ever(self) -> bool:
         """Whether all that are left wait in calls, nobody is on the way to them, and that is known.
 
         No other thread may make the call that is missing, no timer of a group of the learner's may

@@ -259,7 +259,7 @@ def _at_work(main: int) -> AtWork:
 
 def _line(frame: FrameType | None) -> Frame | None:
     """The learner's line of a stack; below our own frames lies the cell that launched."""
-    while frame and frame.f_code.co_name != "_stay":
+    while frame and frame.f_code.co_name != "_park_until_killed":
         row = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         if row.is_learners:
             return row

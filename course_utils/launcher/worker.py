@@ -17,65 +17,67 @@ from typing import Any, NoReturn
 
 import torch
 
-from course_utils.launcher import asking, ending, errors, nested, parcel
-from course_utils.launcher.family import LIBC, Family
+from course_utils.launcher import errors, nested, shutdown, stack_writer, transport
+from course_utils.launcher.descendants import LIBC, Descendants
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
 from course_utils.launcher.rendezvous import Rendezvous
+from course_utils.launcher.worker_handle import WorkerHandle
 
-me: "Worker | None" = None  # the worker that this process is; None in the kernel
+current_worker: "WorkerMain | None" = None  # the worker that this process is; None in the kernel
 
 
 @dataclass
-class Worker:
+class WorkerMain:
     """One rank as it finds itself after the fork."""
 
-    own: Member  # of its ends the rank has `theirs`, `output` and `stack`
+    own: WorkerHandle  # of its ends the rank has `theirs`, `output` and `stack`
     kernel: int  # process id of the parent
     listeners: Sequence[Listener]
-    family: Family
+    family: Descendants
     has_told: bool = False  # the kernel has a result or a failure
 
     def run(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> NoReturn:
         """Become the rank, run the learner's function, hand over its result, and never return."""
-        global me
+        global current_worker
         torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
-        me = self
+        current_worker = self
         try:
-            ending.leave_the_kernels_alone()
+            shutdown.leave_the_kernels_alone()
             self._live_and_die_with_the_kernel()
             self._capture_output()
             nested.refuse_launchers()
-            self._work(fn, args, meet, backend)
+            self._run_function(fn, args, meet, backend)
         except BaseException as error:
             self._tell_failure(error)
         finally:
-            self._stay()
+            self._park_until_killed()
 
-    # `stacks` looks for `_work` and `_stay`: with them a rank's own stack begins.
-    def _work(self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None) -> None:
+    # `stacks` looks for `_run_function` and `_park_until_killed`: there a rank's own stack begins.
+    def _run_function(
+        self, fn: Callable, args: tuple, meet: Rendezvous, backend: str | None
+    ) -> None:
         rank = self.own.rank
         os.environ.update(meet.environment(rank))
         multiprocessing.util.get_temp_dir = meet.folder
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:
-                listening.enter_context(listener.inside(rank))
+                listening.enter_context(listener.in_worker(rank))
             if backend is None:
                 meet.serve(rank)
             else:
                 meet.join(backend, rank)
-            result = _returned(fn, args)
+            result = _call_function(fn, args)
         self._let_out()
         try:
-            parcel.send(self.own.theirs, parcel.RESULT, result)
+            transport.send(self.own.theirs, transport.RESULT, result)
             self.has_told = True
         except Exception as error:
             self._tell_failure(error, self._why_it_cannot_be_sent(result, error))
 
     def _why_it_cannot_be_sent(self, result: Any, error: Exception) -> str:
         """In words, with the place within the result."""
-        place = parcel.place_of_what_fails(result)
-        if isinstance(error, parcel.HoldsAPartError):
+        place = transport.place_of_what_fails(result)
+        if isinstance(error, transport.HoldsAPartError):
             what = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
             return f"""{what}, of which each rank holds a part: call full_tensor() on every rank, \
 and return that."""
@@ -118,7 +120,7 @@ and return that."""
                 handler.stream = sys.stderr  # setStream would flush the old, whose lock may be held
         faulthandler.enable(file=self.own.stack)  # all threads: the crashing one may be in C
         faulthandler.enable = _enable_in_a_file(faulthandler.enable)
-        asking.answer(self.own.signals, self.own.stack)
+        stack_writer.answer(self.own.signals, self.own.stack)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def _let_out(self) -> None:
@@ -136,7 +138,7 @@ and return that."""
             failure = errors.from_exception(self.own.rank, error, note)
             with contextlib.suppress(Exception):  # it may be what failed
                 self._let_out()
-            parcel.send(self.own.theirs, parcel.FAILED, failure)
+            transport.send(self.own.theirs, transport.FAILED, failure)
             self.has_told = True
         except BaseException as another:
             self._tell_last(error, another)
@@ -146,18 +148,18 @@ and return that."""
         another = another.with_traceback(error.__traceback__)
         failure = errors.from_exception(self.own.rank, another)
         failure.headline += f" (raised while a {type(error).__name__} was told)"
-        parcel.send(self.own.theirs, parcel.FAILED, failure)
+        transport.send(self.own.theirs, transport.FAILED, failure)
         self.has_told = True
 
-    def _stay(self) -> NoReturn:
+    def _park_until_killed(self) -> NoReturn:
         """End as a program, but hold what peers are connected to until the kernel kills it."""
         try:
             if not self.has_told:  # whatever was raised, no failure ends in silence
                 self._tell_failure(sys.exc_info()[1] or RuntimeError("its end cannot be told"))
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            ending.end(lambda work: parcel.send(self.own.theirs, parcel.AT_WORK, work))
+            shutdown.end(lambda work: transport.send(self.own.theirs, transport.AT_WORK, work))
             self._let_out()
-            parcel.send(self.own.theirs, parcel.ENDED, None)
+            transport.send(self.own.theirs, transport.ENDED, None)
             while True:
                 time.sleep(3600)
         finally:
@@ -174,7 +176,7 @@ def _enable_in_a_file(enable: Callable) -> Callable:
     return enabled
 
 
-def _returned(fn: Callable, args: tuple) -> Any:
+def _call_function(fn: Callable, args: tuple) -> Any:
     """What the function returns; a script that ends by `sys.exit(main())` returns nothing."""
     try:
         return fn(*args)

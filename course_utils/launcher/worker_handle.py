@@ -11,13 +11,13 @@ from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
-from course_utils.launcher import asking, errors, parcel
-from course_utils.launcher.ending import AtWork
+from course_utils.launcher import errors, stack_writer, transport
+from course_utils.launcher.shutdown import AtWork
 from course_utils.launcher.stacks import WRITTEN
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _HALF = KEPT_BYTES // 2
-# Among what a rank prints, such a mark says where something else belongs, see `Member.pieces`.
+# Among what a rank prints, such a mark says where something else belongs: see `pieces`.
 MARK = "\x1emark {}\x1e"
 _MARKED = re.compile(rb"\x1emark ([\d-]+)\x1e")
 _MARK_BEGUN = re.compile(rb"\x1e[mark\d -]{0,40}\Z")  # the rest of it is still to come
@@ -28,7 +28,7 @@ _NOTHING = object()
 _IN_C_S = 0.3  # so long after it was asked in vain, a rank is asked in the other way
 
 
-class Member:
+class WorkerHandle:
     """The kernel's ends of one rank. Four descriptors: channel, output, stack, and the process."""
 
     pipe: FileIO | None = None
@@ -51,12 +51,12 @@ class Member:
     def open(self) -> None:
         """Make the channels: the kernel's ends, and the rank's until it is forked."""
         keep = self._ends.enter_context
-        self.signals = asking.free_signals()
-        self.stack = keep(FileIO(parcel.anonymous_file("stack"), "r+"))
+        self.signals = stack_writer.free_signals()
+        self.stack = keep(FileIO(transport.anonymous_file("stack"), "r+"))
         self.channel, self.theirs = map(keep, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
         # Unless asked for more, macOS sends at most 2,048 bytes and has room for 4,096.
-        self.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * parcel.LARGE_BYTES)
-        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * parcel.LARGE_BYTES)
+        self.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * transport.LARGE_BYTES)
+        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * transport.LARGE_BYTES)
         self.channel.setblocking(False)
         reading, writing = os.pipe()
         self.pipe, self.output = keep(FileIO(reading)), keep(FileIO(writing, "w"))
@@ -85,7 +85,7 @@ class Member:
         """Whether this rank has come to its end as a program does, or is dead."""
         return self.has_ended or self.status is not None or not self.pid
 
-    def ends(self) -> list[socket.socket | FileIO]:
+    def waitables(self) -> list[socket.socket | FileIO]:
         """What to wait for."""
         ends = (self.channel, self.pipe, self.process) if self.status is None else ()
         return [end for end in ends if end]
@@ -98,7 +98,7 @@ class Member:
         if not ended or self.is_stopped:
             return
         if not self.settled:
-            self.failure = errors.from_exit(self.rank, self.status, self.dump())
+            self.failure = errors.from_exit(self.rank, self.status, self.read_stack())
         elif not self.failure and not self.has_ended and self.status:
             self.died_late = errors.how_it_died(self.status)
 
@@ -140,22 +140,22 @@ class Member:
             self._wait()
         self._read_output()
 
-    def ask_for_stack(self) -> None:
-        """Have the rank write where it is; `dump` reads it once it `has_answered`."""
+    def request_stack(self) -> None:
+        """Have the rank write where it is; `read_stack` reads it once it `has_written_stack`."""
         self.stack.seek(0)  # for the rank as well: else it writes behind all that it wrote before
         self.stack.truncate()
         self._asked = time.monotonic()
         self._signal(self.signals[0])
 
-    def has_answered(self) -> bool:
+    def has_written_stack(self) -> bool:
         """Whether all frames are there; if they are not for long, asks again, see `asking`."""
-        written = WRITTEN.search(self.dump())
+        written = WRITTEN.search(self.read_stack())
         if not written and time.monotonic() > self._asked + _IN_C_S:
             self._asked = time.monotonic()
             self._signal(self.signals[1])
         return bool(written)
 
-    def dump(self) -> str:
+    def read_stack(self) -> str:
         """What faulthandler has written about this rank, also at a crash."""
         return os.pread(self.stack.fileno(), _AT_ONCE, 0).decode(errors="replace")
 
@@ -166,7 +166,7 @@ class Member:
                 if not message:
                     return
                 try:
-                    content = parcel.receive_buffer(*files) if files else message[6:]
+                    content = transport.receive_buffer(*files) if files else message[6:]
                     self._take(message[:6], content)
                 except Exception as error:
                     kind = type(error).__name__
@@ -175,17 +175,17 @@ class Member:
                     self.failure = self.failure or failure  # what follows a lost part fails, too
 
     def _take(self, kind: bytes, content: Any) -> None:
-        if kind == parcel.BUFFER:
+        if kind == transport.BUFFER:
             self._buffers.append(content)
             return
-        value, self._buffers = parcel.unpack(content, self._buffers), []
-        if kind == parcel.ENDED:
+        value, self._buffers = transport.unpack(content, self._buffers), []
+        if kind == transport.ENDED:
             self.has_ended, self.at_work = True, None
-        elif kind == parcel.AT_WORK:
+        elif kind == transport.AT_WORK:
             self.at_work = value
         elif self.is_stopped:
             return  # what it says of its end is no cause
-        elif kind == parcel.RESULT:
+        elif kind == transport.RESULT:
             self.result = value
         else:
             self.failure = value

@@ -15,16 +15,16 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import echoes, ending, errors, parcel, reasons
-from course_utils.launcher.ending import AtWork
-from course_utils.launcher.family import LIBC, Family
+from course_utils.launcher import echoes, errors, reasons, shutdown, transport
+from course_utils.launcher.deadlines import Deadline
+from course_utils.launcher.descendants import LIBC, Descendants
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.member import Member
-from course_utils.launcher.pace import Deadline
 from course_utils.launcher.queues import Drained
-from course_utils.launcher.rank import Worker
 from course_utils.launcher.rendezvous import Rendezvous
+from course_utils.launcher.shutdown import AtWork
 from course_utils.launcher.stacks import Frame, from_dump
+from course_utils.launcher.worker import WorkerMain
+from course_utils.launcher.worker_handle import WorkerHandle
 
 _GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
 _END_S = 1.0  # for ranks that are stopped to end as a program does that receives SIGTERM
@@ -44,14 +44,14 @@ class Stopped(KeyboardInterrupt):
         return ["Stopped; nothing is left running."]
 
 
-class Team:
+class WorkerGroup:
     """All ranks of one launch."""
 
     def __init__(
         self, world_size: int, nodes: int, timeout: float, listeners: Sequence[Listener]
     ) -> None:
         self.world_size, self.timeout, self.listeners = world_size, timeout, listeners
-        self.members: list[Member] = []
+        self.members: list[WorkerHandle] = []
         self._kernel = os.getpid()
         self.meet = Rendezvous(world_size, nodes, timeout)
         self._listening = contextlib.ExitStack()
@@ -64,7 +64,7 @@ class Team:
         """Stop whoever still runs and give everything back, whatever else goes wrong."""
         steps = [self._stop]
         steps += [m.kill for m in self.members] + [m.reap for m in self.members]
-        steps += [partial(listener.tick, self.members, True) for listener in self.listeners]
+        steps += [partial(listener.on_poll, self.members, True) for listener in self.listeners]
         steps += [m.close for m in self.members]
         steps += [self.meet.close, self._remove_segments, self._listening.close]
         with contextlib.ExitStack() as taken:  # from the last to the first
@@ -90,7 +90,7 @@ class Team:
         return [member.text() for member in self.members]
 
     def pieces(self) -> list[list[tuple[str, str]]]:
-        """The same, cut at the marks in it; see `Member.pieces`."""
+        """The same, cut at the marks in it; see `WorkerHandle.pieces`."""
         return [member.pieces() for member in self.members]
 
     def start(self, fn: Callable, args: tuple, backend: str | None) -> None:
@@ -98,15 +98,17 @@ class Team:
         rank = 0
         try:
             for listener in self.listeners:
-                listener.before(self.world_size)
-                self._listening.callback(listener.close)
+                listener.on_start(self.world_size)
+                self._listening.callback(listener.on_exit)
             LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
             self.meet.open(listens=backend is None)
-            self._pids = FileIO(parcel.anonymous_file("pids"), "r+")
+            self._pids = FileIO(transport.anonymous_file("pids"), "r+")
             self._opened.callback(self._pids.close)
             fcntl.fcntl(self._pids, fcntl.F_SETFL, os.O_APPEND)  # each behind the others
             for rank in range(self.world_size):
-                self.members.append(Member(rank))  # first, so that `close` finds what was opened
+                self.members.append(
+                    WorkerHandle(rank)
+                )  # first, so that `close` finds what was opened
                 self.members[rank].open()
             _end_openmp_threads()
             # Blocked until a rank can answer, and ignores the stop button.
@@ -114,7 +116,7 @@ class Team:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, not_yet)
             try:
                 for rank in range(self.world_size):  # a page written on in between is copied again
-                    with _FORKING, ending.tracker_kept():
+                    with _FORKING, shutdown.tracker_kept():
                         pid = self.members[rank].pid = os.fork()
                     if pid == 0:
                         self._become(rank, fn, args, backend)
@@ -134,7 +136,7 @@ class Team:
             own = self.members.pop(rank)
             for end in (*self.members, own.channel, own.pipe):
                 end.close()
-            worker = Worker(own, self._kernel, self.listeners, Family(self._pids))
+            worker = WorkerMain(own, self._kernel, self.listeners, Descendants(self._pids))
             worker.run(fn, args, self.meet, backend)
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
@@ -150,16 +152,16 @@ class Team:
             deadline = min([deadline, *(when + _GRACE_S for when in failed_at)])
             left = deadline - time.monotonic()
             if left < 0 and not failed_at and deadline > 0:  # else it was proven that they hang
-                self.timeout = max([self.timeout, *(each.limit_s() for each in self.listeners)])
+                self.timeout = max([self.timeout, *(each.on_timeout() for each in self.listeners)])
                 deadline = begun + self.timeout
                 left = deadline - time.monotonic()
             if left < 0:
                 break
             # Until a rank says something or ends, or it is time to look at the clock.
-            wait([end for member in self.members for end in member.ends()], min(_TICK_S, left))
+            wait([end for member in self.members for end in member.waitables()], min(_TICK_S, left))
             for member in self.members:
                 member.read()
-            if True in [listener.tick(self.members) for listener in self.listeners]:
+            if True in [listener.on_poll(self.members) for listener in self.listeners]:
                 deadline = -math.inf
         if running or any(member.failure for member in self.members):
             error = self._error(running, deadline)
@@ -179,11 +181,11 @@ class Team:
             if pressed:  # nobody waits any longer, and what all have returned is here
                 pressed.clear()
                 break
-            wait([end for member in ending for end in member.ends()], min(_TICK_S, left))
+            wait([end for member in ending for end in member.waitables()], min(_TICK_S, left))
             for member in self.members:
                 member.read()
             for listener in self.listeners:
-                listener.tick(self.members)
+                listener.on_poll(self.members)
             if time.monotonic() > begun + _DRAIN_S:
                 drained.take()
         drained.give_back()
@@ -222,12 +224,12 @@ waited for {what}{place}."""
             ending = [member for member in self.members if not member.is_over]
             if not ending:
                 break
-            wait([end for member in ending for end in member.ends()], _TICK_S)
+            wait([end for member in ending for end in member.waitables()], _TICK_S)
             for member in self.members:
                 member.read()
         self._note_unfinished()
 
-    def _error(self, running: list[Member], deadline: float) -> errors.WorkerError:
+    def _error(self, running: list[WorkerHandle], deadline: float) -> errors.WorkerError:
         """What went wrong, which whoever listens may say better."""
         ranks, now = {}, time.monotonic()
         if failures := [member.failure for member in self.members if member.failure]:
@@ -242,7 +244,7 @@ waited for {what}{place}."""
             error = errors.worker_timeout(ranks, self.output(), seconds, now)
         for listener in self.listeners:
             try:
-                listener.explain(ranks, error)
+                listener.on_error(ranks, error)
             except Exception as wrong:  # it hides no error
                 name = type(listener).__name__
                 error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
@@ -250,14 +252,14 @@ waited for {what}{place}."""
             error.parts.append(f"Likely reason: {reason}.")
         return error
 
-    def _stacks(self, running: list[Member]) -> dict[int, list[Frame] | None]:
-        """Where every rank is, as `Listener.explain` has it."""
+    def _stacks(self, running: list[WorkerHandle]) -> dict[int, list[Frame] | None]:
+        """Where every rank is, as `Listener.on_error` has it."""
         for member in running:
-            member.ask_for_stack()
+            member.request_stack()
         deadline = Deadline(_STACK_S)
-        while False in [m.has_answered() for m in running] and not deadline.is_over():
+        while False in [m.has_written_stack() for m in running] and not deadline.is_over():
             time.sleep(0.02)
-        return {m.rank: from_dump(m.dump()) if m in running else None for m in self.members}
+        return {m.rank: from_dump(m.read_stack()) if m in running else None for m in self.members}
 
 
 def _end_openmp_threads() -> None:
