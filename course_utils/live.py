@@ -24,6 +24,7 @@ from course_utils.record.record import Record
 
 _EVERY_S = 0.12  # between two drawings
 _STILL_S, _ALONE_S = 5.0, 1.0  # without a call, until it is said where all ranks are
+_RETURNED_S = 0.5  # the same where a rank has returned: whoever waits for it waits for ever
 _ROOM, _WIDEST = 1 << 16, 60  # bytes of all that a rank reports; characters of one word of it
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
 _CARD = (
@@ -163,6 +164,7 @@ class Early(HangReport):
     def __init__(self, record: Record, timeout: float) -> None:
         super().__init__(record, _STILL_S if somebody_looks() else math.inf)
         self._timeout, self._alone = timeout, False
+        self._asked_soon = False  # since a rank has last called something
 
     def on_start(self, world_size: int) -> None:
         """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
@@ -170,11 +172,23 @@ class Early(HangReport):
         self._alone = world_size == 1
         self.still_s = _ALONE_S if self._alone else self.still_s
 
+    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> bool:
+        """Ask sooner, once, where a rank has returned, since it makes no more calls."""
+        if not self._alone and math.isfinite(self.still_s):
+            a_rank_has_returned = any(member.settled for member in members)
+            soon = a_rank_has_returned and not self._asked_soon
+            self.still_s = _RETURNED_S if soon else _STILL_S
+        return super().on_poll(members, final)
+
     def on_silence(self, graph: WaitGraph) -> bool:
         """Nothing where no rank waits for another, and nothing while ranks start.
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
+        if self.still_s == _RETURNED_S and not graph.hangs_for_ever:
+            self._asked_soon, self._asked = True, False
+            self.since = time.monotonic() - _RETURNED_S
+            return False
         starting = any(rank.starts for rank in graph.ranks.values())
         waits = any(graph.waits_for.values()) and not starting
         if not graph.hangs_for_ever and waits and not self._alone:
@@ -184,6 +198,7 @@ class Early(HangReport):
 
     def on_progress(self, text: str = "") -> None:
         """Take away what is shown, and show a text."""
+        self._asked_soon = self._asked_soon and bool(text)
         bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" * bool(text)}
         if self._view:
             self._view.update(bundle, raw=True)
