@@ -173,7 +173,7 @@ except WorkerError as error:
 plot_calls(hang)
 
 # %% [markdown]
-# That's the whole course in five minutes: workers, a sum, a training, a hang. The rest of this chapter takes a closer look, and
+# That's the whole course in five minutes: workers, a sum, a training run, a hang. The rest of this chapter takes a closer look, and
 # [the course map](README.md) shows where it goes from here. First, what does your machine have to offer? Nothing here needs a GPU; without one, the
 # workers talk through **gloo**, a library that comes with PyTorch.
 
@@ -206,7 +206,7 @@ held.measured(launch(add_up_twice, world_size=4))
 # %% [markdown]
 # ## Digits, dealt out like cards
 #
-# The training's data are real handwritten digits. A `DistributedSampler` shuffles them and deals them out: one to rank 0, one to rank 1,
+# The network learns from real handwritten digits. A `DistributedSampler` shuffles them and deals them out: one to rank 0, one to rank 1,
 # and so on. A rank's part is its **shard**, and one pass over all digits is an **epoch**. Here are the first eight digits of each shard.
 
 # %%
@@ -255,7 +255,7 @@ equal_ranks.measured(same(difference))
 # ## What would one process have got?
 #
 # Let one rank train alone, with all 64 digits of each step. To be fair, it has to start from the same weights, which it does: rank 0's seed is 0 in
-# both trainings. And it has to see the same digits in each step. Does it?
+# both runs. And it has to see the same digits in each step. Does it?
 
 
 # %%

@@ -155,8 +155,9 @@ print(racing.table(races))
 # %% [markdown]
 # ## 3 · Write DataParallel
 #
-# In each step `DataParallel` does four things: it **replicates** the model on every device, **scatters** the batch, **applies** each replica to its shard in a thread of its own, and
-# **gathers** the outputs on the first device. A replica's tensors are copies whose gradients flow back to the original:
+# In each step, `DataParallel` does four things. It **replicates** the model on every device, **scatters** the batch, **applies** each replica to its shard in a thread of its own, and
+# **gathers** the outputs on the first device. A replica is made like torch's own ([`replicate`](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py)): its tensors are
+# copies, whose gradients flow back to the original.
 
 
 # %%
@@ -259,11 +260,32 @@ show(racing.bars(by_width, "layer width"), "Narrow layers gain nothing from thre
 print(racing.table(by_width))
 
 # %% [markdown]
-# Which column explains a bar that lies below 1? If few *cores* were at work, threads waited for the GIL. If *CPU time* has grown, they spent it on
-# something that wasn't there in turn: in every layer each thread lets go of the GIL and has to win it back. Which width does worst differs from machine to machine.
+# Which column explains a bar that lies below 1? If few *cores* were at work, the threads waited for each other. If *CPU time* has grown, they spent it on
+# something that isn't there in turn. Which width does worst differs from machine to machine.
 
 # %% [markdown]
-# ## 5 · One device carries more
+# Forward comes back to Python after every layer, and each time the thread has to win the GIL anew. Is that the reason? `backward()` is *one* call, in which C++ walks back
+# through the same layers. So we race it at width 32.
+
+
+# %%
+def backwards(width, steps):
+    losses = [network(width)(torch.randn(64, width)).sum() for _ in range(2)]
+
+    def backward(loss):
+        for _ in range(steps):
+            loss.backward(retain_graph=True)
+
+    return [partial(backward, loss) for loss in losses]
+
+
+print(racing.table({"forward": by_width[32], "backward": race(partial(backwards, 32, 150))}))
+
+# %% [markdown]
+# The same small layers, and now two threads gain. It isn't the size of the layers that hurts, but the way back to Python after each of them.
+
+# %% [markdown]
+# ## 5 · What each device holds
 #
 # `DataParallel` gathers all outputs on device 0, and a loss computed there is computed for the whole batch. With four devices and 10,000 classes we count the bytes of the logits, of
 # the loss, and of what the loss keeps for backward. Devices are entries of a list here; the tensors are real.
@@ -300,20 +322,19 @@ def bytes_after_a_step():
     replica(torch.randn(64, 32)).square().mean().backward()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.step()
-    print("parameters that an optimiser finds in a replica:", len(list(replica.parameters())))
-    state = [value for one in optimizer.state.values() for value in one.values()]
     gradients = [parameter.grad for parameter in model.parameters()]
-    return {
-        name: sum(tensor.nbytes for tensor in tensors)
-        for name, tensors in {"gradients": gradients, "Adam's state": state}.items()
-    }
+    state = [tensor for kept in optimizer.state.values() for tensor in kept.values()]
+    print("parameters:", sum(parameter.nbytes for parameter in model.parameters()), "bytes")
+    print("their gradients:", sum(gradient.nbytes for gradient in gradients), "bytes")
+    print("Adam's state:", sum(tensor.nbytes for tensor in state), "bytes")
+    print("parameters of the replica that Adam could step:", len(list(replica.parameters())))
 
 
-print("on device 0 alone:", launch(bytes_after_a_step, world_size=1, backend="gloo")[0])
+results = launch(bytes_after_a_step, world_size=1, backend="gloo")
 
 # %% [markdown]
-# Gradients flow back to the one module on device 0, and only that one is stepped. So the gradients and the optimiser's state, here three times the size of the
-# parameters, are on device 0 alone, in every `DataParallel` training.
+# Gradients flow back to the one module on device 0, and only that one is stepped. So gradients and Adam's state, three times the size of the
+# parameters, are on device 0 alone.
 #
 # **Check yourself.** Which further bytes pass through device 0 in every step?
 #
@@ -324,7 +345,7 @@ print("on device 0 alone:", launch(bytes_after_a_step, world_size=1, backend="gl
 # %% [markdown]
 # ## 6 · The twin with processes
 #
-# Now do the same with one process for each device. Every rank has the whole model already and the whole batch; it takes its own shard, computes its own loss, and goes backward.
+# Now do the same with one process for each device. Every rank already has the model and the batch; it takes its own shard, computes its own loss, and goes backward.
 #
 # **Write** (5 minutes) the rest: afterwards every parameter's `.grad` should hold the gradient of the whole batch, on every rank.
 
@@ -364,7 +385,8 @@ check(by_ranks(in_processes_done), **ranks_check)
 # %% [markdown]
 # Compare the two. The twin sends no parameters, scatters nothing, and gathers no outputs. Every rank has gradients and could have an optimiser of its own, and no rank is special.
 # This is what DDP does.
-#
+
+# %% [markdown]
 # And on GPUs, which do their work by themselves? There, Python only has to **launch** one kernel after the other. This recording shows how well one interpreter feeds one GPU: ResNet-50 in
 # DDP on two A100 (from Meta's *Holistic Trace Analysis*).
 
