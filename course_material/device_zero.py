@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from course_material.recordings import recording
+from course_material.twins import replica_of
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of Okabe and Ito, a device each
 _SHOWN_US = (60_000, 80_000)  # of the recording: the first 20 ms of a step
@@ -55,6 +56,26 @@ def _loss(held: dict[int, int], logits: torch.Tensor) -> torch.Tensor:
     labels = torch.zeros(len(logits), dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(partial(_note, held), lambda tensor: tensor):
         return _note(held, cross_entropy(logits, labels).view(1))
+
+
+def bytes_after_a_step(model: nn.Module) -> None:
+    """Train a replica for one step with Adam, and print what lies where."""
+    replica = replica_of(model)
+    width = next(model.parameters()).shape[1]
+    replica(torch.randn(64, width)).square().mean().backward()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step()
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    state = [tensor for kept in optimizer.state.values() for tensor in kept.values()]
+    print(f"device 0, parameters:   {_total(parameters):,} bytes")
+    print(f"device 0, gradients:    {_total(gradients):,} bytes")
+    print(f"device 0, Adam's state: {_total(state):,} bytes")
+    print("in a replica: parameters that Adam could step:", len(list(replica.parameters())))
+
+
+def _total(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def bars(bytes_of: dict[str, Sequence[int]]) -> Figure:
@@ -150,3 +171,20 @@ def with_ddp(
     model = DistributedDataParallel(make_model(width).cuda(), device_ids=[gpu])
     batch = torch.randn(samples, width, device="cuda")
     return step_ms_and_peak_mb(model, batch, [gpu])
+
+
+def compared(
+    alone: tuple[float, list[int], dict[str, float]], ranks: Sequence[tuple[float, list[int]]]
+) -> str:
+    """What `with_data_parallel` and `with_ddp` measured, in lines."""
+    step_ms, peak_mb, phases = alone
+    ddp_ms = max(rank_ms for rank_ms, _ in ranks)
+    peaks_mb = [peak for _, [peak] in ranks]
+    rounded = {name: round(ms, 2) for name, ms in phases.items()}
+    return "\n".join(
+        [
+            f"DataParallel: {step_ms:.2f} ms per step, peak MB by GPU: {peak_mb}",
+            f"  its phases, ms: {rounded}",
+            f"DDP: {ddp_ms:.2f} ms per step, peak MB by GPU: {peaks_mb}",
+        ]
+    )

@@ -1,8 +1,9 @@
-"""How chapter 01 judges the two that learners write: `DataParallel` with threads, and with ranks.
+"""What learners write in chapter 01, `DataParallel` with threads and with ranks, and its checks.
 
 Both have to leave the gradients that one process has which runs the plain model on the whole batch.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -21,6 +22,19 @@ def network(width: int, depth: int = 8) -> nn.Sequential:
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers)
+
+
+def replica_of(model: nn.Module) -> nn.Module:
+    """Copy a model as `DataParallel` does: the copy's gradients flow back to the original.
+
+    Its tensors are no parameters, but results of a copy of the original's parameters.
+    """
+    replica = copy.deepcopy(model)
+    for module, original in zip(replica.modules(), model.modules(), strict=True):
+        for name, parameter in original.named_parameters(recurse=False):
+            delattr(module, name)
+            setattr(module, name, parameter.clone())
+    return replica
 
 
 def _small_network() -> nn.Sequential:
@@ -95,13 +109,13 @@ def _same_batch(rank: int, world_size: int, case: str) -> torch.Tensor:
     return torch.arange(48.0).view(12, 4) / 10 - 2
 
 
-threads_check = {
+THREADS = {
     "spec": _plain,
     "inputs": _batch_and_devices,
     "cases": ("2 devices", "3 devices"),
     "world_sizes": (1,),
 }
-ranks_check = {
+RANKS = {
     "spec": _plain_on_every_rank,
     "inputs": _same_batch,
     "cases": ("12 samples",),

@@ -11,7 +11,6 @@
 # **Lab:** [01 · DataParallel and the GIL](../exercises/01_data_parallel_and_the_gil.ipynb), best done after chapter 03.
 
 # %% jupyter={"source_hidden": true}
-import copy
 import hashlib
 import sys
 import threading
@@ -24,14 +23,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DataParallel
 
 from course_material import device_zero, racing
-from course_material.twins import by_ranks, by_threads, network, ranks_check, threads_check
+from course_material.twins import RANKS, THREADS, by_ranks, by_threads, network, replica_of
 from course_utils import check, hardware, launch, predict, show
 
 # %% [markdown]
 # ## 1 · A mutex
 #
 # A **thread** is a second line of execution in the same process, and it sees the same variables. Here, two threads count
-# together. Each of them reads the counter, waits a moment, as a slow computer would, and writes the number plus one; 50 times.
+# together. Each reads the counter, waits a moment, as a slow computer would, and writes the number plus one; 50 times.
 
 
 # %%
@@ -43,6 +42,7 @@ def add(counter, mutex):
             counter["value"] = value + 1
 
 
+# %%
 def count_together(mutex):
     counter = {"value": 0}
     threads = [threading.Thread(target=add, args=(counter, mutex)) for _ in range(2)]
@@ -76,12 +76,6 @@ print("with a mutex:", count_together(threading.Lock()))
 
 # %% [markdown]
 # All 100 are there. The price is that one thread stands still while the other is in the guarded lines.
-#
-# **Check yourself.** Only one of the two threads takes the mutex. Is the count safe?
-#
-# <details><summary>Answer</summary>
-# No. A mutex doesn't guard a variable; it's an agreement between those who take it. The other thread walks straight past it.
-# </details>
 
 # %% [markdown]
 # ## 2 · The mutex inside Python
@@ -108,7 +102,7 @@ def multiply():  # C++
 
 
 # %% [markdown]
-# Each work is done twice: in turn, in two threads, and in two processes. The processes are the **control**, because each has an interpreter, and so a
+# Each is done twice: in turn, in two threads, and in two processes. The processes are the **control**: each has an interpreter, and so a
 # GIL, of its own. The clock starts when both threads, or both processes, are ready; the fastest of seven rounds counts.
 #
 # **Predict** how many times as fast as in turn two threads are in pure Python.
@@ -133,18 +127,18 @@ gain.measured(races["pure Python"].threads, within=0.1, about=True)
 show(racing.bars(races), "Below the dashed line, threads lose. Processes are the control.")
 
 # %% [markdown]
-# Look at the control first: if two processes come close to 2, this machine had two free cores. If they don't, it was busy, and the other bars prove
-# nothing; run the race again.
+# Look at the control first: if two processes don't come close to 2, this machine was busy, and the other bars prove nothing. Run the race again.
 #
-# A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time both needed, compared with the work in turn.
+# A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time they needed, compared with the work in turn.
 
 # %% tags=["row-B2"]
 print(racing.table(races))
 
 # %% [markdown]
-# *Times as fast* is the quotient of the other two. Two threads of pure Python keep *one* core at work, since only the holder of the GIL runs. In C and C++ they
+# Two threads of pure Python keep *one* core at work, since only the holder of the GIL runs. In C and C++ they
 # keep more at work, so "Python threads never run in parallel" is only half the truth: they do **while they're out of Python**.
-#
+
+# %% [markdown]
 # **Check yourself.** Why didn't the GIL protect the counter of part 1?
 #
 # <details><summary>Answer</summary>
@@ -155,23 +149,11 @@ print(racing.table(races))
 # %% [markdown]
 # ## 3 · Write DataParallel
 #
-# In each step, `DataParallel` does four things. It **replicates** the model on every device, **scatters** the batch, **applies** each replica to its shard in a thread of its own, and
-# **gathers** the outputs on the first device. A replica is made like torch's own ([`replicate`](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py)): its tensors are
-# copies, whose gradients flow back to the original.
-
-
-# %%
-def replica_of(model):
-    replica = copy.deepcopy(model)
-    for module, original in zip(replica.modules(), model.modules()):
-        for name, parameter in original.named_parameters(recurse=False):
-            delattr(module, name)
-            setattr(module, name, parameter.clone())
-    return replica
-
-
-# %% [markdown]
-# **Write** (6 minutes) the four steps, with the CPU standing in for all devices: one thread for each replica, and all outputs in one tensor. The check
+# In each step, `DataParallel` **replicates** the model on every device, **scatters** the batch, **applies** each replica to its shard in a thread of its own, and
+# **gathers** the outputs. `replica_of(model)` is here already: like [torch's own](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py), it makes
+# a copy whose gradients flow back to the original.
+#
+# **Write** (5 minutes) the four steps, with one thread for each replica. The CPU stands in for all devices. The check
 # compares outputs and gradients with the plain model's, and counts how many replicas run at the same time.
 
 
@@ -181,44 +163,35 @@ def data_parallel(model, batch, devices):
     raise NotImplementedError("about 11 lines")
 
 
-# %%
-check(by_threads(data_parallel), **threads_check)
+# %% tags=["row-B1"]
+check(by_threads(data_parallel), **THREADS)
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# <code>batch.chunk(devices)</code> scatters, and <code>torch.cat</code> gathers. The threads share your variables, so each can put its output into its place in a list.
+# <code>batch.chunk(devices)</code> scatters, <code>torch.cat</code> gathers, and each thread can put its output into its place in a list.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # A function <code>apply(device)</code> computes one output. <code>count_together</code> shows how to start threads, and then to wait for them.
 # </details>
-# <details><summary>Hint 3: the code</summary>
-# <code>outputs[device] = replicas[device](shards[device])</code>, in threads made by <code>threading.Thread(target=apply, args=(device,))</code>.
+# <details><summary>Our answer</summary>
+# <pre>
+# def data_parallel(model, batch, devices):
+#     replicas = [replica_of(model) for _ in range(devices)]
+#     shards = batch.chunk(devices)
+#     outputs = [None] * devices
+#     def apply(device):
+#         outputs[device] = replicas[device](shards[device])
+#     threads = [threading.Thread(target=apply, args=(device,)) for device in range(devices)]
+#     for thread in threads:
+#         thread.start()
+#     for thread in threads:
+#         thread.join()
+#     return torch.cat(outputs)
+# </pre>
 # </details>
 
-
-# %% jupyter={"source_hidden": true}
-def data_parallel_done(model, batch, devices):
-    replicas = [replica_of(model) for _ in range(devices)]
-    shards = batch.chunk(devices)
-    outputs = [None] * devices
-
-    def apply(device):
-        outputs[device] = replicas[device](shards[device])
-
-    threads = [threading.Thread(target=apply, args=(device,)) for device in range(devices)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return torch.cat(outputs)
-
-
-# %% tags=["row-B1"]
-check(by_threads(data_parallel_done), **threads_check)
-
 # %% [markdown]
-# The folded cell above has our own answer. Where there are no GPUs, torch's own `DataParallel` doesn't use any device; it simply calls your module. That's why we
-# measure the threads of ours.
+# And torch's own `DataParallel`? Where there are no GPUs, it uses no device at all; it simply calls your module. That's why we measure the threads of ours.
 
 # %% tags=["row-B1"]
 print(
@@ -229,8 +202,8 @@ print(
 # %% [markdown]
 # ## 4 · When do its threads pay off?
 #
-# Two replicas of eight layers get 64 samples each; forward only. A wide layer spends its time in C++. A narrow one computes for a few µs, and the rest of its time is
-# Python that calls the next layer.
+# Two replicas of eight layers get 64 samples each, forward only. A wide layer spends its time in C++; a narrow one computes for a few µs, and then Python
+# calls the next layer.
 #
 # **Predict** the first width, of 8, 32, 128 and 512, at which two threads gain 20 % or more.
 
@@ -240,7 +213,8 @@ first_gain = predict("the first width at which threads gain is", ..., choices=(8
 
 # %%
 def forwards(width, steps):
-    replicas, shards = [network(width), network(width)], torch.randn(128, width).chunk(2)
+    replicas = [replica_of(network(width)) for _ in range(2)]
+    shards = torch.randn(128, width).chunk(2)
 
     def forward(device):
         for _ in range(steps):
@@ -261,34 +235,13 @@ print(racing.table(by_width))
 
 # %% [markdown]
 # Which column explains a bar that lies below 1? If few *cores* were at work, the threads waited for each other. If *CPU time* has grown, they spent it on
-# something that isn't there in turn. Which width does worst differs from machine to machine.
-
-# %% [markdown]
-# Forward comes back to Python after every layer, and each time the thread has to win the GIL anew. Is that the reason? `backward()` is *one* call, in which C++ walks back
-# through the same layers. So we race it at width 32.
-
-
-# %%
-def backwards(width, steps):
-    losses = [network(width)(torch.randn(64, width)).sum() for _ in range(2)]
-
-    def backward(loss):
-        for _ in range(steps):
-            loss.backward(retain_graph=True)
-
-    return [partial(backward, loss) for loss in losses]
-
-
-print(racing.table({"forward": by_width[32], "backward": race(partial(backwards, 32, 150))}))
-
-# %% [markdown]
-# The same small layers, and now two threads gain. It isn't the size of the layers that hurts, but the way back to Python after each of them.
+# what isn't there in turn, most likely on handing the GIL over after every layer. Which width does worst differs from machine to machine.
 
 # %% [markdown]
 # ## 5 · What each device holds
 #
-# `DataParallel` gathers all outputs on device 0, and a loss computed there is computed for the whole batch. With four devices and 10,000 classes we count the bytes of the logits, of
-# the loss, and of what the loss keeps for backward. Devices are entries of a list here; the tensors are real.
+# `DataParallel` gathers all outputs on device 0, where the loss is computed. With four devices and 10,000 classes we count the bytes of the logits, of
+# the loss, and of what the loss keeps for backward. The devices are only names here, but the tensors are real.
 #
 # **Predict** how many times as many of these bytes device 0 has as device 3.
 
@@ -314,28 +267,14 @@ show(device_zero.bars(bytes_of), "Gathered logits pile up on device 0; gathered 
 # %% [markdown]
 # That cures outputs and loss. And what about the gradients, and what an optimiser keeps? Count them after one step with Adam.
 
-
 # %% tags=["row-D1"]
-def bytes_after_a_step():
-    model = network(32)
-    replica = replica_of(model)
-    replica(torch.randn(64, 32)).square().mean().backward()
-    optimizer = torch.optim.Adam(model.parameters())
-    optimizer.step()
-    gradients = [parameter.grad for parameter in model.parameters()]
-    state = [tensor for kept in optimizer.state.values() for tensor in kept.values()]
-    print("parameters:", sum(parameter.nbytes for parameter in model.parameters()), "bytes")
-    print("their gradients:", sum(gradient.nbytes for gradient in gradients), "bytes")
-    print("Adam's state:", sum(tensor.nbytes for tensor in state), "bytes")
-    print("parameters of the replica that Adam could step:", len(list(replica.parameters())))
-
-
-results = launch(bytes_after_a_step, world_size=1, backend="gloo")
+results = launch(device_zero.bytes_after_a_step, network(32), world_size=1, backend="gloo")
 
 # %% [markdown]
 # Gradients flow back to the one module on device 0, and only that one is stepped. So gradients and Adam's state, three times the size of the
 # parameters, are on device 0 alone.
-#
+
+# %% [markdown]
 # **Check yourself.** Which further bytes pass through device 0 in every step?
 #
 # <details><summary>Answer</summary>
@@ -347,40 +286,33 @@ results = launch(bytes_after_a_step, world_size=1, backend="gloo")
 #
 # Now do the same with one process for each device. Every rank already has the model and the batch; it takes its own shard, computes its own loss, and goes backward.
 #
-# **Write** (5 minutes) the rest: afterwards every parameter's `.grad` should hold the gradient of the whole batch, on every rank.
+# **Write** (3 minutes) the rest: afterwards, every parameter's `.grad` should hold the gradient of the whole batch, on every rank.
 
 
 # %%
 def in_processes(model, batch):
-    raise NotImplementedError("about 5 lines")
+    shard = batch.chunk(dist.get_world_size())[dist.get_rank()]
+    model(shard).square().mean().backward()
+    raise NotImplementedError("about 3 lines")
 
 
 # %%
-check(by_ranks(in_processes), **ranks_check)
+check(by_ranks(in_processes), **RANKS)
 
 # %% [markdown]
-# <details><summary>Hint 1: a nudge</summary>
-# <code>batch.chunk(world_size)[rank]</code> is a rank's shard. Use the same loss as above: <code>model(shard).square().mean()</code>.
+# <details><summary>Hint</summary>
+# Now every <code>parameter.grad</code> holds the gradient of this rank's shard. Average each of them, as in chapter 00.
 # </details>
-# <details><summary>Hint 2: the approach</summary>
-# After <code>backward()</code> average every <code>parameter.grad</code>, as in chapter 00.
+# <details><summary>Our answer</summary>
+# <pre>
+# def in_processes(model, batch):
+#     shard = batch.chunk(dist.get_world_size())[dist.get_rank()]
+#     model(shard).square().mean().backward()
+#     for parameter in model.parameters():
+#         dist.all_reduce(parameter.grad)
+#         parameter.grad /= dist.get_world_size()
+# </pre>
 # </details>
-# <details><summary>Hint 3: the code</summary>
-# <code>dist.all_reduce(parameter.grad)</code>, then <code>parameter.grad /= dist.get_world_size()</code>.
-# </details>
-
-
-# %% jupyter={"source_hidden": true}
-def in_processes_done(model, batch):
-    shard = batch.chunk(dist.get_world_size())[dist.get_rank()]
-    model(shard).square().mean().backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-
-
-# %% tags=["row-B1"]
-check(by_ranks(in_processes_done), **ranks_check)
 
 # %% [markdown]
 # Compare the two. The twin sends no parameters, scatters nothing, and gathers no outputs. Every rank has gradients and could have an optimiser of its own, and no rank is special.
@@ -405,48 +337,14 @@ gpus = len(hardware().gpus)
 if gpus < 2:
     print(f"{gpus or 'no'} GPU here: DataParallel would just call your module.")
 else:
-    step_ms, peak_mb, phases = launch(device_zero.with_data_parallel, network, world_size=1)[0]
-    print(f"DataParallel: {step_ms:.2f} ms per step, peak MB by GPU: {peak_mb}")
-    print("  phases, ms:", {name: round(ms, 2) for name, ms in phases.items()})
-    for rank, (step_ms, peak_mb) in enumerate(
-        launch(device_zero.with_ddp, network, world_size=gpus)
-    ):
-        print(f"DDP, rank {rank}: {step_ms:.2f} ms per step, peak MB: {peak_mb}")
+    alone = launch(device_zero.with_data_parallel, network, world_size=1)[0]
+    ranks = launch(device_zero.with_ddp, network, world_size=gpus)
+    print(device_zero.compared(alone, ranks))
 
 # %% [markdown]
-# ## 7 · Threads and forks
+# ## 7 · Python without the GIL
 #
-# So we need processes. But beware when you copy a process that has threads: **a fork copies only one of them**. Below, a thread of the notebook holds
-# a mutex while `launch` forks a worker, which runs `add` of part 1 with it. This cell fails on purpose. Where will the worker stand when its time is up?
-
-
-# %% tags=["raises-exception"]
-def hold(mutex, taken, done):
-    with mutex:
-        taken.set()
-        done.wait()
-
-
-mutex, taken, done = threading.Lock(), threading.Event(), threading.Event()
-holder = threading.Thread(target=hold, args=(mutex, taken, done))
-holder.start()
-taken.wait()
-try:
-    launch(add, {"value": 0}, mutex, world_size=1, backend="gloo", timeout=4)
-finally:
-    done.set()
-    holder.join()
-
-# %% [markdown]
-# The worker waits for its copy of a locked mutex, and the thread that would unlock it wasn't copied. Libraries have mutexes and threads too, and you don't see them. So
-# start threads inside a worker, and let them end there; that's safe, and now that the notebook's thread is gone, so is this:
-
-# %% tags=["row-B2"]
-counts = launch(count_together, mutex, world_size=1, backend="gloo")
-print("the worker counts to", counts[0])
-
-# %% [markdown]
-# Since 3.13 Python also comes in a **free-threaded** build, without a GIL ([PEP 703](https://peps.python.org/pep-0703/)). It can cure the narrow layers of part 4, but not device 0 of
+# Since 3.13, Python also comes in a **free-threaded** build, without a GIL ([PEP 703](https://peps.python.org/pep-0703/)). It can cure the narrow layers of part 4, but not device 0 of
 # part 5. Which build is yours?
 
 # %%
@@ -460,7 +358,7 @@ print("this Python has its GIL:", is_gil_enabled())
 predict()
 
 # %% [markdown]
-# A mutex makes others wait, and the GIL is one for all Python code of a process. Threads gain where they're out of Python. `DataParallel` runs one of its four steps in threads and leans on device 0 in all
-# of them, while its twin needs neither. That's why training takes **one process for each device**.
+# The GIL is a mutex for all Python code of a process, so threads only gain while they're out of Python. `DataParallel` runs one of its four steps in threads
+# and leans on device 0 in all of them; its twin needs neither. That's why training takes **one process for each device**.
 #
 # Who are these processes, and how do they find each other? [02 · Process groups and ranks](02_process_groups.ipynb).
