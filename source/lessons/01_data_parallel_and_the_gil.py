@@ -194,10 +194,8 @@ check(by_threads(data_parallel), **THREADS)
 # And torch's own `DataParallel`? Where there are no GPUs, it uses no device at all; it simply calls your module. That's why we measure the threads of ours.
 
 # %% tags=["row-B1"]
-print(
-    "devices of DataParallel:",
-    launch(lambda: DataParallel(network(4)).device_ids, world_size=1, device="cpu")[0],
-)
+devices = launch(lambda: DataParallel(network(4)).device_ids, world_size=1, backend="gloo")[0]
+print("devices that DataParallel uses here:", devices)
 
 # %% [markdown]
 # ## 4 · When do its threads pay off?
