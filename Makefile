@@ -22,24 +22,24 @@ unexport PYTHONDONTWRITEBYTECODE
 -include source/targets.mk
 
 lab: .venv/.ready ## copy the notebooks into my/ and open JupyterLab there: make lab my=FOLDER lang=zh CPU=1
-	@$(RUN) tools/my.py --lab
+	@$(RUN) -m course_tools.learner.workspace --lab
 
 fresh: .venv/.ready ## a new copy of a notebook, with your answers; keeps the old: make fresh only=03
-	@$(RUN) tools/my.py --fresh $(or $(only),$(error say which: make fresh only=03))
+	@$(RUN) -m course_tools.learner.workspace --fresh $(or $(only),$(error say which: make fresh only=03))
 
 quick: .venv/.ready ## lint and the tests that take a moment
 	@$(RUN) -m ruff check --quiet .
 	@$(RUN) -m pytest $(call BESIDE,4) -m "not slow and not browser and not soak" --ignore=tests/labs/test_labs.py
 
 progress: .venv/.ready ## which exercises pass? runs the labs in my/ as you saved them: make progress only=02
-	@$(RUN) tools/progress.py $(only)
+	@$(RUN) -m course_tools.learner.progress $(only)
 
 challenge: .venv/.ready ## your all-reduce on four networks: make challenge name=Ada, or merge=FOLDER
-	@$(RUN) tools/challenge.py $(if $(name),--name "$(name)") \
+	@$(RUN) -m course_tools.learner.challenge $(if $(name),--name "$(name)") \
 		$(if $(merge),--merge "$(merge)") $(if $(again),--again)
 
 doctor: ## what is wrong with this installation? one screen; installs nothing
-	@$(if $(wildcard $(RUN)),$(RUN),python3) tools/doctor.py
+	@$(if $(wildcard $(RUN)),$(RUN),python3) -m course_tools.learner.doctor
 
 clean: ## remove caches and leftovers (to begin anew, remove .venv as well)
 	@rm -rf .pytest_cache .ruff_cache build *.egg-info

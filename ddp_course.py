@@ -20,23 +20,60 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TOOLS = Path(__file__).resolve().parent / "tools"
+NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
+# Copies of notebooks that learners made earlier import these names from here.
+MOVED = {
+    "challenge": "course_challenge",
+    "slurm": "course_cluster.slurm",
+    "two_hosts": "course_cluster.hosts",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`from ddp_course import slurm`, or what else a notebook in any folder needs of tools/."""
-    if name not in ("challenge", "doctor", "slurm", "two_hosts"):
+    """Finds `from ddp_course import slurm` and its like in the packages where they are now."""
+    if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    sys.path.insert(0, str(TOOLS))
-    try:
-        module = importlib.import_module(name)
-        return getattr(module, name, module)  # `two_hosts` is the function, the others are modules
-    finally:
-        sys.path.remove(str(TOOLS))  # a learner's own modules may have the names of these
+    module = importlib.import_module(MOVED[name])
+    return module.two_hosts if name == "two_hosts" else module  # that one is a function
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Does what the command line asks and returns its exit status."""
+    parser, default = command_line()
+    asked, more = parser.parse_known_args(args)
+    if not NOTEBOOKS.is_dir():
+        parser.error("the course's folder is not here: install it from there, pip install -e .")
+    if more and asked.what != "lab":
+        parser.error(f"unknown: {' '.join(more)}")
+    os.environ["COURSE_MY"] = asked.my
+    if asked.what == "doctor":
+        from course_tools.learner import doctor  # which needs no package to be installed
+
+        return doctor.main()
+    Path(asked.my).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
+    if asked.lang:
+        os.environ["COURSE_LANG"] = asked.lang
+    if asked.what == "challenge":
+        from course_tools.learner import challenge
+
+        return challenge.main([f"--name={name}" for name in asked.names[:1]])
+    if asked.what == "progress":
+        from course_tools.learner import progress
+
+        return progress.main(asked.names)
+    from course_tools.learner import workspace
+
+    again = ["ddp-course"]
+    if asked.my != default:
+        again += ["--my", asked.my]
+    if asked.lang:
+        again += ["--lang", asked.lang]
+    command = [f"--{asked.what}", *asked.names, *more]
+    return workspace.main(command, again=" ".join([*again, "fresh "]))
+
+
+def command_line() -> tuple[argparse.ArgumentParser, str]:
+    """Returns the parser, and where a learner's copies are if nothing else is said."""
     default = os.environ.get("COURSE_MY") or "~/ddp-course"
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("ddp-course", description=__doc__, formatter_class=form)
@@ -49,30 +86,7 @@ def main(args: Sequence[str] | None = None) -> int:
         default="lab",
     )
     parser.add_argument("names", nargs="*", metavar="NN", help="such as 03; default: all")
-    asked, more = parser.parse_known_args(args)
-    if not TOOLS.is_dir():
-        parser.error("the course's folder is not here: install it from there, pip install -e .")
-    if more and asked.what != "lab":
-        parser.error(f"unknown: {' '.join(more)}")
-    if asked.what == "doctor":
-        os.environ["COURSE_MY"] = asked.my
-        return __getattr__("doctor").main()
-    Path(asked.my).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.environ["COURSE_MY"] = asked.my
-    if asked.lang:
-        os.environ["COURSE_LANG"] = asked.lang
-    sys.path.insert(0, str(TOOLS))
-    import my
-    import progress
-
-    if asked.what == "challenge":
-        return __getattr__("challenge").main([f"--name={name}" for name in asked.names[:1]])
-    if asked.what == "progress":
-        return progress.main(asked.names)
-    elsewhere = f"--my {asked.my} " * (asked.my != default)
-    elsewhere += f"--lang {asked.lang} " * bool(asked.lang)
-    what = [f"--{asked.what}", *asked.names, *more]
-    return my.main(what, again=f"ddp-course {elsewhere}fresh ")
+    return parser, default
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Messages in Chinese: the templates that they were made of in English, looked for and replaced.
 
 What fits none stays as it is, and so does a learner's own text. The catalogue next to this file,
-which tools/zh.py makes, says in Chinese what may stand in a place:
+which course_tools.i18n.zh makes, says in Chinese what may stand in a place:
 
     {value}         anything; it stays as it is
     {rank:#}        digits

@@ -14,7 +14,7 @@
 import torch
 import torch.distributed as dist
 
-from ddp_course import challenge
+import course_challenge as challenge
 
 # %% [markdown]
 # ## 1 · Your entry

@@ -20,46 +20,46 @@ rest: .venv/.ready .venv/.teach .venv/.extras .venv/.site ## what `make test` le
 
 check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m ruff check --quiet .
-	@$(RUN) tools/build.py --check
-	@$(RUN) tools/course_map.py --check
-	@$(RUN) tools/teaching.py --check
-	@$(RUN) tools/zh.py --check
+	@$(RUN) -m course_tools.notebooks.build --check
+	@$(RUN) -m course_tools.notebooks.course_map --check
+	@$(RUN) -m course_tools.notebooks.teaching --check
+	@$(RUN) -m course_tools.i18n.zh --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
-	@$(RUN) tools/build.py $(only)
-	@$(RUN) tools/course_map.py
-	@$(RUN) tools/teaching.py
+	@$(RUN) -m course_tools.notebooks.build $(only)
+	@$(RUN) -m course_tools.notebooks.course_map
+	@$(RUN) -m course_tools.notebooks.teaching
 
 zh: .venv/.ready ## take up in Chinese what has changed in English, build it anew: make zh only=03
-	@$(RUN) tools/zh.py $(only)
+	@$(RUN) -m course_tools.i18n.zh $(only)
 
 handout: $(if $(repository),.venv/.ready,.venv/.teach) ## for teachers: labs in nbgrader's form: make handout to=FOLDER only=02
-	@$(RUN) tools/handout.py --to "$(or $(to),$(error say where: make handout to=FOLDER))" $(only) \
+	@$(RUN) -m course_tools.grading.handout --to "$(or $(to),$(error say where: make handout to=FOLDER))" $(only) \
 		$(if $(repository),--repository)
 
 grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
-	@$(RUN) tools/grade.py "$(or $(in),$(error say where submitted/ is: make grade in=FOLDER))" \
+	@$(RUN) -m course_tools.grading.grade "$(or $(in),$(error say where submitted/ is: make grade in=FOLDER))" \
 		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") \
 		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
 
 bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
-	@$(RUN) tools/bench.py $(if $(against),--against $(against))
+	@$(RUN) -m course_tools.measure.bench $(if $(against),--against $(against))
 
 gpu: .venv/.ready ## prove the course on this machine's GPUs, one is enough: eight minutes, writes gpu-report.md
-	@$(RUN) tools/gpu_report.py
+	@$(RUN) -m course_tools.measure.gpu_report
 
 mutants: .venv/.extras ## do the checks reject small mistakes in the solutions? make mutants only=03
-	@$(RUN) tools/mutants.py $(only) --workers $(or $(workers),2)
+	@$(RUN) -m course_tools.quality.mutants $(only) --workers $(or $(workers),2)
 
 look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make look to=FOLDER only=05
 	@COURSE_SCREENSHOTS="$(or $(to),$(error say where: make look to=FOLDER only=05))" \
 		$(RUN) -m pytest tests/lessons/test_browser.py -m browser -k "to_its_end$(if $(only), and $(only))"
 
 site: .venv/.site ## the course as a web site, in build/site/html: make site pdf=1 repository=OWNER/NAME
-	@$(RUN) tools/website.py $(if $(repository),--repository $(repository)) $(if $(pdf),--pdf)
+	@$(RUN) -m course_tools.site.website $(if $(repository),--repository $(repository)) $(if $(pdf),--pdf)
 
 slides: .venv/.ready ## chapters as slides: make slides to=FOLDER only=03 lang=zh
-	@$(RUN) tools/slides.py --to "$(or $(to),$(error say where: make slides to=FOLDER))" $(only)
+	@$(RUN) -m course_tools.slides.build --to "$(or $(to),$(error say where: make slides to=FOLDER))" $(only)
 
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak
@@ -73,7 +73,7 @@ soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind
 	@$(PIP) -e '.[keras,cluster]'
 	@touch $@
 
-# Sphinx, which makes pages of notebooks; tools/website.py fetches Pyodide itself.
+# Sphinx, which makes pages of notebooks; course_tools.site.website fetches Pyodide itself.
 .venv/.site: .venv/.ready
 	@$(PIP) -e '.[site]'
 	@touch $@

@@ -28,7 +28,14 @@ _GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
 _INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
     f"{Path(__file__).parents[2] / name}{os.sep}"
-    for name in ("course_utils", "course_material", "course_checks", "tools")
+    for name in (
+        "course_utils",
+        "course_material",
+        "course_checks",
+        "course_cluster",
+        "course_challenge",
+        "course_tools",
+    )
 )
 
 

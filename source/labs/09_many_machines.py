@@ -27,8 +27,8 @@ from torch.distributed import run as torchrun
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from course_cluster import slurm
 from course_utils import check, progress
-from ddp_course import slurm
 
 # %% [markdown]
 # ## 1 · Who am I, and who started me?

@@ -39,9 +39,9 @@ from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from course_cluster import slurm, two_hosts
 from course_utils import Network, digits, launch, predict, show
 from course_utils.pictures.style import rank_style
-from ddp_course import slurm, two_hosts
 
 # %% [markdown]
 # ## 1 · Two hosts in one computer

@@ -1,4 +1,4 @@
-"""Sphinx's settings; `tools/website.py` puts this file beside the pages that it has prepared."""
+"""Sphinx's settings; `course_tools.site.website` puts this file beside the pages that it has prepared."""
 
 import itertools
 import re
@@ -6,7 +6,7 @@ import re
 from docutils import nodes
 from sphinx.search.en import SearchEnglish
 
-CHINESE = TONGUE == "zh"  # noqa: F821  its first line is written by tools/website.py
+CHINESE = TONGUE == "zh"  # noqa: F821  its first line is written by course_tools.site.website
 
 project = "Distributed data parallel training"
 author = "the course authors"
@@ -33,7 +33,7 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#7cc4f2", "color-brand-content": "#7cc4f2"},
 }
 exclude_patterns = ["extra", "_static", "templates", "locale"]
-nb_execution_mode = "off"  # what is shown was run by tools/build.py
+nb_execution_mode = "off"  # what is shown was run by course_tools.notebooks.build
 nb_code_prompt_show = "展开 {type}" if CHINESE else "Show the {type}"
 nb_code_prompt_hide = "收起 {type}" if CHINESE else "Hide the {type}"
 nb_merge_streams = True

@@ -1,7 +1,7 @@
 """Recordings that a page moves: replayed and drawn by the course's own modules, without a kernel.
 
 Runs in the browser's Pyodide and, for the first picture and for tests, in CPython: the same text
-comes out. `tools/website.py` packs it into a wheel with the modules it needs. What saves pictures
+comes out. `course_tools.site.website` packs it into a wheel with the modules it needs. What saves pictures
 (matplotlib, IPython) is absent from both, and a page draws SVG only.
 """
 
@@ -39,7 +39,7 @@ _traces: dict[tuple[str, ...], tuple[Trace, list[list[float]] | None]] = {}
 
 
 def learn(name: str, text: str) -> None:
-    """Takes in what `tools/site_record.py` wrote."""
+    """Takes in what `course_tools.site.record` wrote."""
     _told[name] = json.loads(text)
 
 

@@ -12,14 +12,10 @@ import pytest
 import test_grade
 from warm_kernels import WARM
 
-import build
-import class_files
-import grade
-import handed_in
-import sandbox
-import unpack
-from cells import BuildError
-from learners_cells import Written
+from course_tools.grading import class_files, grade, sandbox, submissions, unpack
+from course_tools.grading.learner_cells import Written
+from course_tools.notebooks import build
+from course_tools.notebooks.cells import BuildError
 
 SLUG = test_grade.SLUG
 MODELS = {name: hostile.RIGHT.replace("NAME", name).strip() for name in ("a", "b")}
@@ -38,7 +34,7 @@ class Graded:
         exercise = build.Target(folder / f"source/labs/{SLUG}.py", folder, True)
         self.folder = folder / "my class"
         self.wanted = forty_four.hand_in(
-            self.folder, SLUG, build.plan(exercise), MODELS, build.HERE
+            self.folder, SLUG, build.plan(exercise), MODELS, build.ROOT
         )
         before = os.umask(0)
         try:
@@ -93,7 +89,7 @@ def test_nobody_but_the_teacher_can_look_into_the_folder_of_a_class(graded):
     assert graded.umask == 0
 
 
-def submitted(folder: Path, *files: str) -> list[handed_in.Row]:
+def submitted(folder: Path, *files: str) -> list[submissions.Row]:
     """What is chosen of these files, all of which hold answers of lab 02."""
     for number, file in enumerate(files):
         path = folder / file
@@ -102,7 +98,7 @@ def submitted(folder: Path, *files: str) -> list[handed_in.Row]:
         os.utime(path, (number, number))
     learners = class_files.Learners()
     found = Written({"answer": ""}, {}, [])
-    return handed_in.collect(folder, learners, ["02_groups"], lambda *_: found, ["train.py"])
+    return submissions.collect(folder, learners, ["02_groups"], lambda *_: found, ["train.py"])
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,9 @@ import psutil
 import pytest
 from warm_kernels import WARM
 
-import build
-import export
-import grade
-import sandbox
-from learners_cells import Written
+from course_tools.grading import export, grade, sandbox
+from course_tools.grading.learner_cells import Written
+from course_tools.notebooks import build
 
 SLUG = "03_hostile"
 pytestmark = pytest.mark.slow
@@ -94,9 +92,10 @@ class Attacked:
         own = {"TEACHERS": "teachers-token", "TMPDIR": str(temporary)}
         own["PATH"] = f"{os.environ['PATH']}:{temporary}"  # which even those inside are given
         grading = subprocess.Popen(
-            [sys.executable, labs.ROOT / "tools/grade.py", self.folder, "--root", folder,
+            [sys.executable, "-m", "course_tools.grading.grade", self.folder, "--root", folder,
              "--who", "mallory"],
-            env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=labs.ROOT, env=os.environ | own,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.most = 0  # processes at a time
         while grading.poll() is None and time.monotonic() < begun + 300:

@@ -19,13 +19,10 @@ import psutil
 import pytest
 from warm_kernels import NURSERY, WARM, warm
 
-import build
 import course_utils
-import grade
-import handout
-import sandbox
-import sealed
-from aside import aside
+from course_tools.child_process import in_child_process
+from course_tools.grading import answers_as_text, grade, handout, sandbox
+from course_tools.notebooks import build
 from course_utils.launcher import transport
 
 pytestmark = pytest.mark.slow
@@ -63,7 +60,7 @@ class Course:
         """
         begun = time.monotonic()
         NURSERY.warm()
-        aside(lambda: self._forked(command.split()), timeout=300)
+        in_child_process(lambda: self._forked(command.split()), timeout=300)
         print(f"{time.monotonic() - begun:.1f} s: nbgrader {command}")
 
     def _forked(self, words: list[str]) -> None:
@@ -72,20 +69,22 @@ class Course:
         os.chdir(self.folder)
         tempfile.tempdir = None  # as TMPDIR says
         with warm():
-            NbGraderApp.launch_instance(words)  # a SystemExit fails `aside`
+            NbGraderApp.launch_instance(words)  # a SystemExit fails `in_child_process`
 
     def read(self, place: str) -> nbformat.NotebookNode:
         return nbformat.read(self.folder / place / f"{LAB}/{LAB}.ipynb", as_version=4)
 
     def models(self) -> dict[str, str]:
-        found = {grading.identity(cell) or "": cell.source for cell in self.read("source").cells}
+        found = {
+            nbgrader_plugin.identity(cell) or "": cell.source for cell in self.read("source").cells
+        }
         return {name: found[f"answer-{name}"] for name in TWO}
 
     def hand_in(self, who: str, answers: dict[str, str], edit=None) -> Path:
         """Write these answers, by exercise, into the hand-out; returns the learner's folder."""
         notebook = self.read("release")
         for cell in notebook.cells:
-            kind, _, name = (grading.identity(cell) or "").partition("-")
+            kind, _, name = (nbgrader_plugin.identity(cell) or "").partition("-")
             if kind == "answer" and answers.get(name):
                 cell.source = answers[name]
         if edit:
@@ -104,7 +103,9 @@ class Course:
     def said(self, who: str, name: str) -> str:
         """What a graded notebook shows below a check."""
         cells = self.read(f"autograded/{who}").cells
-        outputs = [o for c in cells if grading.identity(c) == f"check-{name}" for o in c.outputs]
+        outputs = [
+            o for c in cells if nbgrader_plugin.identity(c) == f"check-{name}" for o in c.outputs
+        ]
         return "\n".join(o.get("evalue") or o.data["text/plain"] for o in outputs)
 
 
@@ -128,12 +129,12 @@ def function_of(file: Path, name: str) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def nbgrader():
     """Loaded when these tests begin, so that where others run forks are not of it as well."""
-    global Gradebook, NbGraderApp, grading
+    global Gradebook, NbGraderApp, nbgrader_plugin
     pytest.importorskip("nbgrader", reason="it is not installed: pip install -e '.[teach]'")
     from nbgrader.api import Gradebook
     from nbgrader.apps import NbGraderApp
 
-    import grading
+    from course_tools.grading import nbgrader_plugin
 
 
 @pytest.fixture(scope="module")
@@ -249,19 +250,19 @@ def test_every_lab_gives_its_own_solution_all_points(slug, monkeypatch):
     """Without a kernel, which `course` has, and on two ranks: solutions/ has the other sizes."""
     target = build.Target(labs.ROOT / f"source/labs/{slug}.py", labs.ROOT, False)
     source = handout.graded(build.plan(target))
-    run = grading.compose(source, source)
+    run = nbgrader_plugin.compose(source, source)
     shown, names = [], {"__name__": "__main__"}
     monkeypatch.setattr(transport, "Unpickler", transport.Unpickler)  # `begin` puts in its own
     monkeypatch.setattr(course_utils, "check", None)
-    monkeypatch.setattr(sealed, "check", on_few_ranks)
-    monkeypatch.setattr(sealed, "display", lambda *_, **options: shown.append(options))
+    monkeypatch.setattr(answers_as_text, "check", on_few_ranks)
+    monkeypatch.setattr(answers_as_text, "display", lambda *_, **options: shown.append(options))
     checks = 0
     for number, cell in enumerate(run.cells):
-        checks += (is_check := (grading.identity(cell) or "").startswith("check-"))
+        checks += (is_check := (nbgrader_plugin.identity(cell) or "").startswith("check-"))
         with contextlib.suppress(*[] if is_check else [RuntimeError]):  # it calls its own answer
             labs.run(cell.source, f"<{slug} graded {number}>", names)
     assert checks
-    assert shown.count({"raw": True, "metadata": sealed.PROOF}) == checks
+    assert shown.count({"raw": True, "metadata": answers_as_text.PROOF}) == checks
 
 
 def on_few_ranks(fn, **options):

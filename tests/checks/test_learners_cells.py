@@ -8,11 +8,9 @@ import labs
 import nbformat
 import pytest
 
-import grade
-import handout
-import learners_cells
-import progress
-from learners_cells import as_python, written
+from course_tools.grading import grade, handout, learner_cells
+from course_tools.grading.learner_cells import as_python, written
+from course_tools.learner import progress
 
 HEAD = """\
 # %%
@@ -205,7 +203,7 @@ def test_lines_of_ipython_are_left_out_and_all_others_keep_their_numbers(text, p
 
 
 def test_a_notebook_without_an_answer_says_so(lab, tmp_path):
-    assert answers_of(lab, tmp_path, cell("x = 3")).remarks == [learners_cells.NO_CELL]
+    assert answers_of(lab, tmp_path, cell("x = 3")).remarks == [learner_cells.NO_CELL]
 
 
 def test_a_copy_of_a_different_version_says_so(lab, tmp_path):

@@ -179,10 +179,8 @@ for culprit in {[*CULPRITS]!r}:
 
 REPORT = """
 import pathlib
-import sys
 import tempfile
-sys.path.insert(0, "tools")
-import gpu_report
+from course_tools.measure import gpu_report
 few = "the machine", "two ranks by NCCL", "workers of chapter 00", "bandwidth"
 items = gpu_report.gpu_items.items()
 gpu_report.gpu_items.items = lambda: {name: items[name] for name in few}

@@ -64,7 +64,7 @@ OUTER = (
     "tests/house/test_ddp_course.py::*",
 )
 # Parts of a chapter that start a cluster; all others of its cells run in both circles.
-CLUSTERS = ({"part-slurm"}, {"part-ray"})
+CLUSTERS = ({"part-slurm"}, {"part-slurm", "part-agents"}, {"part-ray"})
 CHAPTER_WITH_CLUSTERS = "notebooks/09_many_machines.ipynb"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from handed_in import MISSING, NOT_GRADED
+from course_tools.grading.submissions import MISSING, NOT_GRADED
 
 FIRST = {
     "syntax error": "def NAME(:",

@@ -1,47 +1,34 @@
 """The labs as their sources say them: each check that a lab makes, and answers to try it on."""
 
 import ast
-import contextlib
 import functools
-import importlib.util
-import inspect
-import linecache
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
-import torch
-
-import build
 import course_utils
 from course_checks.cases import CASES, Case
 from course_checks.outcome import Outcome
+from course_tools import ROOT
+from course_tools.quality.lab_checks import (  # noqa: F401 - tests take some of these from here
+    CHECK,
+    HUNG,
+    RAN,
+    SIZES,
+    SLUGS,
+    Exercise,
+    cheapest_first,
+    check_here,
+    hung_or_judged,
+    one_thread,
+    run,
+    sizes,
+    sources,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-RAN: dict[str, dict[str, Any]] = {}  # by lab, what its cells defined when they last ran
-EXTRAS = {"10_keras": "keras"}  # what `make test` installs for a lab, and `make quick` does not
-SLUGS = [
-    path.stem
-    for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py"))
-    if importlib.util.find_spec(EXTRAS.get(path.stem, "torch"))
-]
-CHECK = importlib.import_module("course_checks.check")
-SIZES = inspect.signature(course_utils.check).parameters["world_sizes"].default
-HUNG = {"timeout": 1.0}  # long enough to hang; who only needs longer gets it
 PATIENT = {"timeout": 100.0}  # on a busy machine a right answer may take long
-SLOW = (  # in its report
-    "only needed longer", "perhaps nothing hangs", "No call is seen to lack",
-    "outside of your code",
-)  # fmt: skip
-
-
-class Exercise(NamedTuple):
-    """What a lab hands to check: the answer, and everything else."""
-
-    fn: Callable
-    options: dict[str, Any]
 
 
 def exercises(slug: str, monkeypatch: Any, cut: bool = False) -> dict[str, Exercise]:
@@ -68,12 +55,6 @@ def _run_cells(slug: str, cut: bool) -> dict[str, Any]:
     for number, source in enumerate(sources(ROOT / f"source/labs/{slug}.py", cut)):
         run(source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
     return names
-
-
-def sources(path: Path, cut: bool = False) -> list[str]:
-    """The code cells of a lab."""
-    cells = build.plan(build.Target(path, ROOT, cut)).cells
-    return [cell.source for cell in cells if cell.cell_type == "code"]
 
 
 def defined(lesson: Path, wanted: Iterable[str]) -> dict[str, Any]:
@@ -104,11 +85,6 @@ def right(slug: str, name: str) -> list[Callable]:
     return found if isinstance(found, list) else [found]
 
 
-def sizes(options: dict[str, Any]) -> list[int]:
-    """The world sizes of a check, two ranks first, which show most mistakes, and one last."""
-    return sorted(options.get("world_sizes", SIZES), key=lambda n: (n == 1, n))
-
-
 def on_one_size(options: dict[str, Any], number: int) -> dict[str, Any]:
     """A check for the answer of this number: right ones take turns at the first two world sizes.
 
@@ -120,51 +96,6 @@ def on_one_size(options: dict[str, Any], number: int) -> dict[str, Any]:
     return options | PATIENT | few | {"world_sizes": (here[number % len(here)],)}
 
 
-def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Parts of a check, whose wrong answers are wrong for all: the last case, then each size.
-
-    A lab's own cases, easy before hard, take long; kinds of tensors all together take less than
-    a launch. What one case does not call may be called in another, so nothing is required of it.
-    """
-    cases = options.get("cases", CASES)
-    if len(cases) > 1 and not isinstance(cases[0], Case):
-        few = {"world_sizes": sizes(options)[:1], "cases": cases[-1:]}
-        yield options | few | {"require": ()}
-    for size in sizes(options):
-        yield options | {"world_sizes": (size,)}
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """As ranks compute: where tensors are small, threads that wait for each other cost the most."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@one_thread()
-def judged_here(judging: Callable, *arguments: Any, **options: Any) -> list[Any]:
-    """Instead of `launch`: our own answers harm no judge, so none needs a process of its own."""
-    return [judging(*arguments)]
-
-
-def check_here(fn: Callable, **options: Any) -> Outcome:
-    """What a check says, judged in this process; the answer's ranks are real ones."""
-    with mock.patch.object(CHECK, "launch", judged_here):
-        return CHECK.check(fn, **options)
-
-
-def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
-    """What a check says of a wrong answer, with little time for those that hang."""
-    outcome = check_here(fn, **options | HUNG)
-    if any(said in outcome.message for said in SLOW):
-        return check_here(fn, **options | {"timeout": 5.0})
-    return outcome
-
-
 def judged_alone(fn: Callable, options: dict[str, Any]) -> Outcome:
     """What a check says of a wrong answer, asked part by part until one rejects it."""
     for part in cheapest_first(options):
@@ -172,12 +103,6 @@ def judged_alone(fn: Callable, options: dict[str, Any]) -> Outcome:
         if outcome.state == "wrong":
             break
     return outcome
-
-
-def run(source: str, name: str, names: dict[str, Any]) -> None:
-    """Run a cell's text; tracebacks know it by this name, as if of a file."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    exec(compile(source, name, "exec"), names)
 
 
 def names(slug: str) -> list[str]:

@@ -1,6 +1,6 @@
 """CPU seconds of every test, written down where `--seconds FILE` asks for it.
 
-`tools/seconds.py FILE` makes a table of them. A test's seconds are those of its worker, of all
+`course_tools.measure.cpu_seconds` makes a table of them. A test's seconds are its worker's, of all
 processes that this has started, and of its kernels; its fixtures' belong to the test that was the
 first to ask for them. What daemons spend that have left their family is not counted.
 """

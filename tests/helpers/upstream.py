@@ -8,7 +8,7 @@ from shutil import copyfile
 
 import nbformat
 
-import build
+from course_tools.notebooks import build
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = ["-c", "user.name=course", "-c", "user.email=course@localhost"]

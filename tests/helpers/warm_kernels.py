@@ -1,4 +1,4 @@
-"""Kernels and scripts, forked from a process that has imported torch: else each spends 3 s on it.
+"""Kernels and programs, forked from a process that has imported torch: else each spends 3 s on it.
 
 What a cell sees is a fresh kernel's: nothing of ours is imported there, and no name is defined.
 `python -m pytest --nbval notebooks` knows nothing of this, and starts each kernel anew.
@@ -105,7 +105,7 @@ class Nursery:
             return self._start(command, standard, how)
 
     def popen(self, command: list[str], **how: Any) -> "Script":
-        """What `subprocess.Popen` does for a script with pipes; `-s` is not listened to."""
+        """What `subprocess.Popen` does for `python -s -m MODULE` with pipes; `-s` has no effect."""
         (reading, stdin), (stdout, writing) = os.pipe(), os.pipe()
         child = self._start(command, (reading, writing, 2), how)
         os.close(reading)
@@ -222,7 +222,7 @@ def die_with_parent() -> None:
 
 
 def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> NoReturn:
-    """In the child: what `python -m ipykernel_launcher` would be, or `python -s script.py`."""
+    """In the child: what `python -m ipykernel_launcher` would be, or `python -s -m MODULE`."""
     wanted, parent = pickle.loads(request), os.getppid()
     die_with_parent()
     os.setsid()
@@ -238,12 +238,13 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     os.chdir(wanted["cwd"] or ".")
     os.environ.clear()
     os.environ.update(wanted["env"], JPY_PARENT_PID=str(parent))
-    _, _, *sys.argv = wanted["argv"]  # behind python, `-m` or `-s`
-    if wanted["argv"][1] == KERNEL[0]:
+    _, *options = wanted["argv"]
+    sys.argv = options[options.index("-m") + 1 :]
+    if options[0] == KERNEL[0]:
         sys.modules["ipykernel.kernelapp"].launch_new_instance()
     else:
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.path[:0] = wanted["env"]["PYTHONPATH"].split(os.pathsep)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     sys.exit()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import architecture
+from course_tools.quality import architecture
 
 
 @pytest.fixture
@@ -52,12 +52,37 @@ def test_a_library_that_knows_who_judges_its_answers_is_found(house):
     ]
 
 
-def test_material_that_knows_the_launcher_is_found(house, monkeypatch, tmp_path):
-    monkeypatch.setattr(architecture, "ROOT", tmp_path)
+def test_material_that_knows_the_launcher_is_found(house, tmp_path):
     (tmp_path / "course_material").mkdir()
     (tmp_path / "course_material/text.py").write_text("from course_utils import launch")
     found = "an arrow up: course_material/text.py imports course_utils"
-    assert architecture.problems(house()) == [found]
+    assert architecture.problems(house(), tmp_path) == [found]
+
+
+def test_a_library_that_knows_the_tools_is_found(house):
+    known = house(launcher__rank="import course_tools.site.pages", course_tools__site__pages="")
+    assert architecture.problems(known) == [
+        "an arrow up: launcher.rank imports course_tools.site.pages",
+        "a package from outside: launcher.rank imports course_tools",
+    ]
+
+
+def test_a_room_of_the_tools_that_imports_one_it_may_not_is_found(house):
+    known = house(
+        course_tools__notebooks__build="from course_tools.grading import grade",
+        course_tools__grading__grade="",
+    )
+    found = "an arrow up: course_tools.notebooks.build imports course_tools.grading.grade"
+    assert architecture.problems(known) == [found]
+
+
+def test_a_tool_that_leans_on_the_tests_is_found(house, tmp_path):
+    helpers = tmp_path / "tests/helpers"
+    helpers.mkdir(parents=True)
+    (helpers / "labs.py").touch()
+    known = house(course_tools__quality__mutants="import json\nimport labs")
+    found = "a part of the tests: course_tools.quality.mutants imports labs"
+    assert architecture.problems(known, tmp_path) == [found]
 
 
 def test_a_circle_within_a_room_is_found(house):
@@ -104,7 +129,7 @@ def test_the_house_stands():
 
 
 def test_the_command_prints_every_room_with_its_size():
-    command = [sys.executable, "tools/architecture.py"]
+    command = [sys.executable, "-m", "course_tools.quality.architecture"]
     done = subprocess.run(command, cwd=architecture.ROOT, capture_output=True, text=True)
     rooms = [line.split()[0] for line in done.stdout.splitlines()]
     assert set(architecture.ALLOWED) <= set(rooms)

@@ -7,13 +7,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import articles
-import chinese
-import course_map
-import proofread
-import zh
+from course_tools.i18n import articles, chinese, proofread, zh
+from course_tools.notebooks import course_map
 
-ROOT = zh.build.HERE
+ROOT = zh.build.ROOT
 V4 = nbformat.v4
 PAGES = sorted((ROOT / "articles").glob("*.md"))
 ROWS = [(k, row) for k, own in course_map.rows().items() for row in own if row != "title"]

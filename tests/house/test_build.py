@@ -1,4 +1,4 @@
-"""tools/build.py on small sample lessons: what it must refuse first, then what it must do."""
+"""`notebooks.build` on small sample lessons: what it must refuse first, then what it must do."""
 
 import json
 import shutil
@@ -7,8 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import build
-import cells
+from course_tools.notebooks import build, cells
 
 LESSON = '''\
 # %% [markdown]

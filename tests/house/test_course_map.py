@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-import course_map
+from course_tools.notebooks import course_map
 
 NOTEBOOKS = course_map.ROOT / "notebooks"
 

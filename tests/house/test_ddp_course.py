@@ -15,9 +15,9 @@ import nbformat
 import other_copy
 import pytest
 
-import cells
 import ddp_course
-from aside import aside
+from course_tools.child_process import in_child_process
+from course_tools.notebooks import cells
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = """# %%
@@ -51,8 +51,8 @@ def obey_permissions() -> None:
 def installed(tmp_path_factory):
     """A copy of the course in which nothing can be written."""
     root = tmp_path_factory.mktemp("shared") / "course"
-    for folder in ("course_material", "course_utils", "course_checks", "tools"):
-        shutil.copytree(ROOT / folder, root / folder)
+    for package in sorted(ROOT.glob("course_*/")):
+        shutil.copytree(package, root / package.name)
     shutil.copy(ROOT / "ddp_course.py", root)
     for kind, name, text in (("notebooks", "00_start_here", "# %%\n1"), ("exercises", "01_x", LAB)):
         (root / kind).mkdir()
@@ -100,7 +100,7 @@ def say(installed: Path, home: Path, *words: str) -> str:
             assert command.main(words) == 0
         return out.getvalue()
 
-    return aside(learner, timeout=200)
+    return in_child_process(learner, timeout=200)
 
 
 def test_the_installed_command_is_there():
@@ -110,15 +110,16 @@ def test_the_installed_command_is_there():
 
 
 def test_without_the_courses_folder_it_says_how_to_install(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(ddp_course, "TOOLS", tmp_path / "tools")
+    monkeypatch.setattr(ddp_course, "NOTEBOOKS", tmp_path / "notebooks")
     with pytest.raises(SystemExit):
         ddp_course.main([])
     assert "install it from there, pip install -e ." in capsys.readouterr().err
 
 
-def test_what_a_notebook_needs_of_the_tools_comes_from_any_folder(installed, tmp_path):
-    code = "import sys; before = [*sys.path]; from ddp_course import slurm, two_hosts; "
-    code += "print(slurm.two_hosts is two_hosts, callable(two_hosts), sys.path == before)"
+def test_what_a_notebook_needs_comes_from_any_folder_also_by_its_former_name(installed, tmp_path):
+    code = "from course_cluster import slurm, two_hosts; import ddp_course; "
+    code += "print(ddp_course.slurm is slurm, ddp_course.two_hosts is two_hosts, "
+    code += "callable(ddp_course.challenge.judge))"
     done = run(installed, tmp_path, "-c", code)
     assert (done.stdout, done.stderr) == ("True True True\n", "")
 
@@ -155,7 +156,7 @@ def test_the_copies_may_lie_elsewhere_and_the_commands_that_it_names_say_so(inst
 def test_two_learners_share_an_installation_and_nothing_else(installed, tmp_path):
     ada, bob = tmp_path / "ada", tmp_path / "bob"
     with pytest.raises(RuntimeError, match="PermissionError"):  # the control
-        aside(lambda: (obey_permissions(), (installed / "tools" / "new").touch()))
+        in_child_process(lambda: (obey_permissions(), (installed / "course_tools" / "new").touch()))
     for home in (ada, bob):
         assert "2 notebooks of your own" in say(installed, home)
         assert (home / "ddp-course").stat().st_mode & 0o777 == 0o700

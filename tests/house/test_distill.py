@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import distill
 from course_material.recordings import Row, recording
+from course_tools.material import distill
 
 ORIGINALS = Path(__file__).resolve().parents[3] / "shared/data/nccl"
 needs_originals = pytest.mark.skipif(

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import ddp_course
-import doctor
-from aside import aside
+from course_tools.child_process import in_child_process
+from course_tools.learner import doctor
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,7 +95,7 @@ def test_too_few_files_or_processes(limit, said):
         resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (50, 50))
         return wrong(doctor.limits)
 
-    assert said in aside(limited)
+    assert said in in_child_process(limited)
 
 
 def test_too_little_memory_for_addresses():
@@ -103,7 +103,7 @@ def test_too_little_memory_for_addresses():
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
         return wrong(doctor.limits)
 
-    assert "`ulimit -v` is 4096 MB" in aside(limited)
+    assert "`ulimit -v` is 4096 MB" in in_child_process(limited)
 
 
 def test_too_little_shared_memory(monkeypatch):
@@ -131,7 +131,7 @@ def test_no_write_access_to_ones_copies(tmp_path, monkeypatch):
 
     monkeypatch.delenv("COURSE_MY", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert "my cannot be written: say where your copies go" in aside(as_nobody)
+    assert "my cannot be written: say where your copies go" in in_child_process(as_nobody)
 
 
 def test_no_temporary_folder(monkeypatch, tmp_path):
@@ -169,7 +169,7 @@ def test_no_loopback_network():
             return None
         return wrong(doctor.loopback)
 
-    if (said := aside(cut_off)) is None:
+    if (said := in_child_process(cut_off)) is None:
         pytest.skip("no network namespace can be made here")
     assert "no loopback network (Cannot assign requested address)" in said or (
         "no loopback network (Network is unreachable)" in said

@@ -10,11 +10,8 @@ import pytest
 import torch
 import warm_kernels
 
-import bandwidth
-import build
-import gpu_items
-import gpu_report
-import workers
+from course_tools.measure import bandwidth, gpu_items, gpu_report, gpu_workers
+from course_tools.notebooks import build
 from course_utils import launch
 from course_utils.devices import driver
 
@@ -106,14 +103,14 @@ def test_every_line_is_in_the_file_before_the_next_item_begins(report, monkeypat
 
 
 def test_no_name_of_this_machine_is_in_a_report():
-    said = f"{getpass.getuser()}@{socket.gethostname()}:{Path.home()} and {gpu_report.HERE}/tests"
+    said = f"{getpass.getuser()}@{socket.gethostname()}:{Path.home()} and {gpu_report.ROOT}/tests"
     assert gpu_report.nameless(said) == "USER@HOST:HOME and COURSE/tests"
 
 
 def test_its_items_are_bounded_and_every_chapter_with_workers_is_among_them():
     limits_s = [limit_s for _, limit_s in gpu_items.items().values()]
     assert max(limits_s) <= gpu_report.WHOLE_S / 2
-    chapters = {chapter for chapter, table in workers.workers().items() if any(table.values())}
+    chapters = {chapter for chapter, table in gpu_workers.workers().items() if any(table.values())}
     named = {f"workers of chapter {chapter}" for chapter in chapters}
     assert named | {"chapter 00", "chapter 04", "chapter 14"} <= gpu_items.items().keys()
 
@@ -139,7 +136,7 @@ def test_the_workers_of_a_chapter_are_run_and_named(on_the_cpu, capsys):
 
 
 def test_a_worker_that_fails_is_told_with_its_line(on_the_cpu, monkeypatch, capsys):
-    monkeypatch.setattr(workers, "workers", lambda: {"00": {"introduce": "introduce(1)"}})
+    monkeypatch.setattr(gpu_workers, "workers", lambda: {"00": {"introduce": "introduce(1)"}})
     assert gpu_items.main("workers of chapter 00") == 1
     assert "TypeError: introduce() takes 0 positional arguments" in capsys.readouterr().out
 
@@ -182,7 +179,7 @@ def test_a_chapter_is_run_and_what_launch_chose_is_told(monkeypatch, tmp_path, c
         (tmp_path / "source" / "lessons").mkdir(parents=True, exist_ok=True)
         (tmp_path / "notebooks").mkdir(exist_ok=True)
         (tmp_path / "source" / "lessons" / f"{name}.py").write_text(text)
-    monkeypatch.setattr(gpu_items, "HERE", tmp_path)
+    monkeypatch.setattr(gpu_items, "ROOT", tmp_path)
     with warm_kernels.warm():
         gpu_items.chapter_notebook("00")
         with pytest.raises(build.BuildError, match="ZeroDivisionError"):

@@ -9,11 +9,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import build
-import cells
-import handout
+from course_tools.grading import handout
+from course_tools.notebooks import build, cells
 
-ROOT = build.HERE
+ROOT = build.ROOT
 TEXTS = {".py", ".md", ".po", ".json", ".jsonl", ".toml", ".txt"}
 
 
@@ -96,7 +95,7 @@ def run(course: Path, *command: str, **environment: str) -> str:
 
 
 def test_chinese_works_in_it(course, tmp_path):
-    run(course, "tools/my.py", COURSE_LANG="zh", COURSE_MY=str(tmp_path))
+    run(course, "-m", "course_tools.learner.workspace", COURSE_LANG="zh", COURSE_MY=str(tmp_path))
     assert "分钟" in (tmp_path / "zh/lab_02_process_groups.ipynb").read_text()
     english = len((course / "notebooks/README.md").read_text().splitlines())
     chinese = (tmp_path / "zh/course_map.md").read_text()

@@ -17,9 +17,8 @@ import pytest
 from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
 from packaging.requirements import Requirement
 
-import build
-import cells
-from aside import aside
+from course_tools.child_process import in_child_process
+from course_tools.notebooks import build, cells
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pieced together so that these lines do not find themselves.
@@ -240,4 +239,4 @@ def test_the_readme_is_short_and_its_example_prints_what_it_says(tmp_path):
             runpy.run_path(str(tmp_path / "example.py"), run_name="__main__")
         return out.getvalue()
 
-    assert sanitized(aside(example)) == sanitized(wanted)
+    assert sanitized(in_child_process(example)) == sanitized(wanted)

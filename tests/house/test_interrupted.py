@@ -130,7 +130,7 @@ def run(tmp_path, program) -> Program:
     """A run of pytest with two workers, one with ranks and one with a kernel."""
     (tmp_path / "test_ranks.py").write_text(STAYS + WITH_RANKS)
     (tmp_path / "test_kernel.py").write_text(STAYS + WITH_A_KERNEL)
-    paths = [ROOT, ROOT / "tests", ROOT / "tests/helpers", ROOT / "tools"]
+    paths = [ROOT, ROOT / "tests", ROOT / "tests/helpers"]
     options = "-p conftest -n 2 --dist loadfile --max-worker-restart 0 -p no:cacheprovider"
     command = ["-m", "pytest", "--rootdir", tmp_path, *options.split(), tmp_path]
     run = program(*command, PYTHONPATH=os.pathsep.join(map(str, paths)))
@@ -178,7 +178,7 @@ def test_a_build_of_notebooks_that_is_ended_leaves_nothing(number, tmp_path, pro
     for folder in ("source/lessons", "source/labs", "notebooks"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "source/lessons/00_waits.py").write_text(LESSON)
-    build = program(ROOT / "tools/build.py", "--root", tmp_path)
+    build = program("-m", "course_tools.notebooks.build", "--root", tmp_path, PYTHONPATH=str(ROOT))
     wait_for(lambda: build.has_made("notebooks/ranks"))
     build.signal(number)
     wait_for(build.is_gone)
@@ -191,7 +191,7 @@ def test_a_build_of_notebooks_that_is_ended_leaves_nothing(number, tmp_path, pro
 def test_make_lab_that_is_ended_leaves_nothing(number, tmp_path, program):
     runtime = tmp_path / "runtime"
     lab = program(
-        ROOT / "tools/my.py", "--lab", "--no-browser", "--ServerApp.port=0",
+        "-m", "course_tools.learner.workspace", "--lab", "--no-browser", "--ServerApp.port=0",
         "--IdentityProvider.token=t",
         COURSE_MY=str(tmp_path / "my"), JUPYTER_RUNTIME_DIR=str(runtime),
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 import pytest
 
-import mutants
-from mutate import Mutant
+from course_tools.quality import mutants
+from course_tools.quality.mutations import Mutant
 
 CELL = """\
 rank = 0  # stays

@@ -8,9 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import copies
-import my
-from cells import compose, read_percent
+from course_tools import ROOT
+from course_tools.learner import copies, workspace
+from course_tools.notebooks.cells import compose, read_percent
 
 TODAY = datetime.date(2026, 11, 22)
 LESSON = (
@@ -68,7 +68,7 @@ def edit(path, **answers):
 
 
 def test_copies_have_no_outputs_and_their_links_lead_to_each_other(course, capsys):
-    assert my.main([], course) == 0
+    assert workspace.main([], course) == 0
     assert "2 notebooks of your own are in my/" in capsys.readouterr().out
     assert sources(course / "my" / "lesson_01_sums.ipynb") == [
         "Go on with [the lab](lab_01_sums.ipynb), [next](lesson_02_x.ipynb)."
@@ -79,7 +79,7 @@ def test_copies_have_no_outputs_and_their_links_lead_to_each_other(course, capsy
 def test_only_a_cell_that_is_tagged_so_keeps_its_output(course):
     text = LAB.replace("# %%\nimport torch", '# %% tags=["keep-output"]\nimport torch')
     write(course / "exercises" / "01_sums.ipynb", text)
-    my.main([], course)
+    workspace.main([], course)
     notebook = nbformat.read(course / "my" / "lab_01_sums.ipynb", as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [bool(cell.outputs) for cell in code] == [True, False, False]
@@ -91,26 +91,26 @@ def test_the_handlers_of_logging_stay_open(course, monkeypatch):
     closed, handler = [], logging.StreamHandler()
     monkeypatch.setattr(handler, "close", lambda: closed.append(handler))
     copies._notary.cache_clear()
-    my.main([], course)
+    workspace.main([], course)
     assert not closed
 
 
 def test_a_second_time_nothing_is_touched_and_nothing_said(course, capsys):
-    my.main([], course)
+    workspace.main([], course)
     lab = course / "my" / "lab_01_sums.ipynb"
     edit(lab, double="return 2 * x")
     before, _ = lab.read_bytes(), capsys.readouterr()
-    assert my.main([], course) == 0
+    assert workspace.main([], course) == 0
     assert capsys.readouterr().out.strip() == ""
     assert lab.read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["<<<<<<< HEAD\n{", "{}", ""])
 def test_a_copy_that_was_broken_or_emptied_is_left_as_it_is(course, capsys, text):
-    my.main([], course)
+    workspace.main([], course)
     lab = course / "my" / "lab_01_sums.ipynb"
     lab.write_text(text)
-    assert my.main([], course) == 0
+    assert workspace.main([], course) == 0
     assert "lab_01_sums.ipynb has a newer original" in capsys.readouterr().out
     said = copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
     assert said.endswith("Your lab_01_sums.ipynb could not be read, and is as it was.")
@@ -118,7 +118,7 @@ def test_a_copy_that_was_broken_or_emptied_is_left_as_it_is(course, capsys, text
 
 
 def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(course, capsys):
-    my.main([], course)
+    workspace.main([], course)
     lab = course / "my" / "lab_01_sums.ipynb"
     edit(lab, double="return 2 * x", triple="return 3 * x")
     before, _ = lab.read_bytes(), capsys.readouterr()
@@ -126,7 +126,7 @@ def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(
     text = text.replace("triple(x):\n", "triple(x):\n    # three times\n")
     write(course / "exercises" / "01_sums.ipynb", text)
 
-    my.main([], course)
+    workspace.main([], course)
     assert (
         capsys.readouterr().out
         == "lab_01_sums.ipynb has a newer original: make fresh only=lab_01_sums\n"
@@ -144,12 +144,12 @@ def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(
         'def triple(x):\n    # three times\n    raise NotImplementedError("about 1 line")',
         "def triple(x):\n    return 3 * x",
     ]
-    my.main([], course)
+    workspace.main([], course)
     assert capsys.readouterr().out.strip() == ""  # the newest copy is the learner's now
 
 
 def test_a_cell_of_ones_own_stays_behind_the_cell_that_it_followed(course):
-    my.main([], course)
+    workspace.main([], course)
     lab = course / "my" / "lab_01_sums.ipynb"
     notebook = nbformat.read(lab, as_version=4)
     notebook.cells.insert(1, nbformat.v4.new_code_cell("torch.ones(3)"))
@@ -171,7 +171,7 @@ def test_a_fresh_copy_of_what_has_none_is_a_first_one(course):
 
 
 def test_a_name_that_is_not_there_is_told(course, capsys):
-    assert my.main(["--fresh", "07"], course) == 1
+    assert workspace.main(["--fresh", "07"], course) == 1
     assert "there are: lesson_01_sums, lab_01_sums" in capsys.readouterr().err
 
 
@@ -182,8 +182,8 @@ def test_a_name_that_is_not_there_is_told(course, capsys):
 def test_jupyterlab_opens_on_the_first_copy(course, monkeypatch, folder, top, first):
     write(course / "notebooks" / "00_start_here.ipynb", LESSON)
     monkeypatch.setenv("COURSE_MY", str(course / folder))
-    my.main([], course)
-    command = " ".join(my.lab_command(course, copies.home(course))[0]) + " "
+    workspace.main([], course)
+    command = " ".join(workspace.lab_command(course, copies.home(course))[0]) + " "
     assert f"--ServerApp.root_dir={(course / top).resolve()} " in command
     assert f"--LabApp.default_url=/lab/tree/{first}" in command
 
@@ -191,25 +191,25 @@ def test_jupyterlab_opens_on_the_first_copy(course, monkeypatch, folder, top, fi
 def test_the_course_map_is_copied_and_renewed_until_somebody_writes_into_it(course, capsys):
     original, copy = course / "notebooks" / "README.md", course / "my" / "course_map.md"
     original.write_text("[00](01_sums.ipynb), [lab](../exercises/01_sums.ipynb)\n")
-    my.main([], course)
+    workspace.main([], course)
     assert copy.read_text().startswith("[00](lesson_01_sums.ipynb), [lab](lab_01_sums.ipynb)\n")
     original.write_text("# New\n[00](01_sums.ipynb)\n")
-    my.main([], course)
+    workspace.main([], course)
     assert copy.read_text().startswith("# New\n[00](lesson_01_sums.ipynb)\n")
     mine = "I am here.\n" + copy.read_text()
     copy.write_text(mine)
     capsys.readouterr()
-    my.main([], course)
+    workspace.main([], course)
     assert capsys.readouterr().out.strip() == ""
     original.write_text("# Newer\n")
-    my.main([], course)
+    workspace.main([], course)
     assert "course_map.md is yours, and has a newer original" in capsys.readouterr().out
     assert copy.read_text() == mine
 
 
 def test_every_link_in_every_copy_leads_to_a_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_MY", str(tmp_path))
-    assert my.main([]) == 0
+    assert workspace.main([]) == 0
     texts = {"course_map.md": (tmp_path / "course_map.md").read_text()}
     for path in tmp_path.glob("*.ipynb"):
         cells = nbformat.read(path, as_version=4).cells
@@ -222,24 +222,24 @@ def test_every_link_in_every_copy_leads_to_a_copy(tmp_path, monkeypatch):
     assert [(name, link) for name, link in links if not (tmp_path / link).is_file()] == []
     assert {Path(link).parent for _, link in links} == {Path()}
     assert ("lesson_00_start_here.ipynb", "course_map.md") in links
-    lessons = [f"{name}.ipynb" for name in copies.originals(copies.HERE) if name[:3] == "les"]
+    lessons = [f"{name}.ipynb" for name in copies.originals(ROOT) if name[:3] == "les"]
     assert {link for name, link in links if name == "course_map.md"} >= set(lessons)
 
 
 def test_ids_tell_an_edited_cell_in_every_committed_notebook():
-    for path in copies.originals(copies.HERE).values():
+    for path in copies.originals(ROOT).values():
         cells = nbformat.read(path, as_version=4).cells
         assert [cell.id for cell in compose(cells).cells] == [cell.id for cell in cells], path.name
 
 
 def test_a_script_of_a_lesson_is_copied_once_and_then_the_learners(course, capsys):
     (course / "notebooks" / "train.py").write_text("epochs = 2\n")
-    my.main([], course)
+    workspace.main([], course)
     copy = course / "my" / "train.py"
     assert copy.read_text() == "epochs = 2\n"
     copy.write_text("epochs = 3\n")
     capsys.readouterr()
-    my.main([], course)
+    workspace.main([], course)
     assert "train.py differs from its original: move it away to get that" in capsys.readouterr().out
     assert copy.read_text() == "epochs = 3\n"
 
@@ -247,5 +247,5 @@ def test_a_script_of_a_lesson_is_copied_once_and_then_the_learners(course, capsy
 def test_the_evidence_of_the_capstone_is_copied_with_its_folders(course):
     (course / "notebooks/incident/monday").mkdir(parents=True)
     (course / "notebooks/incident/monday/calls0").write_bytes(b"\x80\x04")
-    my.main([], course)
+    workspace.main([], course)
     assert (course / "my/incident/monday/calls0").read_bytes() == b"\x80\x04"

@@ -1,7 +1,8 @@
 """No test asserts how long something took: that fails on a slower or busier machine.
 
-Speed belongs into tools/bench.py, as a ratio. What a promise names ("stopped within two
-seconds") is waited for with a deadline of ten times as much (helpers/deadline.py), not measured.
+Speed belongs into `course_tools.measure.bench`, as a ratio. What a promise names ("stopped within
+two seconds") is waited for with a deadline of ten times as much (helpers/deadline.py), and is
+not measured.
 
 The rule: no `assert` may compare by <, <=, > or >= what stems from a clock. Within a function a
 name stems from a clock if it was assigned, or was appended, an expression with a clock's call or

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import course_map
-import teaching
+from course_tools.notebooks import course_map, teaching
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "teaching").glob("*.md"))

@@ -7,16 +7,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import build
-import cells
-import copies
 import ddp_course
-import my
-import proofread
-import translation
-import zh
+from course_tools.i18n import catalogues, proofread, zh
+from course_tools.learner import copies, workspace
+from course_tools.notebooks import build, cells
 
-ROOT = build.HERE
+ROOT = build.ROOT
 LESSON = """\
 # %% [markdown]
 # # 00 · Sums
@@ -72,12 +68,12 @@ def course(tmp_path, monkeypatch, capsys):
 def fill(root: Path, said: dict[str, str]) -> None:
     """Translate, as an editor of the catalogue does."""
     path = root / "source/zh/lessons/00_sums.po"
-    catalog = translation.read(path)
+    catalog = catalogues.read(path)
     for message in catalog:
         found = [text for start, text in said.items() if str(message.id).startswith(start)]
         if message.id and found:
             message.string = found[0]
-    translation.write(catalog, path, "source/lessons/00_sums.py")
+    catalogues.write(catalog, path, "source/lessons/00_sums.py")
     chinese_again()
 
 
@@ -141,13 +137,13 @@ def test_a_new_paragraph_is_english_and_both_reader_and_machine_are_told(course,
     assert "lessons/00 80 %" in capsys.readouterr().out
     cell = first(course).cells[0]
     assert "Nobody has ever" in cell.source
-    assert cell.source.endswith(translation.NOTES[0].format(missing=1))
+    assert cell.source.endswith(catalogues.NOTES[0].format(missing=1))
     assert cell.metadata["tags"] == ["english"]
 
 
 def test_what_nobody_translated_says_so_once(course):
     lab = nbformat.read(course / "exercises/zh/00_sums.ipynb", as_version=4)
-    assert lab.cells[0].source.endswith(translation.NOTES[1])
+    assert lab.cells[0].source.endswith(catalogues.NOTES[1])
 
 
 def test_a_translation_that_lost_something_is_not_in_order(course, capsys):
@@ -173,7 +169,7 @@ def test_a_translation_that_lost_something_is_not_in_order(course, capsys):
     ],
 )
 def test_a_slip_of_a_translation_is_found(english, chinese, slip):
-    message = translation.Message(english, chinese)
+    message = catalogues.Message(english, chinese)
     assert slip in " ".join(proofread.slips(message))
 
 
@@ -190,7 +186,7 @@ def test_a_slip_of_a_translation_is_found(english, chinese, slip):
     ],
 )
 def test_a_translation_may_say_it_in_its_own_way(english, chinese):
-    assert list(proofread.slips(translation.Message(english, chinese))) == []
+    assert list(proofread.slips(catalogues.Message(english, chinese))) == []
 
 
 @pytest.mark.parametrize(
@@ -205,19 +201,19 @@ def test_a_translation_may_say_it_in_its_own_way(english, chinese):
     ],
 )
 def test_a_term_has_one_name(english, chinese, odd):
-    found = proofread.terms_at_odds(proofread.glossary(ROOT), translation.Message(english, chinese))
+    found = proofread.terms_at_odds(proofread.glossary(ROOT), catalogues.Message(english, chinese))
     assert list(found)[:1] == ([odd] if odd else [])
 
 
 def test_a_number_at_the_begin_of_a_line_is_no_item_of_a_list():
     text = "It holds\n111. Then\n- a\n- b\n  and c\n\n1. x\n2. y\n| a |\n| b |\nend"
     parts = ["It holds\n111. Then", "- a", "- b\n  and c", "", "1. x", "2. y", "| a |", "| b |"]
-    assert translation.units(text) == [*parts, "end"]
+    assert catalogues.units(text) == [*parts, "end"]
 
 
 def test_code_between_fences_is_not_translated_and_a_drawing_is():
     text = "See:\n\n```python\nnot prose\n\n# nor this\n```\n\n```mermaid\na[here] --> b\n```"
-    assert translation.prose_of(text) == ["See:", "```mermaid\na[here] --> b\n```"]
+    assert catalogues.prose_of(text) == ["See:", "```mermaid\na[here] --> b\n```"]
 
 
 def test_an_unknown_chapter_is_refused_with_the_names_there_are(course, capsys):
@@ -263,7 +259,7 @@ def linked(path: Path, text: str) -> set[Path]:
     if path.suffix == ".ipynb":
         cells = nbformat.reads(text, as_version=4).cells
         text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    links = [to for _, to in translation.LINK.findall(re.sub("`[^`]*`", "", text))]
+    links = [to for _, to in catalogues.LINK.findall(re.sub("`[^`]*`", "", text))]
     return {(path.parent / link).resolve() for link in links}
 
 
@@ -282,9 +278,9 @@ def test_git_has_catalogues_and_the_readme_and_nothing_else_that_is_built():
 
 
 def test_chinese_copies_lie_beside_english_ones_and_lead_to_each_other(course, monkeypatch, capsys):
-    my.main([], course)
+    workspace.main([], course)
     monkeypatch.setenv("COURSE_LANG", "zh")
-    assert my.main([], course) == 0
+    assert workspace.main([], course) == 0
     assert "2 notebooks of your own are in my/zh/: write there." in capsys.readouterr().out
     lesson = nbformat.read(course / "my/zh/lesson_00_sums.ipynb", as_version=4)
     assert "在[实验](lab_00_sums.ipynb)里得到" in lesson.cells[0].source
@@ -295,10 +291,10 @@ def test_chinese_copies_lie_beside_english_ones_and_lead_to_each_other(course, m
 
 def test_a_better_translation_is_a_newer_original(course, monkeypatch, capsys):
     monkeypatch.setenv("COURSE_LANG", "zh")
-    my.main([], course)
+    workspace.main([], course)
     fill(course, {"- the first item;": "- 头一项；"})
     capsys.readouterr()
-    my.main([], course)
+    workspace.main([], course)
     said = capsys.readouterr().out
     assert said == (
         "lesson_00_sums.ipynb has a newer original: make fresh lang=zh only=lesson_00_sums\n"

@@ -16,13 +16,13 @@ from second_device import second_device
 from torch import nn
 from torch.utils._pytree import tree_map
 
-import build
 import course_utils
-import workers
 from course_checks.cases import CASES
+from course_tools.measure import gpu_workers
+from course_tools.notebooks import build
 from course_utils import launch
 
-LABS = sorted(path.stem[:2] for path in build.HERE.glob("source/labs/[0-9]*.py"))
+LABS = sorted(path.stem[:2] for path in build.ROOT.glob("source/labs/[0-9]*.py"))
 LABS.remove("10")  # Keras is set up for the CPU
 # Answers that cannot be tried so, and why.
 LEFT_OUT = {
@@ -38,14 +38,14 @@ LEFT_OUT = {
 def exercises(lab: str) -> list[tuple[Callable, dict[str, Any]]]:
     """All answers of a solved lab, each with the options of its check."""
     noted: list[tuple[Callable, dict[str, Any]]] = []
-    (target,) = (t for t in build.targets(build.HERE, [lab]) if t.built.parent.name == "solutions")
+    (target,) = (t for t in build.targets(build.ROOT, [lab]) if t.built.parent.name == "solutions")
     code = [cell.source for cell in build.plan(target).cells if cell.cell_type == "code"]
     names: dict[str, Any] = {"__name__": "__main__"}
     note = mock.Mock(side_effect=lambda answer, **options: noted.append((answer, options)))
     with mock.patch.object(course_utils, "check", note, create=True):
         for node in (node for text in code for node in ast.parse(text).body):
-            defines = isinstance(node, workers.DEFINES)
-            assigns = isinstance(node, workers.ASSIGNS) and not workers.does(node)
+            defines = isinstance(node, gpu_workers.DEFINES)
+            assigns = isinstance(node, gpu_workers.ASSIGNS) and not gpu_workers.does(node)
             checks = ast.unparse(node).startswith("check(")
             if defines or assigns or checks:
                 # Some need a recording, which a launch would have made.

@@ -12,16 +12,17 @@ import challengers
 import nbformat
 import pytest
 import torch
-from house_record import all_reduce
 from labs import CHECK
 
-import challenge
-import given
-from baselines import BASELINES, ring
-from fence import Entry, Refused
-from leagues import LEAGUES, SIZES, WORLD_SIZES
+from course_challenge import judging, leaderboard, reference_scores
+from course_challenge.baselines import BASELINES, ring
+from course_challenge.fence import Entry, Refused
+from course_challenge.leagues import LEAGUES, SIZES, WORLD_SIZES
+from course_tools import ROOT
+from course_tools.learner import challenge
 
-GIVEN = [json.loads(line) for line in challenge.GIVEN.read_text().splitlines()]
+GIVEN = [json.loads(line) for line in leaderboard.REFERENCE.read_text().splitlines()]
+HOUSE_RECORD = reference_scores.HOUSE_RECORD.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +38,14 @@ def saved(tmp_path_factory):
         return [(n, [run for run in runs if run.fresh]) for n, runs in plan(*of, **options)]
 
     folder, out, judged = tmp_path_factory.mktemp("my"), io.StringIO(), []
-    notebook = nbformat.read(challenge.copies.HERE / "exercises/challenge.ipynb", as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell(Entry.of(all_reduce).text))
+    notebook = nbformat.read(ROOT / "exercises/challenge.ipynb", as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(HOUSE_RECORD))
     nbformat.write(notebook, folder / "challenge.ipynb")
-    challenge.write(folder / challenge.FILE, [row("Ada", 100.0), row("Ada", 1.0, "slow link")])
-    judge = challenge.judged
+    leaderboard.write(folder / challenge.FILE, [row("Ada", 100.0), row("Ada", 1.0, "slow link")])
+    judge = judging.judged
     with (
         mock.patch.dict(os.environ, COURSE_MY=str(folder)),
-        mock.patch.object(challenge, "judged", lambda *of: judged.append(judge(*of)) or judged[0]),
+        mock.patch.object(judging, "judged", lambda *of: judged.append(judge(*of)) or judged[0]),
         mock.patch.object(CHECK, "plan", fresh),
         contextlib.redirect_stdout(out),
     ):
@@ -55,24 +56,24 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def scores(saved):
     """By name, in the order of the file; the notebook itself judges the ring."""
-    return {"house record": saved.score} | given.scores(["torch's own"])
+    return {"house record": saved.score} | reference_scores.scores(["torch's own"])
 
 
 @pytest.mark.parametrize("cheat", challengers.OUTSIDE)
 def test_an_entry_that_leads_out_of_messages_is_refused_with_its_line(cheat):
     text, said = challengers.OUTSIDE[cheat]
-    score = challenge.judged(text, cheat)
+    score = judging.judged(text, cheat)
     assert score.why.startswith(said)
-    assert challenge.rows_of(score, cheat) == []
+    assert leaderboard.rows_of(score, cheat) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", challengers.WRONG)
 def test_messages_that_are_no_all_reduce_score_nothing_and_hear_why(cheat):
     text, said = challengers.WRONG[cheat]
-    few = [one for one in challenge.cases() if one.league == "flat" and one.numbers < 5000]
+    few = [one for one in judging.cases() if one.league == "flat" and one.numbers < 5000]
     entry = Entry("all_reduce", text, f"<{cheat}>")
-    score = challenge.judge(entry, world_sizes=(4,), cases=few)
+    score = judging.judge(entry, world_sizes=(4,), cases=few)
     assert said in score.why
     assert [score[league] for league in LEAGUES] == [0.0] * 4
     assert repr(score).startswith("all_reduce scores 0.")
@@ -80,16 +81,16 @@ def test_messages_that_are_no_all_reduce_score_nothing_and_hear_why(cheat):
 
 @pytest.mark.slow
 def test_what_is_given_scores_what_its_file_says(scores):
-    """In virtual time, so on every computer; the file is written by tools/given.py."""
-    assert given.rows(scores) == [row for row in GIVEN if row["name"] in scores]
-    notebook = (challenge.copies.HERE / "exercises/challenge.ipynb").read_text()
+    """In virtual time, so on every computer; `reference_scores` writes the file."""
+    assert reference_scores.rows(scores) == [row for row in GIVEN if row["name"] in scores]
+    notebook = (ROOT / "exercises/challenge.ipynb").read_text()
     (ring,) = re.findall(r"all_reduce scores +(\S.*\d)", notebook)
     assert [*map(float, ring.split())] == [r["score"] for r in GIVEN if r["name"] == "ring"]
 
 
 @pytest.mark.soak
 def test_all_that_is_given_scores_what_its_file_says():
-    assert given.rows(given.scores()) == GIVEN
+    assert reference_scores.rows(reference_scores.scores()) == GIVEN
 
 
 @pytest.mark.slow
@@ -113,32 +114,32 @@ def test_a_bound_grows_with_the_tensor_and_allows_at_least_one_message(league):
 def test_whatever_is_faster_than_the_bound_does_not_count(monkeypatch):
     league = LEAGUES["flat"]
     impossible = league._replace(bound_us=lambda n, size: 1e9)
-    outcome = challenge.tried(Entry.of(ring), world_sizes=(4,), cases=challenge.cases()[:1])
+    outcome = judging.tried(Entry.of(ring), world_sizes=(4,), cases=judging.cases()[:1])
     monkeypatch.setitem(LEAGUES, "flat", impossible)
     with pytest.raises(Refused, match="the proof has"):
-        challenge.percents(outcome, ("ring",))
+        judging.percents(outcome, ("ring",))
 
 
 def test_a_message_that_is_longer_at_one_end_is_refused():
-    outcome = challenge.tried(Entry.of(ring), world_sizes=(4,), cases=challenge.cases()[:1])
+    outcome = judging.tried(Entry.of(ring), world_sizes=(4,), cases=judging.cases()[:1])
     ((_, _, trace), *_) = outcome.traces
     taken = next(event for event in trace if event.kind == "recv")
     object.__setattr__(taken, "bytes", 4)
     with pytest.raises(Refused, match="is ready for 4 bytes there"):
-        challenge.percents(outcome, ("ring",))
+        judging.percents(outcome, ("ring",))
 
 
 def test_inputs_need_all_their_bits():
-    x, league = challenge.inputs(0, 4, challenge.Case("flat", 2**16))
+    x, league = judging.inputs(0, 4, judging.Case("flat", 2**16))
     assert (x.dtype, league) == (torch.int32, "flat")
     assert len(x.unique()) > 65_000
     assert abs(x.double().mean()) < 2**25
 
 
 def test_a_text_that_is_no_python_is_told_so():
-    assert challenge.judged("def all_reduce(x, league:\n    pass", "x").why.startswith("Line 1: ")
-    assert "There is no function called all_reduce" in challenge.judged("a = 1", "x").why
-    assert "A function is wanted" in challenge.judge(3).why
+    assert judging.judged("def all_reduce(x, league:\n    pass", "x").why.startswith("Line 1: ")
+    assert "There is no function called all_reduce" in judging.judged("a = 1", "x").why
+    assert "A function is wanted" in judging.judge(3).why
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
@@ -152,16 +153,16 @@ def row(name, score, league="flat"):
 
 def test_the_best_of_each_name_in_each_league_is_kept():
     rows = [row("Ada", 50.0), row("Ada", 70.0), row("Bob", 60.0), row("Ada", 40.0, "slow link")]
-    assert challenge.merged(rows) == [rows[1], rows[2], rows[3]]
+    assert leaderboard.merged(rows) == [rows[1], rows[2], rows[3]]
 
 
 def test_a_board_has_the_best_mean_first():
-    said = challenge.board([row("Ada", 50.0), row("Bob", 60.0), row("Ada", 20.0, "late rank")])
+    said = leaderboard.board([row("Ada", 50.0), row("Bob", 60.0), row("Ada", 20.0, "late rank")])
     assert [line.split()[0] for line in said.splitlines()[1:]] == ["Ada", "Bob"]
 
 
 def test_a_class_merges_a_folder_of_files_and_a_line_that_is_none_is_left_out(tmp_path, capsys):
-    challenge.write(tmp_path / "ada.jsonl", [row("Ada", 99.9)])
+    leaderboard.write(tmp_path / "ada.jsonl", [row("Ada", 99.9)])
     lines = [json.dumps(row("Bob", 101.0)), "{", json.dumps(row("Bob", 12.3)), "[]"]
     (tmp_path / "bob.jsonl").write_text("\n".join(lines))
     assert challenge.main(["--merge", str(tmp_path)]) == 0
@@ -174,7 +175,7 @@ def test_a_class_merges_a_folder_of_files_and_a_line_that_is_none_is_left_out(tm
 
 def test_merged_entries_can_be_judged_again(tmp_path, capsys):
     wrong = {"entry": "def all_reduce(x, league):\n    return dist.all_reduce(x)\n"}
-    challenge.write(tmp_path / "eve.jsonl", [row("Eve", 100.0) | wrong, row("Eve", 99.0)])
+    leaderboard.write(tmp_path / "eve.jsonl", [row("Eve", 100.0) | wrong, row("Eve", 99.0)])
     assert challenge.main(["--merge", str(tmp_path), "--again"]) == 0
     said = capsys.readouterr().out
     assert "Eve                    0.0" in said
@@ -185,7 +186,7 @@ def test_without_a_name_nothing_is_kept_nor_who_is_logged_in_told(tmp_path, monk
     monkeypatch.setenv("COURSE_MY", str(tmp_path))
     monkeypatch.setenv("LOGNAME", "ada-lovelace")
     monkeypatch.setattr(challenge, "saved_entry", lambda path: "an entry")
-    monkeypatch.setattr(challenge, "judged", lambda text, name: challenge.Score(name, "not run"))
+    monkeypatch.setattr(judging, "judged", lambda text, name: judging.Score(name, "not run"))
     (tmp_path / "challenge.ipynb").write_text("{}")
     assert challenge.main([]) == 1
     said = capsys.readouterr().out
@@ -198,11 +199,11 @@ def test_without_a_name_nothing_is_kept_nor_who_is_logged_in_told(tmp_path, monk
 @pytest.mark.slow
 def test_a_saved_notebook_is_judged_and_its_best_is_kept(saved):
     assert "Ada scores" in saved.said
-    kept = challenge.read([saved.file])
+    kept = leaderboard.read([saved.file])
     found = {one["league"]: one["score"] for one in kept}
     assert found == {league: saved.score[league] for league in LEAGUES} | {"flat": 100.0}
     assert "entry" not in kept[0]
-    assert [one["entry"] for one in kept[1:]] == [Entry.of(all_reduce).text] * 3
+    assert [one["entry"] for one in kept[1:]] == [HOUSE_RECORD] * 3
 
 
 def test_who_has_saved_no_entry_is_told_so(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from warm_kernels import warm
 
-import progress
+from course_tools.learner import progress
 
 
 @pytest.mark.slow

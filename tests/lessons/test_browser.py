@@ -24,8 +24,8 @@ import upstream
 from jupyter_core.paths import jupyter_data_dir
 from nbformat.sign import NotebookNotary
 
-import my
-from cells import WIDGET_VIEW
+from course_tools.learner import workspace
+from course_tools.notebooks.cells import WIDGET_VIEW
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
@@ -159,7 +159,7 @@ def _serving(folder: Path, *start: str, **environment: str) -> Iterator[tuple[st
     (settings / "jupyter_lab_config.py").write_text(SETTINGS.format(token=token, folder=settings))
     command = [*start]
     if not start:
-        command, environment = my.lab_command(ROOT, folder)
+        command, environment = workspace.lab_command(ROOT, folder)
     paths = [environment.get("JUPYTER_CONFIG_PATH"), str(settings)]
     environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     log = folder.parent / "log"

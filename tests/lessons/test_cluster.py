@@ -21,9 +21,9 @@ import pytest
 from deadline import within
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
-import cells
-import ddp_course
-from two_hosts import two_hosts
+from course_cluster import slurm
+from course_cluster.hosts import two_hosts
+from course_tools.notebooks import cells
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = ROOT / "source/lessons/09_many_machines.py"
@@ -152,7 +152,6 @@ def of_slurm():
 def slurm_said(monkeypatch, tmp_path_factory):
     """The module, with folders of its own, and with the line that it says once unsaid."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("s")))  # short
-    slurm = ddp_course.slurm
     slurm._say_once.cache_clear()
     before = of_slurm()
     yield slurm

@@ -7,10 +7,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-import build
-from aside import aside
+from course_tools.child_process import in_child_process
+from course_tools.notebooks import build
 
-TARGETS = build.targets(build.HERE, ["10_keras"])
+TARGETS = build.targets(build.ROOT, ["10_keras"])
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_without_keras_one_line_says_what_to_do_and_all_cells_run(target, withou
             told.append((ran.success, shown.stdout + shown.stderr + str(shown.outputs or "")))
         return told
 
-    (ran, text), *others = aside(all_cells)
+    (ran, text), *others = in_child_process(all_cells)
     assert ran
     assert text.count("\n") == 1
     assert "pip install -c constraints.txt -e '.[keras]'" in text

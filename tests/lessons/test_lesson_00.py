@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-import build
+from course_tools.notebooks import build
 from course_utils import check, digits, launch
 
-SOURCE = build.HERE / "source/lessons/00_start_here.py"
-BUILT = build.HERE / "notebooks/00_start_here.ipynb"
+SOURCE = build.ROOT / "source/lessons/00_start_here.py"
+BUILT = build.ROOT / "notebooks/00_start_here.ipynb"
 KINDS = ast.Import, ast.ImportFrom, ast.FunctionDef
 EPOCHS = 25  # half of what the lesson trains
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import build
 from course_material import twins
+from course_tools.notebooks import build
 from course_utils import check
 
-SOURCE = build.HERE / "source/lessons/01_data_parallel_and_the_gil.py"
+SOURCE = build.ROOT / "source/lessons/01_data_parallel_and_the_gil.py"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import build
+from course_tools.notebooks import build
 from course_utils import WorkerError, check, launch
 
 KINDS = ast.Import, ast.ImportFrom, ast.FunctionDef
@@ -21,7 +21,7 @@ CHECKS = "card_check", "row_check"
 def lesson():
     """What the lesson's cells define: functions, imports, and how its checks are made."""
     names = {"__name__": "__main__"}
-    for number, text in enumerate(labs.sources(build.HERE / "source/lessons/02_process_groups.py")):
+    for number, text in enumerate(labs.sources(build.ROOT / "source/lessons/02_process_groups.py")):
         own = [line for line in ast.parse(text).body if isinstance(line, KINDS) or _makes(line)]
         labs.run("\n".join(map(ast.unparse, own)), f"<lesson 02 {number}>", names)
     return names
@@ -154,7 +154,7 @@ def test_another_right_answer_passes(lesson, name, fn):
 
 
 def test_hints_and_stubs_promise_about_as_many_lines_as_our_own_answers_have():
-    text = (build.HERE / "source/lessons/02_process_groups.py").read_text()
+    text = (build.ROOT / "source/lessons/02_process_groups.py").read_text()
     trees = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)}
     for name, most in (("my_card", 1), ("row_sum", 6)):
         assert f"'about {most} line" in ast.unparse(trees[name])

@@ -5,7 +5,7 @@ import re
 import mnist_files
 import pytest
 
-import build
+from course_tools.notebooks import build
 
 SMALL = 'source = "embedded"'
 
@@ -15,7 +15,7 @@ def _with_mnist(slug, last):
 
     It ends after the cell in which `last` stands.
     """
-    notebook = build.plan(build.targets(build.HERE, [slug])[0])
+    notebook = build.plan(build.targets(build.ROOT, [slug])[0])
     (cell,) = [cell for cell in notebook.cells if SMALL in cell.source]
     cell.source = cell.source.replace(SMALL, 'source = "mnist"')
     for cell in notebook.cells:  # an epoch of all 60,000 may take its time on a busy machine
@@ -30,7 +30,7 @@ def _printed(slug, digits, last, monkeypatch, tmp_path):
     mnist_files.unpack(tmp_path / "MNIST" / "raw", digits)
     monkeypatch.setenv("COURSE_DATA", str(tmp_path))
     notebook = _with_mnist(slug, last)
-    build.execute(notebook, build.HERE / "notebooks")
+    build.execute(notebook, build.ROOT / "notebooks")
     printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert f"{digits} digits to train with, {min(digits, 10_000)} to test with" in printed
     return printed

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import build
 from course_material.language import novel
+from course_tools.notebooks import build
 from course_utils import digits, launch
 
 
 def definitions(slug: str, **known) -> dict:
     """What a lesson imports and defines, by name, beside what is known; nothing is launched."""
-    (target,) = (t for t in build.targets(build.HERE, [slug]) if t.built.parent.name == "notebooks")
+    (target,) = (t for t in build.targets(build.ROOT, [slug]) if t.built.parent.name == "notebooks")
     cells = [c for c in nbformat.read(target.built, as_version=4).cells if c.cell_type == "code"]
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     for node in (node for cell in cells for node in ast.parse(cell.source).body):
@@ -37,7 +37,7 @@ def test_additions_are_lost_without_a_mutex_and_none_with_one():
 def test_averaged_weights_do_for_sgd_with_momentum_and_decay_and_not_for_adam(
     monkeypatch, weights_do
 ):
-    monkeypatch.syspath_prepend(str(build.HERE / "notebooks"))  # the lesson imports train_ddp
+    monkeypatch.syspath_prepend(str(build.ROOT / "notebooks"))  # the lesson imports train_ddp
     own = definitions("04_ddp_training")
     own["training"] = digits(True)
     sgd = partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1)
@@ -48,7 +48,7 @@ def test_averaged_weights_do_for_sgd_with_momentum_and_decay_and_not_for_adam(
 
 @pytest.mark.slow
 def test_readers_with_one_seed_are_one_reader_and_others_read_what_one_process_would(monkeypatch):
-    monkeypatch.syspath_prepend(str(build.HERE / "notebooks"))
+    monkeypatch.syspath_prepend(str(build.ROOT / "notebooks"))
     own = definitions("04_ddp_training")
     own["tokens"], own["alphabet"] = novel()
     for seeds, seeds_of_one in (([0, 0], [0]), ([0, 1], [0, 1])):
@@ -62,7 +62,7 @@ def test_readers_with_one_seed_are_one_reader_and_others_read_what_one_process_w
 
 @pytest.mark.slow
 def test_a_gpt_in_our_ddp_and_in_pytorchs_differ_by_less_than_a_step():
-    (path,) = (build.HERE / "tests/lessons/wrong").glob("05_*.py")
+    (path,) = (build.ROOT / "tests/lessons/wrong").glob("05_*.py")
     lesson = runpy.run_path(str(path))["lesson"]
     theirs, ours, less = (
         launch(lesson.train_gpt, wrap, steps, backend="gloo")

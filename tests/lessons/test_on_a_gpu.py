@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import build
 from course_material.recordings import Row, recording
+from course_tools.notebooks import build
 from course_utils import launch
 from course_utils.devices.placement import gpu_count
 
@@ -13,7 +13,7 @@ from course_utils.devices.placement import gpu_count
 def lesson():
     """What the chapter's cells define that begin with a definition, after its imports."""
     names = {"__name__": "__main__"}
-    cells = build.plan(build.targets(build.HERE, ["14"])[0]).cells
+    cells = build.plan(build.targets(build.ROOT, ["14"])[0]).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KINETO_LOG_LEVEL", "99")

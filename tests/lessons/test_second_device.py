@@ -10,11 +10,11 @@ import torch
 from second_device import second_device
 from torch import nn
 
-import course_map
-import workers
+from course_tools.measure import gpu_workers
+from course_tools.notebooks import course_map
 from course_utils import launch
 
-WORKERS = workers.workers()
+WORKERS = gpu_workers.workers()
 # Workers that send nothing, that have nothing for a GPU, and one whose number stays on the CPU,
 # where gloo adds it up beside NCCL.
 SENDS_NOTHING = {"introduce", "my_shard", "barrier", "arrivals", "beginning", "shares"}
@@ -27,7 +27,7 @@ def of_both() -> list[tuple[str, str]]:
     found = []
     for path in sorted(course_map.ROOT.glob("notebooks/[0-9]*.ipynb")):
         number = path.name[:2]
-        launches = course_map.launches(workers.notebook(number))
+        launches = course_map.launches(gpu_workers.notebook(number))
         found += dict.fromkeys((number, fn) for fn, backend in launches if backend == "auto")
     return found
 
@@ -40,7 +40,7 @@ def test_every_worker_of_a_chapter_that_is_made_for_both_is_run_here():
 @pytest.fixture(scope="module")
 def names():
     """What chapters define, each once."""
-    return functools.cache(workers.prepared)
+    return functools.cache(gpu_workers.prepared)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import build
-from aside import aside
+from course_tools.child_process import in_child_process
+from course_tools.notebooks import build
 from course_utils import launch
 
-NOTEBOOKS = build.HERE / "notebooks"
+NOTEBOOKS = build.ROOT / "notebooks"
 SCRIPT = str(NOTEBOOKS / "train_ddp.py")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -90,7 +90,9 @@ def test_under_sruns_environment_the_weights_are_those_of_launch(launched, tmp_p
                 runpy.run_path(SCRIPT, run_name="__main__")
             return out.getvalue()
 
-        return aside(script, timeout=120)  # on one thread: two would add up in another order
+        return in_child_process(
+            script, timeout=120
+        )  # on one thread: two would add up in another order
 
     with ThreadPoolExecutor() as pool:
         said = [*pool.map(task, "01")]

@@ -13,9 +13,9 @@ import pytest
 from census import gone_within
 from deadline import within
 
-import two_hosts as hosts
-from one_host import WATCHERS
-from two_hosts import two_hosts
+from course_cluster import hosts
+from course_cluster.host import WATCHERS
+from course_cluster.hosts import two_hosts
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -156,7 +156,7 @@ def test_when_the_second_host_cannot_be_made_nothing_is_left_of_the_first(disk, 
 def test_when_the_kernel_is_killed_nothing_is_left(disk, form, end, script):
     kernel = script(f"""
         import time
-        from ddp_course import two_hosts
+        from course_cluster import two_hosts
         with two_hosts({str(disk)!r}, {form!r}) as both:
             for host in both:
                 host.start("sh -c 'setsid sleep 300 & echo on; sleep 300'").wait_for("on")

@@ -10,9 +10,9 @@ from mnist_files import FILES, needs_mnist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from aside import aside
 from course_material import digits as module
 from course_material.digits import MEAN, STD, digits
+from course_tools.child_process import in_child_process
 
 # Failures
 
@@ -123,7 +123,7 @@ def test_loading_the_embedded_digits_imports_neither_sklearn_nor_torchvision():
         importlib.import_module("course_material.digits").digits()
         return unwanted & {*sys.modules}
 
-    assert aside(imported) == set()
+    assert in_child_process(imported) == set()
 
 
 @pytest.fixture

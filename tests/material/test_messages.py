@@ -11,14 +11,13 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import my
-import said as catalogue
-import translation
-import zh
 from course_checks.cases import CASES
 from course_checks.outcome import Overview
 from course_material import messages
 from course_material.speaker import Speaker
+from course_tools.i18n import catalogues, zh
+from course_tools.i18n import message_templates as catalogue
+from course_tools.learner import workspace
 from course_utils import check, launch
 from course_utils.launcher.worker_group import Stopped
 
@@ -73,7 +72,7 @@ def test_tests_speak_english_on_every_machine():
 
 
 def test_jupyterlab_and_so_its_kernels_are_told_the_language(in_chinese, tmp_path):
-    assert my.lab_command(tmp_path, tmp_path)[1]["COURSE_LANG"] == "zh"
+    assert workspace.lab_command(tmp_path, tmp_path)[1]["COURSE_LANG"] == "zh"
 
 
 def test_in_english_no_catalogue_is_looked_at(monkeypatch):
@@ -276,9 +275,9 @@ def course(tmp_path, monkeypatch):
     says(tmp_path, "{n} ranks are too many.")
     assert run(tmp_path, "messages") == 0
     path = tmp_path / "source/zh/messages.po"
-    catalog = translation.read(path)
+    catalog = catalogues.read(path)
     catalog.get("{n} ranks are too many.").string = "{n:#} 个 rank 太多了。"
-    translation.write(catalog, path, "x")
+    catalogues.write(catalog, path, "x")
     assert run(tmp_path) == run(tmp_path, "--check") == 0
     return tmp_path
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import website
-from aside import aside
+from course_tools.child_process import in_child_process
+from course_tools.site import website
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
             return website.main(["--to", str(to)]), out.getvalue()
 
-    assert aside(build, timeout=380) == (0, "")
+    assert in_child_process(build, timeout=380) == (0, "")
     return to / "html"
 
 

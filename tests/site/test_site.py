@@ -9,10 +9,9 @@ from urllib.parse import unquote, urldefrag, urlparse
 import nbformat
 import pytest
 
-import asked
-import live_parts
-import tongues
-import website
+from course_tools.i18n import site_languages
+from course_tools.notebooks import predictions
+from course_tools.site import live_parts, website
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -82,11 +81,11 @@ def test_every_picture_has_words_and_every_page_one_first_heading(pages):
 def test_every_prediction_has_a_form_and_what_answers_it_is_folded(chapter, site):
     cells = nbformat.read(chapter, as_version=4).cells
     text = (site / "notebooks" / f"{chapter.stem}.html").read_text(encoding="utf-8")
-    wanted = [question for _, question in asked.questions(cells)]
+    wanted = [question for _, question in predictions.questions(cells)]
     assert len(wanted) == sum(len(re.findall(r"= predict\(", cell.source)) for cell in cells)
     forms = re.findall(r'data-number="(\d+)" data-question="[^"]*" data-measured="([^"]*)"', text)
     assert [int(number) for number, _ in forms] == [question.number for question in wanted]
-    answered = asked.answers(cells)
+    answered = predictions.answers(cells)
     open_ones = [question.number for question in wanted if question.name not in answered]
     assert [int(number) for number, measured in forms if not measured] == open_ones
     for said in re.findall(r"\(no prediction\)", re.sub(r"(?s)<details.*?</details>", "", text)):
@@ -156,13 +155,13 @@ def test_what_is_english_only_stands_among_the_chinese_pages_with_a_mark(site):
 
 
 def test_a_word_that_nobody_translated_stays_english_and_a_lost_heading_is_no_link():
-    chinese = tongues.in_chinese()
+    chinese = site_languages.in_chinese()
     assert chinese.say("Nobody has said this before") == "Nobody has said this before"
     link = "[x](../notebooks/02_process_groups.ipynb#{})"
-    found = tongues._to_headings(link.format("1--is-there-a-master"), ROOT / "articles")
+    found = site_languages._to_headings(link.format("1--is-there-a-master"), ROOT / "articles")
     assert found == link.format("1--有没有-master")
     with pytest.raises(KeyError, match="no-such-heading"):
-        tongues._to_headings(link.format("no-such-heading"), ROOT / "articles")
+        site_languages._to_headings(link.format("no-such-heading"), ROOT / "articles")
 
 
 def test_with_a_repository_each_chapter_opens_elsewhere(tmp_path, site):

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-import live_parts
+from course_tools.site import live_parts
 
 expect = pytest.importorskip("playwright.sync_api").expect
 

@@ -8,11 +8,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-import asked
-import course_map
-import slides
-from deck import BLOCK, Deck
-from pages import pictures_to_files
+from course_tools.notebooks import course_map, predictions
+from course_tools.site.notebook_pages import pictures_to_files
+from course_tools.slides import build as slides
+from course_tools.slides.deck import BLOCK, Deck
 
 OVERFLOWS = """() => {
     const style = document.createElement("style");
@@ -62,9 +61,9 @@ def texts(built) -> dict[Path, str]:
 def test_every_prediction_is_a_vote_and_its_answer_comes_later(texts):
     for chapter, text in texts.items():
         cells = nbformat.read(chapter, as_version=4).cells
-        answered = asked.answers(cells)
+        answered = predictions.answers(cells)
         shown = text.split("<section><div")
-        for _, question in asked.questions(cells):
+        for _, question in predictions.questions(cells):
             place = [n for n, own in enumerate(shown) if f'data-asks="{question.number}"' in own]
             told = [n for n, own in enumerate(shown) if f'data-tells="{question.number}"' in own]
             assert len(place) == 1, question

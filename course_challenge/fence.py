@@ -1,0 +1,165 @@
+"""What an entry to the challenge is made of: plain Python, tensors, and messages.
+
+An entry is the text of one cell. Its functions and assignments count, and run in ranks alone. What
+could lead out of it (modules, names with two underscores, attributes that are no tensor's and no
+list's) is refused before a rank starts; so an entry reaches no store, file, clock or memory, and
+no collective under whatever name.
+"""
+
+import ast
+import builtins
+import linecache
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from course_challenge import messages
+
+_PLAIN = """
+abs all any bool dict divmod enumerate filter float frozenset int isinstance iter len list map max
+min next pow print range reversed round set slice sorted str sum tuple zip
+AssertionError Exception IndexError KeyError NotImplementedError ValueError
+"""
+_TORCH = """
+Tensor add arange bool broadcast_to cat chunk concat empty empty_like full full_like inference_mode
+int16 int32 int64 int8 narrow no_grad ones ones_like split stack sub sum tensor tensor_split uint8
+zeros zeros_like
+"""
+PLAIN = {name: getattr(builtins, name) for name in _PLAIN.split()}
+TORCH = set(_TORCH.split())
+_OUT = re.compile(
+    r"^_|stor(e|age)|share|hook|ptr|numpy|module|names|^set_$|grad|pin|dlpack|array"
+    r"|^type$|^new$|as_subclass"
+)
+METHODS = {
+    name
+    for kind in (torch.Tensor, list, dict, set, tuple, int, float)
+    for name in dir(kind)
+    if not _OUT.search(name)
+} | {"wait", "split", "join"}
+_MODULES = {"torch", "dist", "math"}
+_SAYS = {
+    ast.ClassDef: "a class",
+    ast.Import: "an import, since torch, dist and math are there,",
+    ast.ImportFrom: "an import, since torch, dist and math are there,",
+    ast.MatchClass: "a pattern of a class",
+    ast.AsyncFunctionDef: "a coroutine",
+    ast.Global: "a global variable",
+}
+
+
+class Refused(Exception):
+    """An entry that is not judged, and why."""
+
+
+class Entry:
+    """An entry; calling it, in a rank, calls the function of this name that its text defines.
+
+    Raises:
+        Refused: The text leads out of what an entry is made of.
+    """
+
+    def __init__(self, name: str, text: str, file: str) -> None:
+        self.__name__, self.text, self.file = name, text, file
+        self.tree = _fenced(text, name)
+        self.fn: Callable | None = None
+        lines = text.splitlines(keepends=True)
+        if lines != linecache.getlines(file):  # else a hang would be told without its lines
+            linecache.cache[file] = (len(text), None, lines, file)
+
+    @classmethod
+    def of(cls, fn: Callable) -> "Entry":
+        """The entry that a function is, with the cell or file that it stands in."""
+        code = getattr(fn, "__code__", None)
+        if code is None:
+            raise Refused(f"A function is wanted, and this is {fn!r:.60}.")
+        return cls(fn.__name__, "".join(linecache.getlines(code.co_filename)), code.co_filename)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it."""
+        if self.fn is None:
+            names = {
+                "__builtins__": PLAIN, "torch": torch, "dist": messages.MESSAGES, "math": math,
+                "__name__": "entry",
+            }  # fmt: skip
+            exec(compile(self.tree, self.file, "exec", dont_inherit=True), names)
+            self.fn = names[self.__name__]
+        return self.fn(*arguments)
+
+
+def _fenced(text: str, name: str) -> ast.Module:
+    """The functions and assignments of a text."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise Refused(f"Line {error.lineno}: {error.msg}.") from None
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise Refused(f"It cannot be read: {error}") from None
+    kept = ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.ClassDef, ast.AsyncFunctionDef
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    tree.body = [node for node in tree.body if isinstance(node, kept)]
+    known = {*PLAIN, *_MODULES, *_bound(tree)}
+    imported = {alias.asname or alias.name for line in imports for alias in line.names}
+    wrong = [
+        (node.lineno, node.end_col_offset, said)
+        for node in ast.walk(tree)
+        for said in (*_wrong(node), *_unknown(node, known, imported))
+    ]
+    if wrong:
+        line, _, said = min(wrong)
+        raise Refused(f"Line {line}: {said}")
+    if not any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body):
+        raise Refused(f"There is no function called {name} in it.")
+    return tree
+
+
+def _unknown(node: ast.AST, known: set[str], imported: set[str]) -> Iterator[str]:
+    """Yields what is wrong with a name that is not among the known ones."""
+    if isinstance(node, ast.Name) and node.id not in known:
+        told = "an entry has plain Python, torch, math and the messages of dist"
+        if node.id not in imported and not hasattr(builtins, node.id):
+            told = "it is not defined in this cell, and an entry is one cell"
+        yield f"{node.id} is not to be had here: {told}."
+
+
+def _wrong(node: ast.AST) -> Iterator[str]:
+    """Yields what is wrong with one node."""
+    if said := _SAYS.get(type(node)):
+        yield f"{said} is nothing that an entry needs."
+    if isinstance(node, ast.Attribute):
+        if not isinstance(node.ctx, ast.Load):
+            yield f".{node.attr} is set, and an entry changes no attributes."
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        has = {"dist": vars(messages.MESSAGES), "torch": TORCH, "math": vars(math)}
+        if node.attr not in has.get(owner, METHODS) or node.attr.startswith("_"):
+            what = f"{owner}.{node.attr}" if owner in has else f".{node.attr}"
+            yield f"{what} is not to be had here. {_there(owner)}"
+    names = [getattr(node, kind, None) for kind in ("id", "name", "arg")]
+    for name in () if isinstance(node, ast.keyword) else filter(None, names):
+        if str(name).startswith("__"):
+            yield f"{name} is not to be had here."
+        elif name in _MODULES and not isinstance(getattr(node, "ctx", None), ast.Load):
+            yield f"{name} is not to be bound to something else."
+
+
+def _there(owner: str) -> str:
+    if owner == "dist":
+        words = ", ".join(sorted(vars(messages.MESSAGES)))
+        return f"An all-reduce is to be made of messages alone: dist has {words}."
+    if owner == "torch":
+        return f"torch has {', '.join(sorted(TORCH - {'Tensor'}))}."
+    return "An entry has the methods of tensors, lists, dicts, sets and numbers."
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """The names that a text binds somewhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            yield node.name or "_"
+        elif isinstance(node, ast.arg):
+            yield node.arg

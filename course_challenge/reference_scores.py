@@ -1,0 +1,68 @@
+"""Writes reference.jsonl, what stands on every board: baselines and the house record.
+
+    python -m course_challenge.reference_scores
+
+Virtual times do not depend on the computer, and a test compares that file with what is judged. The
+house record is read as text, as any entry is, from a file that learners' copies leave out.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from course_challenge import judging, leaderboard
+from course_challenge.baselines import BASELINES
+from course_challenge.leagues import LEAGUES
+
+HOUSE_RECORD = Path(__file__).resolve().parents[1] / "source/challenge_house_record.py"
+
+
+def torchs_own(x, league):
+    """A collective, whose time the model tells: the best of its ring, tree and direct."""
+    dist.all_reduce(x)
+    return x
+
+
+NAMES = *BASELINES, "house record", "torch's own"
+
+
+def scores(names: Iterable[str] = NAMES) -> dict[str, judging.Score]:
+    """What is given, judged, or some of it."""
+    return {name: _judged(name) for name in names}
+
+
+def _judged(name: str) -> judging.Score:
+    if name == "house record":
+        return judging.judged(HOUSE_RECORD.read_text(encoding="utf-8"), name)
+    if name == "torch's own":
+        return _everywhere(name, torchs_own, ("ring", "tree", "direct"))
+    return _everywhere(name, BASELINES[name], ("ring",))
+
+
+def _everywhere(name: str, fn: Callable, algorithms: tuple[str, ...]) -> judging.Score:
+    """The score of what sends the same in each league: recorded once, and timed in all of them."""
+    once = [case for case in judging.cases() if case.size and case.league == "flat"]
+    outcome = judging.tried(fn, cases=once)
+    traces = [
+        (n, case._replace(league=league), trace)
+        for league in LEAGUES
+        for n, case, trace in outcome.traces
+    ]
+    everywhere = replace(outcome, traces=traces)
+    return judging.Score(name, percents=judging.percents(everywhere, algorithms))
+
+
+def rows(found: dict[str, judging.Score]) -> list[dict]:
+    """As they stand in the file: without the entries."""
+    every = [row for name, score in found.items() for row in leaderboard.rows_of(score, name)]
+    return [{key: row[key] for key in ("name", "league", "score")} for row in every]
+
+
+if __name__ == "__main__":
+    judged = scores()
+    for one in judged.values():
+        print(one, end="\n\n")
+    leaderboard.write(leaderboard.REFERENCE, rows(judged))
+    print(leaderboard.board())

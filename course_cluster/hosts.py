@@ -1,0 +1,104 @@
+"""Two hosts on one machine: network namespaces joined by cables, or two addresses of loopback.
+
+A host of the first form has interfaces, addresses, ports and processes of its own, and no name in
+this system. Its watcher reads from a pipe; when the kernel closes it, or dies in whatever way, the
+watcher ends, and with it all of the host. Lessons import it from `course_cluster`. Source:
+namespaces(7), pid_namespaces(7), veth(4).
+"""
+
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from course_cluster.host import Host, wait
+
+FORMS = {
+    "namespaces": "two network namespaces, joined by cables",
+    "loopback": "two addresses of this machine's loopback interface",
+}
+
+_say_once = functools.cache(print)
+
+
+class Hosts(tuple[Host, ...]):
+    """Both hosts; their `form`, and a `port` for ranks to meet at that is free on the first one."""
+
+    form: str
+    port: int
+
+    def run(self, *commands: str, timeout_s: float = 240.0) -> list[str]:
+        """Start a command on each host, wait for both and return their outputs.
+
+        Raises as `Program.wait_for` does; where one fails, the other one is not waited for.
+        """
+        started = [host.start(command) for host, command in zip(self, commands, strict=True)]
+        return wait(started, "", timeout_s)
+
+    @contextlib.contextmanager
+    def slow(self, mbit_s: float) -> Iterator[None]:
+        """Let the cable carry so many 10^6 bits per second in each direction (Linux: tbf).
+
+        Raises:
+            RuntimeError: There is no cable.
+            ValueError: Not above 0.
+        """
+        if self.form == "loopback":
+            raise RuntimeError("two loopback addresses have no cable that could be slow")
+        if not mbit_s > 0:
+            raise ValueError(f"mbit_s must be above 0, got {mbit_s!r}")
+        queue = f"dev eth0 root tbf rate {mbit_s * 1e6:.0f}bit burst 16kb latency 400ms"
+        try:
+            self.run(*2 * [f"tc qdisc replace {queue}"])
+            yield
+        finally:
+            self.run(*2 * ["tc qdisc replace dev eth0 root noqueue"])
+
+
+@contextlib.contextmanager
+def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
+    """Give two hosts that share a disk; afterwards nothing of them is left.
+
+    Args:
+        disk: The working directory of every program on them.
+        form: "namespaces" (Linux, root), "loopback" (anywhere) or "auto": the first that works.
+
+    Raises:
+        RuntimeError: form="namespaces", and this machine does not allow them.
+    """
+    with contextlib.ExitStack() as stack:
+        why = ""
+        try:
+            hosts = _built(stack, "namespaces" if form == "auto" else form, Path(disk))
+        except RuntimeError as error:
+            if form != "auto":
+                raise
+            stack.close()
+            why = f" (namespaces: {error})"
+            hosts = _built(stack, "loopback", Path(disk))
+        _say_once(f"hosts: {FORMS[hosts.form]}{why}")
+        yield hosts
+
+
+def _built(stack: contextlib.ExitStack, form: str, disk: Path) -> Hosts:
+    if form == "namespaces":
+        missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if not shutil.which(tool)]
+        if sys.platform != "linux" or os.geteuid() or missing:
+            raise RuntimeError(f"no {missing[0]} here" if missing else "they need root on Linux")
+    hosts = Hosts(stack.enter_context(contextlib.closing(Host(n, form, disk))) for n in (0, 1))
+    hosts.form, hosts.port = form, 23456
+    if form == "namespaces":
+        cable = f"link add {{0}} type veth peer name {{0}} netns {hosts[1].watcher.pid}"
+        hosts[0].ip(cable.format("eth0"), cable.format("eth1"))
+        for host in hosts:
+            host.ip(f"address add {host.address}/24 dev eth0")
+            host.ip(f"address add {host.outside}/24 dev eth1")
+            host.ip(*[f"link set {name} up" for name in ("lo", "eth0", "eth1")])
+    else:
+        with socket.create_server((hosts[0].address, 0)) as free:
+            hosts.port = free.getsockname()[1]
+    return hosts

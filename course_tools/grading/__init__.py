@@ -1,0 +1,1 @@
+"""Labs handed out, and what comes back graded in a sandbox or by nbgrader."""

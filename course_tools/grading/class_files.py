@@ -1,0 +1,164 @@
+"""What a teacher writes for `make grade`: class.txt, the list of names, and marks.csv.
+
+class.txt has a learner on each line. Behind a comma may stand what a platform calls them:
+
+    ada, Ada Lovelace
+
+marks.csv has marks that a person gives, which count instead of what a check gave:
+
+    learner,lab,exercise,points,reason
+    ada,03,conclusion,5,no second size
+    bob,02,rank_of,1,regraded: right for any number of nodes
+
+Nothing here is ever written into either file.
+"""
+
+import codecs
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from course_tools.notebooks.cells import BuildError
+
+COLUMNS = {"learner", "lab", "exercise", "points", "reason"}
+
+
+class Mark(NamedTuple):
+    """A line of marks.csv."""
+
+    student: str
+    lab: str  # its slug
+    exercise: str
+    points: float
+    reason: str
+
+
+def text_of(path: Path) -> str:
+    """The text of a file that a spreadsheet may have written.
+
+    Raises:
+        BuildError: Nobody can tell which letters its bytes are.
+        OSError: It cannot be read.
+    """
+    data = path.read_bytes()
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        how = "save it as UTF-8 (a spreadsheet calls that CSV UTF-8)"
+        raise BuildError(f"line {line} of {path.name} is not UTF-8: {how}") from None
+
+
+def same(name: str) -> str:
+    """What names are compared by: small letters, composed, one blank between words."""
+    small = unicodedata.normalize("NFC", name).casefold()
+    return " ".join(unicodedata.normalize("NFC", small).split())
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a folder can have that name, and lies where one thinks."""
+    return name.strip(" .") != "" and not re.search(r"[/\\\x00-\x1f]", name)
+
+
+class Learners:
+    """Everybody who is in class.txt or has a folder, by every name that they are known by."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def add(self, name: str) -> str:
+        """The learner whom a folder belongs to, who is new if nobody is called that."""
+        return self.names.setdefault(same(name), name)
+
+    def known(self, name: str) -> str | None:
+        """The learner of that name, if there is one."""
+        return self.names.get(same(name))
+
+    def all(self) -> list[str]:
+        """Each learner once, by the name that class.txt or else the folder has."""
+        return sorted(set(self.names.values()))
+
+
+def read_class(path: Path) -> Learners:
+    """The list of names; without that file, nobody.
+
+    Raises:
+        BuildError: A line cannot be understood, or the file names nobody.
+    """
+    learners = Learners()
+    if not path.exists():
+        return learners
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        names = [name.strip() for name in re.split(r"[,;\t]", line) if name.strip()]
+        for name in names:
+            if not is_folder_name(name):
+                raise BuildError(f"line {number} of {path.name}: no folder can be called {name!r}")
+            if learners.known(name) not in (None, names[0]):
+                known = learners.known(name)
+                raise BuildError(f"line {number} of {path.name}: {name} is {known} already")
+            first, *last = name.split()
+            for other in (name, "".join([*last, first])):  # Canvas: lovelaceada
+                learners.names[same(other)] = names[0]
+    if not learners.names:
+        raise BuildError(f"{path.name} names nobody: write a learner on each line, or remove it")
+    return learners
+
+
+def read_marks(
+    path: Path, learners: Learners, possible: Mapping[str, Mapping[str, float]]
+) -> list[Mark]:
+    """The marks that a person gives; without that file, none.
+
+    Args:
+        path: The table, with commas, semicolons or tabs between its columns.
+        learners: Everybody who may be named.
+        possible: By lab and exercise, the most points; a conclusion is an exercise here.
+
+    Raises:
+        BuildError: A line cannot be understood; none of them counts then.
+    """
+    if not path.exists():
+        return []
+    text = text_of(path)
+    header = text.partition("\n")[0]
+    separator = max(",;\t", key=header.count)
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+    if not set(table.fieldnames or ()) >= COLUMNS:
+        raise BuildError(f"{path.name} needs the columns {', '.join(sorted(COLUMNS))}")
+    marks: dict[tuple[str, str, str], Mark] = {}
+    for line in table:
+        if not any(line.values()):
+            continue
+        try:
+            mark = _mark({name: (line[name] or "").strip() for name in COLUMNS}, learners, possible)
+        except ValueError as error:
+            raise BuildError(f"line {table.line_num} of {path.name}: {error}") from None
+        if mark[:3] in marks:
+            raise BuildError(f"line {table.line_num} of {path.name} gives that mark a second time")
+        marks[mark[:3]] = mark
+    return list(marks.values())
+
+
+def _mark(
+    line: Mapping[str, str], learners: Learners, possible: Mapping[str, Mapping[str, float]]
+) -> Mark:
+    student = learners.known(line["learner"])
+    if student is None:
+        raise ValueError(f"nobody is called {line['learner']!r}")
+    number = line["lab"].removeprefix("lab").strip(" _")[:2].zfill(2)
+    lab = next((slug for slug in possible if slug.startswith(f"{number}_")), None)
+    if lab is None:
+        raise ValueError(f"there is no lab {line['lab']!r}")
+    exercise = line["exercise"]
+    if exercise not in possible[lab]:
+        known = ", ".join(possible[lab])
+        raise ValueError(f"lab {number} has no {exercise!r}; it has {known}")
+    points = float(line["points"].replace(",", "."))
+    if not 0 <= points <= possible[lab][exercise]:
+        raise ValueError(f"{exercise} is worth 0 to {possible[lab][exercise]:g}, not {points:g}")
+    return Mark(student, lab, exercise, points, line["reason"])

@@ -1,0 +1,240 @@
+"""Makes a folder in which nbgrader hands out and grades labs: `make handout to=FOLDER`.
+
+    python -m course_tools.grading.handout --to FOLDER                 all labs
+    python -m course_tools.grading.handout --to FOLDER 02              one, by its number
+    python -m course_tools.grading.handout --to FOLDER --repository    the course without solutions
+
+FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
+written, checks to be graded, every other code cell locked. Two tags of a check's cell count:
+
+    points-3       it is worth three points, not one
+    hidden-3-7     when graded it also has to pass on 3 and on 7 ranks; the hand-out does not say so
+"""
+
+import argparse
+import ast
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from course_tools.grading.answers_as_text import bound
+from course_tools.notebooks import build
+from course_tools.notebooks.cells import BuildError
+
+HIDDEN = """
+### BEGIN HIDDEN TESTS
+from course_tools.grading.answers_as_text import require
+
+require({more})
+### END HIDDEN TESTS"""
+# What learners need of the course; notebooks/ has the answers to no graded exercise.
+LEARNERS = (
+    "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
+    "course_tools", "notebooks", "exercises",
+    "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
+    "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
+)  # fmt: skip
+# Of the tests those of the library, with their helpers: `make quick` says whether it works here.
+TESTS = ("devices", "hang", "launcher", "network", "pictures", "record", "root", "conftest.py")
+HELPERS = (
+    "census", "circles", "deadline", "faults", "faults_around", "faults_kernel", "forks", "hangs",
+    "kernels", "leavings", "mnist_files", "queues", "recordings", "spent", "stalls", "warm_kernels",
+)  # fmt: skip
+MORE_HELPERS = "pretended_driver.c", "startup"
+# What documents say of files that learners do not have.
+WITHHELD = (
+    (r"(?m)^    make test .*\n", ""),
+    (r" The answers are in `solutions/`\.", ""),
+    ("`exercises/`, `solutions/` \\| labs without and with their answers", "`exercises/` | labs"),
+    (r"(?m)^\| `source/` \|.*\n", ""),
+)
+BY_HAND = "conclusion"  # the tag of a cell of prose
+LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
+AFTERWARDS = "teaching/README.md says what to do there"
+CONFIG = """\
+# Written by course_tools.grading.handout. Add what else nbgrader shall know below.
+import pathlib
+
+from course_tools.grading.nbgrader_plugin import configure
+
+configure(get_config(), pathlib.Path(__file__).resolve().parent)
+"""
+
+
+def checked(text: str) -> str | None:
+    """The name of the answer that a cell checks in its last line, or None."""
+    last = (ast.parse(text).body or [None])[-1]
+    call = last.value if isinstance(last, ast.Expr) else None
+    while isinstance(call, ast.Call) and call.args:
+        if isinstance(call.func, ast.Name) and call.func.id == "check":
+            return _name(call.args[0])
+        call = call.func
+    return None
+
+
+def _name(node: ast.expr) -> str:
+    """The answer in `check(answer)` and in `check(saving(answer))`."""
+    while isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    if not isinstance(node, ast.Name):
+        raise BuildError(f"check is given {ast.unparse(node)}, which has no name to grade it by")
+    return node.id
+
+
+def graded(notebook: NotebookNode) -> NotebookNode:
+    """Return a lab's notebook with nbgrader's metadata and hidden checks.
+
+    Raises:
+        BuildError: It cannot be graded; the message says why.
+    """
+    names = set()
+    for cell in notebook.cells:
+        about = {"grade": False, "solution": False, "locked": True, "task": False}
+        about |= {"schema_version": 3, "grade_id": f"cell-{cell.id}"}
+        tags = cell.metadata.get("tags", [])
+        points = _numbers("points", tags)
+        if cell.cell_type != "code":
+            if BY_HAND in tags:  # both graded and an answer: nbgrader leaves it to a person
+                about |= {"grade": True, "solution": True, "locked": False, "grade_id": BY_HAND}
+                cell.metadata.nbgrader = about | {"points": (points or [0])[0]}
+            continue
+        cell.metadata.pop("tags", None)
+        name = checked(cell.source)
+        if "### BEGIN SOLUTION" in cell.source:
+            about |= {"solution": True, "locked": False}
+            functions, values = bound(cell.source)
+            about["grade_id"] = f"answer-{(values or functions)[0]}"
+        elif name:
+            about |= {"grade": True, "grade_id": f"check-{name}", "points": (points or [1])[0]}
+            sizes = _numbers("hidden", tags)
+            cell.source += HIDDEN.format(more=f"world_sizes={tuple(sizes)}" if sizes else "")
+        elif points:
+            where = f"belongs to the cell with the check, not to\n{cell.source}"
+            raise BuildError(f"points-{points[0]} {where}")
+        if about["grade_id"] in names:
+            raise BuildError(f"there are two cells {about['grade_id']}")
+        names.add(about["grade_id"])
+        cell.metadata.nbgrader = about
+    return notebook
+
+
+def _numbers(kind: str, tags: list[str]) -> list[int]:
+    """Those of the tag `kind-1-2-3`."""
+    found = [tag for tag in tags if re.fullmatch(rf"{kind}(-\d+)+", tag)]
+    return [int(number) for tag in found for number in tag.split("-")[1:]]
+
+
+def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
+    """The labs of these numbers, or all.
+
+    Raises:
+        BuildError: There is no such lab.
+    """
+    labs = [t for t in build.targets(root) if t.built.parent.name == "solutions"]
+    chosen = []
+    for name in names:
+        number = name.removeprefix("lab_")
+        begin = f"{number.zfill(2)}_" if number.isdigit() else number
+        found = [target for target in labs if target.built.stem.startswith(begin)]
+        if not found:
+            known = ", ".join(target.built.stem for target in labs)
+            raise BuildError(f"no lab is called {name}; there are: {known}")
+        chosen += found
+    return chosen or labs
+
+
+def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
+    """Write the labs' sources and the configuration; returns the labs' names."""
+    targets = labs_of(root, names)
+    for target in targets:
+        try:
+            notebook = graded(build.plan(target))
+        except BuildError as error:
+            raise BuildError(f"{target.source.relative_to(root)}: {error}") from None
+        path = folder / "source" / target.built.stem / target.built.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, path)
+    config = folder / "nbgrader_config.py"
+    if not config.exists():
+        config.write_text(CONFIG)
+    return [target.built.stem for target in targets]
+
+
+@contextlib.contextmanager
+def private(folder: Path) -> Iterator[None]:
+    """What is written meanwhile, and all of the folder, is for its owner only."""
+    before = os.umask(0o077)
+    try:
+        if folder.exists() and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+            print(f"{folder} is now for you only: it has solutions, answers or grades.")
+        yield
+    finally:
+        os.umask(before)
+
+
+def withheld(root: Path, folder: Path) -> list[str]:
+    """Copy what learners need of the course, and no solutions; returns what was copied."""
+    names = [*LEARNERS, *(f"tests/{name}" for name in TESTS)]
+    names += [f"tests/helpers/{name}.py" for name in HELPERS]
+    names += [f"tests/helpers/{name}" for name in MORE_HELPERS]
+    if folder.exists():
+        raise BuildError(f"{folder} is there already: name a folder that is not")
+    for name in names:
+        path, copy = root / name, folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, copy, ignore=shutil.ignore_patterns(*LEFT))
+        else:
+            shutil.copy(path, copy)
+    for path in folder.rglob("*.md"):
+        path.write_text(_for_learners(path.read_text(encoding="utf-8"), path), encoding="utf-8")
+    for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
+        runs = path.is_dir() or path.stat().st_mode & 0o100
+        path.chmod(0o755 if runs else 0o644)
+    return sorted({name.split("/")[0] for name in names})
+
+
+def _for_learners(text: str, path: Path) -> str:
+    """A document without what learners do not have, and without links to it."""
+    for words, instead in WITHHELD:
+        text = re.sub(words, instead, text)
+    return re.sub(
+        r"\[([^]]+)\]\(((?!https?:|#)[^)#]+)[^)]*\)",
+        lambda link: link[0] if (path.parent / link[2]).exists() else link[1],
+        text,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", help="labs, such as 02_process_groups; all if none")
+    parser.add_argument("--to", type=Path, required=True, help="the folder to make or to renew")
+    parser.add_argument("--root", type=Path, default=build.ROOT, help="the project's folder")
+    parser.add_argument("--repository", action="store_true", help="the course, without solutions")
+    args = parser.parse_args(argv)
+    to, root = args.to.expanduser().resolve(), args.root.resolve()
+    try:
+        if args.repository:
+            labs = withheld(root, to)
+        else:
+            with private(to):
+                labs = hand_out(to, args.names, root)
+    except (BuildError, OSError) as error:
+        print(f"nothing handed out: {error}", file=sys.stderr)
+        return 1
+    then = "learners run `make lab` there" if args.repository else AFTERWARDS
+    print(f"{args.to}: {', '.join(labs)}; {then}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

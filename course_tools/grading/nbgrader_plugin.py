@@ -1,0 +1,133 @@
+"""What nbgrader does otherwise for this course, in the folders that `handout` makes."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nbformat
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
+from nbgrader.converters import Autograde, GenerateAssignment
+from nbgrader.preprocessors import ClearSolutions, Execute
+from traitlets import Unicode
+
+from course_tools.grading.answers_as_text import PROOF, bound
+from course_tools.grading.learner_cells import to_judge, written_in
+from course_tools.notebooks.cells import cut_solution
+
+BEGIN = """\
+from course_tools.grading.answers_as_text import begin
+begin(globals())"""
+ANSWER = """\
+from course_tools.grading.answers_as_text import answer as _answer
+_answer({label!r}, {text!r}, {functions!r}, {values!r})"""
+UNDONE = "the check did not come to its end"
+
+
+class Cut(ClearSolutions):
+    """Cuts solutions as this course does: each stub says about how many lines are wanted."""
+
+    def preprocess_cell(
+        self, cell: NotebookNode, resources: Any, cell_index: int
+    ) -> tuple[NotebookNode, Any]:
+        """Cut one cell."""
+        if cell.cell_type == "code":
+            cell.source = cut_solution(cell.source)
+        return cell, resources
+
+
+class Sealed(Execute):
+    """Runs the teacher's notebook with the learner's answers in it, which only ranks run.
+
+    Of a submission only the text of its answer cells counts: no other cell, not their order, and no
+    file beside the notebook.
+    """
+
+    source = Unicode(help="nbgrader's source folder").tag(config=True)
+
+    def preprocess(
+        self, nb: NotebookNode, resources: Any, **options: Any
+    ) -> tuple[NotebookNode, Any]:
+        """Run, and put what the cells show into the submission."""
+        own = resources["nbgrader"]
+        path = Path(self.source, own["assignment"], f"{own['notebook']}.ipynb")
+        run = compose(nbformat.read(path, as_version=4), nb)
+        for again in (True, True, False):
+            with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
+                try:
+                    elsewhere = {**resources, "metadata": {"path": folder}}
+                    super().preprocess(run, elsewhere, **options)
+                except DeadKernelError:
+                    self.log.error("the kernel died: what it had not reached gets no points")
+                except RuntimeError:  # it never began: another one has taken a port meanwhile
+                    if again:
+                        continue
+                    raise
+                break
+        ran = {identity(cell): cell for cell in run.cells}
+        for cell in nb.cells:
+            if cell.cell_type == "code":
+                cell.outputs = shown(cell, ran.get(identity(cell)))
+        return nb, resources
+
+
+def identity(cell: NotebookNode) -> str | None:
+    """A cell's name in the gradebook."""
+    return cell.metadata.get("nbgrader", {}).get("grade_id")
+
+
+def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
+    """Return the notebook to run: the teacher's, where what a learner wrote is text."""
+    code = {identity(cell): cell for cell in notebook.cells if cell.cell_type == "code"}
+    lab_cells = [for_the_judge(cell) for cell in code.values()]
+    cells = [nbformat.v4.new_code_cell(BEGIN)]
+    for asked in to_judge(lab_cells, written_in(learners, lab_cells)):
+        cell = code.get(asked["name"], nbformat.v4.new_code_cell())
+        if asked["kind"] == "answer":
+            names = {"functions": asked["functions"], "values": asked["values"]}
+            cell.source = ANSWER.format(label=asked["name"], text=asked["text"], **names)
+        cells.append(cell)
+    return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
+
+
+def for_the_judge(cell: NotebookNode) -> dict[str, Any]:
+    """A teacher's code cell, in the form that `grade` gives to `judge`."""
+    about = cell.metadata.nbgrader
+    asked = {"name": about.grade_id, "id": cell.id, "kind": "other", "text": cell.source}
+    if about.solution:
+        functions, values = bound(cell.source)
+        asked |= {"kind": "answer", "functions": functions, "values": values}
+        asked["text"] = cut_solution(cell.source)
+    elif about.grade:
+        asked["kind"] = "check"
+    return asked
+
+
+def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
+    """Return a cell's outputs. To nbgrader no output is full marks, and a warning is none."""
+    outputs = []
+    for output in ran.outputs if ran else ():
+        if output.output_type == "stream":
+            output.name = "stdout"
+        if output.output_type == "execute_result":
+            output = nbformat.v4.new_output("display_data", output.data, metadata=output.metadata)
+        outputs.append(output)
+    graded = cell.metadata.get("nbgrader", {}).get("grade")
+    if graded and not any(o.get("metadata") == PROOF or o.output_type == "error" for o in outputs):
+        outputs.append(
+            nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
+        )
+    return outputs
+
+
+def configure(config: Any, folder: Path) -> None:
+    """What the nbgrader_config.py of a folder says."""
+    config.CourseDirectory.root = str(folder)
+    config.Sealed.source = str(folder / "source")
+    config.Sealed.timeout = 300  # seconds for a cell; check has shorter deadlines of its own
+    for converter, trait, old, new in (
+        (GenerateAssignment, "preprocessors", ClearSolutions, Cut),
+        (Autograde, "autograde_preprocessors", Execute, Sealed),
+    ):
+        usual = converter.class_traits()[trait].default()
+        setattr(config[converter.__name__], trait, [new if p is old else p for p in usual])

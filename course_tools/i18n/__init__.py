@@ -1,0 +1,1 @@
+"""The Chinese edition: catalogues, and everything that is made from them."""

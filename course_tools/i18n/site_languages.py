@@ -1,0 +1,172 @@
+"""The site's two languages: how a notebook is read in each, and the site's own words in Chinese.
+
+Chinese pages are made in memory of the English ones and of the catalogues, as `chinese`
+does it; `source/zh/site.po` has what only the site says. A page of the course lies at the same
+place in both, below `zh/` in Chinese, so that a link from one page to another holds in both.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+from babel.messages.catalog import Catalog
+from babel.messages.mofile import write_mo
+from nbformat import NotebookNode
+
+from course_tools import ROOT
+from course_tools.i18n import catalogues, chinese
+
+CATALOGUE = "source/zh/site.po"
+TEXTS = ("source/site/index.md", "source/site/start.md", "exercises/README.md")
+TEXTS += ("solutions/README.md",)
+SAYS = (  # files whose `say("...")` are translated
+    "course_tools/notebooks/predictions.py",
+    "course_tools/site/live_parts.py",
+    "course_tools/site/pages.py",
+    "course_tools/slides/deck.py",
+    "source/site/static/*.js",
+)
+FILLED = re.compile(r"[A-Z]+")  # stands in a text for what the tools put there
+TITLE = re.compile(r"^(?::caption: (.+)|(.+) <[\w/]+>|(make lab.*))$", re.M)  # inside a fence
+LABEL = re.compile(r'(?<=>)([^<>$\n]*[a-z][^<>$\n]*?)(?=\s?<)|(?<=aria-label=")([^"$]+)')
+THEME = (  # words of Sphinx's theme and of MyST-NB that they themselves have in English only
+    *("Next", "Previous", "Home", "On this page", "Back to top", "Skip to content", "Made with "),
+    *("Copyright &#169; %(copyright)s", "Search", "Toggle site navigation sidebar"),
+    *("Toggle table of contents sidebar", "Toggle Light / Dark / Auto color theme"),
+    *("Toggle hidden content", "content", "source", "output", "outputs"),
+)
+MARK = "> 本页尚未译成中文，以下为英文原文。"
+
+
+class Tongue(NamedTuple):
+    """A language of the site."""
+
+    code: str
+    up: str  # from a page in a folder to the root of the whole site
+    read: Callable[[Path], NotebookNode]
+    document: Callable[[Path], str]
+    say: Callable[[str], str]
+
+
+@cache
+def english() -> Tongue:
+    """Returns the language in which everything is written."""
+    return Tongue("en", "../", cache(partial(nbformat.read, as_version=4)), _in_english, str)
+
+
+@cache
+def in_chinese(root: Path = ROOT) -> Tongue:
+    """Returns the language that is made of English and of catalogues."""
+    known = catalogues.words(catalogues.read(root / CATALOGUE))
+
+    def say(text: str) -> str:
+        return catalogues.in_chinese(text, known)[0]
+
+    read = cache(partial(chinese.in_memory, root=root))
+    return Tongue("zh", "../../", read, partial(_in_chinese, root=root, say=say), say)
+
+
+def _in_english(path: Path) -> str:
+    """A document; its links to what is Chinese only lead there."""
+    text = path.read_text(encoding="utf-8")
+    there = r'<a href="zh/\2.html" hreflang="zh-CN">\1</a>'
+    return re.sub(r"\[([^]]+)\]\((README|articles/\w)(?:\.zh)?\.md\)", there, text)
+
+
+def _in_chinese(path: Path, root: Path, say: Callable[[str], str]) -> str:
+    """A document in Chinese, or in English with a mark; its links lead to pages in Chinese."""
+    own = path.relative_to(root).as_posix()
+    if own in chinese.DOCUMENTS.values():
+        text = chinese.document(path, root)
+    elif own in TEXTS:
+        text = say(path.read_text(encoding="utf-8"))
+    else:
+        text = path.read_text(encoding="utf-8")
+        if path.parent.name == "articles":
+            text = re.sub("链接通向英文版；.*", "", text)
+        else:
+            text = re.sub(r"\A(# .*\n)", rf"\1\n{MARK}\n", text)
+    return _to_headings(text.replace("](README.zh.md)", "](README.md)"), path.parent)
+
+
+def _to_headings(text: str, folder: Path) -> str:
+    """Links to headings of English notebooks become links to the same ones in Chinese."""
+
+    def link(found: re.Match[str]) -> str:
+        return f"({found[1]}#{_headings((folder / found[1]).resolve())[found[2]]})"
+
+    return re.sub(r"\(([\w./-]+\.ipynb)#([^)]+)\)", link, text)
+
+
+@cache
+def _headings(path: Path) -> dict[str, str]:
+    """The anchors of a notebook's headings in Chinese, by those in English."""
+    both = (slugs(tongue.read(path)) for tongue in (english(), in_chinese()))
+    return dict(zip(*both, strict=True))
+
+
+def slugs(notebook: NotebookNode) -> list[str]:
+    """Returns the anchors that MyST makes of a notebook's headings."""
+    found: list[str] = []
+    for cell in notebook.cells:
+        for text in re.findall(
+            r"^#{1,3} (.*)$", cell.source * (cell.cell_type == "markdown"), re.M
+        ):
+            slug = re.sub(r"[^\w\- ]", "", text.strip().lower().replace(" ", "-"))
+            found.append(slug + f"-{found.count(slug)}" * (slug in found))
+    return found
+
+
+def sentences(root: Path) -> list[str]:
+    """Returns all that the site says beside the course's own texts, each once."""
+    return list(dict.fromkeys(_sentences(root)))
+
+
+def _sentences(root: Path) -> Iterator[str]:
+    for name in TEXTS:
+        text = (root / name).read_text(encoding="utf-8")
+        yield from (u for u in catalogues.prose_of(text) if not FILLED.fullmatch(u))
+        yield from ("".join(groups) for groups in TITLE.findall(text))
+    for place in tomllib.loads((root / "source/site/places.toml").read_text("utf-8")).values():
+        yield from (place["title"], place["text"])
+    for path in sorted((root / "source/site/recordings").glob("*.json")):
+        yield from filter(str.islower, json.loads(path.read_text("utf-8"))["choices"])
+    yield from map("".join, LABEL.findall((root / "source/site/live.html").read_text("utf-8")))
+    for path in sorted(path for pattern in SAYS for path in root.glob(pattern)):
+        yield from re.findall(r'\bsay\(\s*"(.+?)"', path.read_text(encoding="utf-8"))
+    yield from THEME
+
+
+def labelled(text: str, say: Callable[[str], str]) -> str:
+    """Returns a piece of HTML with its words in a language."""
+    return LABEL.sub(lambda found: say(found[0]), text)
+
+
+def titled(text: str, say: Callable[[str], str]) -> str:
+    """Returns a text with the titles of its toctrees, and its commands, in a language."""
+    return TITLE.sub(lambda found: found[0].replace(own := max(found.groups("")), say(own)), text)
+
+
+def catalogue(root: Path = ROOT) -> Catalog:
+    """Returns the site's catalogue."""
+    return catalogues.read(root / CATALOGUE)
+
+
+def write_theme(to: Path) -> None:
+    """Writes the words of the theme where Sphinx looks for them."""
+    path = to / "locale/zh_CN/LC_MESSAGES/sphinx.mo"
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        write_mo(file, catalogue())
+
+
+def for_scripts(tongue: Tongue, script: str) -> str:
+    """Returns the script that speaks for the others, with its words in a language."""
+    said = {str(one.id): one.string for one in catalogue() if one.id and one.string}
+    words = said if tongue.code == "zh" else {}
+    return script.replace("{}", json.dumps(words, ensure_ascii=False), 1)

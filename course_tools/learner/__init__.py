@@ -1,0 +1,1 @@
+"""What a learner's commands do: copies of the notebooks, progress, the challenge, the doctor."""

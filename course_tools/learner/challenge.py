@@ -1,0 +1,80 @@
+"""What is your all-reduce worth? Judges the saved entry, or merges the boards of a class.
+
+    python -m course_tools.learner.challenge --name Ada
+    python -m course_tools.learner.challenge --merge FOLDER
+    python -m course_tools.learner.challenge --merge FOLDER --again
+
+The first judges the entry in my/challenge.ipynb, as saved, and keeps your best; without a name it
+keeps nothing. The second prints one board of all *.jsonl files in a folder. The third judges their
+entries again before it does so.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+
+from course_challenge import judging, leaderboard
+from course_tools import ROOT
+from course_tools.learner import copies
+
+FILE = "challenge.jsonl"
+
+
+def saved_entry(path: Path) -> str:
+    """The last cell of a notebook that defines `all_reduce`; an empty string if there is none."""
+    entry = ""
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code" and f"def {judging.NAME}(" in cell.source:
+            entry = cell.source
+    return entry
+
+
+def merged_boards(folder: Path, judge_again: bool) -> str:
+    """One board of all files in a folder, below the baselines and the house record."""
+    rows = leaderboard.read(sorted(folder.glob("*.jsonl")))
+    if judge_again:
+        rows = leaderboard.judged_again(leaderboard.merged(rows))
+    reference = leaderboard.read([leaderboard.REFERENCE])
+    return leaderboard.board([*reference, *rows])
+
+
+def judge_saved(folder: Path, name: str | None) -> int:
+    """Judges the entry in a learner's folder and prints the board; returns the exit status."""
+    notebook = copies.newest(folder, "challenge")
+    text = saved_entry(notebook) if notebook else ""
+    if not text:
+        missing = f"no {judging.NAME} in a challenge.ipynb of yours: `make lab` copies it"
+        print(missing, file=sys.stderr)
+        return 1
+    score = judging.judged(text, name or "your entry")
+    print(score, end="\n\n")
+    kept = folder / FILE
+    earlier = leaderboard.read([kept]) if kept.exists() else []
+    best = leaderboard.merged([*earlier, *leaderboard.rows_of(score, score.name)])
+    advice = "Nothing is kept without a name: make challenge name=Ada"
+    if name:
+        leaderboard.write(kept, best)
+        advice = f"Your best is kept in {kept.name}: give that file to merge."
+    reference = leaderboard.read([leaderboard.REFERENCE])
+    print(f"{leaderboard.board([*reference, *best])}\n\n{advice}")
+    return 1 if score.why else 0
+
+
+def main(args: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Does what the command line asks and returns its exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--name", help="as it is to stand on the board", default=None)
+    parser.add_argument("--merge", type=Path, metavar="FOLDER", help="a folder of *.jsonl files")
+    parser.add_argument("--again", action="store_true", help="judge the merged entries again")
+    chosen = parser.parse_args(args)
+    if chosen.merge:
+        print(merged_boards(chosen.merge, chosen.again))
+        return 0
+    return judge_saved(copies.home(root), chosen.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""A learner's own copies: notebooks without outputs, and the course map.
+
+A copy knows its original: the notebook's metadata holds, for every cell, the digest of the text
+that was copied, so a cell that the learner has edited is known by its text. No file that a person
+has written into is ever replaced. Chinese copies are made of the English notebooks, in zh/, and a
+cell's id is the English one's: answers that were written in one language are cells of the other.
+"""
+
+import datetime
+import functools
+import hashlib
+import itertools
+import os
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from jupyter_core.paths import jupyter_data_dir
+from nbformat import NotebookNode
+from nbformat.sign import NotebookNotary
+
+FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
+MAP, MY_MAP = "README.md", "course_map.md"
+SCORES = ".predictions.json"  # how many predictions were right, chapter by chapter
+LINK = re.compile(  # in Markdown, and in the HTML of folded answers
+    r"""(\]\(|href=["'])(?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)"""
+)
+
+
+def language() -> str:
+    """`zh` if the environment's COURSE_LANG says so, or nothing, which is English."""
+    chosen = os.environ.get("COURSE_LANG", "").strip().lower()
+    if chosen not in ("", "en", "zh"):
+        raise SystemExit(f"COURSE_LANG is {chosen}, and the course is there in en and in zh")
+    return chosen.removeprefix("en")
+
+
+def home(root: Path) -> Path:
+    """The folder of the copies."""
+    folder = Path(os.environ.get("COURSE_MY") or root / "my")
+    return (folder / language()).expanduser().resolve()
+
+
+def _original(path: Path, root: Path) -> NotebookNode:
+    if not language():
+        return nbformat.read(path, as_version=4)
+    from course_tools.i18n.chinese import in_memory
+
+    return in_memory(path, root)
+
+
+def _document(path: Path, root: Path) -> str:
+    if not language():
+        return path.read_text(encoding="utf-8")
+    from course_tools.i18n.chinese import document
+
+    return document(path, root)
+
+
+def originals(root: Path) -> dict[str, Path]:
+    """The original of every copy, by its name: `lesson_03_...`, `lab_03_...`, `challenge`."""
+    found = {
+        f"{kind}_{path.stem}": path
+        for kind, folder in FOLDERS.items()
+        for path in sorted((root / folder).glob("[0-9]*_*.ipynb"))
+    }
+    challenge = root / FOLDERS["lab"] / "challenge.ipynb"
+    return found | ({challenge.stem: challenge} if challenge.exists() else {})
+
+
+def newest(folder: Path, name: str) -> Path | None:
+    """The youngest copy of that name; fresh ones have a date, and perhaps a number, behind it."""
+    copies = [
+        p for p in folder.glob(f"{name}*.ipynb") if re.fullmatch(r"[\d_-]*", p.stem[len(name) :])
+    ]
+    return max(copies, key=lambda path: path.stem, default=None)
+
+
+def last_used(folder: Path) -> Path | None:
+    """The copy that was saved last among those in which a cell has been run, if there is one."""
+    used = [path for path in folder.glob("*.ipynb") if _has_been_run(path)]
+    return max(used, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _has_been_run(path: Path) -> bool:
+    notebook = _read(path)
+    if notebook is None:
+        return False
+    return any(cell.get("execution_count") for cell in notebook.cells)
+
+
+def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
+    """Returns a text whose links lead to the copies."""
+
+    def link(match: re.Match[str]) -> str:
+        begins, where, file = match[1], match[2] or original.parent.name, match[3]
+        kind = next((kind for kind, name in FOLDERS.items() if name == where), None)
+        if kind:
+            return begins + (MY_MAP if file == MAP else f"{kind}_{file}")
+        return begins + Path(os.path.relpath(root / where / file, folder)).as_posix()
+
+    return LINK.sub(link, text)
+
+
+def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
+    """Returns a notebook without outputs, whose links lead to the other copies.
+
+    A cell tagged `keep-output` keeps what it shows: a page begins with a picture, not with text.
+    """
+    notebook = _original(original, root)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = relinked(cell.source, original, root, folder)
+        else:
+            cell.execution_count = None
+            if "keep-output" not in cell.metadata.get("tags", []):
+                cell.outputs = []
+    fold_explanations(notebook)
+    notebook.metadata["language_info"] = language_of_kernel()
+    texts = {cell.id: _digest(cell.source) for cell in notebook.cells}
+    notebook.metadata["course"] = {"original": original.name, "texts": texts}
+    return notebook
+
+
+def fold_explanations(notebook: NotebookNode) -> None:
+    """Fold what explains a measurement, so that it doesn't answer the question above it.
+
+    One click opens it. A cell that begins with a heading opens the next section, and stays.
+    """
+    for measuring, explaining in itertools.pairwise(notebook.cells):
+        measures = measuring.cell_type == "code" and ".measured(" in measuring.source
+        is_heading = explaining.source.startswith("#")
+        if measures and explaining.cell_type == "markdown" and not is_heading:
+            explaining.metadata["jupyter"] = {"source_hidden": True}
+
+
+def language_of_kernel() -> dict[str, object]:
+    """What a kernel says of its language, as it stands in a notebook's metadata.
+
+    Where it is missing JupyterLab fills it in, and then asks whether to save a notebook that nobody
+    has touched.
+    """
+    return {
+        "codemirror_mode": {"name": "ipython", "version": sys.version_info.major},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": sys.version.split()[0],
+    }
+
+
+def merged(old: NotebookNode, new: NotebookNode) -> int:
+    """Moves what the learner wrote in `old` into `new`; returns how many cells that were.
+
+    An edited cell takes the place of its original. Where that has changed as well, or where the
+    learner added a cell, it stands before the cell that it stood before: behind the new stub.
+    """
+    texts, moved, at = old.metadata["course"]["texts"], 0, len(new.cells)
+    for cell in reversed(old.cells):
+        known = next((i for i, other in enumerate(new.cells) if other.id == cell.id), None)
+        at = at if known is None else known
+        if not cell.source.strip() or texts.get(cell.id) == _digest(cell.source):
+            continue
+        moved += 1
+        if known is None:
+            new.cells.insert(at, NotebookNode(cell, id=f"mine-{cell.id}"[:64]))
+        else:
+            new.cells[at].source = cell.source
+        if cell.cell_type == "code":
+            new.cells[at].outputs, new.cells[at].execution_count = [], None
+    return moved
+
+
+def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[str]:
+    """Makes the copies that are missing; returns what there is to say."""
+    said, made = [], 0
+    for name, original in originals(root).items():
+        wanted = copied(original, root, folder)
+        if copy := newest(folder, name):
+            mine = _read(copy)
+            if _cells_of_original(mine) != _cells_of_original(wanted):
+                said.append(f"{copy.name} has a newer original: {again}{name}")
+        else:
+            _write(wanted, folder / f"{name}.ipynb")
+            made += 1
+    if made:
+        place = f"{folder.parent.name}/" * bool(language()) + folder.name
+        said.insert(0, f"{made} notebooks of your own are in {place}/: write there.")
+    return said + lay_out_scripts(root, folder) + lay_out_map(root, folder)
+
+
+def lay_out_scripts(root: Path, folder: Path) -> list[str]:
+    """Copies the scripts and folders that lessons use, where they are missing."""
+    said, lessons = [], root / FOLDERS["lesson"]
+    for original in sorted([*lessons.glob("*.py"), *lessons.glob("incident/**/*")]):
+        if not original.is_file() or "__pycache__" in original.parts:
+            continue
+        name = original.relative_to(lessons)
+        copy, data = folder / name, original.read_bytes()
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not copy.exists():
+            copy.write_bytes(data)
+        elif copy.read_bytes() != data:
+            said.append(f"{name} differs from its original: move it away to get that")
+    return said
+
+
+def lay_out_map(root: Path, folder: Path) -> list[str]:
+    """Copies the course map, again after an update; one that somebody wrote into stays.
+
+    The digest in its last line tells which it is.
+    """
+    original, copy = root / FOLDERS["lesson"] / MAP, folder / MY_MAP
+    if not original.exists():
+        return []
+    text = relinked(_document(original, root), original, root, folder)
+    wanted = f"{text}\n<!-- {_digest(text)} -->\n"
+    there = copy.read_text(encoding="utf-8") if copy.exists() else wanted
+    mine, _, digest = there.rpartition("\n<!-- ")
+    if copy.exists() and digest != f"{_digest(mine)} -->\n":
+        old = digest != f"{_digest(text)} -->\n"
+        return [f"{MY_MAP} is yours, and has a newer original: move it away to get that"] * old
+    if not copy.exists() or there != wanted:
+        copy.write_text(wanted, encoding="utf-8")
+    return []
+
+
+def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
+    """Puts a new copy, dated, beside the newest one, with the learner's answers in it."""
+    original, old = originals(root)[name], newest(folder, name)
+    notebook, path = copied(original, root, folder), folder / f"{name}.ipynb"
+    number, moved = 1, 0
+    mine = _read(old) if old else None
+    while path.exists():
+        path = folder / (f"{name}_{today}" + f"_{number}" * (number > 1) + ".ipynb")
+        number += 1
+    if mine and "course" in mine.metadata:
+        moved = merged(mine, notebook)
+    _write(notebook, path)
+    unread = "" if mine else "could not be read, and "
+    kept = f" Your {old.name} {unread}is as it was." if old else ""
+    return f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
+
+
+def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:
+    """The cells from which a copy was made: the hash of the English text, and of what is there."""
+    return set(copy.metadata.get("course", {}).get("texts", {}).items()) if copy else set()
+
+
+def _read(path: Path) -> NotebookNode | None:
+    try:
+        return nbformat.read(path, as_version=4)
+    except (ValueError, nbformat.ValidationError):  # such as a file with a merge's marks in it
+        return None
+
+
+def _write(notebook: NotebookNode, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:  # never over a file that is there
+        file.write(nbformat.writes(notebook) + "\n")
+    _notary().sign(notebook)  # else Jupyter warns that it is not trusted
+
+
+@functools.cache
+def _notary() -> NotebookNotary:
+    # It could ask for its folder itself: by an application, which closes all handlers of logging.
+    folder = jupyter_data_dir()
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return NotebookNotary(data_dir=folder)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

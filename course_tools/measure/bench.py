@@ -1,0 +1,449 @@
+"""What it costs: each figure beside a baseline that is measured in the same turn.
+
+A figure's turn gives two numbers, ours and the baseline's; what counts is the median of their
+ratios and its quartiles, since a drift of the machine hits both alike. `--against FOLDER` runs the
+same figures on another checkout of the project as well, in alternating turns, and prints how much
+longer this one takes.
+
+    python -m course_tools.measure.bench [--against FOLDER] [--only WORDS] [--seconds 16]
+        [--others] [--json FILE]
+"""
+
+import argparse
+import atexit
+import contextlib
+import functools
+import heapq
+import importlib.util
+import io
+import json
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from course_tools import ROOT
+from course_utils import Network, launch
+from course_utils.devices import fork
+from course_utils.network.trace import Trace
+from course_utils.record.event import Event
+
+MESSAGES, MEGABYTES = 100_000, 256
+Turn = tuple[float, float]  # what one turn of ours took, and of the baseline (seconds)
+
+
+def total() -> float:
+    """What every rank does: 1 + 2 + ... by one all_reduce."""
+    tensor = torch.full((10,), dist.get_rank() + 1.0)
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def join(rank: int, ranks: int, file: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    store = dist.FileStore(file, ranks)
+    wait = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
+
+
+def with_launch(ranks: int) -> list[float]:
+    return list(launch(total, world_size=ranks, backend="gloo"))
+
+
+def with_bare_fork(ranks: int) -> list[float]:
+    """The floor: no guards, no capture, no errors, no deadline."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, children = [], []
+        for rank in range(ranks):
+            read, write = os.pipe()
+            if (child := os.fork()) == 0:
+                torch.set_num_threads(1)
+                join(rank, ranks, f"{folder}/store")
+                os.write(write, pickle.dumps(total()))
+                os._exit(0)
+            os.close(write)
+            pipes.append(read)
+            children.append(child)
+        results = [pickle.loads(os.read(pipe, 4096)) for pipe in pipes]
+        for pipe, child in zip(pipes, children, strict=True):
+            os.waitpid(child, 0)
+            os.close(pipe)
+    return results
+
+
+def _entry(rank: int, ranks: int, file: str, queue: Any) -> None:
+    torch.set_num_threads(1)
+    join(rank, ranks, file)
+    queue.put((rank, total()))
+
+
+def with_start_processes(ranks: int) -> list[float]:
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory() as folder:
+        queue = mp.get_context("fork").SimpleQueue()
+        arguments = (ranks, f"{folder}/store", queue)
+        mp.start_processes(_entry, arguments, nprocs=ranks, start_method="fork")
+        results = dict(queue.get() for _ in range(ranks))
+        queue.close()
+    return [results[rank] for rank in range(ranks)]
+
+
+def _joined(file: str) -> None:
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        join(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), f"{file}/store")
+    Path(file, os.environ["LOCAL_RANK"]).write_text(str(total()))
+
+
+def with_accelerate(ranks: int) -> list[float]:
+    """Hands no results back: they go through files."""
+    from accelerate import notebook_launcher
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        with contextlib.redirect_stdout(io.StringIO()):
+            notebook_launcher(_joined, (folder,), num_processes=ranks, use_port="0")
+        return [float(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
+    """A launcher beside the bare fork, which does the same with nothing around it.
+
+    No launch enlarges pages in this process: a bare fork costs what it costs without the course.
+    """
+    fork._WORTH_IT = sys.maxsize
+    return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))
+
+
+@functools.cache
+def _other_process() -> "Checkout":
+    made = Checkout(Path.cwd(), "elsewhere")
+    atexit.register(made.close)
+    return made
+
+
+def elsewhere(name: str) -> Turn:
+    """A turn of `against_the_fork`, in a process that is kept for such."""
+    if isinstance(told := _other_process().measure(name), str):
+        raise RuntimeError(told)
+    return told
+
+
+@functools.cache
+def _use_this_kernel() -> None:
+    """From 64 ranks on, launch has enlarged the pages here, as in a lesson after some cells."""
+    with_launch(64)
+
+
+def launched(ranks: int) -> Turn:
+    """A launch in a kernel that has launched before, beside a bare fork without the course."""
+    _use_this_kernel()
+    return seconds(lambda: with_launch(ranks)), elsewhere(f"{FORK}, {ranks} ranks")[1]
+
+
+def many_small() -> None:
+    """What is recorded: a thousand small all_reduces."""
+    tensor = torch.ones(8)
+    for _ in range(1000):
+        dist.all_reduce(tensor)
+
+
+def recording() -> Turn:
+    """A thousand small all_reduces of two ranks, recorded, beside the same not recorded."""
+    on, off = (
+        seconds(functools.partial(launch, many_small, world_size=2, backend="gloo", trace=trace))
+        for trace in (True, False)
+    )
+    return on, off
+
+
+def ring(ranks: int, messages: int) -> Trace:
+    """So many messages of a ring all-reduce, as isend and irecv would be recorded."""
+    events = []
+    for rank in range(ranks):
+        right, left = (rank + 1) % ranks, (rank - 1) % ranks
+        common = {"rank": rank, "group": tuple(range(ranks)), "start_s": 0.0, "end_s": 0.0}
+        for index in range(0, 4 * messages // ranks, 4):
+            send = {"kind": "send", "bytes": 4096, "peer": right, "tag": 0}
+            receive = {"kind": "recv", "bytes": 4096, "peer": left, "tag": 0}
+            wait = {"kind": "wait", "bytes": 0}
+            events += [
+                Event(index=index, **send, **common),
+                Event(index=index + 1, **receive, **common),
+                Event(index=index + 2, of=index, **wait, **common),
+                Event(index=index + 3, of=index + 1, **wait, **common),
+            ]
+    return Trace(tuple(events), ((0.0, 0.0),) * ranks)
+
+
+def through_a_heap(numbers: list[int]) -> None:
+    heap: list[int] = []
+    for number in numbers:
+        heapq.heappush(heap, number)
+    while heap:
+        heapq.heappop(heap)
+
+
+def replay_speed() -> Turn:
+    """A first replay of 100,000 messages, beside what orders a simulation: 5 pushes for each."""
+    trace, numbers = ring(8, MESSAGES), [hash(str(k)) for k in range(5 * MESSAGES)]
+    return (
+        seconds(lambda: trace.replay(Network(latency_us=10, gbit_s=80))),
+        seconds(lambda: through_a_heap(numbers)),
+    )
+
+
+def redraw_speed() -> Turn:
+    """A slider of `explore` is moved, until the message with the new picture is ready to leave.
+
+    Eight ranks with thirty messages each; beside writing one SVG element for each bar of them.
+    """
+    from jupyter_client.session import Session
+
+    from course_utils import explore
+
+    trace, session = ring(8, 8 * 30), Session(key=b"a key, since kernels sign what they send")
+    inside = [explore(trace)]
+    for widget in inside:
+        inside += getattr(widget, "children", ())
+    slider = next(widget for widget in inside if type(widget).__name__ == "SelectionSlider")
+    shown = next(widget for widget in inside if type(widget).__name__ == "HTML")
+    values = [value for _, value in slider.options if value != slider.value][:8]
+
+    def redraw() -> None:
+        for value in values:
+            slider.value = value
+            content = {"data": {"method": "update", "state": shown.get_state("value")}}
+            session.serialize(session.msg("comm_msg", content))
+
+    drawn = seconds(redraw)
+    bars = trace.replay(Network(latency_us=10, gbit_s=80)).intervals
+
+    def write() -> str:
+        boxes = ((bar.start_us, bar.end_us, bar.rank) for bar in bars)
+        return "".join(f'<path d="M{x:.1f} {y}L{z:.1f} {y}"/>' for x, z, y in boxes)
+
+    return drawn / len(values), seconds(write)
+
+
+IMPORT = """
+import time
+import torch, torch.distributed
+torchs = time.process_time()
+from course_utils import launch
+print(time.process_time(), torchs)
+"""
+
+
+def importing() -> Turn:
+    """CPU seconds of a fresh Python that imports torch and our launch, beside torch alone."""
+    command = [sys.executable, "-c", IMPORT]
+    both, torchs = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return float(both), float(torchs)
+
+
+def large_results() -> Turn:
+    """Two ranks make 256 MB each and hand them over, beside making them here."""
+    kept: list[torch.Tensor] = []
+
+    def make() -> torch.Tensor:
+        return torch.ones(MEGABYTES * (1 << 20) // 4)
+
+    ours = seconds(lambda: kept.extend(launch(make, world_size=2, backend="gloo")))
+    kept.clear()  # giving the memory back is not part of a launch
+    return ours, seconds(lambda: kept.extend(make() for _ in range(2)))
+
+
+def training() -> Turn:
+    """Seconds for a thousand images of DDP under launch, beside torchrun."""
+    from course_tools.measure import ddp_throughput
+
+    found = ddp_throughput.paired(1)
+    return 1e3 / found["launch"][0], 1e3 / found["torchrun"][0]
+
+
+class Figure(NamedTuple):
+    """What is measured: a turn, what it is compared with, and the aim for their ratio."""
+
+    turn: Callable[[], Turn]
+    beside: str
+    aim: float | None = None
+
+
+FORK = "bare fork"
+LAUNCHERS = {
+    FORK: lambda ranks: [],  # which is what the others are beside
+    "early launch": with_launch,
+    "start_processes(fork)": with_start_processes,
+    "Accelerate": with_accelerate,
+}
+ELSEWHERE = {
+    f"{name}, {ranks} ranks": Figure(functools.partial(against_the_fork, run, ranks), FORK)
+    for name, run in LAUNCHERS.items()
+    for ranks in (2, 4, 8, 64)
+}
+
+
+def beside_the_fork(*launchers: str, sizes: tuple[int, ...] = (2, 4, 8)) -> dict[str, Figure]:
+    """Figures of launchers, in the process where no launch enlarges pages."""
+    names = (f"{name}, {ranks} ranks" for name in launchers for ranks in sizes)
+    return {name: Figure(functools.partial(elsewhere, name), FORK) for name in names}
+
+
+FIGURES = {
+    **{
+        f"launch, {ranks} ranks": Figure(functools.partial(launched, ranks), FORK, aim)
+        for ranks, aim in {2: 1.10, 4: 1.10, 8: 1.10, 64: None}.items()
+    },
+    **beside_the_fork("early launch", sizes=(4,)),
+    **beside_the_fork("start_processes(fork)"),
+    "1,000 all_reduces recorded": Figure(recording, "not recorded", 1.10),
+    "replay of 100,000 messages": Figure(replay_speed, "5 heap operations each"),
+    "redraw of explore, 8 ranks": Figure(redraw_speed, "its bars written"),
+    "CPU of import": Figure(importing, "torch alone"),
+    "2 x 256 MB back": Figure(large_results, "made here"),
+}
+OTHERS = ["Accelerate"] if importlib.util.find_spec("accelerate") else []  # an extra, `bench`
+ASKED_FOR = {
+    **beside_the_fork(*OTHERS),
+    "1,000 images of DDP": Figure(training, "torchrun"),
+}
+
+
+class Checkout:
+    """A process that measures with the `course_utils` of a folder, a turn at a time."""
+
+    def __init__(self, folder: Path, where: str = "here") -> None:
+        # By its path, not as a module: another checkout is measured by this file as well.
+        command = [sys.executable, __file__, "--serve", where]
+        paths = os.pathsep.join([str(folder), str(ROOT)])
+        self._process = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": paths},
+            cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def measure(self, figure: str) -> Turn | str:
+        """One turn's two numbers, or why there are none."""
+        print(figure, file=self._process.stdin, flush=True)
+        told = json.loads(self._process.stdout.readline())
+        return told if isinstance(told, str) else tuple(told)
+
+    def close(self) -> None:
+        """End it, and wait until it has."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(figures: dict[str, Figure]) -> None:
+    """Read names of figures, and write what a turn gives; what else is printed goes nowhere."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for line in sys.stdin:
+        try:
+            told: Turn | str = figures[line.strip()].turn()
+        except Exception as error:
+            told = repr(error)
+        print(json.dumps(told), file=out, flush=True)
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": middle, "low": low, "high": high}
+
+
+def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[list[Turn]] | str:
+    """All turns of each checkout, in alternating order, within so many seconds; or why not."""
+    for checkout in checkouts:
+        if isinstance(why := checkout.measure(figure), str):  # and this one warms up
+            return why
+    turns: list[list[Turn]] = [[] for _ in checkouts]
+    end = time.monotonic() + budget_s
+    while len(turns[0]) < 5 or (time.monotonic() < end and len(turns[0]) < 40):
+        order = list(zip(checkouts, turns, strict=True))
+        for checkout, mine in order if len(turns[0]) % 2 else reversed(order):
+            mine.append(checkout.measure(figure))
+    return turns
+
+
+def row(turns: list[list[Turn]]) -> dict[str, Any]:
+    """What the turns of a figure come to."""
+    ours, beside = zip(*turns[0], strict=True)
+    found = {"ms": 1e3 * statistics.median(ours), "beside_ms": 1e3 * statistics.median(beside)}
+    found |= {"ratio": quartiles([a / b for a, b in turns[0]]), "turns": len(ours)}
+    if len(turns) > 1:
+        pairs = zip(*turns, strict=True)
+        found["then"] = quartiles([a / b for a, b in turns[1]])
+        found["to_then"] = quartiles([now[0] / then[0] for now, then in pairs])
+    return found
+
+
+def told(spread: dict[str, float]) -> str:
+    return "{median:.2f} ({low:.2f} to {high:.2f})".format(**spread)
+
+
+def line(name: str, figure: Figure, found: dict[str, Any]) -> str:
+    """A row of the table: times, the ratio with its quartiles, the aim, and the other checkout."""
+    text = f"{name:32} {found['ms']:8.1f} ms, {figure.beside} {found['beside_ms']:.1f} ms: "
+    text += f"{told(found['ratio'])}"
+    if figure.aim:
+        reached = found["ratio"]["median"] <= figure.aim
+        text += f", aim {figure.aim:g} {'reached' if reached else 'MISSED'}"
+    if "then" in found:
+        text += f"; there {told(found['then'])}; here to there {told(found['to_then'])}"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout")
+    parser.add_argument("--only", default="", help="figures whose name contains this")
+    parser.add_argument("--seconds", type=float, default=16, help="of each figure")
+    parser.add_argument("--others", action="store_true", help="other launchers and DDP as well")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        return serve(ELSEWHERE if options.serve == "elsewhere" else FIGURES | ASKED_FOR)
+    folders = [ROOT, *([options.against.resolve()] if options.against else [])]
+    checkouts, rows = [Checkout(folder) for folder in folders], {}
+    for name, figure in (FIGURES | (ASKED_FOR if options.others else {})).items():
+        if options.only in name:
+            turns = compare(name, checkouts, options.seconds)
+            if isinstance(turns, str):
+                print(f"{name}: failed: {turns}")
+                continue
+            rows[name] = row(turns)
+            print(line(name, figure, rows[name]), flush=True)
+    for checkout in checkouts:
+        checkout.close()
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", end="")
+    print(": other programs took part in this" * (os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)))
+    if options.json:
+        machine = {"cores": os.cpu_count(), "load": os.getloadavg(), "torch": version("torch")}
+        found = {"machine": machine | {"python": sys.version.split()[0]}, "figures": rows}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()

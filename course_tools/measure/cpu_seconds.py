@@ -1,0 +1,78 @@
+"""CPU seconds of a run of the tests by kind, beside those of an earlier run.
+
+make test seconds=FILE
+.venv/bin/python -m course_tools.measure.cpu_seconds FILE [EARLIER] [--top N]
+"""
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+# A kind of tests, and how the names of its tests begin; the first that fits counts.
+KINDS = {
+    "JupyterLab in a browser": r"tests/lessons/test_browser|tests/site/test_site_in_a_browser",
+    "site": r"tests/site/",
+    "chapters": r"notebooks/(\d\d)",
+    "exercises": r"exercises/(\w\w)",
+    "solutions": r"solutions/(\w\w)",
+    "tests": r"tests/(\w+)/",
+    "workers": r"(collecting|ending)",
+}
+
+
+def kind(name: str) -> tuple[str, str]:
+    """Of which kind a test is, and which of that kind, such as `chapters`, `03`."""
+    for title, pattern in KINDS.items():
+        if matched := re.match(pattern, name):
+            return title, "".join(matched.groups())
+    return "other", ""
+
+
+def read(path: Path) -> list[dict]:
+    """The lines that `--seconds` wrote."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def summed(lines: Iterable[dict], what: str) -> Counter[tuple[str, str]]:
+    """The sum of `what` for each kind, and for each that is of that kind."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        title, which = kind(line["name"])
+        sums[title, ""] += line[what]
+        if which:
+            sums[title, which] += line[what]
+    return sums
+
+
+def table(lines: list[dict], earlier: list[dict]) -> Iterable[str]:
+    """A row for each kind, the costliest first, and below it a row for each of that kind."""
+    now, before = summed(lines, "cpu_s"), summed(earlier, "cpu_s")
+    yield f"{'':26}{'before':>8}{'now':>8}"
+    totals = [key for key in now | before if not key[1]]
+    for title, _ in sorted(totals, key=lambda key: -max(now[key], before[key])):
+        yield f"{title:26}{before[title, '']:8.1f}{now[title, '']:8.1f}"
+        for key in sorted(key for key in now | before if key[0] == title and key[1]):
+            yield f"    {key[1]:22}{before[key]:8.1f}{now[key]:8.1f}"
+    totals_now = sum(line["cpu_s"] for line in lines)
+    yield f"{'all':26}{sum(line['cpu_s'] for line in earlier):8.1f}{totals_now:8.1f}"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("file", type=Path)
+    arguments.add_argument("earlier", type=Path, nargs="?")
+    arguments.add_argument("--top", type=int, default=0, metavar="N", help="the costliest tests")
+    chosen = arguments.parse_args()
+    lines = read(chosen.file)
+    earlier = read(chosen.earlier) if chosen.earlier else []
+    print(*table(lines, earlier), sep="\n")
+    costliest = sorted(lines, key=lambda line: -line["cpu_s"])[: chosen.top]
+    for line in costliest:
+        print(f"{line['cpu_s']:8.2f} CPU s {line['wall_s']:8.2f} s  {line['name']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""DDP throughput of one function, as `launch` and as `torchrun` start it.
+
+The function measures itself, after a warm-up: what is compared is how fast the ranks train, not how
+long they take to start.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils import launch
+
+RANKS = 2
+
+
+def train(blocks: int = 10, steps: int = 50, batch: int = 64) -> float:
+    """What every rank does; returns images per second over all ranks, of the median block."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    images, labels, spent = torch.randn(batch, 784), torch.arange(batch) % 10, []
+    for _ in range(1 + blocks):  # the first one warms up
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        dist.barrier()
+        spent.append(time.perf_counter() - begun)
+    return steps * batch * dist.get_world_size() / statistics.median(spent[1:])
+
+
+def under_launch() -> float:
+    return launch(train, world_size=RANKS, backend="gloo")[0]
+
+
+def under_torchrun() -> float:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={RANKS}", "-m", "course_tools.measure.ddp_throughput"]
+    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, **loopback, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        environment["RESULT"] = f"{folder}/result"
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+        return json.loads(Path(folder, "result").read_text())
+
+
+def paired(repeats: int) -> dict[str, list[float]]:
+    """Images per second in `repeats` turns; who goes first alternates."""
+    runs = {"launch": under_launch, "torchrun": under_torchrun}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats):
+        for name in sorted(runs, reverse=turn % 2 == 1):
+            found[name].append(runs[name]())
+    return found
+
+
+def main() -> None:
+    """One rank of torchrun."""
+    dist.init_process_group("gloo")
+    speed = train()
+    if dist.get_rank() == 0:
+        Path(os.environ["RESULT"]).write_text(json.dumps(speed))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

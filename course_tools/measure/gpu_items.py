@@ -1,0 +1,270 @@
+"""What `make gpu` looks at: each a function that prints what it sees, a line at a time.
+
+It returns when all is as it should be, raises when it isn't, and raises LeftOut where this machine
+cannot show it. `gpu_report` runs each in a process of its own, which may hang.
+"""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import nbformat
+import torch
+import torch.distributed as dist
+
+from course_tools import ROOT
+from course_tools.measure import gpu_workers
+from course_tools.measure.bandwidth import SIZES, Row, all_reduce
+from course_tools.notebooks import build
+from course_utils import WorkerTimeout, hardware, launch
+from course_utils.devices.driver import usable_gpus
+
+# Workers that add up numbers of the CPU, which gloo does beside NCCL but not NCCL alone; and those
+# that need four ranks.
+OF_THE_CPU, OF_FOUR = {"add_up"}, {"worker", "two_pairs"}
+# In a notebook's kernel, so that two ranks use NCCL where they would use the CPU by default.
+SHARING = """\
+import functools
+
+_launch_as_it_is = launch
+
+
+@functools.wraps(_launch_as_it_is)
+def launch(fn, *args, **options):
+    if options.get("world_size", 2) <= 2 and not {"backend", "device"} & options.keys():
+        options |= {"backend": "nccl", "share_gpus": True}
+    return _launch_as_it_is(fn, *args, **options)
+"""
+
+
+class LeftOut(Exception):
+    """This machine cannot show it; the text says why."""
+
+
+def gpus() -> int:
+    """Returns how many GPUs torch can use here."""
+    return len(usable_gpus().names)
+
+
+def by_nccl(world_size: int = 2) -> dict[str, Any]:
+    """Returns the options of a launch through NCCL, whose ranks share GPUs where they must."""
+    return {"world_size": world_size, "backend": "nccl", "share_gpus": world_size > gpus()}
+
+
+def machine() -> None:
+    """Hardware, versions, and how the GPUs are connected."""
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    print(hardware())
+    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}")
+    asked = "--query-gpu=name,memory.total,driver_version,mig.mode.current"
+    for command in (["nvidia-smi", asked, "--format=csv"], ["nvidia-smi", "topo", "-m"]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            print(f"({' '.join(command[:2])} gave no answer)")
+            continue
+        print(re.sub(r"\x1b\[\d*m", "", done.stdout).strip())
+
+
+def two_ranks() -> None:
+    """Two ranks add up by NCCL, which share a GPU where there is one."""
+
+    def add_up() -> tuple[str, float]:
+        number = torch.full((1 << 20,), dist.get_rank() + 1.0, device="cuda")
+        dist.all_reduce(number)
+        return torch.cuda.get_device_name(), number.sum().item() / len(number)
+
+    begun = time.monotonic()
+    results = launch(add_up, timeout=80, **by_nccl())
+    print(f"{list(results)} in {time.monotonic() - begun:.1f} s, with NCCL's probe")
+    assert [total for _, total in results] == [3.0, 3.0]
+
+
+def a_hang() -> None:
+    """Rank 1 leaves out its call; rank 0 has queued its own and stands in a later line."""
+
+    def forgets() -> float:
+        number = torch.ones(1, device="cuda")
+        if dist.get_rank() == 0:
+            dist.all_reduce(number)
+        return number.item()
+
+    error = None
+    try:
+        launch(forgets, timeout=20, **by_nccl())
+    except WorkerTimeout as hang:
+        error = hang
+    print(error)
+    assert error, "nothing hung"
+    assert error.pattern == "returned"
+    assert "has queued all_reduce" in str(error)
+
+
+def cuda_events() -> None:
+    """A recording has the times of the work on the GPU, beside those of the calls."""
+
+    def adds_up() -> None:
+        numbers = torch.ones(1 << 24, device="cuda")  # 64 MiB
+        for _ in range(3):
+            dist.all_reduce(numbers)
+            dist.all_reduce(numbers, async_op=True).wait()
+        numbers.sum().item()
+
+    trace = launch(adds_up, trace=True, timeout=60, **by_nccl()).trace
+    for event in trace.of_rank(0):
+        if event.kind != "wait":
+            call_us, work_us = (
+                1e6 * (end - begin)
+                for begin, end in ((event.start_s, event.end_s), (event.began_s, event.done_s))
+            )
+            print(f"{event.what}: {call_us:.0f} us in the call, {work_us:.0f} us on the GPU")
+            assert event.queued
+            assert event.start_s <= event.done_s
+
+
+def chapter_workers(chapter: str) -> None:
+    """What a chapter runs in ranks, once each, on GPUs."""
+    names = gpu_workers.prepared(chapter)
+    calls = {worker: call for worker, call in gpu_workers.workers()[chapter].items() if call}
+    if not calls:
+        raise LeftOut("its workers want several GPUs")
+    for ranks in (2, 4):
+        some = {
+            worker: call
+            for worker, call in calls.items()
+            if worker not in OF_THE_CPU and ranks == (4 if worker in OF_FOUR else 2)
+        }
+        if some and ranks > 2 * gpus():
+            print(f"{', '.join(some)}: left out, {ranks} ranks are too many for {gpus()} GPU")
+        elif some:
+            in_one_launch(some, names, ranks)
+
+
+def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> None:
+    """Runs workers one after the other in the same ranks: to join costs seconds on GPUs."""
+
+    def run() -> None:
+        for worker, call in calls.items():
+            begun = time.monotonic()
+            eval(compile(call, f"<{worker}>", "eval"), names)
+            torch.cuda.synchronize()
+            seconds, mib = time.monotonic() - begun, torch.cuda.max_memory_allocated() / 2**20
+            if dist.get_rank() == 0:
+                print(f"{worker}: done in {seconds:.1f} s; at most {mib:.1f} MiB on the GPU so far")
+
+    launch(run, timeout=80, **by_nccl(ranks))
+
+
+def chapter_notebook(chapter: str) -> None:
+    """A chapter from its first cell to its last, with two ranks on GPUs."""
+    target = build.targets(ROOT, [chapter])[0]
+    notebook = build.plan(target)
+    imports = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    notebook.cells.insert(imports + 1, nbformat.v4.new_code_cell(SHARING))
+    build.execute(notebook, target.built.parent)
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    printed = "".join(out.text for out in outputs if out.output_type == "stream")
+    print("ran to its end", *re.findall(r"^launch: .*", printed, re.M), sep="\n")
+
+
+def script() -> None:
+    """train_ddp.py under torchrun, a process for each GPU, and under launch; and once resumed."""
+    with tempfile.TemporaryDirectory() as folder:
+        for epochs in (1, 2):
+            arguments = f"--path={folder}/a.pt", f"--epochs={epochs}"
+            print(torchrun("notebooks/train_ddp.py", *arguments), end="")
+        print(f"under torchrun, {gpus()} processes: trained, and resumed")
+        sys.path.append(str(ROOT / "notebooks"))
+        import train_ddp
+
+        weights = launch(train_ddp.train, f"{folder}/b.pt", 1, **by_nccl(gpus()))[0]
+        assert all(weight.isfinite().all() for weight in weights.values())
+        print(f"under launch, as many ranks: trained; {len(weights)} tensors came back")
+
+
+def torchrun(*script: str, timeout_s: float = 45) -> str:
+    """Runs a script in a process for each GPU and returns what it prints.
+
+    It is ended gently: a killed torchrun would leave those processes behind.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={gpus()}", *script]
+    loopback = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    settings = os.environ | loopback | {"BANDWIDTH_SIZES": json.dumps(SIZES)}
+    streams = {"stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=settings, **streams)
+    try:
+        printed, _ = process.communicate(timeout=timeout_s)
+    finally:
+        process.terminate()
+        process.wait()
+    assert process.returncode == 0, "torchrun failed"
+    return printed
+
+
+def tests() -> None:
+    """The tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = r"^(?:PASSED|FAILED|ERROR|SKIPPED).*|^\d+ (?:passed|failed).*"
+    print("\n".join(re.findall(lines, done.stdout, re.M)) or done.stdout[-4000:] + done.stderr)
+    assert not done.returncode
+
+
+def bandwidth() -> None:
+    """All-reduces between GPUs, in workers of launch and of torchrun."""
+    if gpus() < 2:
+        raise LeftOut("it takes two GPUs")
+    rows = launch(all_reduce, SIZES, timeout=100, **by_nccl(gpus()))[0]
+    theirs = [Row(*row) for row in json.loads(torchrun("-m", "course_tools.measure.bandwidth"))]
+    print(f"{gpus()} ranks; bus bandwidth by nccl-tests' formula")
+    for ours, other in zip(rows, theirs, strict=True):
+        mine, its = (f"{row.us:,.1f} us, {row.bus_gb_s:.2f} GB/s" for row in (ours, other))
+        print(f"{ours.size:,} bytes: launch {mine}, torchrun {its}")
+
+
+def items() -> dict[str, tuple[Callable[[], None], int]]:
+    """Returns everything in its order, the heart of it first, with the seconds that each may take.
+
+    What comes late is the first to be left out when the eight minutes are over.
+    """
+    found = {
+        "the machine": (machine, 60),
+        "two ranks by NCCL": (two_ranks, 90),
+        "a hang under NCCL, told": (a_hang, 60),
+        "a recording with CUDA's events": (cuda_events, 60),
+        "train_ddp.py": (script, 120),
+    }
+    for chapter, table in gpu_workers.workers().items():
+        if any(table.values()):
+            run = functools.partial(chapter_workers, chapter)
+            found[f"workers of chapter {chapter}"] = (run, 100)
+    for chapter in ("00", "14"):
+        found[f"chapter {chapter}"] = (functools.partial(chapter_notebook, chapter), 60)
+    found |= {"tests marked gpu": (tests, 120), "bandwidth": (bandwidth, 60)}
+    return found | {"chapter 04": (functools.partial(chapter_notebook, "04"), 240)}
+
+
+def main(name: str) -> int:
+    """Runs one item; returns 0 where all is well, 3 where it is left out, else 1."""
+    run, _ = items()[name]
+    try:
+        run()
+    except LeftOut as why:
+        print(why)
+        return 3
+    except Exception as error:  # whatever it is, the report has it
+        print(f"{type(error).__name__}: {str(error)[-3000:]}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

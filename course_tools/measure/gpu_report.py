@@ -1,0 +1,135 @@
+"""Proves the course on this machine's GPUs, and writes down what is seen: `make gpu`.
+
+One GPU is enough. It takes eight minutes at most. What is seen stands on the page and in
+gpu-report.md at once, line by line, so nothing is lost if the machine is. The report is made to be
+attached to an issue: it has hardware, versions and results, and neither a host's nor a user's name.
+"""
+
+import contextlib
+import getpass
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from course_tools import ROOT
+from course_tools.measure import gpu_items
+from course_utils.devices.driver import usable_gpus
+
+REPORT = "gpu-report.md"
+WHOLE_S = 480
+WORKS, FAILS, LEFT_OUT = "works", "does NOT work", "left out"
+MISSING = """\
+`make gpu` wants one NVIDIA GPU that CUDA can use (nvidia-smi shows it), and this torch with CUDA.
+It would show: two ranks by NCCL on it, a hang under NCCL and its report, a recording with CUDA's
+events, train_ddp.py, what every chapter runs in ranks, and chapters 00, 04 and 14."""
+
+
+def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
+    """Writes the report and returns 0 where all works; without a GPU says what is missing."""
+    gpus = usable_gpus()
+    if not gpus.names:
+        print(f"No GPU to report on: {gpus.refusal or 'there is none here'}.\n{MISSING}")
+        return 0
+    begun, became = time.monotonic(), {}
+    with (folder / REPORT).open("w", encoding="utf-8", buffering=1) as report:
+
+        def write(line: str) -> None:
+            line = nameless(line)
+            print(line, flush=True)
+            report.write(f"{line}\n")
+
+        write("# The course on this machine's GPUs")
+        for name, (_, limit_s) in gpu_items.items().items():
+            left_s = whole_s - (time.monotonic() - begun)
+            write(f"\n## {name}\n")
+            became[name] = look(name, limit_s, left_s, write)
+            write(f"\n**{became[name]}**, {time.monotonic() - begun:.0f} s since the start")
+        write(f"\n## In short\n\n{sentence(became)}")
+    print(f"{REPORT} is written.")
+    return int(FAILS in became.values())
+
+
+def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None]) -> str:
+    """Runs one item in a process of its own and writes each of its lines as it comes."""
+    if left_s <= 0:
+        write("The time is over.")
+        return LEFT_OUT
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
+    process = subprocess.Popen(program(name), start_new_session=True, env=environment(), **how)
+    watchdog = signal_after(min(limit_s, left_s), process)
+    try:
+        with watchdog as was_stopped:
+            for line in process.stdout:
+                write(f"    {line.rstrip()}")
+            process.wait()
+    finally:
+        kill(process)
+    if was_stopped() and left_s < limit_s:
+        write("    stopped: the time of the whole report is over")
+        return LEFT_OUT
+    if was_stopped():
+        write(f"    stopped: it was not done within {limit_s:.0f} s")
+        return FAILS
+    return {0: WORKS, 3: LEFT_OUT}.get(process.returncode, FAILS)
+
+
+def program(name: str) -> list[str]:
+    """Returns the command that runs an item."""
+    return [sys.executable, "-u", "-m", "course_tools.measure.gpu_items", name]
+
+
+def environment() -> dict[str, str]:
+    """Returns what an item's process is given: the course, in English."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "COURSE_LANG": "en"}
+
+
+@contextlib.contextmanager
+def signal_after(limit_s: float, process: subprocess.Popen) -> Iterator[Callable[[], bool]]:
+    """Kills the process, with all that it has started, after so long; yields whether it did."""
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        kill(process)
+
+    timer = threading.Timer(limit_s, stop)
+    timer.start()
+    try:
+        yield stopped.is_set
+    finally:
+        timer.cancel()
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Ends the process and what it has started, if it has not ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def sentence(became: dict[str, str]) -> str:
+    """Returns what works here and what does not, in a sentence each."""
+
+    def of(outcome: str) -> str:
+        return ", ".join(name for name, its in became.items() if its == outcome) or "nothing"
+
+    return f"What works here: {of(WORKS)}. What does not: {of(FAILS)}. Left out: {of(LEFT_OUT)}."
+
+
+def nameless(text: str) -> str:
+    """A text in which this host, its user and their folders have no name."""
+    names = {str(ROOT): "COURSE", str(Path.home()): "HOME", socket.gethostname(): "HOST"}
+    for name, instead in (names | {getpass.getuser(): "USER"}).items():
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", instead, text)
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

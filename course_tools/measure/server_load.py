@@ -1,0 +1,167 @@
+"""How many learners does this machine bear? Starts kernels, each of which launches and checks.
+
+    python -m course_tools.measure.server_load --learners 8
+
+All press Shift+Enter at the same moment, which a class does not, and once before it counts. Each
+learner has a number of its own, which its ranks add up: a wrong sum would be another learner's.
+Prints memory per learner, the median and the slowest time of a round, and ends with 1 if anything
+was crossed or failed, or if the slowest learner waited over four times as long as the median one.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from jupyter_client import BlockingKernelClient, KernelManager
+
+from course_tools.grading import sandbox
+from course_tools.learner import progress
+
+FAIR = 4.0  # the slowest may take so many times what the median takes
+PATIENCE_S = 300
+BEGIN = """
+import os, json, time
+os.environ["LEARNER"] = "{learner}"
+import torch, torch.distributed as dist
+from course_utils import check, launch
+from course_checks.cases import CASES
+
+def add_up():
+    number = torch.tensor([int(os.environ["LEARNER"])])
+    dist.all_reduce(number)
+    return int(number)
+
+def total(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+def total_spec(tensors):
+    return [sum(tensors)] * len(tensors)
+
+def total_inputs(rank, world_size, case):
+    return case.tensor()
+"""
+ROUND = """
+begun = time.monotonic()
+sums = launch(add_up, world_size=4, backend="gloo", timeout=100)[:]
+passed = bool(check(total, spec=total_spec, inputs=total_inputs, cases=CASES[:3], timeout=100))
+print("\\n" + json.dumps([time.monotonic() - begun, sums, passed]))
+"""
+
+
+class Round(NamedTuple):
+    """What one learner saw."""
+
+    seconds: float
+    right: bool  # the learner's own sum, and a check that passed
+
+
+@contextmanager
+def kernels(count: int) -> Iterator[list[BlockingKernelClient]]:
+    """So many kernels, started side by side, that talk over files."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="k"))
+
+        def start(number: int) -> BlockingKernelClient:
+            own = KernelManager(transport="ipc", ip=f"{folder}/{number}", config=progress.QUIET)
+            own.start_kernel(cwd=folder)
+            stack.callback(own.shutdown_kernel, now=True)
+            client = own.client()
+            client.start_channels()
+            stack.callback(client.stop_channels)
+            client.wait_for_ready(timeout=PATIENCE_S)
+            return client
+
+        with ThreadPoolExecutor(max(1, count)) as pool:
+            yield list(pool.map(start, range(count)))
+
+
+def run(client: BlockingKernelClient, text: str) -> str:
+    """Execute a cell, and return what it printed.
+
+    Raises:
+        RuntimeError: It has failed.
+    """
+    said: list[str] = []
+
+    def hear(message: dict) -> None:
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            said.append(content["text"])
+        if message["msg_type"] == "error":
+            raise RuntimeError(f"{content['ename']}: {content['evalue']}")
+
+    client.execute_interactive(text, output_hook=hear, timeout=PATIENCE_S)
+    return "".join(said)
+
+
+def one_round(client: BlockingKernelClient, learner: int) -> Round:
+    """Launch four ranks and check an answer, as one learner does."""
+    seconds, sums, passed = json.loads(run(client, ROUND).splitlines()[-1])
+    return Round(seconds, passed and sums == [4 * learner] * 4)
+
+
+def most_memory(pid: int, stop: threading.Event) -> int:
+    """The most bytes that all descendants of a process had at once, shared pages counted once."""
+    most = 0
+    while not stop.wait(0.2):
+        most = max(most, sum(map(_proportional, sandbox.descendants(pid))))
+    return most
+
+
+def _proportional(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def measure(learners: int, rounds: int) -> tuple[list[Round], int]:
+    """All rounds of all learners, and the most bytes that they held together."""
+    stop, numbers = threading.Event(), [1000 + learner for learner in range(learners)]
+    with kernels(learners) as clients, ThreadPoolExecutor(learners + 1) as pool:
+        for number, client in zip(numbers, clients, strict=True):
+            client.execute(BEGIN.format(learner=number))
+        list(pool.map(one_round, clients, numbers))  # not counted: it imports what ranks need
+        memory = pool.submit(most_memory, os.getpid(), stop)
+        try:
+            found = [one for _ in range(rounds) for one in pool.map(one_round, clients, numbers)]
+        finally:
+            stop.set()
+        return found, memory.result()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--learners", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args(argv)
+    begun = time.monotonic()
+    found, memory = measure(args.learners, args.rounds)
+    times = sorted(one.seconds for one in found)
+    median, slowest = statistics.median(times), times[-1]
+    wrong = sum(not one.right for one in found)
+    print(
+        f"{args.learners} learners, {args.rounds} rounds, {time.monotonic() - begun:.0f} s in all"
+    )
+    print(f"memory per learner: {memory / args.learners / 1e9:.2f} GB, four ranks counted")
+    print(f"a launch and a check: median {median:.1f} s, slowest {slowest:.1f} s")
+    print(f"slowest / median: {slowest / median:.1f} (at most {FAIR:g})")
+    print(f"crossed or failed: {wrong}")
+    return int(wrong > 0 or slowest > FAIR * median)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Builds the notebooks from their sources, checks them, and takes edits made in JupyterLab back.
+
+    python -m course_tools.notebooks.build                 build everything
+    python -m course_tools.notebooks.build 03_name         build one chapter (and the lab of that name)
+    python -m course_tools.notebooks.build --check         what is not as its source says?
+    python -m course_tools.notebooks.build --take 03_name  write an edited notebook back
+
+A source is percent-format text. `source/lessons/NN_slug.py` becomes `notebooks/NN_slug.ipynb`;
+`source/labs/NN_slug.py` becomes `exercises/NN_slug.ipynb`, where solutions are cut out, and
+`solutions/NN_slug.ipynb`, where they stay between their markers. All three are executed, and so is
+`exercises/challenge.ipynb`, of `source/challenge.py`, which nobody has solved.
+
+In a lab's code cell a solution stands between nbgrader's own markers, each on a line of its own.
+What follows the first marker tells what a learner sees instead:
+
+    ### BEGIN SOLUTION                        raise NotImplementedError("about N lines")
+    ### BEGIN SOLUTION # a nudge              the comment, then the same raise
+    ### BEGIN SOLUTION answer = None          that code and nothing else
+    ### END SOLUTION
+
+Of a cell's metadata only KEPT is carried over, so a rebuild of unchanged cells with deterministic
+outputs is byte for byte the same file. A cell's id is the hash of its text.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+from course_tools.notebooks.cells import (
+    ANSI,
+    METADATA,
+    BuildError,
+    compose,
+    differences,
+    faults,
+    read_percent,
+    tidy,
+    write_percent,
+)
+from course_tools import ROOT
+
+ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # of a terminal: Ctrl-C, or it is closed
+
+
+class Target(NamedTuple):
+    """One notebook to build: its source, its place, and whether solutions are cut out of it."""
+
+    source: Path
+    built: Path
+    cut: bool
+
+
+def targets(root: Path, names: Iterable[str] = ()) -> list[Target]:
+    """Returns the notebooks of all sources, or of those named by slug (`00_start_here`, `00`)."""
+    found = [
+        Target(source, root / folder / f"{source.stem}.ipynb", folder == "exercises")
+        for kind, folders in (("lessons", ["notebooks"]), ("labs", ["exercises", "solutions"]))
+        for source in sorted((root / "source" / kind).glob("[0-9]*_*.py"))
+        for folder in folders
+    ]
+    challenge = Target(root / "source/challenge.py", root / "exercises/challenge.ipynb", False)
+    found += [challenge] * challenge.source.exists()
+    named = {n: [t for t in found if f"{t.built.stem}_".startswith(f"{n}_")] for n in names}
+    for name, matches in named.items():
+        if not matches:
+            known = ", ".join(sorted({target.built.stem for target in found})) or "none yet"
+            raise BuildError(f"no source is called {name}; there are: {known}")
+    return [target for matches in named.values() for target in matches] if named else found
+
+
+def plan(target: Target) -> NotebookNode:
+    """Returns the notebook that the target's source describes, not yet executed."""
+    return read_percent(target.source.read_text(encoding="utf-8"), target.cut)
+
+
+class Client(NotebookClient):
+    """One whose kernel is killed at once when somebody interrupts it."""
+
+    interrupted = False
+
+    @contextlib.asynccontextmanager
+    async def async_setup_kernel(self, **options: Any) -> AsyncIterator[None]:
+        """As nbclient's, whose own handlers would leave an error that says nothing of a signal."""
+        loop, execution = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            self.interrupted, self.shutdown_kernel = True, "immediate"
+            execution.cancel()
+
+        async with super().async_setup_kernel(**options):
+            for number in ENDING:
+                loop.add_signal_handler(number, interrupt)
+            try:
+                yield
+            finally:
+                loop.remove_signal_handler(signal.SIGHUP)  # nbclient removes the others
+
+
+def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
+    """Runs every cell in a fresh kernel whose working directory is `folder`.
+
+    Raises:
+        BuildError: A cell without the tag `raises-exception` failed, hung or killed the kernel.
+        KeyboardInterrupt: Ctrl-C was pressed, or the terminal closed; the kernel is gone.
+    """
+    client = Client(
+        notebook,
+        kernel_name="python3",
+        timeout=timeout,
+        record_timing=False,
+        store_widget_state=False,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    try:
+        client.execute(env=os.environ | {"COURSE_LANG": "en"})
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        if client.interrupted:  # which nbclient takes for a kernel that has died
+            raise KeyboardInterrupt from None
+        hint = "a cell failed (if it should, tag it raises-exception)"
+        raise BuildError(f"{hint}\n{ANSI.sub('', str(error))}") from None
+
+
+def build(target: Target, root: Path) -> None:
+    """Executes one notebook and writes it, or raises BuildError and leaves the old one alone."""
+    notebook = plan(target)
+    if target.built.exists():
+        _refuse_to_replace(nbformat.read(target.built, as_version=4), notebook)
+    target.built.parent.mkdir(parents=True, exist_ok=True)
+    execute(notebook, target.built.parent)
+    notebook = tidy(notebook)
+    if found := list(dict.fromkeys(faults(notebook, root))):
+        raise BuildError("\n".join(found))
+    target.built.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+
+
+def _refuse_to_replace(built: NotebookNode, planned: NotebookNode) -> None:
+    """Raises BuildError if a person wrote in a notebook what its source does not say.
+
+    A cell's id is the hash of the text that was built, so an edited cell no longer has its own.
+    """
+    written = compose(built.cells)
+    if list(differences(planned, written)):
+        for number, (cell, now) in enumerate(zip(built.cells, written.cells, strict=True)):
+            if cell.id != now.id:
+                what = f"cell {number} was edited by hand, and a build would replace it"
+                raise BuildError(f"{what}: take it into the source (--take), or move the file away")
+
+
+def check(root: Path, names: Iterable[str] = ()) -> list[str]:
+    """Returns a line for everything about the built notebooks that is not as the sources say."""
+    problems, wanted = [], targets(root, names)
+    for target in wanted:
+        where = target.built.relative_to(root)
+        if not target.built.exists():
+            problems.append(f"{where}: missing")
+            continue
+        built = nbformat.read(target.built, as_version=4)
+        found = [*differences(plan(target), built), *faults(built, root)]
+        built.metadata |= METADATA  # JupyterLab adds to these two when a notebook is opened
+        if not found and nbformat.writes(built) != nbformat.writes(tidy(built)):
+            found = ["was saved by an editor (timings, widget state, metadata)"]
+        problems += [f"{where}: {problem}" for problem in dict.fromkeys(found)]
+    folders = () if names else ("notebooks", "exercises", "solutions")
+    there = {path for folder in folders for path in (root / folder).glob("*.ipynb")}
+    orphans = sorted(there - {target.built for target in wanted})
+    return problems + [f"{path.relative_to(root)}: orphaned, it has no source" for path in orphans]
+
+
+def take(target: Target) -> bool:
+    """Writes an edited notebook back into its source; returns whether that changed anything."""
+    edited = compose(nbformat.read(target.built, as_version=4).cells)
+    if not list(differences(plan(target), edited)):
+        return False
+    target.source.write_text(write_percent(edited), encoding="utf-8")
+    return True
+
+
+def report(problems: list[str]) -> int:
+    """Prints what `check` found and what to do about it; returns the exit status."""
+    print("\n".join(problems) or "every notebook is what its source says")
+    if problems:
+        print("\nedited a source?     make notebooks only=NAME")
+        print("edited a notebook?   .venv/bin/python -m course_tools.notebooks.build --take NAME, then as above")
+        print("orphaned?            delete the notebook, or give it its source back")
+    return int(bool(problems))
+
+
+def run(args: argparse.Namespace, root: Path) -> int:
+    """Does what the command line asks and returns its exit status."""
+    if args.check:
+        return report(check(root, args.names))
+    if args.take and not args.names:
+        raise BuildError("--take needs the name of a chapter, such as 00_start_here")
+    for target in targets(root, args.names):
+        where, source = target.built.relative_to(root), target.source.relative_to(root)
+        try:
+            if not args.take:
+                print(f"{source} -> {where}", flush=True)
+                build(target, root)
+            elif not target.cut:
+                print(f"{source}: {'taken from' if take(target) else 'says already'} {where}")
+        except BuildError as error:
+            raise BuildError(f"{where}: {error}") from None
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", help="chapters, such as 00_start_here; all if none")
+    parser.add_argument("--check", action="store_true", help="report drift, change nothing")
+    parser.add_argument("--take", action="store_true", help="write an edited notebook back")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the project's folder")
+    args = parser.parse_args(argv)
+    try:
+        return run(args, args.root.resolve())
+    except BuildError as error:
+        print(f"build failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped: what was being built is as it was, and nothing is left running")
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

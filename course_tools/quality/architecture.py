@@ -1,0 +1,311 @@
+"""The house: its packages and rooms, their size, and which room imports which.
+
+Fails on a circle of imports, on an import that the table below does not allow, on an import of the
+tests, and on a room, a package or a list of public names that has grown too large. Size is counted
+in nodes of the syntax tree: lines can be saved without anything becoming simpler. An import counts
+wherever it stands, in a function or under TYPE_CHECKING as well: what needs a name of a room knows
+that room.
+
+    python -m course_tools.quality.architecture
+"""
+
+import argparse
+import ast
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from course_tools import ROOT
+
+PACKAGE = "course_utils"  # its modules are called `launcher.team`, those of the others by full name
+HOUSE = "root"  # the modules of the library that are in no room
+JUDGE = "course_checks"
+CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
+PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, TOOLS
+LIBRARY = ("launcher", "record", "hang", "network", "pictures", "devices", HOUSE)
+# From below: what a room may import, a whole room or single modules of it.
+ALLOWED = {
+    "launcher": (),
+    "record": ("launcher",),
+    "hang": ("record", "launcher"),
+    "network": ("record.event",),
+    "pictures": ("network", "hang", "record", "launcher"),
+    "devices": ("launcher",),
+    HOUSE: ("launcher", "record", "hang", "network", "pictures", "devices"),
+    JUDGE: (HOUSE, "network", "hang", "record", "devices", "launcher"),
+    CLUSTER: ("launcher.deadlines",),
+    CHALLENGE: (HOUSE, "network", JUDGE),
+    TOOLS: ("launcher",),
+    "course_tools.notebooks": (TOOLS,),
+    "course_tools.i18n": (TOOLS, "course_tools.notebooks"),
+    "course_tools.learner": (TOOLS, "course_tools.i18n", CHALLENGE),
+    "course_tools.site": (
+        TOOLS,
+        "course_tools.notebooks",
+        "course_tools.i18n",
+        CHALLENGE,
+        *LIBRARY,
+    ),
+    "course_tools.slides": (
+        TOOLS,
+        "course_tools.notebooks",
+        "course_tools.i18n",
+        "course_tools.learner.copies",
+        "course_tools.site",
+    ),
+    "course_tools.grading": (
+        TOOLS,
+        "course_tools.notebooks",
+        "course_tools.learner.copies",
+        JUDGE,
+        *LIBRARY,
+    ),
+    "course_tools.measure": (
+        TOOLS,
+        "course_tools.notebooks",
+        "course_tools.learner.progress",
+        "course_tools.grading.sandbox",
+        *LIBRARY,
+    ),
+    "course_tools.quality": (TOOLS, "course_tools.notebooks", JUDGE, *LIBRARY),
+    "course_tools.material": (TOOLS,),
+}
+# What must be importable where nothing but Python is installed, and what with torch alone.
+OUTSIDE = {
+    "launcher": {"torch"},
+    "network": set(),
+    "record.event": set(),
+    "course_tools.learner.doctor": {"jupyter_client"},  # asked only where it is installed
+}
+MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
+TESTS = "tests/helpers"  # on sys.path in tests alone
+PUBLIC_NAMES = 16
+# Nodes of the syntax tree, at most. A feature that needs more raises its room's number, and says
+# what for: a rank that ends as a program, blame by place and likely reasons have doubled launcher;
+# CUDA's events, which time what is only queued, stand in record; limits are multiples of what
+# the machine needs at that moment; the panel draws the loss of a training while it runs.
+NODES = {
+    "launcher": 11320,
+    "record": 5900,
+    "hang": 7900,
+    "network": 3800,
+    "pictures": 7150,
+    "devices": 3000,
+    PACKAGE: 42500,
+    JUDGE: 9250,  # results as plain data, and what an answer reaches beside its arguments
+    CLUSTER: 2100,
+    CHALLENGE: 3900,
+    TOOLS: 47500,
+}
+
+
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """Every module by its name: `launcher.team` in the library, else `course_checks.check`."""
+    paths = []
+    for package in PACKAGES:
+        paths += sorted((root / package).rglob("*.py"))
+    known = {}
+    for path in paths:
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        known[below(".".join(parts))] = path
+    return known
+
+
+def below(name: str) -> str:
+    """A module's name without that of the library, which stands for itself alone."""
+    return name.removeprefix(f"{PACKAGE}.")
+
+
+def is_package(name: str, known: dict[str, Path]) -> bool:
+    """Whether this is the name of a folder of modules."""
+    return name in known and known[name].name == "__init__.py"
+
+
+def room(module: str, known: dict[str, Path]) -> str:
+    """The room that a module is in: a package of its own, or a folder of the library or tools."""
+    parts = module.split(".")
+    inner = ".".join(parts[:2])
+    if parts[0] == TOOLS and len(parts) > 1 and is_package(inner, known):
+        return inner
+    if parts[0] != PACKAGE and is_package(parts[0], known):
+        return parts[0]
+    return HOUSE
+
+
+def package_of(module: str) -> str:
+    """The package that a module is in."""
+    first = module.split(".")[0]
+    return first if first in PACKAGES else PACKAGE
+
+
+@functools.cache  # each file is asked five times
+def imported(path: Path) -> list[str]:
+    """The full name of everything that a file imports."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{name.name}" for name in node.names]
+    return names
+
+
+def top(name: str) -> str:
+    """The first part of a module's name."""
+    return name.split(".")[0]
+
+
+def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
+    """By module, the modules of these packages that it imports."""
+    graph: dict[str, set[str]] = {}
+    for module, path in known.items():
+        graph[module] = set()
+        for name in imported(path):
+            if top(name) in PACKAGES:
+                target = below(name)
+                if target not in known:  # a name that the module defines
+                    target = target.rpartition(".")[0] or PACKAGE
+                graph[module].add(target)
+        graph[module].discard(module)
+    return graph
+
+
+def between_rooms(known: dict[str, Path]) -> dict[str, set[str]]:
+    """By room, the rooms that it imports."""
+    graph = defaultdict(set)
+    for module, others in arrows(known).items():
+        here = room(module, known)
+        graph[here].update(room(other, known) for other in others)
+        graph[here].discard(here)
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The first circle of a graph, in a line, or nothing."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"a circle: {' <- '.join(error.args[1])}"]
+    return []
+
+
+def nodes(path: Path) -> int:
+    """How large a file is: nodes of its syntax tree, docstrings left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    count = 0
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            count -= 2  # the statement and its string
+        if not isinstance(node, ast.expr_context):
+            count += 1
+    return count
+
+
+def upwards(known: dict[str, Path]) -> Iterator[str]:
+    """Every arrow that the table does not allow."""
+    for module, others in arrows(known).items():
+        here = room(module, known)
+        allowed = {here, *ALLOWED.get(here, ())}
+        for other in sorted(others):
+            if not allowed & {other, room(other, known)}:
+                yield f"an arrow up: {module} imports {other}"
+
+
+def from_outside(known: dict[str, Path]) -> Iterator[str]:
+    """Every package beside the standard library that a room must do without."""
+    for module, path in known.items():
+        allowed = OUTSIDE.get(module, OUTSIDE.get(room(module, known)))
+        if allowed is None:
+            continue
+        tops = {top(name) for name in imported(path)}
+        for name in sorted(tops - sys.stdlib_module_names - allowed - {PACKAGE}):
+            yield f"a package from outside: {module} imports {name}"
+
+
+def from_tests(known: dict[str, Path], root: Path) -> Iterator[str]:
+    """Every import of the tests: what both need belongs in a package."""
+    helpers = {path.stem for path in (root / TESTS).glob("*.py")} | {"conftest", "tests"}
+    for module, path in known.items():
+        for name in sorted({top(name) for name in imported(path)} & helpers):
+            yield f"a part of the tests: {module} imports {name}"
+
+
+def from_material(root: Path) -> Iterator[str]:
+    """Every import of these packages in the material."""
+    for path in (root / MATERIAL).rglob("*.py"):
+        tops = {top(name) for name in imported(path)}
+        for name in sorted(tops & set(PACKAGES)):
+            yield f"an arrow up: {path.relative_to(root)} imports {name}"
+
+
+def too_large(known: dict[str, Path]) -> Iterator[str]:
+    """Rooms, packages and the list of public names that are larger than they may be."""
+    sizes = dict.fromkeys(NODES, 0)
+    for module, path in known.items():
+        for name in {room(module, known), package_of(module)} & set(NODES):
+            sizes[name] += nodes(path)
+    for name, limit in NODES.items():
+        if sizes[name] > limit:
+            yield f"{name}: {sizes[name]} nodes, at most {limit}"
+    if len(public(known)) > PUBLIC_NAMES:
+        yield f"{len(public(known))} public names, at most {PUBLIC_NAMES}"
+
+
+def public(known: dict[str, Path]) -> list[str]:
+    """The names that the library offers: the keys of its lazy table."""
+    for node in ast.parse(known[PACKAGE].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            return [ast.literal_eval(key) for key in node.value.keys if key]
+    return []
+
+
+def problems(known: dict[str, Path], root: Path = ROOT) -> list[str]:
+    """All that is wrong with the house."""
+    return [
+        *circle(between_rooms(known)),
+        *circle(arrows(known)),
+        *upwards(known),
+        *from_outside(known),
+        *from_tests(known, root),
+        *from_material(root),
+        *too_large(known),
+    ]
+
+
+def picture(known: dict[str, Path]) -> str:
+    """Rooms with their files and nodes, and below which rooms they stand."""
+    rows = [f"{'room':22}  files  nodes  imports"]
+    graph = between_rooms(known)
+    files, sizes = defaultdict(int), defaultdict(int)
+    for module, path in known.items():
+        for name in {room(module, known), package_of(module)}:
+            files[name] += 1
+            sizes[name] += nodes(path)
+    for name in dict.fromkeys([*ALLOWED, *graph, PACKAGE]):
+        row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {', '.join(sorted(graph[name]))}"
+        rows.append(row.rstrip())
+    material = list((ROOT / MATERIAL).rglob("*.py"))
+    size = sum(map(nodes, material))
+    rows.append(f"beside them, {MATERIAL}: {len(material)} files, {size} nodes")
+    rows.append(f"{len(public(known))} public names: {', '.join(public(known))}")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Print the house; end with 1 if something is wrong with it."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    known = modules()
+    print(picture(known))
+    wrong = problems(known)
+    print("\n".join(wrong), file=sys.stderr)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""How densely the course's own code is written, and how dense it may be.
+
+Counting lines rewards whoever folds three thoughts into one line. So three other figures are
+counted: the nodes of the syntax tree on a line, the expressions that fold a statement into another
+one (an assignment inside an expression, a comprehension, a conditional expression), and names that
+say nothing about what they hold. A line of code is a line that holds a token which is neither a
+comment nor part of a docstring.
+
+    python -m course_tools.quality.density              a row for each package
+    python -m course_tools.quality.density --densest    and the functions to look at first
+"""
+
+import argparse
+import ast
+import io
+import tokenize
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_tools import ROOT
+
+PACKAGES = [
+    "course_utils",
+    "course_checks",
+    "course_cluster",
+    "course_challenge",
+    "course_tools",
+    "tests",
+]
+VAGUE_NAMES = {
+    *("told", "said", "own", "found", "one", "theirs", "its", "what", "how", "made", "meet", "it"),
+    *("all_", "dead", "few", "rest", "way", "thing", "stuff", "whole", "another", "mine", "ours"),
+}
+FOLDING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)
+NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENDMARKER, tokenize.ENCODING),
+}
+SHORTEST_FUNCTION_TO_LIST = 5  # lines: a function of two lines is read at a glance, however dense
+
+
+@dataclass
+class Count:
+    """What was counted in a file or, added up, in a package."""
+
+    lines: int = 0
+    nodes: int = 0
+    walruses: int = 0
+    foldings: int = 0
+    names: int = 0
+    vague_names: int = 0
+
+    def add(self, other: "Count") -> None:
+        """Adds another file's figures to these."""
+        self.lines += other.lines
+        self.nodes += other.nodes
+        self.walruses += other.walruses
+        self.foldings += other.foldings
+        self.names += other.names
+        self.vague_names += other.vague_names
+
+    @property
+    def nodes_per_line(self) -> float:
+        return self.nodes / max(self.lines, 1)
+
+    @property
+    def walruses_per_1000_lines(self) -> float:
+        return 1000 * self.walruses / max(self.lines, 1)
+
+    @property
+    def foldings_per_100_lines(self) -> float:
+        return 100 * self.foldings / max(self.lines, 1)
+
+    @property
+    def vague_percent(self) -> float:
+        return 100 * self.vague_names / max(self.names, 1)
+
+
+def syntax_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those that carry no text of their own: the module, and load or store."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.expr_context):
+            yield node
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """The numbers of the lines that docstrings take."""
+    numbers: set[int] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is None:
+            continue
+        docstring = node.body[0]
+        numbers.update(range(docstring.lineno, docstring.end_lineno + 1))
+    return numbers
+
+
+def code_lines(source: str, tree: ast.AST) -> int:
+    """How many lines hold code: blank lines, comments and docstrings don't count."""
+    numbers: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            numbers.update(range(token.start[0], token.end[0] + 1))
+    return len(numbers - docstring_lines(tree))
+
+
+def name_given(node: ast.AST) -> str | None:
+    """The name that a node gives to a variable, an argument or a function, if it gives one."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return node.name
+    return None
+
+
+def count(source: str) -> Count:
+    """Counts one file's source."""
+    tree = ast.parse(source)
+    result = Count(lines=code_lines(source, tree))
+    for node in syntax_nodes(tree):
+        result.nodes += 1
+        result.walruses += isinstance(node, ast.NamedExpr)
+        result.foldings += isinstance(node, FOLDING)
+        name = name_given(node)
+        result.names += name is not None
+        result.vague_names += name in VAGUE_NAMES
+    return result
+
+
+def count_package(folder: Path) -> Count:
+    """Adds up the files of a package, with its sub-packages."""
+    total = Count()
+    for path in sorted(folder.rglob("*.py")):
+        total.add(count(path.read_text(encoding="utf-8")))
+    return total
+
+
+def densest_functions(folder: Path) -> list[tuple[float, str]]:
+    """(nodes per line, where it is) of each function worth a look, the densest first."""
+    functions = []
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            lines = node.end_lineno - node.lineno + 1
+            if lines < SHORTEST_FUNCTION_TO_LIST:
+                continue
+            nodes = sum(1 for _ in syntax_nodes(node))
+            place = f"{path.relative_to(folder.parent)}:{node.lineno} {node.name}"
+            functions.append((nodes / lines, place))
+    return sorted(functions, reverse=True)
+
+
+def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:
+    """A line of text for each package."""
+    yield f"{'':24}{'lines':>8}{'nodes':>8}{'a line':>8}{'walrus':>8}{'folded':>8}{'vague %':>9}"
+    for package in packages:
+        total = count_package(root / package)
+        yield (
+            f"{package:24}{total.lines:8}{total.nodes:8}{total.nodes_per_line:8.1f}"
+            f"{total.walruses_per_1000_lines:8.1f}{total.foldings_per_100_lines:8.1f}"
+            f"{total.vague_percent:9.1f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("packages", nargs="*", default=PACKAGES)
+    parser.add_argument("--densest", action="store_true", help="list 25 functions of each package")
+    arguments = parser.parse_args()
+    for row in rows(arguments.packages):
+        print(row)
+    if arguments.densest:
+        for package in arguments.packages:
+            for nodes_per_line, place in densest_functions(ROOT / package)[:25]:
+                print(f"{nodes_per_line:6.1f} nodes a line: {place}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The executed notebooks as a web site, with sliders under its recordings."""

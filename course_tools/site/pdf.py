@@ -1,0 +1,52 @@
+"""Prints the whole course into one PDF: Sphinx makes one page of it, Chromium prints that.
+
+`website --pdf` calls this. What is folded, and the addresses of links, stand at the end.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from course_tools import ROOT
+
+FOOTER = """<div style="font-size:8px;width:100%;text-align:center">
+<span class="pageNumber"></span> / <span class="totalPages"></span></div>"""
+
+
+def one_page(built: Path) -> Path:
+    """Makes one page of what `website` has prepared."""
+    to = built / "one"
+    command = ["-m", "sphinx", "-q", "-b", "singlehtml", "-d", str(built / "cache-of-one")]
+    subprocess.run([sys.executable, *command, str(built / "pages"), str(to)], check=True)
+    return to / "index.html"
+
+
+def print_page(page: Path, to: Path) -> dict[str, Any]:
+    """Prints a page; returns how much was folded, how many links, and pictures that are lost."""
+    from playwright.sync_api import sync_playwright
+
+    browser_at = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_at, args=["--no-sandbox"])
+        shown = browser.new_page(color_scheme="light")
+        shown.set_default_timeout(300_000)
+        shown.goto(page.as_uri())
+        found = shown.evaluate((ROOT / "source/site/print.js").read_text(encoding="utf-8"))
+        paper = {"format": "A4", "scale": 0.8, "print_background": True}
+        paper["margin"] = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
+        feet = {"display_header_footer": True, "header_template": "<i></i>"}
+        shown.pdf(path=to, **paper, **feet, footer_template=FOOTER)
+        browser.close()
+    return found
+
+
+def printed(built: Path) -> Path:
+    """Prints the site that is in `built`; returns the PDF, and tells what is in it."""
+    to = built / "html/ddp-course.pdf"
+    found = print_page(one_page(built), to)
+    assert not found["lost"], found["lost"]
+    size = f"{to.stat().st_size / 1e6:.1f} MB"
+    print(f"{to}: {size}, {found['folded']} folded parts and {found['links']} links at its end")
+    return to

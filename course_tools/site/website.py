@@ -1,0 +1,131 @@
+"""Builds the site in build/site/html: the executed notebooks as pages, with sliders that move.
+
+    python -m course_tools.site.website                            build it (`make site`)
+    python -m course_tools.site.website --repository OWNER/NAME    with links to Colab and the like
+    python -m course_tools.site.website --pdf                      also print all of it into one PDF
+
+Nothing is executed but `live.py`, which draws the first picture of each slider. Pyodide comes from
+the npm package `pyodide`, by `npm`, once; where it cannot be had, the pictures stay still.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from course_tools import ROOT
+from course_tools.i18n import site_languages
+from course_tools.i18n.site_languages import Tongue
+from course_tools.site import live_parts, pages
+from course_tools.site.pages import Site
+
+SITE = ROOT / "source/site"
+PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
+
+
+def stage(to: Path, parts: Path, repository: str, pdf: bool) -> Site:
+    """Writes all that Sphinx reads: pages, pictures, downloads, and what the sliders need."""
+    english = site_languages.english()
+    begin(to, english)
+    site = Site(to / "_static/pictures", live_places(to), repository, pdf)
+    site.pictures.mkdir()
+    if found := live_parts.pyodide(parts):
+        shutil.copytree(found, to / "extra/live/pyodide")
+    pages.write_pages(to, site, english)
+    return site
+
+
+def stage_chinese(to: Path, site: Site) -> None:
+    """Writes the same pages in Chinese; figures and recordings are those of the English ones."""
+    chinese = site_languages.in_chinese()
+    begin(to, chinese)
+    site_languages.write_theme(to)
+    for path in sorted((ROOT / "articles").glob("*.md")):
+        pages.document(path, to, chinese)
+    pages.write_pages(to, site, chinese)
+
+
+def begin(to: Path, tongue: Tongue) -> None:
+    """Writes settings, scripts and styles."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(SITE / "static", to / "_static")
+    shutil.copytree(SITE / "templates", to / "templates")
+    worker, say = to / "_static/worker.js", to / "_static/say.js"
+    worker.write_text(worker.read_text(encoding="utf-8").replace("WHEEL", live_parts.WHEEL))
+    say.write_text(
+        site_languages.for_scripts(tongue, say.read_text(encoding="utf-8")), encoding="utf-8"
+    )
+    (to / "extra/download").mkdir(parents=True)
+    settings = (SITE / "conf.py").read_text(encoding="utf-8")
+    (to / "conf.py").write_text(f'TONGUE = "{tongue.code}"\n{settings}', encoding="utf-8")
+
+
+def live_places(to: Path) -> dict[str, tuple[dict[str, str], dict[str, Any], str]]:
+    """Packs what moves; returns each place as places.toml tells of it, drawn, and recorded."""
+    (to / "extra/live/recordings").mkdir(parents=True)
+    packed = live_parts.wheel(to / "extra/live" / live_parts.WHEEL)
+    texts, told = live_parts.recordings(), live_parts.places()
+    for place, text in texts.items():
+        (to / f"extra/live/recordings/{place}.json").write_text(text, encoding="utf-8")
+    drawn = map(json.loads, live_parts.redrawn(packed, [(place, {}) for place in texts]))
+    return {
+        place: (told[place], own, texts[place]) for place, own in zip(texts, drawn, strict=True)
+    }
+
+
+def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
+    """Returns Sphinx's highlighter that does a cell once: code is the same in both languages."""
+    if hasattr(highlight, "known"):
+        return highlight
+    known: dict[str, str] = {}
+
+    def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
+        key = repr((source, lang, options))
+        if key not in known:
+            known[key] = highlight(self, source, lang, location=location, **options)
+        return known[key]
+
+    again.known = known
+    return again
+
+
+def built(folder: Path, source: str, to: str) -> int:
+    """Lets Sphinx make HTML of pages; returns how it went. Warnings are errors."""
+    from sphinx.cmd.build import main as sphinx  # costs a second
+    from sphinx.highlighting import PygmentsBridge
+    from sphinx.search.en import SearchEnglish
+
+    if not hasattr(SearchEnglish.stem, "cache_info"):  # Sphinx forgets stems after each page
+        SearchEnglish.stem = functools.cache(SearchEnglish.stem)
+    PygmentsBridge.highlight_block = remembered(PygmentsBridge.highlight_block)
+    options = ["-q", "-W", "--keep-going", "-d", str(folder / f"cache-{source}")]
+    return sphinx([*options, str(folder / source), str(folder / to)])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--to", type=Path, default=ROOT / "build/site", help="a folder for it")
+    parser.add_argument("--parts", type=Path, default=PARTS, help="where Pyodide is kept")
+    parser.add_argument("--repository", default="", help="OWNER/NAME on GitHub")
+    parser.add_argument("--pdf", action="store_true", help="print it, by Chromium (minutes)")
+    args = parser.parse_args(argv)
+    gc.set_threshold(50_000)  # most of Sphinx's many nodes stay: looking for others takes a tenth
+    site = stage(args.to / "pages", args.parts, args.repository, args.pdf)
+    stage_chinese(args.to / "pages-zh", site)
+    faults = built(args.to, "pages", "html") or built(args.to, "pages-zh", "html/zh")
+    if args.pdf and not faults:
+        from course_tools.site.pdf import printed
+
+        printed(args.to)
+    return faults
+
+
+if __name__ == "__main__":
+    sys.exit(main())

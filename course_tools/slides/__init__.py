@@ -1,0 +1,1 @@
+"""The executed notebooks as slides."""

@@ -1,0 +1,86 @@
+"""Slides of every chapter, made of the executed notebooks; nothing is run.
+
+    python -m course_tools.slides.build --to FOLDER          all chapters (`make slides to=FOLDER`)
+    python -m course_tools.slides.build --to FOLDER 03 05    these
+
+With COURSE_LANG=zh they are Chinese, and lie in zh/ there. What is on a slide follows from what a
+cell is: `deck` has the rule. reveal.js comes from npm, once; slides ask no other host for
+anything, and nothing is written into the course. S opens the notes, which are the chapter's text.
+"""
+
+import argparse
+import html
+import os
+import shutil
+import sys
+from pathlib import Path
+from string import Template
+
+from course_tools import ROOT
+from course_tools.i18n import site_languages
+from course_tools.i18n.site_languages import Tongue
+from course_tools.learner import copies
+from course_tools.notebooks import course_map
+from course_tools.site import npm
+from course_tools.site.notebook_pages import pictures_to_files
+from course_tools.site.website import PARTS
+from course_tools.slides.deck import Deck
+from course_tools.slides.markup import COLOURS
+
+SHAPE = ROOT / "source/site/slides.html"
+REVEAL = "reveal.js@6.0.2"
+INTEGRITY = (  # sha512, as npm publishes it
+    "JYIg5D9aoxoaLeb84O+OvAwsKWdIavVgEDScxtYEXFCT6t6TQrhNtSgogcjdCpdLsWglhJn3zyE3fUOwiH5KEg=="
+)
+NEEDED = "dist/reveal.js", "dist/reveal.css", "dist/reset.css", "dist/plugin/notes.js", "LICENSE"
+
+
+def kept() -> Path:
+    """Where reveal.js is kept: with the course, if this user may write there."""
+    return PARTS if os.access(ROOT, os.W_OK) else Path.home() / ".cache/ddp-course"
+
+
+def page(chapter: Path, to: Path, tongue: Tongue) -> None:
+    """Writes the slides of a chapter, a column for each of its parts."""
+    notebook = tongue.read(chapter)
+    pictures_to_files(notebook.cells, to / "_static/pictures", "")
+    columns = [[slide.html() for slide in part] for part in Deck(notebook.cells, tongue.say).parts]
+    said = {
+        "lang": tongue.code,
+        "title": html.escape(course_map.facts(notebook)["title"]),
+        "colours": COLOURS.get_style_defs("pre"),
+        "slides": "\n".join(f"<section>{''.join(own)}</section>" for own in columns),
+    }
+    text = Template(SHAPE.read_text(encoding="utf-8")).substitute(said)
+    (to / f"{chapter.stem}.html").write_text(text, encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--to", type=Path, required=True, help="a folder for them")
+    parser.add_argument("--parts", type=Path, default=kept(), help="where reveal.js is kept")
+    parser.add_argument("chapters", nargs="*", help="such as 03; all if there are none")
+    args = parser.parse_args(argv)
+    to = args.to.expanduser() / copies.language()
+    tongue = site_languages.in_chinese() if copies.language() else site_languages.english()
+    if not (reveal := npm.fetched(args.parts, REVEAL, INTEGRITY, NEEDED)):
+        print("slides need reveal.js, which npm brings once", file=sys.stderr)
+        return 1
+    rows: list[str] = []
+    (to / "_static/pictures").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(reveal, to / "_static/reveal", dirs_exist_ok=True)
+    for path, notebook in course_map.chapters(tongue=course_map.Tongue(tongue.read, str)).items():
+        if path.name[:2] in (args.chapters or path.name):
+            page(path, to, tongue)
+        if (to / f"{path.stem}.html").exists():
+            title = html.escape(course_map.facts(notebook)["title"])
+            rows.append(f'<li>{path.name[:2]} <a href="{path.stem}.html">{title}</a></li>')
+    first = f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{"".join(rows)}</ul>'
+    (to / "index.html").write_text(first, encoding="utf-8")
+    print(f"Open {to / 'index.html'} in a browser; the key S shows the notes.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

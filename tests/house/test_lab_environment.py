@@ -1,0 +1,96 @@
+"""What `make lab` opens, and what a cell or a terminal finds there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_tools.learner import copies, workspace
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A learner's folder with three copies, in which nothing has been run yet."""
+    for number, name in enumerate(("lesson_00_start_here", "lesson_02_groups", "lab_02_groups")):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
+        path = tmp_path / f"{name}.ipynb"
+        nbformat.write(notebook, path)
+        os.utime(path, (1000 + number, 1000 + number))
+    return tmp_path
+
+
+def run_and_save(path: Path, at: float) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[0].execution_count = 1
+    nbformat.write(notebook, path)
+    os.utime(path, (at, at))
+
+
+def opened(folder: Path) -> str:
+    command, _ = workspace.lab_command(folder, folder)
+    (url,) = [part for part in command if "default_url" in part]
+    return url.rpartition("/")[2]
+
+
+def test_the_first_day_begins_with_the_first_lesson(folder):
+    assert opened(folder) == "lesson_00_start_here.ipynb"
+
+
+def test_the_second_day_opens_where_one_was(folder):
+    run_and_save(folder / "lab_02_groups.ipynb", 3000)
+    run_and_save(folder / "lesson_02_groups.ipynb", 2000)
+    assert opened(folder) == "lab_02_groups.ipynb"
+
+
+def test_a_notebook_that_cannot_be_read_is_not_where_one_was(folder):
+    run_and_save(folder / "lesson_02_groups.ipynb", 2000)
+    (folder / "mine.ipynb").write_text("<<<<<<< ours")
+    assert opened(folder) == "lesson_02_groups.ipynb"
+
+
+def test_python_pip_and_torchrun_in_a_cell_are_those_of_the_course(folder, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    environment = workspace.lab_environment(ROOT, folder)
+    for program in ("python", "pip", "torchrun"):
+        which = ["/bin/sh", "-c", f"command -v {program}"]
+        path = subprocess.run(which, env=environment, capture_output=True, text=True).stdout.strip()
+        assert path == str(Path(sys.executable).with_name(program))
+    assert environment.get("VIRTUAL_ENV", sys.base_prefix) == sys.prefix
+
+
+def test_settings_of_ones_own_come_after_those_of_the_course(folder, monkeypatch):
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "mine")
+    paths = workspace.lab_environment(ROOT, folder)["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert paths[-1] == "mine"
+    assert (Path(paths[0]) / "jupyter_lab_config.py").exists()
+
+
+def test_what_explains_a_measurement_is_folded_and_a_heading_is_not():
+    new = nbformat.v4
+    cells = [
+        new.new_markdown_cell("A question."),
+        new.new_code_cell("held.measured(10)"),
+        new.new_markdown_cell("Ten, because ..."),
+        new.new_markdown_cell("More."),
+        new.new_code_cell("held.measured(11)"),
+        new.new_markdown_cell("## The next part"),
+        new.new_code_cell("print(3)"),
+        new.new_markdown_cell("Three."),
+    ]
+    notebook = new.new_notebook(cells=cells)
+    copies.fold_explanations(notebook)
+    folded = [cell.source for cell in notebook.cells if cell.metadata.get("jupyter")]
+    assert folded == ["Ten, because ..."]
+    nbformat.validate(notebook)
+
+
+def test_a_copy_says_of_its_language_what_jupyterlab_would_fill_in():
+    language = copies.language_of_kernel()
+    code = "from ipykernel.ipkernel import IPythonKernel as K; print(dict(K.language_info))"
+    kernel = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert eval(kernel) == language

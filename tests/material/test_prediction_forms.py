@@ -1,0 +1,167 @@
+"""Predictions that are made by a click: the forms, and the scores that are kept."""
+
+import json
+import os
+
+import ipywidgets
+import pytest
+from IPython import display as ipython_display
+
+from course_material import prediction_forms, scores
+from course_material.predictions import _asked
+from course_utils import predict
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    """What is displayed, as if a person ran the cells."""
+    shown = []
+    monkeypatch.setattr(prediction_forms, "a_person_looks", lambda: True)
+    monkeypatch.setattr(ipython_display, "display", lambda *things, **_: shown.extend(things))
+    _asked.clear()
+    yield shown
+    _asked.clear()
+
+
+def widgets(kind: type, root: ipywidgets.Widget) -> list:
+    """All widgets of a kind in a form."""
+    if isinstance(root, kind):
+        return [root]
+    return [widget for child in getattr(root, "children", ()) for widget in widgets(kind, child)]
+
+
+def buttons(form: ipywidgets.Widget) -> dict[str, ipywidgets.Button]:
+    return {button.description: button for button in widgets(ipywidgets.Button, form)}
+
+
+def texts(form: ipywidgets.Widget) -> str:
+    return "".join(text.value for text in widgets(ipywidgets.HTML, form))
+
+
+def test_in_a_run_that_compares_outputs_nothing_is_displayed(capsys):
+    assert not prediction_forms.a_person_looks()
+    predict("it is").measured(3)
+    assert capsys.readouterr().out == "it is: 3 (no prediction)\n"
+
+
+def test_a_click_on_a_choice_is_the_answer(displayed, capsys):
+    prediction = predict("the winner is", ..., choices=("ring", "tree"))
+    form = displayed[-1]
+    assert list(buttons(form)) == ["ring", "tree"]
+    buttons(form)["ring"].click()
+    assert "Noted: <b>ring</b>" in texts(form)
+    prediction.measured("ring")
+    assert capsys.readouterr().out == "the winner is: ring; predicted ring: right\n"
+
+
+def test_a_choice_that_is_a_number_comes_back_as_a_number(displayed):
+    prediction = predict("the rank is", ..., choices=(0, 1))
+    buttons(displayed[-1])["1"].click()
+    assert prediction.answer == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("6", 6),
+        (" 0.5 ", 0.5),
+        ("1e-3", 0.001),
+        ("[1, 2]", [1, 2]),
+        ("1, 2", (1, 2)),
+        ("True", True),
+        ("ring", "ring"),
+        ("import os", "import os"),
+        ("inf", float("inf")),
+    ],
+)
+def test_what_is_typed_is_a_number_or_a_list_where_it_is_one(displayed, typed, answer):
+    prediction = predict("it is")
+    (field,) = widgets(ipywidgets.Text, displayed[-1])
+    field.value = typed
+    assert prediction.answer == answer
+
+
+def test_an_empty_field_is_no_answer(displayed):
+    prediction = predict("it is")
+    (field,) = widgets(ipywidgets.Text, displayed[-1])
+    field.value = "  "
+    assert prediction.answer is ...
+
+
+def test_an_answer_in_the_cell_needs_no_form(displayed, capsys):
+    predict("it is", 4).measured(4)
+    assert displayed == []
+    assert capsys.readouterr().out == "it is: 4; predicted 4: right\n"
+
+
+def test_who_has_not_answered_is_asked_once_more_before_the_measurement_is_shown(displayed, capsys):
+    prediction = predict("it is")
+    prediction.measured(4)
+    form = displayed[-1]
+    assert capsys.readouterr().out == ""
+    assert "4" not in texts(form)
+    (field,) = widgets(ipywidgets.Text, form)
+    field.value = "5"
+    assert "it is: 4; predicted 5: off by 1" in texts(form)
+    assert prediction.right is False
+
+
+def test_who_does_not_want_to_answer_sees_the_measurement_all_the_same(displayed):
+    prediction = predict("it is", ..., choices=("ring", "tree"))
+    prediction.measured("<ring>")
+    form = displayed[-1]
+    buttons(form)["just show me"].click()
+    assert "it is: &lt;ring&gt; (no prediction)" in texts(form)
+    assert prediction.right is None
+
+
+def test_the_score_links_to_the_questions_that_were_answered_wrong(displayed):
+    prediction = predict("ranks 0 to 3 hold")
+    place = displayed[0].data
+    prediction.answer = 3
+    prediction.measured(4)
+    predict()
+    score = displayed[-1]
+    assert score["text/plain"].endswith("Worth another look:\n  ranks 0 to 3 hold")
+    assert 'href="#predict-ranks-0-to-3-hold"' in score["text/html"]
+    assert 'id="predict-ranks-0-to-3-hold"' in place
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The file in which scores are kept, of a kernel of chapter 03."""
+    path = tmp_path / ".predictions.json"
+    monkeypatch.setenv(scores.FILE, str(path))
+    monkeypatch.setenv("JPY_SESSION_NAME", "my/lesson_03_collective_primitives.ipynb")
+    return path
+
+
+def test_scores_are_kept_by_chapter_and_the_last_answer_counts(kept, monkeypatch):
+    predict("a", 1).measured(2)
+    predict("b", 1).measured(1)
+    monkeypatch.setenv("JPY_SESSION_NAME", "lesson_04_ddp_training_2026-11-25.ipynb")
+    predict("a", 2).measured(2)
+    monkeypatch.setenv("JPY_SESSION_NAME", "my/lesson_03_collective_primitives.ipynb")
+    predict("a", 2).measured(2)
+    assert scores.read(kept) == {"03": {"a": True, "b": True}, "04": {"a": True}}
+    assert os.listdir(kept.parent) == [kept.name]
+
+
+@pytest.mark.parametrize("name", ["", "my/Untitled.ipynb", "lab_03_collective_primitives.ipynb"])
+def test_elsewhere_nothing_is_kept(kept, monkeypatch, name):
+    monkeypatch.setenv("JPY_SESSION_NAME", name)
+    predict("a", 1).measured(2)
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_file_of_scores_that_is_broken_begins_anew(kept, text):
+    kept.write_text(text)
+    predict("a", 1).measured(1)
+    assert json.loads(kept.read_text()) == {"03": {"a": True}}
+
+
+def test_a_folder_that_cannot_be_written_disturbs_no_lesson(kept, monkeypatch, capsys):
+    monkeypatch.setenv(scores.FILE, str(kept.parent / "missing" / "file.json"))
+    predict("a", 1).measured(1)
+    assert capsys.readouterr().out == "a: 1; predicted 1: right\n"
