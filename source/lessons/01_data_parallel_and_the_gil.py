@@ -228,7 +228,10 @@ gains = [width for width, result in by_width.items() if result.threads >= 1.2]
 first_gain.measured(gains[0] if gains else 0, about=True)  # 0: at none of them
 
 # %%
-show(racing.bars(by_width, "layer width"), "Narrow layers gain nothing from threads.")
+show(
+    racing.bars(by_width, "layer width"),
+    "Eight layers of each width. Below the dashed line, threads lose.",
+)
 print(racing.table(by_width))
 
 # %% [markdown]
