@@ -25,6 +25,7 @@ from course_utils.record.record import Record
 _REDRAW_S = 0.12  # between two drawings
 _STILL_S = 5.0  # without a call, until it is said where all ranks are
 _ALONE_S = 1.0  # the same of a rank alone
+_RETURNED_S = 0.5  # the same where a rank has returned: whoever waits for it waits for ever
 _MEMORY_BYTES = 1 << 16  # for all that a rank reports
 _MAX_CHARACTERS = 60  # of one word that a rank reports, and of the line that it printed last
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
@@ -224,6 +225,7 @@ class Early(HangReport):
         super().__init__(record, still_s)
         self._timeout = timeout
         self._is_alone = False
+        self._asked_soon = False  # since a rank has last called something
 
     def on_start(self, world_size: int) -> None:
         """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
@@ -232,11 +234,23 @@ class Early(HangReport):
         if self._is_alone:
             self.still_s = _ALONE_S
 
+    def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
+        """Ask sooner, once, if a rank has returned, since it makes no more calls."""
+        if not self._is_alone and math.isfinite(self.still_s):
+            a_rank_has_returned = any(worker.settled for worker in workers)
+            asks_soon = a_rank_has_returned and not self._asked_soon
+            self.still_s = _RETURNED_S if asks_soon else _STILL_S
+        return super().on_poll(workers, final)
+
     def on_silence(self, graph: WaitGraph) -> bool:
         """Show nothing if no rank waits for another, and nothing while ranks start.
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
+        if self.still_s == _RETURNED_S and not graph.hangs_for_ever:
+            self._asked_soon = True
+            self._watch(silent_s=_RETURNED_S)
+            return False
         is_starting = any(rank.starts for rank in graph.ranks.values())
         waits = any(graph.waits_for.values()) and not is_starting
         if not graph.hangs_for_ever and waits and not self._is_alone:
@@ -246,6 +260,8 @@ class Early(HangReport):
 
     def on_progress(self, text: str = "") -> None:
         """Take away what is shown, and show a text instead, if there is one."""
+        if not text:
+            self._asked_soon = False
         markup = f"<pre>{html.escape(text)}</pre>" if text else ""
         bundle = {"text/plain": text, "text/html": markup}
         if self._view:

@@ -65,9 +65,10 @@ class HangReport(Listener):
         self._seen: list[list] = []  # how many calls each rank has made, and which have ended
         self._watch()
 
-    def _watch(self) -> None:
+    def _watch(self, silent_s: float = 0.0) -> None:
+        """Wait for a silence; `silent_s` seconds of it are over."""
         self._phase = _WATCHING
-        self._still_since = monotonic()
+        self._still_since = monotonic() - silent_s
 
     def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
         """Ask after a silence, and see what the answers say once all have come."""

@@ -30,9 +30,7 @@ def inits():
     pids = log.read_text().split() if log.exists() else []
     return pids.count(str(os.getpid()))
 """
-ONE_GPU = (
-    "2 ranks, 1 GPU; device='cuda' shares it by gloo, backend='nccl', share_gpus=True by NCCL"
-)
+ONE_GPU = "2 ranks, 1 GPU; device='cuda' shares it by gloo, backend='nccl', share_gpus=True by NCCL"
 MACHINES = [
     ({"PRETEND_GPUS": "0"}, "no GPU: launch uses gloo on the CPU", "no GPU here"),
     (
