@@ -92,7 +92,7 @@ PUBLIC_NAMES = 16
 NODES = {
     "launcher": 12100,
     "record": 6400,
-    "hang": 8650,  # a dataclass for each section of facts, and a name for each step
+    "hang": 8700,  # a dataclass for each section of facts, and a name for each step
     "network": 3800,
     "pictures": 7150,
     "devices": 3050,
