@@ -120,9 +120,7 @@ def _share_out(
     return tuple(devices), tuple(visible)
 
 
-def _refuse(
-    backend: str | None, device: str, world_size: int, gpus: int, share_gpus: bool
-) -> None:
+def _refuse(backend: str | None, device: str, world_size: int, gpus: int, share_gpus: bool) -> None:
     if backend not in ("auto", "gloo", "nccl", None):
         hint = " (MPI is not built into torch's wheels)" if backend == "mpi" else ""
         raise ValueError(f"backend={backend!r}{hint}: choose 'auto', 'gloo', 'nccl' or None")

@@ -2,8 +2,8 @@
 # # Lab 02 · Process groups and ranks
 #
 # Five exercises on [chapter 02](../notebooks/02_process_groups.ipynb) and a bonus, 40 minutes without the bonus, on any computer. You write the
-# body of a function. `check` runs it in real workers, on several numbers of ranks, and compares what they return with what is wanted.
-# A check takes about a second and never stops the notebook.
+# body of a function. `check` runs it in real workers, with several world sizes, and compares what they return with what is wanted.
+# It takes about a second, and it never stops the notebook.
 #
 # Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
@@ -20,11 +20,11 @@ from course_utils import Network, check, launch, progress
 # %% [markdown]
 # ## 1 · What does a failing check say?
 #
-# *Difficulty ●○○ · importance ●●● · 4 minutes.* You will see many failing checks, so here is one on purpose. **Goal:** on every rank, return
-# the mean of all ranks' `tensor`. The answer below is already written, and wrong. Run the three cells before you repair it.
+# *Difficulty ●○○ · importance ●●● · 4 minutes.* You'll see many failing checks, so here's one on purpose. **Goal:** on every rank, return
+# the mean of all ranks' `tensor`. The answer is already there, and it's wrong. Run the three cells before you repair it.
 #
-# Many exercises show a **specification**, which says what is wanted. It is a plain function of one process. It takes a list with one entry
-# per rank, and returns a list with one result per rank. Your own function runs on each rank and sees only that rank's entry.
+# Many exercises show a **specification** of what is wanted: a plain function for one process. It takes a list with one entry
+# per rank and returns a list with one result per rank. Your own function runs on every rank and sees only that rank's entry.
 
 
 # %%
@@ -38,7 +38,7 @@ def mean_of_all(tensor):
     total = tensor.clone()
     dist.all_reduce(total)
     ### BEGIN SOLUTION return total
-    # all_reduce has left the sum on every rank; the mean is one rank's share of it.
+    # Every rank has the sum now, and the mean is the sum divided by the number of ranks.
     return total / dist.get_world_size()
     ### END SOLUTION
 
@@ -57,21 +57,21 @@ mean_of_all_check |= {"cases": ("a small number", "large numbers"), "require": (
 check(mean_of_all, **mean_of_all_check)
 
 # %% [markdown]
-# How to read it, while it fails:
+# How to read a check that fails:
 #
-# - **The first line** names the smallest case that fails. Here it has two ranks: on one rank sum and mean are the same number,
-#   so the mistake does not show there. That is why `check` tries several world sizes.
-# - **The table** has a row per rank: what the rank was given, what was wanted, and what your function returned. An arrow marks the wrong
-#   ranks. Compare *wanted* and *got* before you read any code. Here *got* is twice as much.
-# - **The last lines** name the first difference, and the calls that this rank made.
+# - **The first line** names the smallest case that fails. Here it has two ranks, because on one rank sum and mean are the same number
+#   and the mistake doesn't show. That's why `check` tries several world sizes.
+# - **The table** has a row for each rank: what it was given, what was wanted, and what your function returned. An arrow marks the wrong
+#   ranks. Compare *wanted* and *got* before you read any code. Here, *got* is twice as much.
+# - **The last lines** name the first difference, and the calls this rank made.
 #
-# Now repair the answer, run its cell and then the check again.
+# Now repair the answer. Run its cell, and then the check again.
 #
 # <details><summary>Hint 1: a nudge</summary>
 # By what would you have to divide on two ranks, and by what on three?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Divide the sum by the number of ranks that took part.
+# Divide the sum by the number of ranks that contributed to it.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.get_world_size()</code> is the number of ranks.
@@ -80,28 +80,28 @@ check(mean_of_all, **mean_of_all_check)
 # %% [markdown]
 # ## 2 · Which rank is that?
 #
-# *Difficulty ●○○ · importance ●●○ · 5 minutes.* On a cluster of unlike machines, node k runs `processes[k]` processes. Ranks count through the
-# first node, then through the second, and so on. The formula of the chapter holds for equal nodes only; schedulers such as Slurm hand out unlike
-# ones. **Goal:** return the rank of the process with a given local rank on a given node. The cluster can be any, not just the one you run on.
+# *Difficulty ●○○ · importance ●●○ · 5 minutes.* The chapter's formula only holds if all nodes are equal, and schedulers such as Slurm also hand out
+# unequal ones. Here node *k* runs `processes[k]` processes, and ranks count through the first node, then the second, and so on. **Goal:** return the rank of the process
+# with this local rank on this node. It may be any cluster, not just the one you run on.
 #
-# With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. Where examples say what is wanted,
-# there is no specification to see. A failing check shows the node of each process, here `[0, 0, 2, 2, 2]`, and the rank that it asks for.
+# With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. A failing check shows the node of each process,
+# here `[0, 0, 2, 2, 2]`, and the rank it asks for. (Where an example says it all, the specification is folded up.)
 
 
 # %%
 def rank_of(node, local_rank, processes):
     ### BEGIN SOLUTION
-    # Every process of an earlier node comes first, then those before this one on its own node.
+    # All processes of earlier nodes come first, then those before this one on its own node.
     return sum(processes[:node]) + local_rank
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# How many processes stand before node 2, if the nodes run 4, 2 and 4 of them?
+# If the nodes run 4, 2 and 4 processes, how many come before node 2?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# The rank is the number of processes before this one: all those of earlier nodes, and the local rank.
+# The rank is the number of processes that come before this one: all those of earlier nodes, plus the local rank.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>sum(processes[:node])</code> counts the processes of earlier nodes.
@@ -153,8 +153,8 @@ check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check
 # %% [markdown]
 # ## 3 · And where is this rank?
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* The way back. A process knows its own rank and has to find out which GPU to take. **Goal:**
-# return the pair (node, local rank) of the process that calls `place_of`, whatever the nodes are like. A node may run no process at all.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* Now the way back: a process knows its rank and has to find out which GPU to take. **Goal:**
+# return the pair (node, local rank) of the process that calls `place_of`, however many processes the nodes run. It may be none.
 #
 # With `processes = [2, 0, 3]`, ranks 0 to 4 are at (0, 0), (0, 1), (2, 0), (2, 1) and (2, 2).
 
@@ -173,10 +173,10 @@ def place_of(processes):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Dividing by the processes per node does not work: there is no such number. Walk through the nodes instead.
+# You can't divide by the processes per node, because there's no such number. What if you walk through the nodes instead?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Begin with the rank. As long as it does not fit on the node that you stand on, subtract that node's processes and go on.
+# Begin with the rank. While it doesn't fit on the node you have reached, subtract that node's processes and go on to the next.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # Inside <code>for node, count in enumerate(processes):</code> return if <code>local_rank &lt; count</code>, else
@@ -208,11 +208,11 @@ check(of_this_one(place_of), spec=place_of_spec, inputs=place_of_inputs, **unlik
 # %% [markdown]
 # ## 4 · Three places to meet
 #
-# *Difficulty ●●○ · importance ●●● · 10 minutes.* Every script of yours will begin with this, and a launcher may hand it any of the three. Here
-# nobody has made the group. `place` is `("env",)`, or `("tcp", address, port)`, or `("file", path)`. **Goal:** join a gloo group
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* All your scripts will begin with this, and a launcher may hand them any of the three. Here
+# nobody has made the group yet. `place` is `("env",)`, or `("tcp", address, port)`, or `("file", path)`. **Goal:** join a gloo group
 # there, add up `number` over all ranks, leave the group, and return the sum.
 #
-# The environment is `torchrun`'s, on two nodes where the ranks can be halved. `MASTER_PORT` is set only where the place is `("env",)`. The
+# The environment is the one `torchrun` sets, on two nodes if the world size is even. `MASTER_PORT` is set only when the place is `("env",)`. The
 # numbers are whole and may be large.
 
 
@@ -224,12 +224,12 @@ def meet_spec(places, numbers):
 # %%
 def meet(place, number):
     ### BEGIN SOLUTION
-    # tcp:// and file:// know only the place, so rank and world size are always handed over.
+    # tcp:// and file:// only say where, so always pass the rank and the world size.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind, *rest = place
     init_method = f"{kind}://{':'.join(map(str, rest))}"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
-    # Of a whole number, torch makes int64: large sums stay exact.
+    # A whole number becomes int64, so large sums stay exact.
     total = torch.tensor(number)
     dist.all_reduce(total)
     dist.destroy_process_group()
@@ -239,12 +239,12 @@ def meet(place, number):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# <code>init_process_group</code> takes all three as an address: <code>init_method=</code>. What does it not know where there is no
+# <code>init_process_group</code> takes all three as an address, <code>init_method=</code>. What does it not know unless the address is
 # <code>env://</code>?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Make <code>env://</code>, <code>tcp://address:port</code> or <code>file://path</code> of the tuple. Always hand over rank and world size: the
-# environment has them as text, as <code>RANK</code> and <code>WORLD_SIZE</code>.
+# Turn the tuple into <code>env://</code>, <code>tcp://address:port</code> or <code>file://path</code>. Always pass the rank and the world size: the
+# environment has them as text, in <code>RANK</code> and <code>WORLD_SIZE</code>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>init_method = f"{place[0]}://" + ":".join(map(str, place[1:]))</code>
@@ -270,9 +270,9 @@ check(meet, spec=meet_spec, inputs=meet_inputs, **without_a_group)
 # %% [markdown]
 # ## 5 · Sums over rows and columns
 #
-# *Difficulty ●●● · importance ●●○ · 12 minutes.* Trainings that divide both the data and the model arrange their ranks in a grid, and
-# add up in two directions. The ranks stand in a grid of `columns` columns, row by row: with three columns, ranks 0, 1 and 2 are the first row.
-# **Goal:** return as a pair the sum of all ranks' `tensor`, of large whole numbers, over this rank's row, and over its column. Each sum is to be one
+# *Difficulty ●●● · importance ●●○ · 12 minutes.* Trainings that split both the data and the model arrange their ranks in a grid and
+# add up in two directions. The grid has `columns` columns and is filled row by row: with three columns, ranks 0, 1 and 2 are the first row.
+# **Goal:** return a pair: the sum of `tensor` (large whole numbers) over this rank's row, and the sum over its column. Make each sum with one
 # `all_reduce` in a group of its own.
 
 
@@ -305,7 +305,7 @@ def grid_sums(tensor, columns):
 # Who has to call <code>new_group</code>? And what is in <code>tensor</code> after the first <code>all_reduce</code>?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Every rank makes every group, all rows and then all columns, in the same order. In the group that it belongs to, it adds up a
+# Every rank makes every group, first all rows and then all columns, in the same order. In each group it belongs to, it adds up a
 # copy. A mesh of the right shape does the first half for you.
 # </details>
 # <details><summary>Hint 3: the code</summary>
@@ -336,12 +336,12 @@ check(grid_sums, spec=grid_sums_spec, inputs=grid_sums_inputs, **grids)
 # %% [markdown]
 # ## Bonus · Spare the slow link
 #
-# *As long as you like; there is no check and no single answer.* Four ranks add up 100,000 numbers. They stand on two nodes, and a message between
-# the nodes takes ten times as long as one within a node, both to begin and for each byte. A plain `all_reduce` does not know that. With groups you can do
-# better: less needs to cross between the nodes.
+# *As long as you like; there's no check and no single answer.* Four ranks on two nodes add up 100,000 numbers. Between
+# the nodes, a message takes ten times as long as within one, both to start and for each byte. A plain `all_reduce` doesn't know that. With groups you can do
+# better, because less has to cross between the nodes.
 #
 # `finish_us` runs your function in real ranks, records what they send, and replays the recording on this network, so the same
-# calls always take the same time. Two `all_reduce` over the groups of a mesh take 462 µs. Our best takes 302 µs. What is yours?
+# calls always take the same time. Two `all_reduce` calls over the groups of a mesh take 462 µs. Our best takes 302 µs. And yours?
 
 
 # %%
@@ -361,14 +361,14 @@ two_slow_nodes = Network(latency_us=5, gbit_s=100, nodes=2, between=(50, 10))
 print(f"one all_reduce over all: {finish_us(plain):.0f} µs")
 
 # %% [markdown]
-# <details><summary>Where could one begin?</summary>
-# Within a node, let each rank add up only one half of the numbers (<code>reduce_scatter_tensor</code>). Which half has to cross then, and how does a rank
+# <details><summary>Where to begin?</summary>
+# Within a node, let each rank add up only half of the numbers (<code>reduce_scatter_tensor</code>). Which half has to cross then, and how does a rank
 # get the other half back?
 # </details>
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("mean_of_all", "rank_of", "place_of", "meet", "grid_sums")

@@ -2,10 +2,10 @@
 # # Lab 03 · Collective primitives
 #
 # Seven exercises on [chapter 03](../notebooks/03_collective_primitives.ipynb) and a bonus, 100 minutes without the bonus, on any computer. You build
-# collectives from messages, some of which torch does not have, find out who holds the others up, and end with a report of your own measurements.
+# collectives from messages, including some that torch doesn't have, find out who holds the others up, and finish with a report on your own measurements.
 #
-# Each exercise shows what is wanted by an example. `check` runs your function in real workers, on several numbers of ranks, and compares what they
-# return with a specification that is folded up. It also reads the recording of what was called. Each exercise says how difficult it is and how
+# Each exercise shows what is wanted in an example. `check` runs your function in real workers, with several world sizes, and compares what they
+# return with a specification that is folded up. It also looks at the recording of their calls. Each exercise says how difficult it is and how
 # important for the rest of the course, from ●○○ to ●●●.
 
 # %%
@@ -20,10 +20,10 @@ from course_utils import Network, check, launch, plot_timeline, progress
 from course_utils.network.trace import Event, Trace
 
 # %% [markdown]
-# ## 1 · Collect what differs in length
+# ## 1 · How do you gather unequal lengths?
 #
-# *Difficulty ●●○ · importance ●●○ · 15 minutes.* In an evaluation the ranks find differently many mistakes, but `dist.gather` wants equal shapes. **Goal:** return on
-# `root` the list of all ranks' one-dimensional tensors, in the order of ranks, and None on every other rank, by `send` and `recv` alone. Nobody needs more than two messages.
+# *Difficulty ●●○ · importance ●●○ · 15 minutes.* During evaluation each rank finds a different number of mistakes, but `dist.gather` needs equal shapes. **Goal:** on
+# `root`, return the list of all ranks' one-dimensional tensors, in the order of the ranks; everywhere else, return None. Use `send` and `recv` alone. Nobody needs to send more than two messages.
 #
 # | root 2 | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -41,13 +41,13 @@ def gather(tensor, root):
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank != root:
-        dist.send(torch.tensor([len(tensor)]), root)  # the root cannot know it otherwise
+        dist.send(torch.tensor([len(tensor)]), root)  # the root can't know it otherwise
         dist.send(tensor, root)
         return None
     tensors = []
-    for other in range(world_size):  # one named rank after the other, so that nothing is mixed up
+    for other in range(world_size):  # rank by rank, so that nothing gets mixed up
         if other == root:
-            tensors.append(tensor)  # what is at home needs no message
+            tensors.append(tensor)  # the root's own needs no message
         else:
             length = torch.empty(1, dtype=torch.int64)
             dist.recv(length, other)
@@ -59,11 +59,11 @@ def gather(tensor, root):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# <code>recv</code> needs a tensor of the right size. Who knows the size, and how does the root learn it?
+# <code>recv</code> needs a tensor of the right size. Who knows that size, and how can the root find out?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Each rank sends two messages: how many numbers it has, and the numbers. The root goes through the ranks in their order. From each it receives the length,
-# makes an empty tensor of that length, and receives into it. Its own tensor it takes as it is.
+# Each rank sends two messages: how many numbers it has, and then the numbers. The root goes through the ranks in order. From each it receives the length,
+# makes an empty tensor of that length, and receives into it. It keeps its own tensor as it is.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.recv(length, other)</code>, then <code>tensors.append(tensor.new_empty(length.item()))</code> and <code>dist.recv(tensors[-1], other)</code>.
@@ -82,7 +82,7 @@ def gather_budget(world_size, case):
 
 gather_cases = (  # each with the longest list that there may be
     Case("lists that differ in length", 0, (5,)),
-    Case("another root", 1, (60,)),
+    Case("a different root", 1, (60,)),
     Case("whole numbers (int64)", 2, (9,), torch.int64),
     Case("long lists in double precision", 3, (4000,), torch.float64),
 )
@@ -94,10 +94,10 @@ gather_check |= {"budget": gather_budget}
 check(gather, **gather_check)
 
 # %% [markdown]
-# ## 2 · A transpose
+# ## 2 · Who gets which token?
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank of its expert. Every rank has a list with one tensor for each rank. **Goal:**
-# return the tensors that all ranks have for this one, in the order of ranks. Use messages alone, one for each other rank, with what is for that rank.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank where its expert lives. Every rank has a list with one tensor for each rank. **Goal:**
+# return the tensors that all ranks have for this one, in the order of the ranks. Use messages alone: one to each of the other ranks, with just what that rank needs.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -115,9 +115,9 @@ def all_to_all(row):
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     column = [torch.empty_like(part) for part in row]
-    column[rank] = row[rank]  # stays at home
+    column[rank] = row[rank]  # needs no message
     others = [other for other in range(world_size) if other != rank]
-    # All are started before anybody waits, so no order among the ranks can lock them.
+    # All messages start before anybody waits, so no order of the ranks can cause a deadlock.
     works = [dist.isend(row[other], other) for other in others]
     works += [dist.irecv(column[other], other) for other in others]
     for work in works:
@@ -131,7 +131,7 @@ def all_to_all(row):
 # If every rank begins with a blocking <code>send</code>, who receives?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Start to send to all others and to receive from all others, then wait for all of it. What a rank has for itself needs no message.
+# Start sending to all the others and receiving from all the others, then wait for all of it. What a rank has for itself needs no message.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>works = [dist.isend(row[other], other) for other in others]</code>, the same with <code>irecv</code>, then
@@ -157,11 +157,11 @@ all_to_all_check |= {"budget": all_to_all_budget}
 check(all_to_all, **all_to_all_check)
 
 # %% [markdown]
-# ## 3 · Half a ring, and home
+# ## 3 · Which half of the ring does FSDP need?
 #
-# *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) needs only the first half of your ring: each rank keeps its own part of the summed gradient. In the
-# chapter's ring, rank 0 is left with chunk 1. **Goal:** return on rank *r* **part *r*** of the sum of all `x`, one-dimensional and of any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages
-# of one part each, and no collective. The parts go around side by side: a rank may send before it receives or after, but no part waits until another is home.
+# *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) only needs the first half of your ring, because each rank keeps just its part of the summed gradient. But in the
+# chapter's ring, rank 0 is left with chunk 1. **Goal:** on rank *r*, return **part *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages
+# of one part each, and no collective. All parts travel at the same time: a rank may send before or after it receives, but no part may wait for a different one to get home.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -180,24 +180,24 @@ def part_of_sum(x):
     rank, n = dist.get_rank(), dist.get_world_size()
     parts = x.tensor_split(n)
     for done in range(n - 1):
-        # Part p starts on rank p + 1 and goes once around, so its last stop is rank p, at home.
-        own = parts[(rank - done - 2) % n]
-        arrived = torch.empty_like(own)
+        # Part p starts on rank p + 1 and goes around once, so its last stop is rank p.
+        part = parts[(rank - done - 2) % n]
+        arrived = torch.empty_like(part)
         sending = dist.isend(parts[(rank - done - 1) % n], (rank + 1) % n)
         dist.recv(arrived, (rank - 1) % n)
         sending.wait()
-        own += arrived  # what has just been added to is what leaves next
+        part += arrived  # this part is what leaves next
     return parts[rank]
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# A part visits every rank once, and the last rank that it visits keeps it. Where does part 0 have to start, to end on rank 0?
+# A part visits every rank once, and the last one keeps it. Where does part 0 have to start so that it ends on rank 0?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Let every part start one rank later than in the chapter: rank <i>r</i> begins with part <i>r</i> − 1. What it receives, it adds to its own copy of that part,
-# and this is what it sends in the next step. After <i>n</i> − 1 steps, part <i>r</i> has come to rank <i>r</i>.
+# Let every part start one rank later than in the chapter: rank <i>r</i> begins with part <i>r</i> − 1. It adds what it receives to its own copy of that part,
+# and sends the result in the next step. After <i>n</i> − 1 steps, part <i>r</i> has arrived at rank <i>r</i>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # Send <code>parts[(rank - done - 1) % n]</code>, and add what arrives to <code>parts[(rank - done - 2) % n]</code>.
@@ -234,10 +234,10 @@ part_of_sum_check |= {"budget": part_of_sum_budget}
 check(part_of_sum, **part_of_sum_check)
 
 # %% [markdown]
-# ## 4 · Highest and lowest in one call
+# ## 4 · Highest and lowest in one call?
 #
-# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so two small questions are best asked in one. **Goal:** return on every rank, for each place of `x`, the largest minus the smallest
-# number that any rank has there. Call `dist.all_reduce` once, and no other collective.
+# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so it's best to ask two small questions in one. **Goal:** on every rank, for each place of `x`, return the largest minus the smallest
+# number that any rank has there. Call `dist.all_reduce` once, and no other collective. (No number is a NaN: part 2 of the chapter shows what MAX would make of it.)
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -253,7 +253,7 @@ def spread_spec(tensors):
 
 # %%
 def spread(x):
-    ### BEGIN SOLUTION # one operator answers both questions
+    ### BEGIN SOLUTION # one operator can answer both questions
     both = torch.cat([x, -x])  # the smallest number is the largest of the negatives, negated
     dist.all_reduce(both, dist.ReduceOp.MAX)
     return both[: len(x)] + both[len(x) :]
@@ -292,10 +292,10 @@ spread_check |= {"require": ("all_reduce",), "forbid": (*others, "send", "recv")
 check(spread, **spread_check)
 
 # %% [markdown]
-# ## 5 · One column only
+# ## 5 · How do you sum one column?
 #
-# *Difficulty ●○○ · importance ●●● · 6 minutes.* A column of a matrix is a tensor with gaps, and gloo sums the wrong numbers without a word. **Goal:** replace column `k` of `matrix` by its sum over all ranks,
-# leave all else as it is, and return `matrix`. Send no more than the column.
+# *Difficulty ●○○ · importance ●●● · 6 minutes.* A column of a matrix is a tensor with gaps, and torch lets gloo sum the wrong numbers without a word. **Goal:** replace column `k` of `matrix` by its sum over all ranks,
+# leave everything else as it is, and return `matrix`. Send no more than the column.
 #
 # | k = 1 | rank 0 | rank 1 |
 # | --- | --- | --- |
@@ -316,7 +316,7 @@ def sum_column(matrix, k):
     ### BEGIN SOLUTION
     column = matrix[:, k].contiguous()  # a copy, without the gaps
     dist.all_reduce(column)
-    matrix[:, k] = column  # the sum is in the copy: write it back
+    matrix[:, k] = column  # the sum is in the copy, so write it back
     return matrix
     ### END SOLUTION
 
@@ -326,7 +326,7 @@ def sum_column(matrix, k):
 # What does <code>matrix[:, k].is_contiguous()</code> say?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Sum a copy of the column that has no gaps. Then the sum is in the copy, and not yet in the matrix.
+# Sum a copy of the column, which has no gaps. Then the sum is in the copy, but not in the matrix yet.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>column = matrix[:, k].contiguous()</code>, and after the sum <code>matrix[:, k] = column</code>.
@@ -357,9 +357,9 @@ check(sum_column, **sum_column_check)
 # %% [markdown]
 # ## 6 · Who holds the others up?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its own profile looks busy, and all others seem to have a slow network. A recording says when a rank called (`event.start_s`) and when that was done (`event.end_s`). Nobody is done with an
-# `all_reduce` before the last has come, so all that time the others wait **for the last**. **Goal:** return the straggler of four ranks: the one for which the others, over all
-# `all_reduce`s together, wait longest. There are also messages in the recordings, which do not count. The picture is an example.
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its own profile looks busy, and everybody else seems to have a slow network. A recording says when a call began (`event.start_s`) and when it was over (`event.end_s`). No
+# `all_reduce` is over before the last rank has come, so until then the others wait **for that rank**. **Goal:** return the straggler among four ranks: the one for which the others wait longest, over all
+# `all_reduce`s together. The recordings also contain messages, which don't count. The picture is an example.
 
 
 # %% jupyter={"source_hidden": true}
@@ -399,7 +399,7 @@ example = Trace(tuple(made_up(["all_reduce"], delays_s)), ((2.0, 0.0),) * 4)
 plot_timeline(
     example,
     "The others wait 0.62 s for rank 1, 0.42 s for rank 0, and never for rank 2, "
-    "though it waits least. So straggler(example) is 1.",
+    "although it waits least. So straggler(example) is 1.",
 )
 
 
@@ -420,10 +420,10 @@ def straggler(trace):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Look at a single <code>all_reduce</code> of four ranks. For whom do the others wait, and from when to when?
+# Look at a single <code>all_reduce</code> of four ranks. Whom do the others wait for, and from when to when?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# The <i>k</i>-th <code>all_reduce</code> of each rank is one and the same. In each, take the rank that started last. Count for it how long the others had been waiting by then. The straggler has the
+# The ranks' <i>k</i>-th calls of <code>all_reduce</code> belong together. In each, find the rank that started last, and charge it with the time the others had been waiting by then. The straggler has the
 # largest sum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
@@ -436,11 +436,11 @@ def straggler(trace):
 late_at = {  # how many calls there are, and at which it is late
     "late at first": (3, [0]),
     "late at last": (5, [4]),
-    "late once, another often": (3, [1]),
-    "late often, another once": (4, [0, 1, 2]),
+    "late once, a different one often": (3, [1]),
+    "late often, a different one once": (4, [0, 1, 2]),
     "late every time": (5, [0, 1, 2, 3, 4]),
     "late at the last of forty": (40, [39]),
-    "two in turn, another always nearly last": (4, [0, 1]),
+    "two in turn, a third always nearly last": (4, [0, 1]),
 }
 
 
@@ -448,11 +448,11 @@ def straggler_inputs(rank, world_size, case):
     calls, when = late_at[case]
     late, delays_s = int(torch.randint(4, ())), 0.02 * torch.rand(calls, 4)
     delays_s[when, late] += 0.5
-    if case == "late once, another often":
+    if case == "late once, a different one often":
         delays_s[[0, 2], late - 1] += 0.1
-    elif case == "late often, another once":
+    elif case == "late often, a different one once":
         delays_s[3, late - 1] += 0.9
-    elif case == "two in turn, another always nearly last":
+    elif case == "two in turn, a third always nearly last":
         delays_s[[2, 3], late - 1] += 0.4
         delays_s[:2, late - 2] += 0.47
         delays_s[2:, late - 2] += 0.37
@@ -471,11 +471,11 @@ straggler_check |= {"cases": list(late_at), "world_sizes": (1,)}
 check(straggler, **straggler_check)
 
 # %% [markdown]
-# ## 7 · Your report
+# ## 7 · What do your own measurements say?
 #
-# *Difficulty ●●● · importance ●●○ · 25 minutes.* [The DDP lab](../notebooks/README.md), one of the five articles behind this course, asks for this: compare two ways to sum gradients, and see what one slow
-# rank does to all. Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
-# with `dist.all_reduce` again, where one rank of your choice is slow. Put the three into the list `recordings` below.
+# *Difficulty ●●● · importance ●●○ · 25 minutes.* [The DDP lab](../notebooks/README.md), one of the five articles this course grew out of, asks for this: compare two ways to sum gradients, and see what one slow
+# rank does to all the others. Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
+# with `dist.all_reduce` again, with one slow rank of your choice. Put all three into the list `recordings`.
 
 
 # %%
@@ -502,15 +502,15 @@ recordings = [
 ### END SOLUTION
 
 # %% [markdown]
-# **Goal:** return `{"one": ..., "two": ..., "slow": ..., "straggler": rank}`. Of each recording, in a dict:
+# **Goal:** return `{"one": ..., "two": ..., "slow": ..., "straggler": rank}`. For each recording, return a dict with
 #
 # * `calls`: how often rank 0 called what, such as `{"all_reduce": 10}`;
-# * `took_s`: seconds from the first call of any rank until all are done;
-# * `inside_s`: the list of how many seconds each rank was inside of collectives;
+# * `took_s`: the seconds from the first call of any rank until all are done;
+# * `inside_s`: a list of the seconds that each rank spent inside collectives;
 # * `finish_us`: when the slowest rank is done on `network`.
 #
-# Your times are your own; `check` computes them again from your recordings, and from two that are made up. For example, if rank 0 is inside of
-# collectives from 0.0 to 0.4 s and from 0.5 to 0.6 s, its entry of `inside_s` is 0.5.
+# Your times are your own: `check` computes them again from your recordings, and from two that are made up. For example, if rank 0 is inside
+# collectives from 0.0 to 0.4 s and from 0.5 to 0.6 s, its entry in `inside_s` is 0.5.
 
 # %% jupyter={"source_hidden": true}
 network = Network(latency_us=10, gbit_s=10)
@@ -539,14 +539,14 @@ def report_spec(*columns):
 # %%
 def report(one, two, slow):
     ### BEGIN SOLUTION
-    numbers = {"straggler": straggler(slow)}  # exercise 6: there are only all_reduces in it
+    numbers = {"straggler": straggler(slow)}  # exercise 6: it only has all_reduces
     for name, trace in (("one", one), ("two", two), ("slow", slow)):
         kinds, inside_s = [event.kind for event in trace.of_rank(0)], [0.0] * 4
         for event in trace:
             inside_s[event.rank] += event.end_s - event.start_s
         numbers[name] = {
             "calls": {kind: kinds.count(kind) for kind in kinds},
-            # From the first of all ranks to the last: no rank alone sees both.
+            # From the first call of any rank to the last end: no rank alone sees both.
             "took_s": max(e.end_s for e in trace) - min(e.start_s for e in trace),
             "inside_s": inside_s,
             "finish_us": max(trace.replay(network).finish_us),
@@ -557,15 +557,15 @@ def report(one, two, slow):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Three of the four are one line each. Which have you written before?
+# Three of the four are one line each. Which of them have you written before?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Go through the three recordings, and make the same dict of each. A trace has <code>of_rank(0)</code> and
+# Go through the three recordings and make the same dict from each. A trace has <code>of_rank(0)</code> and
 # <code>replay(network)</code>; <code>inside_s</code> and the straggler are exercise 6.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>max(e.end_s for e in trace) - min(e.start_s for e in trace)</code>,
-# <code>max(trace.replay(network).finish_us)</code>, and <code>kinds.count(kind)</code> where <code>kinds</code> are those
+# <code>max(trace.replay(network).finish_us)</code>, and <code>kinds.count(kind)</code>, where <code>kinds</code> lists the kinds
 # of rank 0's events.
 # </details>
 
@@ -595,7 +595,7 @@ report_check |= {"cases": ("your recordings", *slow_ranks)}
 check(report, **report_check)
 
 # %% [markdown]
-# These are your numbers, and your third recording.
+# These are your numbers, and this is your third recording.
 
 # %% jupyter={"source_hidden": true} tags=["raises-exception", "nbval-ignore-output"]
 try:
@@ -605,16 +605,16 @@ try:
         own = numbers[name]
         times_s = [1e-6 * own["finish_us"], own["took_s"], *own["inside_s"]]
         print(f"{name:8}" + "".join(f"{1e3 * s:8.2f}" for s in times_s))
-    plot_timeline(recordings[2], "Whom do the others wait for, and where does it show?")
+    plot_timeline(recordings[2], "Whom do the others wait for, and in whose time does it show?")
 except NotImplementedError:
     print("No report yet.")
 
 # %% [markdown]
 # **Your conclusion**, in 100 words at most, is for a person to read. A good one says
 #
-# * which of the two ways is faster on the model, and what 1000 numbers instead of 100,000 change there (try it);
-# * whether your machine agrees with the model, and how you would find out if that is chance;
-# * how much longer all take because of one slow rank, and in whose time inside it shows.
+# * which of the two ways is faster in the model, and what changes with 1,000 numbers instead of 100,000 (try it);
+# * whether your machine agrees with the model, and how you would find out whether that's chance;
+# * how much longer everything takes because of one slow rank, and in whose `inside_s` that shows.
 
 # %% [markdown] tags=["conclusion", "points-6"]
 # *Double-click here and write.*
@@ -622,17 +622,17 @@ except NotImplementedError:
 # %% [markdown]
 # ## Bonus · Fill the pipe
 #
-# *As long as you like; there is no check and no single answer.* Part 7 of the chapter finds that a ring `reduce` and a `broadcast` take 490 µs for a megabyte on eight ranks, where an
-# `all_reduce` takes 315 µs. Is that the last word on reduce and broadcast? Write your own, by messages along a chain of ranks: sums travel to the last rank,
+# *As long as you like; there's no check and no single answer.* In part 4 of the chapter, a ring `reduce` and a `broadcast` take 490 µs for a megabyte on eight ranks, where an
+# `all_reduce` takes 315 µs. Is that the last word on reduce and broadcast? Write your own, with messages along a chain of ranks: sums travel to the last rank,
 # and the result travels back. If you cut the tensor into many pieces, a rank can pass one piece on while it receives the next.
 #
 # `finish_us` runs your function in real ranks and replays the recording on the chapter's network, so the same calls always take the same time. A simple loop over 32
-# pieces takes 378 µs. Which number of pieces is best, and why are more not always better? What do you find with a latency of 100 µs?
+# pieces takes 378 µs. Which number of pieces is best, and why aren't more always better? What changes with a latency of 100 µs?
 
 
 # %%
 def in_one_piece(tensor, pieces=1):
-    """Replace this by your own."""
+    """Replace this with your own."""
     two_calls(tensor)
 
 
@@ -650,7 +650,7 @@ print(f"{finish_us(in_one_piece, pieces=1):.0f} µs")
 # %% [markdown]
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("gather", "all_to_all", "part_of_sum", "spread", "sum_column", "straggler", "report")

@@ -10,11 +10,11 @@
 # 3. start the same function with `mp.spawn`, `multiprocessing.Process` and `torchrun`;
 # 4. build groups within the group, and read the report of a crash and of a hang.
 #
-# **Hardware:** any computer; all groups here use gloo on the CPU. GPUs only change the table in part 3.
+# **Hardware:** any computer; all groups here use gloo on the CPU. A GPU only changes the table in part 3.
 # **Before:** [00 · Start here](00_start_here.ipynb). **Next:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
 #
-# Six cells ask you to **predict**: write your answer in place of the three dots, and a later cell shows it beside what was measured.
+# Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what was measured.
 # Two cells ask you to **write** a function, and real workers check it.
 
 # %%
@@ -22,45 +22,43 @@ import argparse
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import tempfile
 import time
+import warnings
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from course_utils import WorkerError, check, hardware, launch, predict, show
+from course_lessons import chapter_02
+from course_utils import WorkerError, check, launch, plot_ranks, predict
 
 # %% [markdown]
 # ## 1 · Is there a master?
 #
-# Many tutorials speak of workers that compute and of a *master* that coordinates them, and they have you set `MASTER_ADDR`.
-# *The DDP getting-started guide*, an article behind this course, is one. Let us look for this master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce`
-# adds up the four results. What does rank 0 do that the others do not?
+# Many tutorials talk about workers that compute and a *master* that coordinates them, and have you set `MASTER_ADDR`.
+# *The DDP getting-started guide*, one of the five articles this course grew out of, does too. Let's look for that master. Four ranks add up the numbers 0 to 99: each takes
+# every fourth number, and `all_reduce` adds up the four results.
 
 
 # %% tags=["row-A1"]
 def share_the_work():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     part = torch.arange(rank, 100, world_size).sum()
-    print(f"my part is {part}", end=", ")
-    dist.all_reduce(part)
-    print(f"the whole is {part}")
-    return os.getpid()
+    total = part.clone()
+    dist.all_reduce(total)
+    return part, total, os.getpid()
 
 
-process_ids = launch(share_the_work, world_size=4, backend="gloo")
+parts, totals, process_ids = zip(*launch(share_the_work, world_size=4, backend="gloo"))
+plot_ranks(parts, totals)
 print("processes, the notebook included:", len({os.getpid(), *process_ids}))
 
 # %% [markdown]
-# Nothing. All four did the same work and hold the same total. The fifth process is your notebook, which only waits
-# for them. So where is the master?
+# All four did the same work and hold the same total. The fifth process is your notebook, which only waits for them. So where is the master?
 #
-# With `backend=None`, `launch` starts the ranks and leaves it to you to join them. Below, every rank connects to a **store**:
-# a small dictionary that one process serves over the network. There the ranks leave each other their addresses.
+# With `backend=None`, `launch` starts the ranks and leaves the joining to you. Here, every rank connects to a **store**:
+# a small dictionary that one process serves over the network. That's where the ranks leave each other their addresses.
 
 
 # %%
@@ -73,9 +71,9 @@ def joined_store():
 
 
 # %% [markdown]
-# When all four have joined, the store holds four keys, one address from each rank. Then they call `all_reduce` 100 times.
+# Once all four have joined, the store holds four keys: one address from each rank. Then they call `all_reduce` 100 times.
 #
-# **Predict.** How many *more* keys are in the store after the 100 sums? A number takes the place of the three dots.
+# **Predict.** How many *more* keys are in the store after the 100 sums? Answer with a number.
 
 # %%
 keys_of_sums = predict("more keys after 100 sums", ...)
@@ -91,75 +89,51 @@ def join_and_add():
 
 
 joined, later = launch(join_and_add, world_size=4, backend=None)[0]
-print("keys after joining:", joined)
-print("the same after 100 sums:", joined == later)
+chapter_02.draw_store(
+    later, f"After 100 sums the store holds {len(later)} keys, one from each rank."
+)
+print("the keys are the same as before the sums:", joined == later)
 keys_of_sums.measured(len(later) - len(joined))
 
 # %% [markdown]
-# None, and nothing has come and gone either: there is one key for each rank, from 0 to 3, before and after. The sums went straight from rank to rank. **What is called the master is this store**: a place where addresses are
-# left. It computes nothing and gives no orders, and here it happens to live in rank 0's process.
-#
-# The store is needed again, though. Making another group goes through it (part 6). So does NCCL, the backend for
-# NVIDIA GPUs, when it builds its communicators, which are its connections between GPUs. As a rule it builds them only at the first collective
-# ([`device_id=`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group) makes it do so at once).
+# None, and none was replaced either. The sums went straight from rank to rank. **What people call the master is this store**, a place where
+# addresses are left. It computes nothing and gives no orders, and here it just happens to live in rank 0's process.
 #
 # **Check yourself.** Does the store have to live in rank 0?
 #
 # <details><summary>Answer</summary>
-# No. Any place will do that all ranks can reach: a file serves as well (part 3), and <code>torchrun</code> keeps the store in a
+# No. Any place will do that all ranks can reach: even a file (part 3). And <code>torchrun</code> keeps the store in a
 # process that is no rank at all (part 5).
 # </details>
 #
 # ## 2 · Node, rank, local rank
 #
-# A **node** is a machine. When several nodes have several GPUs each, a process needs two numbers. Its **rank** is unique among all
-# processes, however many there are; their count is the **world size**. Its **local rank** counts within its node, and says which of
-# the node's GPUs it should take. `nodes=2` makes `launch` number four ranks as if they stood on two machines.
+# A **node** is a machine. Where several nodes have several GPUs each, a process needs two numbers. Its **rank** is unique among all
+# processes, and their count is the **world size**. Its **local rank** only counts within its node, and says which of the node's GPUs it should take.
 #
-# **Predict.** Which local rank does rank 2 have?
+# Ranks count through the first node, then through the second. With `nodes=2`, `launch` numbers its four ranks as if they were on two machines.
+#
+# **Predict.** Which local ranks do ranks 0, 1, 2 and 3 have? Answer with a list of four numbers.
 
 # %%
-local_rank_of_2 = predict("local rank of rank 2", ...)
+local_ranks = predict("local ranks of ranks 0 to 3", ...)
 
 
 # %% tags=["row-B4"]
 def who_am_i():
-    names = {"node": "GROUP_RANK", "local rank": "LOCAL_RANK", "rank": "RANK"}
-    return {name: int(os.environ[variable]) for name, variable in names.items()}
+    variables = {"node": "GROUP_RANK", "local rank": "LOCAL_RANK", "rank": "RANK"}
+    return {name: int(os.environ[variable]) for name, variable in variables.items()}
 
 
 places = launch(who_am_i, world_size=4, nodes=2, backend="gloo")
-local_rank_of_2.measured(places[2]["local rank"])
-
-
-# %% jupyter={"source_hidden": true}
-from course_utils.pictures.style import rank_style
-
-
-def draw_grid(captions, text):
-    """Draw nodes as rows and local ranks as columns, a caption in each rank's box."""
-    figure, axes = plt.subplots(figsize=(7, 3.1))
-    axes.set(xlim=(-0.8, 4.1), ylim=(2.1, -0.4))
-    axes.axis("off")
-    for n in (0, 1):
-        axes.add_patch(plt.Rectangle((-0.8, n + 0.05), 4.9, 0.9, color="#eeeeee"))
-        axes.text(-0.7, n + 0.5, f"node {n}", fontsize=13, va="center")
-        axes.text(2 * n + 1, -0.15, f"local rank {n}", fontsize=13, ha="center")
-    for rank, caption in enumerate(captions):
-        corner, color = (2 * (rank % 2) + 0.15, rank // 2 + 0.15), rank_style(rank)["color"]
-        axes.add_patch(plt.Rectangle(corner, 1.7, 0.7, fc="white", ec=color, linewidth=4))
-        axes.text(corner[0] + 0.3, corner[1] + 0.35, rank, fontsize=22, color=color, va="center")
-        axes.text(corner[0] + 0.7, corner[1] + 0.35, caption, fontsize=12, va="center")
-    show(figure, text)
-
-
-# %%
 captions = [f"{p['node']} × 2 + {p['local rank']}\n= rank {p['rank']}" for p in places]
-draw_grid(captions, "Ranks count through both nodes; local ranks begin again at 0 on each node.")
+chapter_02.draw_nodes(
+    captions, "Ranks count through both nodes; local ranks begin again at 0 on each node."
+)
+local_ranks.measured([place["local rank"] for place in places])
 
 # %% [markdown]
-# With equally many processes on every node, **rank = node rank × processes per node + local rank**. These are the names that
-# `torchrun` uses, and its environment variables:
+# If all nodes run the same number of processes, **rank = node rank × processes per node + local rank**. These are `torchrun`'s names, and its environment variables:
 #
 # | name | variable | counts | from 0 to |
 # | --- | --- | --- | --- |
@@ -168,9 +142,8 @@ draw_grid(captions, "Ranks count through both nodes; local ranks begin again at 
 # | rank, or global rank | `RANK` | all processes | world size − 1 |
 # | world size | `WORLD_SIZE` | how many there are | |
 #
-# Tutorials mix them up. *Distributed Data Parallel, part 1*, one of the five articles behind this course ([the course map](README.md) lists them),
-# calls the node's number "global rank", and the rank that it computes from it "local rank".
-# The difference matters as soon as a process chooses its GPU. This cell is meant to fail.
+# Tutorials mix them up. *Distributed Data Parallel, part 1*, one of the five articles ([the course map](README.md) lists them), calls the node's number "global rank", and the rank it
+# computes from it "local rank". That matters as soon as a process chooses its GPU. This cell fails on purpose:
 
 
 # %% tags=["raises-exception", "row-B4"]
@@ -184,12 +157,11 @@ def choose_a_card():
 launch(choose_a_card, world_size=4, nodes=2, backend="gloo")
 
 # %% [markdown]
-# The first line says **who** failed and **why**: ranks 2 and 3, the whole second node, asked for a third and a fourth card where a node
-# has two. The arrow says **where**: `get_rank()` stands where the local rank belongs. Ranks 0 and 1 had made the same mistake. For
-# them both numbers are equal, so they had reached the barrier.
+# The first line says **who** failed and **why**: ranks 2 and 3, the whole second node, asked for a third and a fourth card where there
+# are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but for them both numbers are equal, so they reached the barrier.
 #
-# **Write** (3 minutes). Return the card that this process should take. The check runs your function on two nodes of one, two and three
-# processes.
+# **Write** (3 minutes). Return the card this process should take. The check runs your function on two nodes with one, two and three
+# processes each.
 
 
 # %%
@@ -199,7 +171,7 @@ def my_card(cards_of_this_node):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which of the variables in the table begins again at 0 on every node?
+# Which variable in the table begins again at 0 on every node?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # <code>torchrun</code> and <code>launch</code> put the local rank into the environment, as text.
@@ -220,11 +192,22 @@ def my_card_inputs(rank, world_size, case):
     return [f"card {k} of node {rank // each}" for k in range(each)]
 
 
-card_check = {"spec": my_card_spec, "inputs": my_card_inputs, "nodes": 2}
-card_check |= {"world_sizes": (2, 4, 6), "cases": ("a card for each process",)}
+card_check = {
+    "spec": my_card_spec, "inputs": my_card_inputs, "nodes": 2,
+    "world_sizes": (2, 4, 6), "cases": ("a card for each process",),
+}  # fmt: skip
 
 # %%
 check(my_card, **card_check)
+
+# %% [markdown]
+# And this is who takes which card when *your* function runs on two nodes with two cards each:
+
+# %%
+chapter_02.draw_cards(my_card)
+
+# %% [markdown]
+# Our own answer is folded up here, with its picture.
 
 
 # %% jupyter={"source_hidden": true}
@@ -234,34 +217,29 @@ def my_card_done(cards_of_this_node):
 
 check(my_card_done, **card_check)
 
+# %%
+chapter_02.draw_cards(my_card_done)
+
 # %% [markdown]
-# The folded cell above has our own answer, `my_card_done`, and its check.
-#
-# **Check yourself.** Why do scripts with this mistake pass every test on one machine?
+# **Check yourself.** Why do scripts that use the rank here pass every test on one machine?
 #
 # <details><summary>Answer</summary>
-# On one node, rank and local rank are the same number. The mistake shows only when there is a second machine.
+# On one node, rank and local rank are the same number. The mistake only shows when there's a second machine.
 # </details>
 #
 # ## 3 · Three places to meet
 #
-# `init_process_group` has to know where the ranks leave their addresses. You tell it by `init_method`: `env://` reads
-# `MASTER_ADDR` and `MASTER_PORT` from the environment, `tcp://` names both, and `file://` names a file that all can reach. Below, rank 0 is
-# ready at once, rank 1 after 0.2 seconds, rank 2 after 0.4, and rank 3 after 0.6.
-#
-# **Predict.** After how many seconds is rank 0 in the group?
-
-# %%
-joined_s = predict("seconds until rank 0 is in the group", ...)
+# `init_process_group` has to know where the ranks leave their addresses. `init_method` tells it: `env://` reads
+# `MASTER_ADDR` and `MASTER_PORT` from the environment, `tcp://` names both, and `file://` names a file that all ranks can reach.
 
 
 # %%
 def join(place):
     begun, rank = time.monotonic(), int(os.environ["RANK"])
-    time.sleep(0.2 * rank)
+    time.sleep(0.2 * rank)  # rank 3 is the last to come
     arrived = time.monotonic()
-    where = place.format(**os.environ)
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=4)
+    address = place.format(**os.environ)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=4)
     joined = time.monotonic()
     total = torch.tensor(rank + 1)
     dist.all_reduce(total)
@@ -270,41 +248,35 @@ def join(place):
     return {"total": total.item(), "times": [begun, arrived, joined, time.monotonic()]}
 
 
+# %% [markdown]
+# Rank 0 is ready at once, rank 1 after 0.2 seconds, rank 2 after 0.4 and rank 3 after 0.6.
+#
+# **Predict.** After how many seconds is rank 0 in the group?
+
+# %%
+joined_s = predict("seconds until rank 0 is in the group", ...)
+
 # %% tags=["row-B7"]
+times = {}
 with tempfile.TemporaryDirectory() as folder:
     for place in ["env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}", f"file://{folder}/meeting"]:
         results = launch(join, place, world_size=4, backend=None)
-        print(place.split(":")[0], "totals:", [result["total"] for result in results])
+        method = place.split(":")[0]
+        times[method] = [result["times"] for result in results]
+        print(method, "totals:", [result["total"] for result in results])
 
 # %% [markdown]
-# Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://` no process served anything.
-#
-# And when did each rank get in? We look at the last of the three runs, with the file. The workers noted the time at four points of `join`. All processes of a machine
-# read the same clock, so their times can be drawn on one axis.
-
-
-# %% jupyter={"source_hidden": true}
-def draw_timeline(times, text):
-    """Draw a bar per rank from its four moments: begun, arrived, joined, left."""
-    figure, axes = plt.subplots(figsize=(8.4, 3))
-    for rank, moments in enumerate(times):
-        begun, arrived, joined, left = [moment - min(times)[0] for moment in moments]
-        axes.barh(rank, arrived - begun, 0.6, begun, color="#cccccc", label="getting ready")
-        waits = {"color": "white", "edgecolor": "#555555", "hatch": "////"}
-        axes.barh(rank, joined - arrived, 0.6, arrived, label="waiting to join", **waits)
-        color = rank_style(rank)["color"]
-        axes.barh(rank, left - joined, 0.6, joined, color=color, label="in the group")
-    axes.set(yticks=range(4), yticklabels=[f"rank {rank}" for rank in range(4)], ylim=(3.5, -0.5))
-    axes.set_xlabel("time since the first rank was forked (s, real time)")
-    axes.legend(handles=axes.containers[:3], ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
-    axes.spines[["top", "right"]].set_visible(False)
-    show(figure, text)
-
+# Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://`, no process had to serve anything. And when did each rank get in? Each noted the time at
+# four points of `join`. All processes of a machine read the same clock, so their times fit on one axis.
 
 # %%
-times = [result["times"] for result in results]
-joined_s.measured(times[0][2] - times[0][0], within=0.3, about=True)
-draw_timeline(times, "No rank is in the group before the last has arrived.")
+chapter_02.draw_joining(
+    times["file"], "With a file, no rank is in the group before the last has arrived."
+)
+joined_s.measured(times["file"][0][2] - times["file"][0][0], within=0.3, about=True)
+for method, moments in times.items():
+    last_arrival = max(arrived for _, arrived, _, _ in moments)
+    print(method, "nobody is in before the last:", all(j >= last_arrival for _, _, j, _ in moments))
 
 # %% [markdown]
 # Rank 0 was ready at once and still had to wait for rank 3, because joining is itself a collective. One rank that never comes
@@ -319,30 +291,17 @@ draw_timeline(times, "No rank is in the group before the last has arrived.")
 #
 # ### Backend by device
 #
-# The store only brings ranks together. Tensors travel through a **backend**, and where the tensors are decides which one. The last
+# The store only brings ranks together. Tensors travel through a **backend**, and it depends on where they are which one. The last
 # column is about your machine.
 
-# %% jupyter={"source_hidden": true} tags=["nbval-ignore-output", "row-A9"]
-from IPython.display import Markdown
-
-machine = hardware()
-gpus = len(machine.gpus)
-rows = [
-    ("CPU", "gloo", "any number of ranks", machine.gloo),
-    ("NVIDIA or AMD GPU", "nccl", "one GPU per rank", machine.nccl and gpus > 0),
-    ("GPU shared by ranks", "gloo", "collectives, no send and recv", machine.gloo and gpus > 0),
-    ("Intel GPU", "xccl", "one GPU per rank", dist.is_xccl_available()),
-    ("CPU, cluster with MPI", "mpi", "torch built from source", dist.is_mpi_available()),
-]
-lines = [f"| {a} | `{b}` | {c} | {'yes' if here else 'no'} |" for a, b, c, here in rows]
-head = ["| tensors on | backend | works for | this machine |", "| --- | --- | --- | --- |"]
-Markdown("\n".join(head + lines))
+# %% tags=["nbval-ignore-output", "row-A9"]
+chapter_02.show_backends()
 
 # %% [markdown]
 # ## 4 · The port that is taken
 #
-# [PyTorch's own DDP tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html) begins with a function `setup` that joins and a
-# function `cleanup` that leaves. Its port is the constant 12355, and very many scripts have copied it. Ours takes the port as an argument.
+# [PyTorch's own DDP tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html) begins with a `setup` that joins and a
+# `cleanup` that leaves. Its port is the constant 12355. Ours takes the port as an argument.
 
 
 # %%
@@ -362,8 +321,8 @@ def as_published(port):
 
 
 # %% [markdown]
-# Now suppose that you share a server with somebody who copied the same constant: their training already holds the port. To play them,
-# the cell below asks the system for any free port and keeps it open.
+# Now suppose you share a server with somebody who copied the same constant, and their training already holds the port. To play them,
+# the next cell asks the system for a free port and keeps it open.
 #
 # **Predict.** Which of our two ranks fails because of that: `0`, `1` or `"both"`?
 
@@ -379,12 +338,12 @@ with socket.create_server(("127.0.0.1", 0)) as somebody_else:
         print(f"\n{error}")
 
 # %% [markdown]
-# **EADDRINUSE**, address in use: rank 0 is the one that has to open the port, and it could not. Rank 1 only connects. It reached
-# the stranger and waited there for an answer until it was stopped. Had the stranger been a training of the same kind, your rank 1 might have
+# **EADDRINUSE**, address in use: rank 0 has to open the port, and couldn't. Rank 1 only connects. It reached
+# the stranger and waited for an answer until it was stopped. Had the stranger been a similar training, your rank 1 might have
 # joined *that*.
 #
-# The cure is that nobody chooses a number. Somebody asks the system for a free port (port 0), keeps it open, and tells the
-# ranks which one it is. `launch` and `torchrun --standalone` both do so.
+# The cure is that nobody chooses a number. Whoever starts the ranks asks the system for a free port, keeps it open and tells them.
+# `launch` and `torchrun --standalone` both do this.
 
 
 # %% tags=["row-A4"]
@@ -399,19 +358,18 @@ def with_a_launcher():
 print("on the launcher's port:", launch(with_a_launcher, world_size=4, backend=None))
 
 # %% [markdown]
-# This works however many people do it at once. In your own code, leave out the two lines of `setup` that change `os.environ`:
-# whatever starts the ranks has set these variables already.
+# In your own code, leave out the two lines of `setup` that change `os.environ`: whatever starts the ranks has already set these variables.
 #
 # **Check yourself.** Why not ask the system for a free port, print it, and start the ranks by hand with that number?
 #
 # <details><summary>Answer</summary>
-# Between the moment when you learn the number and the moment when rank 0 opens the port, somebody else may take it. This is rare but
+# Between the moment you learn the number and the moment rank 0 opens the port, somebody else may take it. That's rare but
 # real. Whoever asks should keep the port open, as a launcher does.
 # </details>
 #
 # ## 5 · Three ways to start
 #
-# Outside a notebook, a worker function stands in a file. This one is told its rank and where to meet.
+# Outside a notebook, a worker function lives in a file. This one is told its rank and where to meet.
 
 
 # %%
@@ -420,13 +378,14 @@ def work(rank, world_size, epochs, place):
     for _ in range(epochs):
         total = torch.tensor(rank + 1)
         dist.all_reduce(total)
-    print(f"rank {rank} of {world_size}: total {total} in each of {epochs} epochs\n", end="")
+    line = f"rank {rank} of {world_size}: total {total} in each of {epochs} epochs\n"
+    print(line, end="")  # line and end in one write, so that ranks don't mix theirs
     dist.destroy_process_group()
 
 
 # %% [markdown]
-# Before there were launchers, a person started such a script **once per node** and told it the node's number. It worked out each
-# rank by the formula of part 2, and started one process per GPU with `mp.spawn`.
+# Before there were launchers, you started such a script **once per node** and told it the node's number. It worked out the
+# ranks by the formula of part 2, and started one process per GPU with `mp.spawn`.
 
 
 # %%
@@ -446,61 +405,21 @@ def main():
 
 
 # %% [markdown]
-# The folded cell below has two helpers. `script_of` makes a file of functions of this notebook. It adds imports and a **main guard**
-# (`if __name__ == "__main__":`): a spawned process is a new Python that imports the file again, and without the guard it would spawn
-# processes itself. `run` starts the file once per command, all at the same time, and prints what each command said.
-#
-# **Predict.** Two nodes, two processes each: which ranks does the *second* command start? Answer with a list, such as `[0, 3]`.
-
-# %%
-second_node = predict("ranks of the second command", ...)
-
-
-# %% jupyter={"source_hidden": true}
-import inspect
-import signal
-from pathlib import Path
-
-
-def script_of(*functions):
-    """The text of a file with these functions, which calls the last one."""
-    imports = "import argparse\nimport os\n\nimport torch\nimport torch.distributed as dist\n"
-    imports += "import torch.multiprocessing as mp\n\n\n"
-    body = "\n\n".join(inspect.getsource(function) for function in functions)
-    return imports + body + f'\n\nif __name__ == "__main__":\n    {functions[-1].__name__}()\n'
-
-
-def run(script, *commands, timeout_s=100):
-    """Run the script on loopback, once per command and side by side; print and return lines."""
-    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "script.py").write_text(script)
-        options["env"] = {**os.environ, **loopback, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        words = [[sys.executable, *command] for command in commands]
-        started = [subprocess.Popen(each, cwd=folder, text=True, **options) for each in words]
-        try:
-            said = [process.communicate(timeout=timeout_s)[0] for process in started]
-        finally:
-            for process in filter(lambda process: process.poll() is None, started):
-                os.killpg(process.pid, signal.SIGTERM)
-    said = [sorted(text.splitlines()) for text in said]
-    for number, lines in enumerate(said):
-        print(*(f"[command {number}] {line}" for line in lines), sep="\n")
-    return said
-
+# A spawned process is a new Python that imports the file again. Without the **main guard**, `if __name__ == "__main__":`, it would spawn processes itself. `script_of` makes
+# a file of our functions, with imports and that guard. `run` starts it once per command, as you would in two terminals.
 
 # %% tags=["row-B6", "row-A7", "row-D2"]
-options = ["script.py", "-n", "2", "-g", "2", "--epochs", "3"]
-said = run(script_of(work, one_process, main), [*options, "-nr", "0"], [*options, "-nr", "1"])
-second_node.measured([int(line.split()[1]) for line in said[1]])
+spawning = chapter_02.script_of(work, one_process, main)
+print("...", *spawning.splitlines()[-4:], sep="\n")
+node_0 = "python script.py -n 2 -g 2 --epochs 3 -nr 0"
+node_1 = "python script.py -n 2 -g 2 --epochs 3 -nr 1"
+printed = chapter_02.run(spawning, node_0, node_1)
 
 # %% [markdown]
-# The second node starts ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands share nothing but a file, and their four processes
+# The second node started ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands share nothing but a file, and yet their four processes
 # became one group.
 #
-# The same `work` can be started with Python's own `Process`: one object per rank, started and joined in two loops. Mind that `join` returns without a word when a worker has crashed: you'd have to look at
-# each `worker.exitcode`, where `mp.spawn` raises. `launch` forks its workers by hand, and then also watches, collects and stops.
+# Python's own `Process` can start the same `work`: one object per rank, started and joined in two loops.
 
 
 # %% tags=["row-D2"]
@@ -513,9 +432,12 @@ def with_processes():
         worker.join()
 
 
-said = run(script_of(work, with_processes), ["script.py"])
+printed = chapter_02.run(chapter_02.script_of(work, with_processes), "python script.py")
 
 # %% [markdown]
+# But note that `join` returns without a word when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, where `mp.spawn` raises.
+# `launch` does the forking by hand too, and then also watches, collects results and stops what hangs.
+#
 # The third way is `torchrun`. It replaces the parser, the formula and `spawn`: it starts the file once per rank and sets the variables
 # of part 2.
 #
@@ -532,45 +454,44 @@ def under_torchrun():
     work(rank, world_size, 3, "env://")
 
 
-torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-said = run(script_of(work, under_torchrun), [*torchrun, "script.py"])
+command = "torchrun --standalone --nproc-per-node=2 script.py"
+printed = chapter_02.run(chapter_02.script_of(work, under_torchrun), command)
 
 # %% [markdown]
-# `python -m torch.distributed.run` is `torchrun` by its full name; the older `torch.distributed.launch` is deprecated. Here the store
-# lives in the process of `torchrun` itself, so no rank is special at all. One warning: that store listens on **all** addresses of your
-# machine and asks for no password. Use `torchrun` where you trust the network. `launch` stays on 127.0.0.1.
+# Here the store lives in the process of `torchrun` itself, so no rank is special at all. A warning, though: that store listens on **all** addresses of your
+# machine and asks for no password, so use `torchrun` only where you trust the network. `launch` stays on 127.0.0.1.
+#
+# `python -m torch.distributed.run` is `torchrun` by its full name; the older `torch.distributed.launch` is deprecated.
 #
 # ### Why not `mp.spawn` in a notebook?
 #
-# A spawned process is a new Python, and the function has to travel there. Python sends functions by `pickle`. Below, we pickle `work`
-# and let a new Python unpack it, as `mp.spawn` would.
+# The function has to travel to the new Python, and Python sends functions by `pickle`. Let's pickle `work` and have a new Python unpack it, as `mp.spawn` would.
 
 # %% tags=["row-A7"]
-parcel = pickle.dumps(work, protocol=4)
-new_python = [sys.executable, "-c", f"import pickle\npickle.loads({parcel})"]
-done = subprocess.run(new_python, capture_output=True, text=True, env={})
-print(parcel)
-print(done.stderr.splitlines()[-1].partition(":")[0])
+pickled = pickle.dumps(work, protocol=4)
+print(pickled)
+print(chapter_02.new_python(f"import pickle\npickle.loads({pickled})"))
 
 # %% [markdown]
-# There is no code in the parcel, only two names: look up `work` in the module `__main__`. In a script, `__main__` is the file, which the new Python
-# imports. Your cells are in no file, so there it finds nothing. A **forked** process needs no parcel, because it is a copy of the
-# notebook's process, with everything that your cells have defined. That is why `launch` forks.
+# There's no code in there, only two names: look up `work` in the module `__main__`. In a script, `__main__` is the file, which the new Python
+# imports. Your cells are in no file, so it finds nothing.
+#
+# A **forked** process needs no pickle, because it's a copy of the notebook's process, with everything your cells have defined. That's why `launch` forks.
 #
 # **Check yourself.** What does fork forbid in return?
 #
 # <details><summary>Answer</summary>
-# Using CUDA in the notebook before it: a GPU context does not survive the copy. Keep every <code>.cuda()</code> inside the function
-# that <code>launch</code> runs; <code>launch</code> refuses otherwise.
+# Using CUDA in the notebook before it: a GPU context doesn't survive the copy. Keep every <code>.cuda()</code> inside the function
+# that <code>launch</code> runs; otherwise <code>launch</code> refuses.
 # </details>
 #
 # ## 6 · Groups within the group
 #
-# Large trainings often add up within each node first, and then between nodes. `dist.new_group(ranks)` makes a group of some ranks, and a collective
+# Large trainings often add up within each node first, and then between nodes. `dist.new_group(ranks)` makes a group of some of the ranks, and a collective
 # with `group=` runs in that group only.
 #
-# **Write** (8 minutes). Return the sum of `number` over the ranks of this rank's row. `rows` lists the ranks of every row, such as
-# `[[0, 1], [2, 3]]`, and is the same on all ranks. Each row is to add up in a group of its own.
+# **Write** (8 minutes). Return the sum of `number` over this rank's row. `rows` lists the ranks of every row, such as
+# `[[0, 1], [2, 3]]`, and is the same on all ranks. Each row adds up in a group of its own.
 
 
 # %%
@@ -584,7 +505,7 @@ def row_sum(number, rows):
 # <a href="https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group">documentation</a>.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Every rank makes the group of every row, in the same order, and keeps the one that it belongs to. Only in that one it adds up.
+# Every rank makes the group of every row, in the same order, and keeps the one it belongs to. It adds up in that one only.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # In a loop over <code>rows</code>, call <code>group = dist.new_group(ranks)</code> before you ask
@@ -614,11 +535,22 @@ def row_sum_budget(world_size, case):
     return {"sent_bytes": 2 * 8 * (1 - 1 / longest)}  # of one all_reduce of one number
 
 
-row_check = {"spec": row_sum_spec, "inputs": row_sum_inputs, "budget": row_sum_budget}
-row_check |= {"world_sizes": (2, 3, 4), "cases": ("one row", "two rows", "even and odd ranks")}
+row_check = {
+    "spec": row_sum_spec, "inputs": row_sum_inputs, "budget": row_sum_budget,
+    "world_sizes": (2, 3, 4), "cases": ("one row", "two rows", "even and odd ranks"),
+}  # fmt: skip
 
 # %%
 check(row_sum, **row_check)
+
+# %% [markdown]
+# Here's what *your* function does with the rows `[[0, 1], [2, 3]]`. Rank *r* brings 1, 10, 100 or 1000, so the digits tell whose numbers are in a sum.
+
+# %%
+chapter_02.draw_row_sums(row_sum)
+
+# %% [markdown]
+# And our answer, folded up:
 
 
 # %% jupyter={"source_hidden": true}
@@ -626,16 +558,18 @@ def row_sum_done(number, rows):
     for ranks in rows:
         group = dist.new_group(ranks)  # every rank calls it, member or not
         if dist.get_rank() in ranks:
-            mine = group
-    dist.all_reduce(number, group=mine)
+            group_of_my_row = group
+    dist.all_reduce(number, group=group_of_my_row)
     return number
 
 
 check(row_sum_done, **row_check)
 
+# %%
+chapter_02.draw_row_sums(row_sum_done)
+
 # %% [markdown]
-# Our answer, `row_sum_done`, is in the folded cell above. In it every rank calls `new_group` for every row, member or not. That looks
-# wasteful, and many people first write a version in which only members call it. This cell does so, and is meant to fail.
+# In it, every rank calls `new_group` for every row, member or not. Isn't that wasteful? Let's have only the members call it. This cell fails on purpose:
 
 
 # %% tags=["raises-exception"]
@@ -649,9 +583,9 @@ def only_members_call():
 launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Skipping the call does no visible harm; the *next* `new_group` hangs, and the last sentence of the report says why. Groups are numbered in the
-# order of the calls. So the group of all four is number 1 for ranks 0 and 1, and number 2 for ranks 2 and 3: they look for each other under
-# different numbers. In a script they would wait for torch's own timeout, which is thirty minutes with gloo. So be careful with every `if` on the rank that has a collective inside.
+# Skipping the call does no visible harm; it's the *next* `new_group` that hangs. Groups are numbered in the
+# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. They look for each other under different numbers. In a script they'd wait
+# for torch's own timeout: thirty minutes with gloo.
 #
 # Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
 
@@ -666,49 +600,72 @@ def make_a_group():
     dist.barrier()  # all have looked
     dist.new_group([2, 3])
     dist.barrier()
-    return sorted(set(store.list_keys()) - keys)
+    return sorted(keys), sorted(set(store.list_keys()) - keys)
 
 
-new_keys = launch(make_a_group, world_size=4, backend=None)[0]
-print("new keys:", new_keys)
+keys, new_keys = launch(make_a_group, world_size=4, backend=None)[0]
+chapter_02.draw_store(
+    [*keys, *new_keys], f"The store has the keys {', '.join(new_keys)} in addition."
+)
 keys_of_group.measured(len(new_keys))
 
 # %% [markdown]
-# Two: the members left new addresses, under the number of the new group, 1. So the store is needed as long as groups are made,
-# and the process that serves it has to live as long.
+# Two: the members left new addresses, under the new group's number, 1. So the store is needed whenever a group is made,
+# and the process that serves it has to live that long. NCCL, the backend for NVIDIA GPUs, goes through the store as well when it connects the GPUs.
+#
+# What happens if a rank calls a collective in a group that it isn't in?
+
+
+# %%
+def outside_the_group():
+    group = dist.new_group([2, 3])
+    number = torch.tensor(dist.get_rank() + 1)
+    before = number.clone()
+    with warnings.catch_warnings(record=True) as caught:
+        dist.broadcast(number, src=2, group=group)
+    return before, number, [str(warning.message) for warning in caught]
+
+
+before, after, caught = zip(*launch(outside_the_group, world_size=4, backend="gloo"))
+plot_ranks(before, after)
+print(*caught, sep="\n")
+
+# %% [markdown]
+# Ranks 0 and 1 get a warning, keep their own numbers, and go on. Note that `src=2` is the rank in the **world**, even for a group of two.
 #
 # ### A mesh makes all rows and columns
 #
 # For a regular grid, [`init_device_mesh`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh) makes
-# the groups of all rows and all columns at once, in the right order on every rank. FSDP and tensor parallelism take such a mesh. Rank r brings
-# the number r + 1.
+# the groups of all rows and columns at once, in the right order on every rank. FSDP and tensor parallelism take such a mesh. Rank *r* brings
+# the number *r* + 1.
 
 
 # %%
 def sums():
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "within"))
-    found = {}
+    totals = {}
     for name in ("within", "between"):
         number = torch.tensor(dist.get_rank() + 1)
         dist.all_reduce(number, group=mesh.get_group(name))
-        found[name] = number.item()
-    return found
+        totals[name] = number.item()
+    return totals
 
 
 results = launch(sums, world_size=4, nodes=2, backend="gloo")
 captions = [f"within: {r['within']}\nbetween: {r['between']}" for r in results]
-draw_grid(captions, "Sums within a node agree in a row, sums between nodes in a column.")
+chapter_02.draw_nodes(
+    captions, "Sums within a node agree in a row, sums between nodes in a column."
+)
 
 # %% [markdown]
 # Rank 3 has 3 + 4 = 7 within its node. Between the nodes it has 2 + 4 = 6, together with rank 1, which has the same local rank.
 #
 # ## What you know now
 #
-# No process is in charge. Ranks meet at a store, and go back to it whenever they form another group; what they compute goes from rank to
-# rank. The **rank** names a process in the world, the **local rank** chooses its GPU. And joining, like every collective, needs all.
+# No process is in charge. Ranks meet at a store, and go back to it whenever they form a new group; what they compute goes from rank to
+# rank. The **rank** names a process in the world, the **local rank** chooses its GPU. And joining, like every collective, needs everybody.
 #
-# Two predictions are easily got wrong. There are no 100 or 400 new keys after 100 sums, because there's no master that would have to hear of each sum.
-# And rank 0 isn't in the group after 0 seconds, although it is ready then. How many of yours were right?
+# How many of your predictions were right?
 
 # %%
 predict()

@@ -8,17 +8,15 @@
 # 1. pass messages between two ranks without a deadlock;
 # 2. choose among nine collectives, and say who holds what before and after;
 # 3. write a ring all-reduce from messages alone;
-# 4. avoid results that are silently wrong, and find the rank that holds all others up.
+# 4. avoid results that are silently wrong, and find the rank that holds all the others up.
 #
-# **Hardware:** two cores. Where there is a GPU for each rank, ranks talk through NCCL, but for the cells about gloo. **Before:** [02 · Process groups](02_process_groups.ipynb).
+# **Hardware:** two cores. If there's a GPU for each rank, ranks talk through NCCL, except in the cells about gloo. **Before:** [02 · Process groups](02_process_groups.ipynb).
 # **Next:** [04 · DDP training](04_ddp_training.ipynb).
 # **Lab:** [03 · Collective primitives](../exercises/03_collective_primitives.ipynb).
 #
-# Six cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside what real ranks did. One cell asks you to **write**
-# a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
+# Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what real ranks did. One cell asks you to **write** a function.
 
-# %% jupyter={"source_hidden": true}
-import functools
+# %%
 import time
 
 import torch
@@ -27,213 +25,205 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from course_checks.cases import CASES
+from course_lessons.chapter_03 import draw_ring, print_gaps, print_traffic
 from course_utils import Network, check, digits, explore, launch, plot_ranks, plot_timeline, predict
-from course_utils.pictures.steps import plot_steps
-
-
-def my_device():  # in a rank, "cuda" is the GPU that launch gave it
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
 
 # %% [markdown]
 # ## 1 · One sends, one receives
 #
-# Everything that ranks do together is made of one move: one rank **sends** a tensor and another **receives** it. The receiver
-# prepares a tensor of the same shape and dtype, and the message overwrites it. `trace=True` records every call of every rank.
-# `my_device()`, from the folded cell at the top, is the rank's GPU if `launch` gave it one, else the CPU.
+# Everything ranks do together is built from one move: one rank **sends** a tensor and another **receives** it. The receiver
+# prepares a tensor of the same shape and dtype, and the message overwrites it. With `trace=True`, `launch` records every call.
 
 
 # %% tags=["row-D3"]
+def my_device():  # in a rank, "cuda" is the GPU that launch gave it
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def hand_over():
     rank = dist.get_rank()
-    box = torch.full((4,), rank + 1, device=my_device())
-    before = box.clone()
+    tensor = torch.full((4,), rank + 1, device=my_device())
+    before = tensor.clone()
     if rank == 0:
-        dist.send(box, dst=1)
+        dist.send(tensor, dst=1)
     else:
-        dist.recv(box, src=0)
-    return before, box
+        dist.recv(tensor, src=0)
+    return before, tensor
 
 
 results = launch(hand_over, world_size=2, trace=True)
 before, after = zip(*results)
 plot_ranks(before, after)
+
+# %% [markdown]
+# Rank 0 keeps what it sent, and rank 1's twos are gone. A square has the colour and the mark of the rank its number
+# comes from. The recording is called the **trace**. It tells the same story:
+
+# %%
 print(*results.trace, sep="\n")
 
 # %% [markdown]
-# Rank 0 keeps what it sent, and rank 1's twos are gone. The recording, called the **trace**, says the same: one `send` and one `recv` of 32
-# bytes, each with its line. A square has the colour and the mark of the rank that its number comes from.
-#
-# Now both ranks want to give and to take, and both send first. This cell fails on purpose, after four seconds. Where does
-# each rank stand when it fails?
+# Now both ranks want to send *and* to receive, and both send first. This cell fails on purpose, after four seconds. Before you run
+# it: which line will each rank be waiting in?
 
 
 # %% tags=["raises-exception", "row-D3"]
 def both_send_first():
-    other = 1 - dist.get_rank()
-    mine, theirs = torch.full((4,), dist.get_rank()), torch.empty(4, dtype=torch.int64)
-    dist.send(mine, other)
-    dist.recv(theirs, other)
-    return theirs
+    rank = dist.get_rank()
+    outgoing, incoming = torch.full((4,), rank), torch.empty(4, dtype=torch.int64)
+    dist.send(outgoing, 1 - rank)
+    dist.recv(incoming, 1 - rank)
+    return incoming
 
 
 launch(both_send_first, world_size=2, backend="gloo", timeout=4)  # a send of gloo waits
 
 # %% [markdown]
-# Both ranks wait in `send`, at the same line. Each waits until the other one receives, and neither reaches its
-# `recv`: a **deadlock**. MPI, another library, may keep a small message in a buffer and let the sender go on. There the same mistake
-# stays hidden until the tensors grow.
+# Both wait in `send`. Each waits for the other to receive, and neither ever reaches its `recv`: that's a **deadlock**. MPI, a different
+# library, may buffer a small message and let the sender go on. There, the same mistake stays hidden until the tensors grow.
 #
-# There are two cures. The ranks can agree on an order. Or they start with `isend`, which returns at once and gives you a `work` to wait for.
+# One cure is to agree on an order:
 
 
 # %%
-def in_order(mine):
-    other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
+def in_order(outgoing):
+    other, incoming = 1 - dist.get_rank(), torch.empty_like(outgoing)
     if dist.get_rank() == 0:
-        dist.send(mine, other)
-        dist.recv(theirs, other)
+        dist.send(outgoing, other)
+        dist.recv(incoming, other)
     else:
-        dist.recv(theirs, other)
-        dist.send(mine, other)
-    return theirs
-
-
-# %%
-def at_once(mine):
-    other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
-    sending = dist.isend(mine, other)
-    dist.recv(theirs, other)
-    sending.wait()  # until then, `mine` must not change
-    return theirs
+        dist.recv(incoming, other)
+        dist.send(outgoing, other)
+    return incoming
 
 
 # %% [markdown]
-# Which one is faster? Times between two processes of a laptop tell you about the laptop. So the course **replays** a recording on a
-# network that you describe. Here a message takes 10 µs plus its size at 80 Gbit/s, and a rank can send and receive at the same time. This
+# The other cure is to start both messages together. `batch_isend_irecv` takes a list of messages and returns at once, with something to `wait()` for.
+
+
+# %%
+def at_once(outgoing):
+    other, incoming = 1 - dist.get_rank(), torch.empty_like(outgoing)
+    sending = dist.P2POp(dist.isend, outgoing, other)
+    receiving = dist.P2POp(dist.irecv, incoming, other)
+    for work in dist.batch_isend_irecv([sending, receiving]):
+        work.wait()  # until then, leave both tensors alone
+    return incoming
+
+
+# %% [markdown]
+# Which is faster? Times measured between two processes of one laptop only tell you about that laptop. So we **replay** the recording on a
+# network of our own: a message takes 10 µs plus its size at 80 Gbit/s, and a rank can send and receive at the same time. This
 # *virtual* time is the same in every run.
 #
-# **Predict.** Each rank sends a megabyte, which takes 100 µs at 80 Gbit/s. How many µs does the exchange take in order, and how many at once? Answer with
-# a list of two numbers.
+# **Predict.** Each rank sends a megabyte, which is 100 µs at 80 Gbit/s. How many µs does the exchange take in order, and how many at once?
+# Answer with a list of two numbers.
 
 # %%
 exchange_us = predict("µs in order, and at once", ...)
 
+
 # %% tags=["row-D3"]
+def exchange(cure):
+    outgoing = torch.full((250_000,), float(dist.get_rank()))
+    return cure(outgoing)[0].item()
+
+
 network = Network(latency_us=10, gbit_s=80)
-took_us = []
+finish_us = []
 for cure in (in_order, at_once):
-    exchange = lambda: cure(torch.full((250_000,), float(dist.get_rank())))[0].item()
-    # The cure with isend is one for gloo.
-    results = launch(exchange, world_size=2, backend="gloo", trace=True)
-    took_us.append(round(max(results.trace.replay(network).finish_us)))
+    # A blocking send that waits is gloo's.
+    results = launch(exchange, cure, world_size=2, backend="gloo", trace=True)
     print(f"{cure.__name__}: ranks 0 and 1 now hold {list(results)}")
-exchange_us.measured(took_us)
+    finish_us.append(round(max(results.trace.replay(network).finish_us)))
+exchange_us.measured(finish_us)
 
 # %% [markdown]
-# In order, one message follows the other: 2 × (10 + 100) = 220 µs. At once, they pass each other on the way, and 110 µs are enough.
+# In order, the second message waits for the first: 2 × (10 + 100) = 220 µs. At once, they pass each other on the way, so 110 µs are enough.
 #
-# `isend` first is a cure with gloo, but not everywhere. NCCL, the library for GPUs, can line up a rank's messages to one peer in the order of its calls. Then both sends stand before both receives
-# again, and large messages [hang](https://github.com/NVIDIA/nccl/issues/479). `batch_isend_irecv` takes all messages at once and starts them together, so it works with both libraries (with NCCL we can't show it here: that takes two GPUs):
-
-
-# %%
-def in_a_batch(mine):
-    other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
-    sending = dist.P2POp(dist.isend, mine, other)
-    receiving = dist.P2POp(dist.irecv, theirs, other)
-    for work in dist.batch_isend_irecv([sending, receiving]):
-        work.wait()
-    return theirs
-
-
-def batched_exchange():
-    return in_a_batch(torch.full((4,), dist.get_rank(), device=my_device()))[0].item()
-
-
-print("ranks 0 and 1 now hold", list(launch(batched_exchange, world_size=2)))
-
-# %% [markdown]
-# **Check yourself.** Five ranks stand in a circle, and each has something for the next one. Even ranks send first, odd ranks receive first. Is there a deadlock?
+# You will also meet `isend` on its own, followed by a plain `recv`. That works with gloo. NCCL, the library for GPUs, may line up a
+# rank's messages to one peer in the order of its calls, so both sends come first again and large messages
+# [hang](https://github.com/NVIDIA/nccl/issues/479). A batch works with both.
+#
+# **Check yourself.** Five ranks sit in a circle, and each has a message for the next one. Even ranks send first, odd ranks receive first. Is there a deadlock?
 #
 # <details><summary>Answer</summary>
 # No. Ranks 4 and 0 are neighbours and both send first. But rank 1 receives first, so rank 0's message leaves, rank 0 reaches its receive,
-# and rank 4 goes on. One pair that takes turns is enough to break the circle of waiting.
+# and rank 4 can go on. One pair that takes turns is enough to break the circle of waiting.
 # </details>
 #
 # ## 2 · One to all, all to one
 #
-# A **collective** is a call that every rank of the group makes. We look at nine of them with one instrument, folded up below: `see` gives
-# four ranks four numbers each, runs the collective in them, and draws what they hold before and after.
+# A **collective** is a call that every rank of the group makes. We'll look at nine of them through one instrument: `see` gives four ranks
+# some numbers each, runs the collective, and draws what they hold before and after.
 
 
-# %% jupyter={"source_hidden": true}
-def see(collective, numbers=4, undefined=()):
-    """Run a collective in four real ranks, draw what they hold, print what each rank sends."""
-
+# %%
+def see(collective, numbers=4, undefined=(), traffic=True):
     def worker():
-        mine = 10 * (dist.get_rank() + 1) + torch.arange(numbers, device=my_device())
-        before = mine.clone()
-        return before, collective(mine)
+        tensor = 10 * (dist.get_rank() + 1) + torch.arange(numbers, device=my_device())
+        before = tensor.clone()
+        return before, collective(tensor)
 
     results = launch(worker, world_size=4, trace=True)
     before, after = zip(*results)
     plot_ranks(before, after, undefined=undefined)
-    print("recorded:", *dict.fromkeys(event.what for event in results.trace), sep="  ")
-    for how in ("direct", "ring"):
-        print(f"bytes that ranks 0 to 3 send, {how:>6}:", *results.trace.traffic(how).sent_bytes)
+    if traffic:
+        print_traffic(results.trace)
     return results
 
 
 # %% [markdown]
 # ### broadcast
 #
-# One rank, the root, gives all others what it has.
+# One rank, called the **root**, gives everybody what it has.
 
 
 # %% tags=["row-D4"]
-def broadcast(mine):
-    dist.broadcast(mine, src=1)
-    return mine
+def broadcast(tensor):
+    dist.broadcast(tensor, src=1)
+    return tensor
 
 
 results = see(broadcast)
 
 # %% [markdown]
-# Ranks 0, 2 and 3 now hold what rank 1 holds. Training begins with a broadcast of rank 0's weights, so that all models are equal.
+# Training begins like this: a broadcast of rank 0's weights makes all the models equal.
 #
-# *Recorded* is what was seen: every rank called `broadcast`. We cannot see gloo's messages, so the two lines of bytes are models.
-# *Direct*: the root sends to each rank itself. *Ring*: each rank passes pieces on to the next one.
+# *Recorded* is what really happened. How gloo cuts a call into messages we can't see, so the bytes come from two models. *Direct*: the root
+# sends to each rank itself. *Ring*: each rank passes pieces on to the next.
 #
 # ### scatter and gather
 #
-# `scatter` hands out a list of tensors, one to each rank. `gather` collects one tensor of each rank in a list. Only the root has the list; all
-# others pass `None`.
+# `scatter` hands out a list of tensors, one per rank. Only the root has the list; the others pass `None`.
 
 
 # %% tags=["row-D4"]
-def scatter(mine):
-    parts = list(mine.split(1)) if dist.get_rank() == 1 else None
-    part = torch.empty_like(mine[:1])
+def scatter(tensor):
+    parts = list(tensor.split(1)) if dist.get_rank() == 1 else None
+    part = torch.empty_like(tensor[:1])
     dist.scatter(part, parts, src=1)
     return part
 
 
 results = see(scatter)
 
+# %% [markdown]
+# `gather` is the way back: the root collects one tensor from each rank.
+
 
 # %% tags=["row-D4"]
-def gather(mine):
-    parts = [torch.empty_like(mine) for _ in range(4)] if dist.get_rank() == 1 else None
-    dist.gather(mine, parts, dst=1)
+def gather(tensor):
+    parts = [torch.empty_like(tensor) for _ in range(4)] if dist.get_rank() == 1 else None
+    dist.gather(tensor, parts, dst=1)
     return parts
 
 
 results = see(gather, numbers=1)
 
 # %% [markdown]
-# Each number has one destination, so a ring has nothing to pass on. Everything goes through the root's port, which
-# becomes the bottleneck when there are many ranks.
+# Each number has one destination, so a ring has nothing to pass on. Everything goes through the root, which becomes the
+# bottleneck once there are many ranks.
 #
 # ### reduce
 #
@@ -241,21 +231,23 @@ results = see(gather, numbers=1)
 
 
 # %% tags=["row-D4"]
-def reduce(mine):
-    dist.reduce(mine, dst=1)
-    return mine
+def reduce(tensor):
+    dist.reduce(tensor, dst=1)
+    return tensor
 
 
 results = see(reduce, undefined=(0, 2, 3))
 
 # %% [markdown]
-# On the root, 10 + 20 + 30 + 40 = 100. The stripes show whose numbers are in a sum. The result of all other ranks is **undefined**.
-# Tutorials print it all the same, and readers look for a meaning. So let us look at it once.
+# On the root, 10 + 20 + 30 + 40 = 100, with a stripe for each rank whose number is in the sum. Everywhere else the result is **undefined**. Some tutorials
+# print it anyway, so let's look at it once.
 #
-# **Predict.** Four ranks hold 1, 2, 3 and 4, and call `reduce` with root 0, which then holds 10. What does rank 1 hold?
+# **Predict.** Four ranks hold 1, 2, 3 and 4. They call `reduce` with root 0, which then holds 10. What can rank 1 rely on holding: `"its own 2"`, `"the sum 10"` or `"neither"`?
 
 # %%
-left_over = predict("after a reduce to rank 0, rank 1 holds", ...)
+left_over = predict(
+    "after a reduce to rank 0, rank 1 holds", ..., choices=("its own 2", "the sum 10", "neither")
+)
 
 
 # %%
@@ -265,95 +257,232 @@ def leftovers():
     return number.item()
 
 
-for world_size in (2, 3, 4):  # what is left over is gloo's
-    results = launch(leftovers, world_size=world_size, backend="gloo")
-    print(f"{world_size} ranks: {list(results)}")
-left_over.measured(results[1])
+results = launch(leftovers, world_size=4, backend="gloo")  # what is left over is gloo's
+left_over.measured({2: "its own 2", 10: "the sum 10"}.get(results[1], "neither"))
 
 # %% [markdown]
-# Only the first number of each list is a result. The others are unfinished sums: 9 = 2 + 3 + 4 shows the way that gloo's messages took to the root.
-# With another size, version or backend you may find something else, and no error tells you.
+# Neither. This is what all the ranks hold, with two, three and four of them:
+
+# %%
+for world_size in (2, 3, 4):
+    results = launch(leftovers, world_size=world_size, backend="gloo")  # again gloo's leftovers
+    print(f"{world_size} ranks: {list(results)}")
+
+# %% [markdown]
+# Only the first number of each list is a result. The others are unfinished sums: 9 is 2 + 3 + 4, on its way to the root.
+# A different size, version or backend may leave something else, and no error tells you.
 #
-# **The cure:** read the output of `reduce` on the root only. If another rank needs it, call `all_reduce`.
+# **The cure:** read the output of `reduce` on the root only. If the other ranks need it, call `all_reduce`.
 #
-# **Check yourself.** Rank 0 alone shall print the mean accuracy. Do you call `reduce`, `gather` or `all_reduce`?
+# **Check yourself.** Only rank 0 should print the mean accuracy. Do you call `reduce`, `gather` or `all_reduce`?
 #
 # <details><summary>Answer</summary>
-# <code>reduce</code>, and rank 0 divides and prints, inside <code>if rank == 0</code>. The <code>reduce</code> itself stands outside
-# of the <code>if</code>, because every rank has to call it.
+# <code>reduce</code>. Rank 0 then divides and prints, inside <code>if rank == 0</code>. The <code>reduce</code> itself goes outside
+# the <code>if</code>, because every rank has to call it.
 # </details>
 #
-# ## 3 · All to all
+# ### Which sum?
 #
-# From here on there is no root. With `all_gather`, every rank gets the list of a `gather`. With `reduce_scatter`, each rank gets its part of the sum.
+# Reducing doesn't have to mean adding: `op=` takes other operators too. Four ranks hold 6, 3, 2 and 3 (in binary 110, 011, 010 and 011),
+# once as integers and once as floats.
+
+
+# %%
+OPERATORS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
+
+
+def try_operators(dtype):
+    outcomes = {}
+    for name in OPERATORS:
+        number = torch.tensor([6, 3, 2, 3][dist.get_rank()], dtype=dtype)
+        try:
+            dist.all_reduce(number, getattr(dist.ReduceOp, name))
+            outcomes[name] = f"{number.item()}"
+        except RuntimeError:
+            outcomes[name] = f"refused, holds {number.item()}"
+    return outcomes
 
 
 # %% tags=["row-D4"]
-def all_gather(mine):
-    parts = [torch.empty_like(mine) for _ in range(4)]
-    dist.all_gather(parts, mine)
+# Which operators there are, and for what, is gloo's matter.
+integers = launch(try_operators, torch.int64, world_size=4, backend="gloo")[0]
+floats = launch(try_operators, torch.float32, world_size=4, backend="gloo")[0]
+print(f"{'operator':12}{'integers':20}floats, each on rank 0")
+for name in OPERATORS:
+    print(f"{name:12}{integers[name]:20}{floats[name]}")
+
+# %% [markdown]
+# BAND, BOR and BXOR work bit by bit (and, or, exclusive or), which makes no sense for floats. But look at AVG of integers: it's refused only **after**
+# the sum. Rank 0 started with 6 and now holds 14, so a program that catches this error goes on with a sum.
+#
+# **The cure:** convert to float first, or take SUM and divide with `//`.
+#
+# MAX has a trap of its own. This time rank 1 brings a NaN.
+
+
+# %%
+def largest():
+    number = torch.tensor([1.0, float("nan"), 3.0, 4.0][dist.get_rank()])
+    is_nan = number.isnan().int()
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    dist.all_reduce(is_nan, dist.ReduceOp.MAX)
+    return number.item(), is_nan.item()
+
+
+results = launch(largest, world_size=4, backend="gloo")  # what becomes of a NaN is gloo's
+print("the largest of 1, nan, 3 and 4:", [largest for largest, _ in results])
+print("does any rank have a NaN?      ", [is_nan for _, is_nan in results])
+
+# %% [markdown]
+# The NaN is gone, and it took the 3 and the 4 with it, because a comparison with NaN is always false. So don't look for a NaN with MAX or MIN of the numbers themselves.
+# **The cure:** ask for it separately. Each rank brings a flag, and MAX of the flags is 1 if any rank has a NaN.
+#
+# ## 3 · All to all
+#
+# From here on there's no root. With `all_gather`, every rank gets the list that `gather` gave the root.
+
+
+# %% tags=["row-D4"]
+def all_gather(tensor):
+    parts = [torch.empty_like(tensor) for _ in range(4)]
+    dist.all_gather(parts, tensor)
     return parts
 
 
 results = see(all_gather, numbers=1)
 
+# %% [markdown]
+# A list costs a copy: the numbers arrive in one block and are then copied into its tensors. `all_gather_into_tensor` hands you the block. Later
+# chapters use this form.
+
 
 # %% tags=["row-D4"]
-def reduce_scatter(mine):
-    part = torch.empty_like(mine[:1])
-    dist.reduce_scatter(part, list(mine.split(1)))
+def all_gather_into_tensor(tensor):
+    gathered = tensor.new_empty(4 * len(tensor))
+    dist.all_gather_into_tensor(gathered, tensor)
+    return gathered
+
+
+results = see(all_gather_into_tensor, numbers=1)
+
+# %% [markdown]
+# With `reduce_scatter`, each rank gets *its* part of the sum. `reduce_scatter_tensor` cuts one tensor into equal parts; `reduce_scatter`
+# itself takes a list of them.
+
+
+# %% tags=["row-D4"]
+def reduce_scatter(tensor):
+    part = tensor.new_empty(len(tensor) // 4)
+    dist.reduce_scatter_tensor(part, tensor)
     return part
 
 
 results = see(reduce_scatter)
 
 # %% [markdown]
-# Fully sharded data parallel training (FSDP), for models that are too large for one device, is built on these two. It gathers
-# weights before it uses them, and each rank keeps only its shard of the summed gradients.
+# Fully sharded training (FSDP), for models that are too large for one device, is built on these two. It gathers
+# weights just before using them, and each rank keeps only its shard of the summed gradients.
 #
-# ### all_reduce
+# ### all_to_all
 #
-# Data parallel training lives on this one: every rank gives its gradient, and every rank gets the sum. *Direct* means that all
-# send their tensors to rank 0, which sends the sum back. A **ring** has no centre. It cuts the tensor into as many chunks as there are ranks. In
-# each step, every rank sends one chunk to the next rank and receives one from the rank before. In the first half of the steps a rank adds what it receives. In the second
-# half, finished chunks go round.
-#
-# **Predict.** Four ranks hold 32 bytes each. How many bytes does each rank send in a ring until all have the sum?
-
-# %%
-sent_bytes = predict("bytes that each rank sends in a ring", ...)
+# Now every rank has something different for each of the others. The list form is `all_to_all`, the tensor form `all_to_all_single`.
 
 
 # %% tags=["row-D4"]
-def all_reduce(mine):
-    dist.all_reduce(mine)
-    return mine
+def all_to_all(tensor):
+    received = torch.empty_like(tensor)
+    dist.all_to_all_single(received, tensor)
+    return received
 
 
-results = see(all_reduce)
-sent_bytes.measured(results.trace.traffic("ring").sent_bytes[0])
+results = see(all_to_all)
 
 # %% [markdown]
-# Six steps of 8 bytes: three to add up, three to pass on. That stays below twice the tensor, however many ranks there are. Directly, rank 0 sends 96 bytes and
-# receives 96, and more with every further rank. In all, both ways send the same 192 bytes; the ring shares them out equally. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002) describe
-# it and prove that the busiest rank cannot send less in any all-reduce that is made of messages.
+# Read the ranks' numbers as the rows of a matrix: `all_to_all` **transposes** it, and nothing is added. Mixtures of experts need this: in these models each
+# token goes to one or a few of many sub-networks, which live on different ranks.
+#
+# ### barrier
+#
+# No data at all: nobody goes on until everybody has come. Here, rank *r* arrives *r* × 0.1 seconds late.
+
+
+# %% tags=["row-D4"]
+def barrier():
+    time.sleep(0.1 * dist.get_rank())
+    dist.barrier()
+
+
+results = launch(barrier, world_size=4, trace=True)
+plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last, has come.")
+
+# %% [markdown]
+# | you want | call |
+# | --- | --- |
+# | equal weights at the start | `broadcast` |
+# | the sum of everybody's gradients, everywhere | `all_reduce` |
+# | one number for a log | `reduce`, read on the root |
+# | everybody's results, in one place or everywhere | `gather`, `all_gather_into_tensor` |
+# | for each rank a part of what one rank has read | `scatter` |
+# | for each rank a part of the sum | `reduce_scatter_tensor` |
+# | something different from everybody for everybody | `all_to_all_single` |
+# | "wait until rank 0 has downloaded the data" | `barrier` |
+#
+# **Check yourself.** Why is a barrier after an `all_reduce`, "to be safe", no use?
+#
+# <details><summary>Answer</summary>
+# No rank has the sum before every rank has brought its part: with gloo, an <code>all_reduce</code> contains a barrier. (NCCL's
+# holds up the GPU, and not the line of Python, as chapter 14 shows.)
+# </details>
+#
+# ## 4 · The ring
+#
+# Data parallel training lives on **all_reduce**: every rank brings its gradient, and every rank gets the sum. The *direct* way is to send everything to
+# rank 0, which adds it up and sends the sum back. With four ranks and 32 bytes each, that makes 192 bytes in all, and the busiest rank sends 96 of them.
+#
+# A **ring** has no centre. It cuts the tensor into as many chunks as there are ranks. In each step, every rank sends one chunk to the next rank and
+# receives one from the rank before. For *n* − 1 steps a rank adds what it receives; for *n* − 1 more, finished chunks travel on.
+#
+# **Predict.** How many bytes do the four ranks send **in all**, and how many does **the busiest** send? Answer with a list of two numbers.
+
+# %%
+ring_bytes = predict("bytes in a ring: in all, and by the busiest rank", ...)
+
+
+# %% tags=["row-D4"]
+def all_reduce(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+results = see(all_reduce, traffic=False)
+per_rank_bytes = results.trace.traffic("ring").sent_bytes
+ring_bytes.measured([sum(per_rank_bytes), max(per_rank_bytes)])
+
+# %% [markdown]
+# A ring sends no less: six steps of 8 bytes on four ranks are 192 bytes again. What it halves here is the load of the **busiest rank**, because it shares
+# the work out equally.
+#
+# Nobody sends more than twice the tensor, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
+# prove that in an all-reduce made of messages the busiest rank can't send less.
 #
 # ### Write the ring
 #
-# *About 20 minutes.* `in_a_ring` makes an all-reduce of a step: it cuts `x` into a list of chunks, takes 2(n − 1) steps, and puts the chunks together again. **Write
-# one step**, with messages only. It changes the list or the chunks in it. `done` counts from 0 and says how many steps are behind you. The picture further down shows what four real ranks
-# hold after each step. Look at it first if you like.
+# *About 20 minutes.* Write **one step**, with messages only. It changes the list `chunks`, or the chunks in it, and returns nothing. `done` says how many steps
+# are behind you, so it's 0 at first. All ranks send at the same time: the check counts bytes, and µs on our network.
 
 
 # %%
 def ring_step(chunks, done):
-    """Send a chunk on; add the one that comes to your own, or replace your own."""
+    """Send one chunk on; add the one that arrives to your own, or replace your own."""
     raise NotImplementedError("about 9 lines")
+
+
+# %% [markdown]
+# `in_a_ring` turns a step into an all-reduce: it cuts `x` into chunks, takes 2(*n* − 1) steps and puts the chunks together again.
 
 
 # %%
 def in_a_ring(step):
-    @functools.wraps(step)  # the check speaks of your step by its name
     def ring(x):
         world_size = dist.get_world_size()
         chunks = list(x.tensor_split(world_size))
@@ -361,21 +490,22 @@ def in_a_ring(step):
             step(chunks, done)
         return torch.cat(chunks)
 
+    ring.__name__ = step.__name__  # so that the check speaks of your step
     return ring
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# At first, rank 0 sends chunk 0, rank 1 chunk 1, and so on. What a rank has just received is what it sends next. Which chunk is that, on rank 0,
+# At first, rank 0 sends chunk 0, rank 1 chunk 1, and so on. After that, a rank sends what it has just received. Which chunk is that, on rank 0,
 # in the second step? And in the third?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # After <i>done</i> steps, rank <i>r</i> sends chunk <i>r</i> − <i>done</i> and receives chunk <i>r</i> − <i>done</i> − 1, both modulo the
-# number of ranks. Start to send without waiting, receive into a new tensor, then wait for the sending. As long as <i>done</i> is less than <i>n</i> − 1, add; afterwards, replace.
+# number of ranks. Start both messages together, as in <code>at_once</code>, and receive into a new tensor. While <i>done</i> is less than <i>n</i> − 1, add; after that, replace.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>sending = dist.isend(chunks[(rank - done) % n], (rank + 1) % n)</code>, then <code>dist.recv(arrived, (rank - 1) % n)</code> and
-# <code>sending.wait()</code>. At last <code>own += arrived</code> or <code>own.copy_(arrived)</code>.
+# <code>dist.P2POp(dist.isend, chunks[(rank - done) % n], (rank + 1) % n)</code> and <code>dist.P2POp(dist.irecv, arrived, (rank - 1) % n)</code> go into one
+# <code>batch_isend_irecv</code>. Finally, <code>chunk += arrived</code> or <code>chunk.copy_(arrived)</code>.
 # </details>
 
 
@@ -396,250 +526,132 @@ def ring_budget(world_size, case):
     return {"sent_bytes": steps * chunk_bytes, "finish_us": steps * step_us}
 
 
-judged = {"spec": ring_spec, "inputs": ring_inputs, "budget": ring_budget, "network": network}
-judged |= {"forbid": ("collectives",), "world_sizes": (1, 2, 3, 4)}
-judged |= {"cases": (*CASES[:3], CASES[4])}
+ring_check = {
+    "spec": ring_spec, "inputs": ring_inputs, "cases": (*CASES[:3], CASES[4]),
+    "world_sizes": (1, 2, 3, 4), "forbid": ("collectives",),
+    "budget": ring_budget, "network": network,
+}  # fmt: skip
 
 # %%
-check(in_a_ring(ring_step), **judged)
+check(in_a_ring(ring_step), **ring_check)
 
 # %% [markdown]
-# `fill_up`, folded below, runs a step function in four real ranks, notes what each rank holds after every step, and draws it. Rank *r* brings 1, 10, 100 or
-# 1000 times the numbers 1, 2, 3, 4. So a digit tells the chunk, and its place tells the rank: 3300 is chunk 2 of ranks 2 and 3.
-
-
-# %% jupyter={"source_hidden": true}
-def fill_up(step):
-    """Draw what four ranks hold after each step; they note it themselves."""
-
-    def worker():
-        chunks = list((10 ** dist.get_rank() * torch.arange(1, 5)).split(1))
-        held = [torch.cat(chunks).tolist()]
-        for done in range(6):
-            step(chunks, done)
-            held.append(torch.cat(chunks).tolist())
-        return held
-
-    try:  # with isend, as above, a step is one for gloo
-        results = launch(worker, world_size=4, backend="gloo", trace=True, timeout=5)
-    except RuntimeError as error:  # what a rank raised, or a hang
-        return print("No picture yet:", error.failures[0].headline if error.failures else error)
-    plot_steps(results, results.trace)
-
+# Right or wrong, this is what *your* step does in four real ranks. Rank *r* brings the numbers 1, 2, 3, 4 times 1, 10, 100 or 1000. So the digit tells you
+# the chunk, and its place the rank: 3300 is chunk 2 of ranks 2 and 3. A white square holds something that is no such sum.
 
 # %%
-fill_up(ring_step)  # yours
+draw_ring(ring_step)
 
 # %% [markdown]
-# Here is a finished step, folded up. It has passed the same check. (On GPUs it would hand both messages to `batch_isend_irecv`, as in part 1.)
+# Here's a finished step, folded up. It passes the same check.
 
 
 # %% jupyter={"source_hidden": true}
 def finished_step(chunks, done):
     rank, n = dist.get_rank(), dist.get_world_size()
-    own = chunks[(rank - done - 1) % n]  # what comes, the rank before has just worked on
-    arrived = torch.empty_like(own)
-    sending = dist.isend(chunks[(rank - done) % n], (rank + 1) % n)  # all send at once
-    dist.recv(arrived, (rank - 1) % n)
-    sending.wait()
+    leaving = chunks[(rank - done) % n]
+    chunk = chunks[(rank - done - 1) % n]  # the rank before has just worked on this one
+    arrived = torch.empty_like(chunk)
+    sending = dist.P2POp(dist.isend, leaving, (rank + 1) % n)
+    receiving = dist.P2POp(dist.irecv, arrived, (rank - 1) % n)
+    for work in dist.batch_isend_irecv([sending, receiving]):
+        work.wait()
     if done < n - 1:
-        own += arrived
+        chunk += arrived
     else:
-        own.copy_(arrived)
+        chunk.copy_(arrived)
 
 
-check(in_a_ring(finished_step), **judged)
-
-# %% tags=["row-D4"]
-fill_up(finished_step)
+check(in_a_ring(finished_step), **ring_check)
 
 # %% [markdown]
-# Follow chunk 0. In the first step rank 0 sends it to rank 1, which adds its own 10 and holds 11. Then rank 1 sends this 11 to rank 2, which holds
-# 111. After three steps each rank has one finished chunk, in all four colours: that was a `reduce_scatter`. In three more steps the finished chunks
-# travel to everybody: an `all_gather`. An arrow that leaves at the bottom comes in at the top, because after rank 3 comes rank 0.
-#
-# Chapter [06](06_what_communication_costs.ipynb) asks when a ring is worth its many messages.
-#
-# ### all_to_all
-#
-# Every rank has a list with something for each of the others.
-
+# Follow chunk 0. In the first step, rank 0 sends its 1 to rank 1, which adds its own 10 and holds 11. Rank 1 sends this 11 on to rank 2, which then holds
+# 111. An arrow that leaves at the bottom comes in at the top, because after rank 3 comes rank 0.
 
 # %% tags=["row-D4"]
-def all_to_all(mine):
-    theirs = torch.empty_like(mine)
-    dist.all_to_all(list(theirs.split(1)), list(mine.split(1)))
-    return theirs
-
-
-results = see(all_to_all)
+draw_ring(finished_step)
 
 # %% [markdown]
-# Read the four ranks' numbers as the rows of a matrix: `all_to_all` **transposes** it. Nothing is added up. Mixtures of experts use it: in these models each
-# token is sent to one or a few of many sub-networks, and these live on different ranks.
+# After three steps each rank has one finished chunk: that was a `reduce_scatter`. Three more carry the finished chunks to everybody: an `all_gather`.
 #
-# ### barrier
+# ### Would two calls do as well?
 #
-# No data at all: nobody goes on until everybody has come. Below, rank *r* arrives *r* × 0.1 seconds late.
-
-
-# %% tags=["row-D4"]
-def barrier():
-    time.sleep(0.1 * dist.get_rank())
-    dist.barrier()
-
-
-results = launch(barrier, world_size=4, trace=True)
-plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last, has come.")
-
-# %% [markdown]
-# The earlier a rank comes, the longer it waits. Remember this for part 8.
-#
-# | you want | call |
-# | --- | --- |
-# | equal weights at the start | `broadcast` |
-# | everybody's gradients summed, everywhere | `all_reduce` |
-# | one number for a log | `reduce`, read on the root |
-# | everybody's results in one place, or in all | `gather`, `all_gather` |
-# | each rank its part of what one rank has read | `scatter` |
-# | each rank its part of the sum | `reduce_scatter` |
-# | something different from everybody for everybody | `all_to_all` |
-# | "wait until rank 0 has downloaded the data" | `barrier` |
-#
-# **Check yourself.** Why is a barrier after an `all_reduce`, "to be safe", of no use?
-#
-# <details><summary>Answer</summary>
-# No rank has the sum before every rank has given its part: with gloo, an <code>all_reduce</code> contains a barrier. (NCCL's
-# holds up the GPU, and not the line of Python: <a href="14_on_a_gpu_who_waits.ipynb">chapter 14</a>.)
-# </details>
-#
-# ## 4 · Which sum?
-#
-# To reduce need not mean to add. `op=` takes other operators too. Four ranks hold 6, 3, 2 and 3, in binary 110, 011, 010 and 011,
-# once as integers and once as floats.
+# [The DDP lab](README.md), one of the five articles this course grew out of, builds an `all_reduce` from a `reduce` and a `broadcast`. With two ranks it measured 12.084 s
+# against 12.250 s, once each. With one rank, which sends nothing, the gap was even larger. So let's replay it without noise.
 
 
 # %%
-def try_operator(name, dtype):
-    number = torch.tensor([6, 3, 2, 3][dist.get_rank()], dtype=dtype)
-    try:
-        dist.all_reduce(number, getattr(dist.ReduceOp, name))
-        return number.item()
-    except RuntimeError as error:
-        return f"refused, rank {dist.get_rank()} holds {number.item()}: {error}"
+def reduce_and_broadcast(tensor):
+    dist.reduce(tensor, dst=0)
+    dist.broadcast(tensor, src=0)  # overwrites what reduce left over elsewhere
 
 
-# %% tags=["row-D4"]
-print(f"{'operator':10}{'integers':>9}{'floats':>9}")
-for name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"):
-    values = [  # which operators there are is gloo's matter
-        launch(try_operator, name, dtype, world_size=4, backend="gloo")[0]
-        for dtype in (torch.int64, torch.float32)
-    ]
-    print(f"{name:10}" + "".join(f"{str(value)[:7]:>9}" for value in values))
-    print(*(f"    {value}\n" for value in values if isinstance(value, str)), sep="", end="")
+def on_a_megabyte(summing):
+    summing(torch.ones(250_000, device=my_device()))
+
+
+# %% tags=["row-D7"]
+ring_network = Network(latency_us=10, gbit_s=80, algorithm="ring")
+print("µs for 1 MB, and MB sent, each for all_reduce / reduce + broadcast")
+for world_size in (2, 4, 8):
+    traces = []
+    for summing in (all_reduce, reduce_and_broadcast):
+        traces.append(launch(on_a_megabyte, summing, world_size=world_size, trace=True).trace)
+    one_call_us, two_calls_us = (max(trace.replay(ring_network).finish_us) for trace in traces)
+    one_call, two_calls = (trace.traffic("ring").sent_bytes for trace in traces)
+    print(f"{world_size} ranks   ring{one_call_us:6.0f} /{two_calls_us:5.0f} µs", end="")
+    print(f"   in all {sum(one_call) / 1e6:4.1f} /{sum(two_calls) / 1e6:5.1f} MB", end="")
+    print(f"   busiest rank {max(one_call) / 1e6:.2f} / {max(two_calls) / 1e6:.2f} MB")
 
 # %% [markdown]
-# BAND, BOR and BXOR work bit by bit (and, or, exclusive or), and the bits of a float have no such meaning. But look at AVG on integers: the
-# error came **after** the sum. Rank 0 started with 6 and now holds 14. A program that catches this error goes on with a sum.
-#
-# **The cure:** convert to float first, or take SUM and divide with `//`.
-#
-# **Check yourself.** Which operator says whether *any* rank met a NaN?
-#
-# <details><summary>Answer</summary>
-# Each rank gives 1 if it met one, else 0. <code>MAX</code> (or <code>BOR</code>) is 1 if any did. <code>MIN</code> would ask whether all did.
-# </details>
+# One call is faster, but not because it sends less: in all, it's the same number of bytes both ways. In
+# the ring every rank sends in every step, while a chain of two calls leaves ranks idle until the first piece has come all the way.
 #
 # ## 5 · A tensor with gaps
 #
-# `whole[::2]` is a **view**: it has places 0, 2, 4 and 6 of the same memory, with gaps between them. Two ranks hold eight ones each and sum only this view.
+# `tensor[::2]` is a **view**: places 0, 2, 4 and 6 of the same memory, with gaps in between. Gloo is told where a tensor begins and how many numbers
+# it has. Two ranks hold eight ones each and sum only this view.
 #
-# **Predict.** What do the eight numbers of `whole` become? Answer with a list of eight.
+# **Predict.** What do the eight numbers become? Answer with a list of eight.
 
 # %%
-whole_after = predict("whole, after the sum of whole[::2]", ...)
+after_the_view = predict("eight ones, after the sum of tensor[::2]", ...)
 
 
 # %%
 def sum_of_a_view():
-    whole = torch.ones(8)
-    before = whole.clone()
-    dist.all_reduce(whole[::2])
-    return before, whole
+    tensor = torch.ones(8)
+    before = tensor.clone()
+    dist.all_reduce(tensor[::2])
+    return before, tensor
 
 
 # NCCL refuses such a tensor.
 before, after = zip(*launch(sum_of_a_view, world_size=2, backend="gloo"))
 plot_ranks(before, after)
-whole_after.measured(after[0].int())
+after_the_view.measured(after[0].int())
 
 # %% [markdown]
-# Wrong, and **no error**. Gloo took the address of the view and the length 4, and summed the first four places in memory. Places 4 and 6
-# lack the other rank's numbers, and places 1 and 3, which nobody asked for, have changed.
-#
-# Which collectives do this? The folded cell runs each one twice: first with gaps in what a rank hands in, then in what it gets back.
-
-
-# %% jupyter={"source_hidden": true}
-def without_gaps(x):
-    return x.clone()
-
-
-def with_gaps(x):
-    return torch.stack([x, -x], dim=1).flatten()[::2]
-
-
-def attempt(name, handed_in, got_back):
-    """What a rank holds after a collective on tensors that these two functions make."""
-    rank, at_root = dist.get_rank(), dist.get_rank() == 1
-    mine, many = (torch.arange(4.0 * n).reshape(n, 4) + 100 * rank for n in (1, 4))
-    mine, many = handed_in(mine[0]), [handed_in(row) for row in many]
-    one, four = got_back(torch.zeros(4)), [got_back(torch.zeros(4)) for _ in range(4)]
-    call, result = {
-        "broadcast": (lambda: dist.broadcast(mine, 1), mine),
-        "all_reduce": (lambda: dist.all_reduce(mine), mine),
-        "reduce": (lambda: dist.reduce(mine, 1), mine if at_root else None),
-        "scatter": (lambda: dist.scatter(one, many if at_root else None, 1), one),
-        "gather": (lambda: dist.gather(mine, four if at_root else None, 1), four),
-        "all_gather": (lambda: dist.all_gather(four, mine), four),
-        "reduce_scatter": (lambda: dist.reduce_scatter(one, many), one),
-        "all_to_all": (lambda: dist.all_to_all(four, many), four),
-    }[name]
-    call()
-    return str(result)
-
-
-def verdict(name, *makes):
-    runs = (  # gloo's verdict
-        launch(attempt, name, *how, world_size=4, backend="gloo")
-        for how in (makes, (without_gaps, without_gaps))
-    )
-    return "right" if [*next(runs)] == [*next(runs)] else "silently wrong"
-
+# Wrong, and torch says nothing; only `launch` has an eye on it. Gloo summed the first four places in memory. Places 4 and 6 lack the other rank's numbers, and places 1 and 3,
+# which nobody asked for, have changed. Which collectives do this?
 
 # %%
-print(f"{'gaps in what':16}{'is handed in':>16}{'comes back':>16}")
-for name in ("broadcast", "all_reduce", "reduce"):
-    print(f"{name:16}{verdict(name, with_gaps, without_gaps):>16}{'(the same)':>16}")
-for name in ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all"):
-    first, second = (without_gaps, with_gaps), (with_gaps, without_gaps)
-    print(f"{name:16}{verdict(name, *second):>16}{verdict(name, *first):>16}")
+print_gaps()
 
 # %% [markdown]
-# The three that work in place are wrong. So are `scatter`, on either side, and the output of `reduce_scatter`. The others copy, and are right. NCCL is stricter: it
-# refuses a tensor with gaps and says *Tensors must be contiguous*.
+# The three that work in place are wrong, and so are `scatter` and the output of `reduce_scatter`. The others copy. NCCL is stricter: it
+# refuses and says *Tensors must be contiguous*.
 #
-# The cure has two halves, and the second one is easily forgotten. `contiguous()` makes a *copy* of a view with gaps, so you have to write the result back.
+# The cure has two halves, and the second is easily forgotten: `contiguous()` makes a *copy*, so you have to write the result back.
 
 
 # %%
 def sum_of_a_copy():
-    whole = torch.ones(8, device=my_device())
-    part = whole[::2].contiguous()
-    dist.all_reduce(part)
-    whole[::2] = part
-    return whole.int().tolist()
+    tensor = torch.ones(8, device=my_device())
+    without_gaps = tensor[::2].contiguous()
+    dist.all_reduce(without_gaps)
+    tensor[::2] = without_gaps
+    return tensor.int().tolist()
 
 
 print(launch(sum_of_a_copy, world_size=2)[0])
@@ -647,7 +659,7 @@ print(launch(sum_of_a_copy, world_size=2)[0])
 # %% [markdown]
 # A line for your own code: `assert tensor.is_contiguous()` before a collective.
 #
-# **Check yourself.** What does `dist.all_reduce(whole[::2].contiguous())` change in `whole`?
+# **Check yourself.** What does `dist.all_reduce(tensor[::2].contiguous())` change in `tensor`?
 #
 # <details><summary>Answer</summary>
 # Nothing: the copy is summed and thrown away. A column of a matrix, <code>matrix[:, 0]</code>, has gaps as well; a row,
@@ -656,8 +668,8 @@ print(launch(sum_of_a_copy, world_size=2)[0])
 #
 # ## 6 · Start now, wait later
 #
-# With `async_op=True` a collective returns at once and gives you a `work`. Until `work.wait()`, the tensor belongs to the
-# collective. Below, ranks hold 1 and 2, and rank 0 reads too early. To make that certain, rank 1 joins in only after rank 0 has sent it a note.
+# With `async_op=True` a collective returns at once and gives you something to wait for. Until `wait()`, the tensor isn't yours. Here rank 0 reads too early. To make
+# sure of that, rank 1 joins in only once rank 0 has sent it a note.
 
 
 # %%
@@ -678,21 +690,19 @@ def read_too_early():
 print(launch(read_too_early, world_size=2, backend="gloo")[0])
 
 # %% [markdown]
-# Rank 0 read 1, its own number, instead of 3, and there was no error. In general you may find anything there: old, new or half-done.
-#
-# So why start early? To compute while the network works. A backward pass yields its gradients one after another: here three of a megabyte each. On
-# the virtual clock we say that each takes 300 µs to compute. Ranks 0 and 1 wait for each sum at once. Ranks 2 and 3, another pair, wait for all three at the end.
+# So why start early? To compute while the network works. A backward pass yields its gradients one by one: here three, a megabyte each,
+# with 300 µs to compute each on the virtual clock. Ranks 0 and 1 wait for every sum straight away; ranks 2 and 3, a pair of their own, wait for all three at the end.
 
 
 # %%
 def two_pairs():
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    mine, early = pairs[dist.get_rank() // 2], dist.get_rank() < 2
+    pair, waits_at_once = pairs[dist.get_rank() // 2], dist.get_rank() < 2
     works = []
     for _ in range(3):
         gradient = torch.ones(250_000, device=my_device())
-        works.append(dist.all_reduce(gradient, group=mine, async_op=True))
-        if early:
+        works.append(dist.all_reduce(gradient, group=pair, async_op=True))
+        if waits_at_once:
             works[-1].wait()
     for work in works:
         work.wait()
@@ -702,83 +712,21 @@ trace = launch(two_pairs, world_size=4, trace=True).trace
 plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_reduce")))
 
 # %% [markdown]
-# An `all_reduce` takes 120 µs here. One by one: 3 × (300 + 120) = 1,260 µs. Overlapped: 3 × 300 + 120 = 1,020 µs. Only the last sum
-# is still waited for, because nothing is left to compute beside it. In chapter [04](04_ddp_training.ipynb) you see DDP do the same.
+# One by one: 3 × (300 + 120) = 1,260 µs. Overlapped: 3 × 300 + 120 = 1,020 µs, because only the last sum has nothing left to hide behind. In chapter [04](04_ddp_training.ipynb) you'll see
+# DDP do the same.
 #
 # **Check yourself.** A friend writes `work = dist.all_reduce(x, async_op=True); work.wait()`. What does that gain?
 #
 # <details><summary>Answer</summary>
-# Nothing: with gloo it is a blocking call in two lines. Something useful must stand between the two. (With NCCL neither line blocks Python:
-# <a href="14_on_a_gpu_who_waits.ipynb">chapter 14</a>.)
+# Nothing: with gloo it's a blocking call in two lines. Something useful has to happen in between. (With NCCL neither line blocks Python, as chapter 14 shows.)
 # </details>
 #
-# ## 7 · Is all_reduce more than reduce and broadcast?
+# ## 7 · Who holds the others up?
 #
-# One of the five articles behind this course, [the DDP lab](README.md), builds an `all_reduce` from a `reduce` and a `broadcast`. It trains with both and reports
-# 12.084 s against 12.250 s with two ranks: 1.4 % more. With *one* rank, which has nobody to send to, it reports 14.220 s against 14.709 s: 3.4 % more. So the
-# difference is not the price of sending. A single measurement of each cannot tell 1.4 % from chance.
+# The DDP lab also lets one rank sleep during training, and reports the total time. A total tells you *that* something is slow. Can we see **who**? Four ranks train, with a sum for each
+# parameter. Rank 1 sleeps for half a second before its third sum, and we add up how long each rank is inside `all_reduce`.
 #
-# A replay has no noise. **Predict.** With eight ranks that send in rings: how many times as long do `reduce` and `broadcast` take as an `all_reduce`?
-
-# %%
-times_as_long = predict("reduce and broadcast take, times an all_reduce", ...)
-
-
-# %%
-def reduce_and_broadcast(tensor):
-    dist.reduce(tensor, dst=0)
-    dist.broadcast(tensor, src=0)  # overwrites what reduce left off root
-
-
-def recorded(way, world_size):
-    box = torch.ones(250_000)
-    on_my_device = lambda: way(box.to(my_device()))
-    return launch(on_my_device, world_size=world_size, trace=True).trace
-
-
-def replayed_us(way, world_size, algorithm):
-    model = Network(latency_us=10, gbit_s=80, algorithm=algorithm)
-    return max(recorded(way, world_size).replay(model).finish_us)
-
-
-# %% tags=["row-D7"]
-print("µs for 1 MB: all_reduce / reduce + broadcast = ratio")
-for world_size in (2, 4, 8):
-    print(f"{world_size} ranks", end="")
-    for algorithm in ("direct", "tree", "ring"):
-        ways = (all_reduce, reduce_and_broadcast)
-        one, two = (replayed_us(way, world_size, algorithm) for way in ways)
-        print(f"   {algorithm}{one:6.0f} /{two:5.0f} = {two / one:.2f}", end="")
-    print()
-times_as_long.measured(round(two / one, 2), within=0.05)
-
-# %% [markdown]
-# Directly or along a tree, our model makes an `all_reduce` of a reduce and a broadcast, so 1.00 is no discovery. The ring is different. Does it gain because it sends less?
-
-# %%
-for way in (all_reduce, reduce_and_broadcast):
-    sent_mb = [size / 1e6 for size in recorded(way, 8).traffic("ring").sent_bytes]
-    in_all, busiest = sum(sent_mb), max(sent_mb)
-    print(f"{way.__name__:20}: {in_all:.1f} MB in all, {busiest:.2f} MB by the busiest rank")
-
-# %% [markdown]
-# No: in all they send the same. But in the ring `all_reduce` every rank sends and receives in every step, so no link stands idle.
-#
-# This is no law about reduce and broadcast. Here they pass the tensor on in *n* pieces along a chain, and the last rank waits until the first piece has come all the way, twice. With
-# more and smaller pieces this wait shrinks. What remains with eight ranks is 2 MB on each of the chain's seven links, against 1.75 MB on each of the ring's eight: both 14 MB. The lab's bonus tries it.
-#
-# **Check yourself.** What would you need to know before you believe "X is 1.4 % faster"?
-#
-# <details><summary>Answer</summary>
-# How much the measurement changes when it is repeated, and what it shows where the supposed cause is absent, as with one rank here.
-# </details>
-#
-# ## 8 · Who holds the others up?
-#
-# The same lab lets rank 1 sleep during training, and reports the total time: 10.396 s without sleep, 12.336 s and 36.612 s with. A total says that
-# something is slow. Can we see **who**? Below, four ranks train, and rank 1 sleeps for half a second before its third sum. The cell adds up how long each rank is inside `all_reduce`.
-#
-# **Predict.** Rank 1 comes late. Does it spend less time in `all_reduce` than the other ranks, as much, or more?
+# **Predict.** Does rank 1 spend less time in there than the other ranks, as much, or more?
 
 # %%
 in_the_call = predict(
@@ -793,10 +741,10 @@ def train(nap_s):
     rank, device = dist.get_rank(), my_device()
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     for step in range(4):
-        mine = slice(32 * (4 * step + rank), 32 * (4 * step + rank + 1))
-        outputs = model(images.data[mine].to(device))
+        batch = slice(32 * (4 * step + rank), 32 * (4 * step + rank + 1))
+        outputs = model(images.data[batch].to(device))
         model.zero_grad()
-        cross_entropy(outputs, images.targets[mine].to(device)).backward()
+        cross_entropy(outputs, images.targets[batch].to(device)).backward()
         for k, parameter in enumerate(model.parameters()):
             time.sleep(nap_s * (rank == 1 and step == 0 and k == 2))
             dist.all_reduce(parameter.grad)
@@ -810,15 +758,13 @@ ratio = inside_s[1] / inside_s[0]
 in_the_call.measured("less" if ratio < 0.7 else "more" if ratio > 1.4 else "as much")
 
 # %% [markdown]
-# Less: it is the others who wait. In the profile of rank 0, `all_reduce` takes nearly all the time, so one blames the network. The sleep
-# shows in rank 1's profile only.
+# Less: it's the others who wait. In rank 0's profile `all_reduce` takes nearly all the time, so it looks as if the network were slow.
 #
-# The lab has four experiments: 0.001 s of sleep at the start, 0.01 s at every sum, 0.5 s at a single one, and 6 s after a backward pass. In a replay
-# nobody has to sleep. We take a recording without sleep, say that a backward pass takes 2 ms, and add the full naps on the virtual clock.
+# The lab tries four naps. For those, nobody has to sleep: we record a run without a nap, say that a backward pass takes 2 ms, and add the naps on the virtual clock.
+
 
 # %%
-trace = launch(train, 0.0, world_size=4, trace=True).trace
-NAPS_MS = {  # before sum number k; there are four in each step
+NAPS_MS = {  # what rank 1 sleeps before its sum number k, of which each step has four
     "nowhere": lambda k: 0,
     "at the start": lambda k: 1 * (k == 0),
     "at every sum": lambda k: 10,
@@ -827,58 +773,53 @@ NAPS_MS = {  # before sum number k; there are four in each step
 }
 
 
-# %%
-def replayed(where):
+def with_naps(nap_ms):
     def computing_us(event):
-        nap_ms = NAPS_MS[where](event.index) if event.rank == 1 else 0
-        return 2000 * (event.index % 4 == 0) + 1000 * nap_ms
+        backward_us = 2000 * (event.index % 4 == 0)
+        return backward_us + 1000 * nap_ms(event.index) * (event.rank == 1)
 
     return trace.replay(network, computing_us)
 
 
 # %% tags=["row-D8", "row-D9"]
+trace = launch(train, 0.0, world_size=4, trace=True).trace
 print("ms in all_reduce       rank 0   rank 1   rank 2   rank 3   all are done at")
-for where in NAPS_MS:
-    replay, waits_ms = replayed(where), [0.0] * 4
+for name, nap_ms in NAPS_MS.items():
+    replay, waiting_ms = with_naps(nap_ms), [0.0] * 4
     for bar in replay.intervals:
         if bar.what == "wait":
-            waits_ms[bar.rank] += (bar.end_us - bar.start_us) / 1000
-    row = "".join(f"{ms:9.2f}" for ms in waits_ms)
-    print(f"{where:21}{row}{max(replay.finish_us) / 1000:12.2f} ms")
-plot_timeline(replayed("at every sum"), "Ranks 0, 2 and 3 wait 16 times, each time for rank 1.")
+            waiting_ms[bar.rank] += (bar.end_us - bar.start_us) / 1000
+    columns = "".join(f"{ms:9.2f}" for ms in waiting_ms)
+    print(f"{name:21}{columns}{max(replay.finish_us) / 1000:12.2f} ms")
+plot_timeline(
+    with_naps(NAPS_MS["at every sum"]), "Ranks 0, 2 and 3 wait 16 times, each time for rank 1."
+)
 
 # %% [markdown]
-# In all four experiments **the straggler is the rank that waits least**: about 1 ms, where the others wait up to six seconds. Without a nap all wait
-# alike. And in every row the ranks are done together: a sum ends for all at the same time, so whatever makes one rank late shows as waiting on all the *others*.
+# In each of the four, the **straggler** waits least: about 1 ms, where the others wait up to six seconds. Yet all are done together, because a sum ends for everybody at the same time.
 #
-# That is enough to find one straggler. If several ranks are late in turn, a rank that is always nearly last waits least of all, and yet nobody waits for it. So look at who comes **last** to each sum; the lab
-# has you write this.
+# That's enough to find one straggler. If several ranks are late in turn, look at who comes **last** to each sum; the lab has you write this.
 #
-# Run the next cell and move its sliders (what is saved here is the picture alone). Make a rank slow, then the network. Which of the two makes one
-# rank differ from the others?
+# Run the next cell and move its sliders (only the picture is saved here). Make a rank slow, then the network. Which of the two makes one rank differ from the others?
 
 # %%
 explore(trace, network, lambda event: 2000.0 * (event.index % 4 == 0))
 
 # %% [markdown]
-# A slow network makes everybody wait alike. Only a slow rank makes the others wait for it.
+# Only a slow rank does: the others wait for it. On a slow network everybody waits alike.
 #
 # **Check yourself.** On 63 of 64 ranks the profile says: 60 % of the time in `all_reduce`. On rank 17 it says 2 %. What do you look at?
 #
 # <details><summary>Answer</summary>
-# At rank 17's machine: its data loading, its temperature, what else runs on it. It is the one that all others wait for.
+# At rank 17's machine: its data loading, its temperature, what else runs on it. It's the one that all the others wait for.
 # </details>
 #
 # ## What you know now
 #
-# All nine collectives are patterns of one move: somebody sends, somebody receives. Every rank calls them, in the same order. Do not read a result before `wait()`,
-# through a view with gaps, or off the root. And what one rank loses in time, all lose in the next sum.
+# All nine collectives are patterns of one move: somebody sends, somebody receives. Every rank calls them, in the same order. Don't read a result before `wait()`,
+# through a view with gaps, or away from the root. And the time one rank loses, all lose in the next sum.
+#
+# How many predictions were right? After that, [04 · DDP training](04_ddp_training.ipynb) makes one of these calls for you, at the right moment.
 
 # %%
 predict()
-
-# %% [markdown]
-# Two of the six are easily got wrong. `reduce` neither leaves rank 1's own 2 where it was, nor does it write the 10 there too: it left 9. And
-# the sum of `whole[::2]` doesn't change every second place to 2, 1, 2, 1 and so on: it changed the first four.
-#
-# **Next:** [04 · DDP training](04_ddp_training.ipynb) makes one of these calls for you, at the right moment.

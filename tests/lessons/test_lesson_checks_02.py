@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_lessons import chapter_02
 from course_tools.notebooks import build
 from course_utils import WorkerError, check, launch
 
@@ -173,7 +174,7 @@ def test_sums_leave_nothing_in_the_store_and_a_group_leaves_a_key_for_each_membe
     for joined, later in launch(lesson["join_and_add"], world_size=4, backend=None):
         assert joined == later
         assert [key[-2:] for key in joined] == ["/0", "/1", "/2", "/3"]
-    new_keys = launch(lesson["make_a_group"], world_size=4, backend=None)[0]
+    _, new_keys = launch(lesson["make_a_group"], world_size=4, backend=None)[0]
     assert [key[-2:] for key in new_keys] == ["/0", "/1"]
 
 
@@ -183,3 +184,43 @@ def test_whoever_has_the_port_already_makes_rank_0_fail(lesson):
         with pytest.raises(WorkerError, match=f"port: {port}, .*EADDRINUSE") as error:
             launch(lesson["as_published"], port, backend=None)
     assert error.value.rank == 0
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is drawn of an answer: captions by rank, and the ranks that are wrong."""
+    pictures = []
+    monkeypatch.setattr(
+        chapter_02,
+        "draw_nodes",
+        lambda captions, text, wrong: pictures.append((list(captions), list(wrong))),
+    )
+    return pictures
+
+
+@pytest.mark.parametrize(
+    ("draw", "answer", "captions", "wrong"),
+    [
+        ("draw_cards", by_remainder, ["card 0", "card 1"] * 2, []),
+        ("draw_cards", by_rank, ["card 0", "card 1", "IndexError", "IndexError"], [2, 3]),
+        ("draw_row_sums", by_enumeration, ["11", "11", "1100", "1100"], []),
+        ("draw_row_sums", its_own, ["1", "10", "100", "1000"], [0, 1, 2, 3]),
+    ],
+)
+def test_an_answer_is_drawn_right_or_wrong(drawn, draw, answer, captions, wrong):
+    getattr(chapter_02, draw)(answer)
+    assert drawn == [(captions, wrong)]
+
+
+@pytest.mark.parametrize("name", ["my_card", "row_sum"])
+def test_a_stub_has_no_picture_and_says_why(lesson, drawn, capsys, name):
+    draw = {"my_card": chapter_02.draw_cards, "row_sum": chapter_02.draw_row_sums}[name]
+    draw(lesson[name])
+    assert drawn == []
+    assert "No picture yet: NotImplementedError: about" in capsys.readouterr().out
+
+
+def test_commands_print_what_was_typed_and_what_they_said(capsys):
+    lines = chapter_02.run("import sys\nprint(sys.argv[1:])", "python script.py -n 2")
+    assert lines == [["['-n', '2']"]]
+    assert capsys.readouterr().out == "$ python script.py -n 2\n['-n', '2']\n"

@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import Network, check
+from course_lessons import chapter_03
+from course_utils import Network, check, launch
 
 LESSON = labs.ROOT / "source/lessons/03_collective_primitives.py"
-WANTED = ("import torch\n", "def ring_step", "def in_a_ring", "def ring_spec", "def fill_up")
+WANTED = ("import torch\n", "def ring_step", "def in_a_ring", "def ring_spec")
 pytestmark = pytest.mark.slow
 
 
@@ -26,7 +27,7 @@ def lesson():
     names["network"] = eval(call, {"Network": Network})
     for number, source in enumerate(labs.sources(LESSON)):
         if any(wanted in source for wanted in (*WANTED, "def finished_step")):
-            source = source.replace("check(in_a_ring(finished_step), **judged)", "")
+            source = source.replace("check(in_a_ring(finished_step), **ring_check)", "")
             labs.run(source, f"<lesson 03 {number}>", names)
     return names
 
@@ -153,7 +154,7 @@ WRONG = [
 
 @pytest.mark.parametrize("step", WRONG)
 def test_a_wrong_step_is_rejected(lesson, step):
-    options = lesson["judged"] | labs.HUNG
+    options = lesson["ring_check"] | labs.HUNG
     for size in (2, 3):
         outcome = check(lesson["in_a_ring"](step), **options | {"world_sizes": (size,)})
         if outcome.state == "wrong":
@@ -164,7 +165,7 @@ def test_a_wrong_step_is_rejected(lesson, step):
 
 @pytest.mark.parametrize("step", [in_a_batch, the_other_way_round, puts_another_into_the_list])
 def test_another_right_step_passes(lesson, step):
-    assert check(lesson["in_a_ring"](step), **lesson["judged"] | labs.PATIENT).require()
+    assert check(lesson["in_a_ring"](step), **lesson["ring_check"] | labs.PATIENT).require()
 
 
 def test_the_check_cell_judges_the_step_as_it_was_last_written(lesson, monkeypatch):
@@ -178,16 +179,67 @@ def test_the_check_cell_judges_the_step_as_it_was_last_written(lesson, monkeypat
 
 def test_a_stub_is_not_attempted_and_has_no_picture(lesson, capsys):
     ring = lesson["in_a_ring"](lesson["ring_step"])
-    assert check(ring, **lesson["judged"]).state == "not attempted"
-    lesson["fill_up"](lesson["ring_step"])
+    assert check(ring, **lesson["ring_check"]).state == "not attempted"
+    chapter_03.draw_ring(lesson["ring_step"])
     assert "No picture yet: NotImplementedError: about 9 lines" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("step", "finished"), [("finished_step", 16), (never_adds, 0)])
-def test_the_picture_shows_what_the_ranks_held(lesson, monkeypatch, step, finished):
-    drawn = []
-    monkeypatch.setitem(lesson, "plot_steps", lambda held, trace: drawn.append(held))
-    lesson["fill_up"](lesson.get(step, step))
+@pytest.fixture
+def drawn(monkeypatch):
+    """What ranks held, by rank and steps done, of each ring that is drawn."""
+    grids = []
+    monkeypatch.setattr(chapter_03, "plot_steps", lambda held, trace: grids.append(held))
+    return grids
+
+
+def fails_in_the_third_step(chunks, done):
+    if done == 2:
+        raise ValueError("so far and no further")
+    in_a_batch(chunks, done)
+
+
+def hangs_in_the_second_step(chunks, done):
+    all_send_first(chunks, done) if done else in_a_batch(chunks, done)
+
+
+@pytest.mark.parametrize(("step", "complete"), [("finished_step", 16), (never_adds, 0)])
+def test_the_picture_shows_what_the_ranks_held(lesson, drawn, capsys, step, complete):
+    chapter_03.draw_ring(lesson.get(step, step))
     last = [number for rank in drawn[0] for number in rank[-1]]
-    assert sum(number in (1111, 2222, 3333, 4444) for number in last) == finished
+    assert sum(number in (1111, 2222, 3333, 4444) for number in last) == complete
     assert [len(rank) for rank in drawn[0]] == [7] * 4
+    assert f"{complete} of 16 squares hold the sum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("step", "steps_done", "reason"),
+    [
+        (fails_in_the_third_step, 2, "ValueError: so far and no further"),
+        (hangs_in_the_second_step, 1, "all send, and none receives"),
+    ],
+)
+def test_a_step_that_fails_or_hangs_is_drawn_as_far_as_it_came(
+    drawn, capsys, step, steps_done, reason
+):
+    chapter_03.draw_ring(step)
+    assert [len(rank) for rank in drawn[0]] == [steps_done + 1] * 4
+    assert reason in capsys.readouterr().out
+
+
+def test_a_nan_on_one_rank_is_lost_by_max_and_found_by_its_flag():
+    """What the chapter says of MAX, wherever the NaN is."""
+
+    def largest(nan_on):
+        number = torch.tensor([1.0, 2.0, 3.0, 4.0][dist.get_rank()])
+        if dist.get_rank() == nan_on:
+            number = torch.tensor(float("nan"))
+        is_nan = number.isnan().int()
+        for tensor in (number, is_nan):
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return number.item(), is_nan.item()
+
+    for nan_on in range(4):
+        results = list(launch(largest, nan_on, world_size=4, backend="gloo"))
+        assert [flag for _, flag in results] == [1] * 4
+    number, _ = launch(largest, 1, world_size=4, backend="gloo")[0]
+    assert number == 1.0
