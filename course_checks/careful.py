@@ -18,6 +18,7 @@ _DATA = {
     "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
     "course_utils.launcher.transport": {"_rebuild"},
     "course_utils.launcher.errors": {"Failure"},
+    "course_utils.launcher.shutdown": {"PendingWork"},
     "course_utils.record.event": {"Event"},
     "course_utils.launcher.stacks": {"Frame"},
     "course_utils.network.trace": {"Trace"},

@@ -244,8 +244,8 @@ equal_ranks = predict("both ranks have the same weights", ..., choices=choices)
 # %%
 first, second = (weights(result["model"]) for result in results)
 difference = (first - second).abs().max().item()
-print(f"largest difference among {len(first):,} weights: {difference}")
 equal_ranks.measured(same(difference))
+print(f"largest difference among {len(first):,} weights: {difference}")
 
 # %% [markdown]
 # Both started from rank 0's weights, whatever their own seeds were. In each step both got the same average, so both optimisers made the same step.
