@@ -41,7 +41,7 @@ from course_utils import WorkerError, check, launch, plot_ranks, predict
 # every fourth number, and `all_reduce` adds up the four results.
 
 
-# %% tags=["row-A1"]
+# %%
 def share_the_work():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     part = torch.arange(rank, 100, world_size).sum()
@@ -50,6 +50,7 @@ def share_the_work():
     return part, total, os.getpid()
 
 
+# %% tags=["row-A1"]
 parts, totals, process_ids = zip(*launch(share_the_work, world_size=4, backend="gloo"))
 plot_ranks(parts, totals)
 print("processes, the notebook included:", len({os.getpid(), *process_ids}))
@@ -79,7 +80,7 @@ def joined_store():
 keys_of_sums = predict("more keys after 100 sums", ...)
 
 
-# %% tags=["row-A1"]
+# %%
 def join_and_add():
     store = joined_store()
     keys = sorted(store.list_keys())
@@ -88,6 +89,7 @@ def join_and_add():
     return keys, sorted(store.list_keys())
 
 
+# %% tags=["row-A1"]
 joined, later = launch(join_and_add, world_size=4, backend=None)[0]
 chapter_02.draw_store(
     later, f"After 100 sums the store holds {len(later)} keys, one from each rank."
@@ -119,12 +121,13 @@ keys_of_sums.measured(len(later) - len(joined))
 local_ranks = predict("local ranks of ranks 0 to 3", ...)
 
 
-# %% tags=["row-B4"]
+# %%
 def who_am_i():
     variables = {"node": "GROUP_RANK", "local rank": "LOCAL_RANK", "rank": "RANK"}
     return {name: int(os.environ[variable]) for name, variable in variables.items()}
 
 
+# %% tags=["row-B4"]
 places = launch(who_am_i, world_size=4, nodes=2, backend="gloo")
 captions = [f"{p['node']} × 2 + {p['local rank']}\n= rank {p['rank']}" for p in places]
 chapter_02.draw_nodes(
@@ -603,6 +606,7 @@ def make_a_group():
     return sorted(keys), sorted(set(store.list_keys()) - keys)
 
 
+# %%
 keys, new_keys = launch(make_a_group, world_size=4, backend=None)[0]
 chapter_02.draw_store(
     [*keys, *new_keys], f"The store has the keys {', '.join(new_keys)} in addition."
@@ -651,6 +655,7 @@ def sums():
     return totals
 
 
+# %%
 results = launch(sums, world_size=4, nodes=2, backend="gloo")
 captions = [f"within: {r['within']}\nbetween: {r['between']}" for r in results]
 chapter_02.draw_nodes(

@@ -35,11 +35,12 @@ from course_utils import Network, check, digits, explore, launch, plot_ranks, pl
 # prepares a tensor of the same shape and dtype, and the message overwrites it. With `trace=True`, `launch` records every call.
 
 
-# %% tags=["row-D3"]
+# %%
 def my_device():  # in a rank, "cuda" is the GPU that launch gave it
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+# %% tags=["row-D3"]
 def hand_over():
     rank = dist.get_rank()
     tensor = torch.full((4,), rank + 1, device=my_device())
