@@ -1,8 +1,8 @@
-"""Results of answers, written and read as plain data: they bring no code of their own with them.
+"""Results of answers are written and read as plain data, so they bring no code with them.
 
-A number may say that it equals any other, and a pickle may name any function to be called when it
-is read. So a rank hands over what its result holds (`plain`), and the judge reads types of data
-only (`unpack`). In a notebook and in grading it is the same.
+A number's class may say that it equals any other number, and a pickle may name any function to be
+called when it is read. So a rank hands over what its result holds (`plain`), and the judge reads
+types of data only (`unpack`). A notebook and a grader do the same.
 """
 
 import io
@@ -18,6 +18,7 @@ _DATA = {
     "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
     "course_utils.launcher.transport": {"_rebuild"},
     "course_utils.launcher.errors": {"Failure"},
+    "course_utils.launcher.shutdown": {"PendingWork"},
     "course_utils.record.event": {"Event"},
     "course_utils.launcher.stacks": {"Frame"},
     "course_utils.network.trace": {"Trace"},
@@ -33,11 +34,12 @@ _DATA = {
 def plain(value: Any) -> Any:
     """What a result holds, without its own class: a named tuple as a tuple, an IntEnum as an int.
 
-    The methods of the plain types are called by name, since a subclass may have others.
+    Methods are called on the plain type, such as `dict.items(value)`, since a subclass may override
+    them.
     """
     if isinstance(value, torch.Tensor):
         return _plain_tensor(value)
-    if isinstance(value, np.generic):  # a number of numpy, some of which are floats as well
+    if isinstance(value, np.generic):  # before floats: some numbers of numpy are floats as well
         return value
     if isinstance(value, np.ndarray):
         return np.ndarray.view(value, np.ndarray)
@@ -46,32 +48,32 @@ def plain(value: Any) -> Any:
     for kind, items in _ITEMS.items():
         if isinstance(value, kind):
             return kind(plain(item) for item in items(value))
-    for kind, held in _HOLDS.items():
+    for kind, content in _CONTENT.items():
         if isinstance(value, kind) and type(value) not in (kind, bool):
-            return held(value)
+            return content(value)
     return value
 
 
 _ITEMS = {kind: kind.__iter__ for kind in (list, tuple, set, frozenset, deque)}
-_HOLDS = {int: int.__int__, float: float.__float__, str: str.__str__}
+_CONTENT = {int: int.__int__, float: float.__float__, str: str.__str__}
 
 
 def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return value
     if hasattr(value, "full_tensor") or hasattr(value, "trigger_wait"):
-        return value  # of torch: a part of a tensor, or one on its way; see `transport`
+        return value  # torch's own: a part of a tensor, or one that is on its way; see `transport`
     with torch._C.DisableTorchFunctionSubclass():
         return value.as_subclass(torch.Tensor)
 
 
 def unpack(stream: bytes) -> Any:
-    """A packed result again; raises UnpicklingError where it holds more than data."""
+    """Read a packed result; raises UnpicklingError if it holds more than data."""
     return Unpickler(io.BytesIO(stream)).load()
 
 
 class Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """In Python, where what an instruction does can be refused."""
+    """Python's own unpickler, not the one in C: here an instruction can be refused."""
 
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
 

@@ -12,30 +12,31 @@ class Misuse(Exception):
     """The exercise itself is wrong, not the answer to it."""
 
 
-_SIZES = torch.tensor([1, 1, 1, 1, 10, 1000, 10_000])
+_SIZES = torch.tensor([1, 1, 1, 1, 10, 1000, 10_000])  # so that no narrow bound holds for all
+_UNITS = {torch.int64: 10_000_001, torch.float64: 1 + 2**-30}
 
 
 class Case(NamedTuple):
     """A kind of tensor that an answer has to cope with."""
 
     name: str  # what a learner reads
-    number: int  # its place among the cases, such as to choose another root in each
+    number: int  # its place among the cases; with it, each case can have a different root
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    every: int = 1  # only each so many-th element of a longer tensor, then not contiguous
+    every: int = 1  # 2 for every second element of a longer tensor, which is not contiguous then
 
     def __str__(self) -> str:
         return self.name
 
     def tensor(self) -> torch.Tensor:
-        """A new tensor of whole units, few of them large: sums are exact, whatever their order.
+        """A new tensor of whole units, few of them large: sums are exact in any order.
 
-        The unit is 1 where float32 is wanted, and elsewhere one that float32 cannot hold.
+        The unit is 1 for float32; for other dtypes it is one that float32 cannot hold.
         """
-        longer = (*self.shape[:-1], self.shape[-1] * self.every)
-        unit = {torch.int64: 10_000_001, torch.float64: 1 + 2**-30}.get(self.dtype, 1)
-        size = _SIZES[torch.randint(len(_SIZES), longer)]  # so that no narrow bound holds them all
-        units = size * torch.randint(-9, 10, longer)
+        shape = (*self.shape[:-1], self.shape[-1] * self.every)
+        sizes = _SIZES[torch.randint(len(_SIZES), shape)]
+        units = sizes * torch.randint(-9, 10, shape)
+        unit = _UNITS.get(self.dtype, 1)
         return (units.to(self.dtype) * unit)[..., :: self.every]
 
 
@@ -54,18 +55,18 @@ def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tu
     """One rank's arguments, from `inputs` and torch's random numbers; raises Misuse if it fails."""
     seed_cpu(seed)
     try:
-        made = inputs(rank, world_size, case)
+        arguments = inputs(rank, world_size, case)
     except Exception as error:
         message = f"inputs({rank}, {world_size}, {case}) failed: {type(error).__name__}: {error}"
         raise Misuse(message) from error
-    return made if isinstance(made, tuple) else (made,)
+    return arguments if isinstance(arguments, tuple) else (arguments,)
 
 
 def seed_cpu(seed: int) -> None:
-    """As `torch.manual_seed`, which spends a millisecond on devices that no check uses."""
+    """Seed as `torch.manual_seed` does, without the millisecond that it spends on other devices."""
     torch.default_generator.manual_seed(seed)
 
 
 def public_seed(rank: int, world_size: int, number: int) -> int:
-    """The seed of a case that a learner may see: the same in every run."""
+    """The seed of the numbers that a learner may see: the same each time."""
     return 1_000_003 * rank + 1_009 * number + world_size

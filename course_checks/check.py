@@ -1,12 +1,13 @@
-"""An exercise against its specification, in real workers.
+"""Check an answer against the specification of its exercise, in real workers.
 
 A collective is a function from all ranks' inputs to all ranks' outputs. So an exercise shows its
-specification as a plain function of one process, and an answer is right when the ranks return what
-that function says, at every world size, and keep to the rules.
+specification as a plain function of one process. An answer is right if the ranks return what that
+function says, at every world size, and keep to the rules.
 """
 
 import contextlib
 import io
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -26,8 +27,9 @@ from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were
 from course_utils.network.network import Network
 
-_JUDGE_S = 60.0
-_ADVICE = {  # of the launcher, whose timeout a learner has not set, and what is said instead
+_JUDGE_S = 60.0  # for the judge, who reads results and runs the specification
+# Advice of the launcher's, and what to say instead: the timeout is not the learner's to raise.
+_ADVICE = {
     r"(.*) not done after ([\d.]+ s)\.": r"\1 not done after \2, in which {all} to be done.",
     r"Raise timeout= if the work is long; look for an endless loop if it is not\.": "Look for an "
     "endless loop, or for work that is done far more often than it need be.",
@@ -99,7 +101,8 @@ def check(
         ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
     """
     rules = Rules(forbid, require, budget, network, (rtol, atol), allow, keep, work, hide)
-    sizes, name = sorted(world_sizes), getattr(fn, "__name__", "answer")
+    sizes = sorted(world_sizes)
+    name = getattr(fn, "__name__", "answer")
     if not sizes or not cases:
         raise ValueError("check needs at least one world size and one case")
     if fn is None:
@@ -107,55 +110,84 @@ def check(
     message = overtaken(fn) if callable(fn) else f"A function is wanted, and this is {fn!r:.60}."
     if message:
         return note(Outcome(name, WRONG, message=message))
-    attempts: list[Attempt] = []
     watch = Watch(fn, spec, backend is None, rules)
+    attempts: list[Attempt] = []
     for size, runs in plan(sizes, cases, one_by_one=backend is None):
         options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
-        again = partial(attempt, name, watch, inputs, size, **options)
-        attempts.append(again(runs))
-        if error := attempts[-1].error:
-            if (reached := attempts[-1].reached) and not _is_stub(error):
-                attempts.insert(-1, again(runs[:reached]))  # what went before is to be judged
+        launch_runs = partial(attempt, name, watch, inputs, size, **options)
+        last = launch_runs(runs)
+        if last.error:
+            if last.reached and not _is_stub(last.error):
+                # The runs before the one that failed are to be judged as well.
+                attempts.append(launch_runs(runs[: last.reached]))
+            attempts.append(last)
             break
+        attempts.append(last)
     return note(_outcome(attempts, partial(judge, inputs=inputs, spec=spec, rules=rules)))
 
 
 def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
     """What to launch: small before large, and what can be shown before what cannot."""
-    known = [Run(number, case) for number, case in enumerate(cases)]
+    shown = [Run(number, case) for number, case in enumerate(cases)]
+    planned = []
+    if one_by_one:
+        for size in sizes:
+            planned += [(size, [run]) for run in shown]
+        planned += [(sizes[-1], [run]) for run in _fresh(shown, sizes[-1])]
+        return planned
+    for size in sizes:
+        # If there are fewer cases than ranks, they are repeated, so that each of three comes late.
+        times = math.ceil(min(size, 3) / len(shown))
+        planned.append((size, shown + _fresh(times * shown, size)))
+    return planned
 
-    def fresh(size: int, times: int) -> list[Run]:
-        runs = enumerate(times * known)
-        return [run._replace(fresh=True, order=n * (size > 1)) for n, run in runs]
 
-    if not one_by_one:  # of few cases so many that each of three ranks comes late
-        return [(size, known + fresh(size, -(-min(size, 3) // len(known)))) for size in sizes]
-    planned = [(size, [run]) for size in sizes for run in known]
-    return planned + [(sizes[-1], [run]) for run in fresh(sizes[-1], 1)]
+def _fresh(runs: list[Run], size: int) -> list[Run]:
+    """These runs with fresh numbers; in each, the ranks come in a different order."""
+    fresh_runs = []
+    for number, run in enumerate(runs):
+        order = number if size > 1 else 0
+        fresh_runs.append(run._replace(fresh=True, order=order))
+    return fresh_runs
 
 
 def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
-    """What became of it; the judge, who finds what is wrong, works in a process of its own."""
+    """What became of an answer.
+
+    Args:
+        attempts: All launches of it, in order. If one failed, it is the last one.
+        judging: Finds the first wrong run of the others. It works in a process of its own.
+    """
     last = attempts[-1]
     if last.error:
         _refuse_misuse(last.error)
         if _is_stub(last.error):
             return Outcome(last.name, NOT_ATTEMPTED, _headline(last.error).partition(": ")[2])
-    launched, found = [one for one in attempts if not one.error], None
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            if launched:
-                how = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [ScaledTimeout(_JUDGE_S)]}
-                found = launch(judging, launched, **how)[0]
-    except WorkerError as error:
-        _refuse_misuse(error)
-        return launched[-1].wrong(0, f"Its results and calls cannot be judged: {error}")
-    if found is not None:
-        return found
+    succeeded = [done for done in attempts if not done.error]
+    if succeeded:
+        try:
+            outcome = _judged(judging, succeeded)
+        except WorkerError as error:
+            _refuse_misuse(error)
+            message = f"Its results and calls cannot be judged: {error}"
+            return succeeded[-1].wrong(0, message)
+        if outcome is not None:
+            return outcome
     if last.error:
-        return last.wrong(last.reached, _told(last))
-    told = [(a.world_size, r.case, t) for a in attempts for r, t in zip(a.runs, a.traces)]  # noqa: B905
-    return Outcome(last.name, PASSED, many(sorted({n for n, *_ in told})), traces=told)
+        return last.wrong(last.reached, _message(last))
+    traces = []
+    for done in attempts:
+        for run, trace in zip(done.runs, done.traces, strict=True):
+            traces.append((done.world_size, run.case, trace))
+    where = many(sorted({done.world_size for done in attempts}))
+    return Outcome(last.name, PASSED, where, traces=traces)
+
+
+def _judged(judging: Callable, attempts: list[Attempt]) -> Outcome | None:
+    """What the judge says, in a process of its own."""
+    options = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [ScaledTimeout(_JUDGE_S)]}
+    with contextlib.redirect_stdout(io.StringIO()):
+        return launch(judging, attempts, **options)[0]
 
 
 def _headline(error: WorkerError) -> str:
@@ -165,29 +197,37 @@ def _headline(error: WorkerError) -> str:
 
 def _refuse_misuse(error: WorkerError) -> None:
     """Raise ValueError if it is the exercise that is wrong."""
-    if (headline := _headline(error)).startswith("Misuse: "):
+    headline = _headline(error)
+    if headline.startswith("Misuse: "):
         raise ValueError(headline.removeprefix("Misuse: ")) from None
 
 
 def _is_stub(error: WorkerError) -> bool:
-    """Whether the answer itself says that there is none yet, not some operation of torch."""
+    """Whether the answer itself says that it is not written yet, not some operation of torch."""
     name = "NotImplementedError"
     if not _headline(error).startswith(name):
         return False
-    last = error.failures[0].frames[-1:]
-    return any(frame.is_learners and name in (frame.code or name) for frame in last)
+    frames = error.failures[0].frames
+    if not frames or not frames[-1].is_learners:
+        return False
+    line = frames[-1].code or name
+    return name in line
 
 
-def _told(failed: Attempt) -> str:
-    """The launcher's message; in it, ranks that wait for the next case have returned."""
-    message, runs = str(failed.error), len(failed.runs)
-    all_ = f"all {runs} runs on {many([failed.world_size])} are" if runs > 1 else "one case is"
-    for said, instead in _ADVICE.items():
-        message = re.sub(said, instead.replace("{all}", all_), message)
-    stands = getattr(failed.error, "waiting", {}).items()
-    if busy := [rank for rank, one in stands if one.state != "returned"]:
-        everybody = range(failed.world_size)
-        message = message.replace(f"{were(everybody)} not", f"{were(busy)} not")
+def _message(failed: Attempt) -> str:
+    """The launcher's message, in which ranks that wait for the next case count as returned."""
+    message = str(failed.error)
+    work = "one case is"
+    if len(failed.runs) > 1:
+        runs = len(failed.runs)
+        work = f"all {runs} runs on {many([failed.world_size])} are"
+    for pattern, replacement in _ADVICE.items():
+        message = re.sub(pattern, replacement.replace("{all}", work), message)
+    whereabouts = getattr(failed.error, "waiting", {})
+    busy = [rank for rank, at in whereabouts.items() if at.state != "returned"]
+    if busy:
+        all_ranks = range(failed.world_size)
+        message = message.replace(f"{were(all_ranks)} not", f"{were(busy)} not")
         never = " would never be done"
-        message = message.replace(f"{ranks(everybody)}{never}", f"{ranks(busy)}{never}")
+        message = message.replace(f"{ranks(all_ranks)}{never}", f"{ranks(busy)}{never}")
     return message[0].upper() + message[1:]

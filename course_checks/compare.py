@@ -1,4 +1,4 @@
-"""Whether an answer is what was wanted, and both in a few words."""
+"""Whether a result is what was wanted, and both in a few words."""
 
 import math
 import re
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-# Relative and absolute. A number may come from float32, whatever it is by now; a tensor says.
+# Relative and absolute, by dtype. A plain number may have come from float32; a tensor says.
 _TOLERANCES: dict[Any, tuple[float, float]] = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
@@ -19,7 +19,8 @@ _TOLERANCES: dict[Any, tuple[float, float]] = {
     float: (1.3e-6, 1e-7),
 }
 _PRECISE = 1e-10, 1e-10  # in double precision, and in whole numbers
-_MOST, _WIDEST = 8, 72  # values of a tensor that are shown; characters of anything
+_MOST_VALUES = 8  # of a tensor that are shown
+_WIDEST = 72  # characters of anything that is shown
 _UNSTABLE = re.compile(
     rf" at 0x[0-9a-f]+|{re.escape(tempfile.gettempdir())}/(?:[\w.-]+/)*|(?<='127.0.0.1', )\d+"
 )  # addresses of objects, temporary folders, ports
@@ -30,94 +31,134 @@ Tolerance = tuple[float | None, float | None]  # relative, absolute; None for th
 def difference(
     wanted: Any, got: Any, tolerance: Tolerance = (None, None), given: Collection[torch.dtype] = ()
 ) -> str | None:
-    """Say in what `got` is not `wanted`, or None, in whatever style it is written.
+    """Say how `got` differs from what is wanted, or None; however it is written.
 
-    A list may be a tuple or a tensor of as many, a number one of numpy or a tensor without
-    dimensions, a float a whole number. A dict may be a Counter, and where its values are of
-    several kinds, its keys being names, it may have further ones. A tensor may have another dtype
-    that holds such numbers, unless ranks were `given` tensors of the wanted one.
+    A list may be a tuple, or a tensor of the same length. A number may be one of numpy, or a tensor
+    without dimensions. A float may be a whole number. A dict may be a Counter. Where its values are
+    of several kinds, so that its keys are names, it may have further ones. A tensor may have a
+    different dtype that holds such numbers, unless ranks were `given` tensors of the wanted one.
+
+    Args:
+        wanted: What is wanted.
+        got: What an answer has returned.
+        tolerance: For floating-point numbers.
+        given: The dtypes of the tensors that the ranks had as arguments.
     """
     try:
-        return _difference(wanted, got, tolerance, given)
-    except Exception as error:  # such as of an __eq__ of its own
+        return _Comparison(tolerance, given).difference(wanted, got)
+    except Exception as error:  # such as of the result's own __eq__
         return f"wanted {_kind(wanted)}, got {_kind(got)}: {type(error).__name__}: {error}"
 
 
-def _difference(wanted: Any, got: Any, *how: Any) -> str | None:
-    wanted, got = _as_tensor(wanted), _as_tensor(got)
-    if isinstance(wanted, torch.Tensor):
-        return _tensors(wanted, got, *how)
-    if isinstance(wanted, list | tuple):
-        got = list(got) if isinstance(got, torch.Tensor) and got.dim() else got
-        if isinstance(got, Sequence) and not isinstance(got, str | bytes):
-            if len(wanted) != len(got):
-                return f"wanted {len(wanted)} items, got {len(got)}"
-            return _items(range(len(wanted)), wanted, got, *how)
-    elif isinstance(wanted, dict) and isinstance(got, dict):
-        if not _are_keys_of(wanted, got):
-            return f"wanted the keys {list(wanted)}, got {list(got)}"
-        return _items(wanted, wanted, got, *how)
-    elif isinstance(wanted, int | float) and isinstance(got, torch.Tensor) and not got.dim():
-        got = got.item()
-    kinds = int | float if isinstance(wanted, float) else type(wanted)
-    if not isinstance(got, kinds) or isinstance(got, bool) > isinstance(wanted, bool):
-        return f"wanted {_kind(wanted)}, got {_kind(got)}"
-    same = wanted == got
-    if isinstance(wanted, float):
-        relative, absolute = _within(float, how[0])
-        same = math.isclose(wanted, got, rel_tol=relative, abs_tol=absolute)
-        same = same or (math.isnan(wanted) and math.isnan(got))
-    return None if same else _unlike(wanted, got)
+class _Comparison:
+    """Compares with one tolerance; see `difference`."""
+
+    def __init__(self, tolerance: Tolerance, given: Collection[torch.dtype]) -> None:
+        self._tolerance = tolerance
+        self._given = given
+
+    def difference(self, wanted: Any, got: Any) -> str | None:
+        """As the function of this name, but lets exceptions through."""
+        wanted, got = _as_tensor(wanted), _as_tensor(got)
+        if isinstance(wanted, torch.Tensor):
+            return self._of_tensors(wanted, got)
+        if isinstance(wanted, list | tuple):
+            return self._of_sequences(wanted, got)
+        if isinstance(wanted, dict) and isinstance(got, dict):
+            if not _are_keys_of(wanted, got):
+                return f"wanted the keys {list(wanted)}, got {list(got)}"
+            return self._of_items(wanted, wanted, got)
+        return self._of_values(wanted, got)
+
+    def _of_sequences(self, wanted: list | tuple, got: Any) -> str | None:
+        if isinstance(got, torch.Tensor) and got.dim():
+            got = list(got)
+        if not isinstance(got, Sequence) or isinstance(got, str | bytes):
+            return self._of_values(wanted, got)
+        if len(wanted) != len(got):
+            return f"wanted {len(wanted)} items, got {len(got)}"
+        return self._of_items(range(len(wanted)), wanted, got)
+
+    def _of_items(self, keys: Iterable, wanted: Any, got: Any) -> str | None:
+        for key in keys:
+            differs = self.difference(wanted[key], got[key])
+            if differs:
+                return f"item {key!r}: {differs}"
+        return None
+
+    def _of_values(self, wanted: Any, got: Any) -> str | None:
+        is_number = isinstance(wanted, int | float)
+        if is_number and isinstance(got, torch.Tensor) and not got.dim():
+            got = got.item()
+        kinds = int | float if isinstance(wanted, float) else type(wanted)
+        is_bool_by_mistake = isinstance(got, bool) and not isinstance(wanted, bool)
+        if not isinstance(got, kinds) or is_bool_by_mistake:
+            return _mismatch(wanted, got)
+        if isinstance(wanted, float):
+            relative, absolute = self._tolerances(float)
+            both_nan = math.isnan(wanted) and math.isnan(got)
+            is_same = both_nan or math.isclose(wanted, got, rel_tol=relative, abs_tol=absolute)
+        else:
+            is_same = wanted == got
+        return None if is_same else _unlike(wanted, got)
+
+    def _tolerances(self, dtype: Any) -> tuple[float, float]:
+        """Relative and absolute."""
+        relative, absolute = _TOLERANCES.get(dtype, _PRECISE)
+        if self._tolerance[0] is not None:
+            relative = self._tolerance[0]
+        if self._tolerance[1] is not None:
+            absolute = self._tolerance[1]
+        return relative, absolute
+
+    def _of_tensors(self, wanted: torch.Tensor, got: Any) -> str | None:
+        given = self._given
+        if not wanted.dim() and isinstance(got, int | float) and not isinstance(got, bool):
+            # As good as a tensor without dimensions.
+            got = torch.tensor(got, dtype=torch.float64 if isinstance(got, float) else None)
+            given = ()
+        if not isinstance(got, torch.Tensor):
+            return _mismatch(wanted, got)
+        if wanted.layout != got.layout:
+            return f"wanted layout {_short(wanted.layout)}, got {_short(got.layout)}"
+        may_differ = wanted.dtype not in given and _holds(got.dtype, wanted.dtype)
+        if wanted.dtype != got.dtype and not may_differ:
+            return f"wanted dtype {_short(wanted.dtype)}, got {_short(got.dtype)}"
+        if wanted.shape != got.shape:
+            return f"wanted shape {tuple(wanted.shape)}, got {tuple(got.shape)}"
+        wanted, got = wanted.detach(), got.detach()
+        close = self._close(wanted, got)
+        if close.all():
+            return None
+        place = (~close).nonzero()[0].tolist()
+        differs = _unlike(wanted[tuple(place)].item(), got[tuple(place)].item())
+        return f"element {place}: {differs}" if place else differs
+
+    def _close(self, wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+        """By element, whether it is near enough."""
+        if not (wanted.dtype.is_floating_point or wanted.dtype.is_complex):
+            return got == wanted
+        relative, absolute = max(self._tolerances(wanted.dtype), self._tolerances(got.dtype))
+        near = got.to(wanted.dtype)
+        return torch.isclose(near, wanted, rtol=relative, atol=absolute, equal_nan=True)
 
 
 def _as_tensor(value: Any) -> Any:
     """What numpy has made, as torch would have."""
-    numbers = isinstance(value, np.ndarray | np.number | np.bool_)
-    return torch.as_tensor(np.array(value)) if numbers else value
+    if isinstance(value, np.ndarray | np.number | np.bool_):
+        return torch.as_tensor(np.array(value))
+    return value
 
 
 def _are_keys_of(wanted: dict, got: dict) -> bool:
-    further, kinds = got.keys() - wanted.keys(), set(map(type, wanted.values()))
-    may = len(kinds) > 1 or (kinds == {int} and not any(got[key] for key in further))
-    return wanted.keys() <= got.keys() and (may or not further)
-
-
-def _items(keys: Iterable, wanted: Any, got: Any, *how: Any) -> str | None:
-    told = ((key, _difference(wanted[key], got[key], *how)) for key in keys)
-    return next((f"item {key!r}: {found}" for key, found in told if found), None)
-
-
-def _within(dtype: Any, tolerance: Tolerance) -> tuple[float, float]:
-    own = _TOLERANCES.get(dtype, _PRECISE)
-    return tuple(a if b is None else b for a, b in zip(own, tolerance, strict=True))
-
-
-def _tensors(
-    wanted: torch.Tensor, got: Any, tolerance: Tolerance, given: Collection[torch.dtype]
-) -> str | None:
-    if not wanted.dim() and isinstance(got, int | float) and not isinstance(got, bool):
-        # As good as a tensor without dimensions.
-        got = torch.tensor(got, dtype=torch.float64 if isinstance(got, float) else None)
-        given = ()
-    if not isinstance(got, torch.Tensor):
-        return f"wanted {_kind(wanted)}, got {_kind(got)}"
-    for what in ("layout", "dtype", "shape"):
-        one, other = getattr(wanted, what), getattr(got, what)
-        if one != other and not (what == "dtype" and one not in given and _holds(other, one)):
-            one, other = (tuple(x) if what == "shape" else _plain(x) for x in (one, other))
-            return f"wanted {what} {one}, got {other}"
-    wanted, got = wanted.detach(), got.detach()
-    relative, absolute = max(_within(one.dtype, tolerance) for one in (wanted, got))
-    if wanted.dtype.is_floating_point or wanted.dtype.is_complex:
-        near = got.to(wanted.dtype)
-        close = torch.isclose(near, wanted, rtol=relative, atol=absolute, equal_nan=True)
-    else:
-        close = got == wanted
-    if close.all():
-        return None
-    place = (~close).nonzero()[0].tolist()
-    said = _unlike(*(x[tuple(place)].item() for x in (wanted, got)))
-    return f"element {place}: {said}" if place else said
+    """Whether a dict has the wanted keys, and no others that it may not have."""
+    if not wanted.keys() <= got.keys():
+        return False
+    further = got.keys() - wanted.keys()
+    kinds = set(map(type, wanted.values()))
+    if not further or len(kinds) > 1:
+        return True
+    return kinds == {int} and not any(got[key] for key in further)  # counts of zero
 
 
 def _holds(dtype: torch.dtype, wanted: torch.dtype) -> bool:
@@ -129,22 +170,33 @@ def _holds(dtype: torch.dtype, wanted: torch.dtype) -> bool:
 
 def _unlike(wanted: Any, got: Any) -> str:
     """Such as `wanted 3, got 4`, with as many digits, or from where on, as it takes to differ."""
-    one, other = brief(wanted), brief(got)
-    if one == other:
-        one, other = repr(wanted), repr(got)
-        if len(one) + len(other) > _WIDEST:
-            pairs = enumerate(zip(one, other, strict=False))
-            start = max(0, next((n for n, (a, b) in pairs if a != b), len(one)) - 8)
-            one, other = (f"... {own[start:][:_WIDEST]}" for own in (one, other))
-    return f"wanted {one}, got {other}"
+    wanted_text, got_text = brief(wanted), brief(got)
+    if wanted_text == got_text:
+        wanted_text, got_text = repr(wanted), repr(got)
+        if len(wanted_text) + len(got_text) > _WIDEST:
+            start = max(0, _first_difference(wanted_text, got_text) - 8)
+            wanted_text = f"... {wanted_text[start:][:_WIDEST]}"
+            got_text = f"... {got_text[start:][:_WIDEST]}"
+    return f"wanted {wanted_text}, got {got_text}"
+
+
+def _first_difference(text: str, other: str) -> int:
+    for place, (character, others) in enumerate(zip(text, other, strict=False)):
+        if character != others:
+            return place
+    return len(text)
+
+
+def _mismatch(wanted: Any, got: Any) -> str:
+    return f"wanted {_kind(wanted)}, got {_kind(got)}"
 
 
 def dtypes_of(value: Any) -> set[torch.dtype]:
-    """Those of all tensors in a value."""
+    """Those of all tensors in a value, and of the parameters of its modules."""
     leaves = tree_leaves(value)
-    leaves += [
-        own for one in leaves if isinstance(one, torch.nn.Module) for own in one.parameters()
-    ]
+    for leaf in list(leaves):
+        if isinstance(leaf, torch.nn.Module):
+            leaves += leaf.parameters()
     return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
@@ -154,17 +206,19 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {brief(value)}"
 
 
-def _plain(what: Any) -> str:
-    return str(what).removeprefix("torch.")
+def _short(constant: Any) -> str:
+    """The name of a constant of torch, such as `float32`."""
+    return str(constant).removeprefix("torch.")
 
 
-def brief(value: Any, said: str = "") -> str:
-    """A value in one short line, the same in every run; of a long dict the item that is `said`."""
+def brief(value: Any, difference: str = "") -> str:
+    """A value in one short line, the same in every run; of a long dict the item that differs."""
     try:
         text = _UNSTABLE.sub("...", _text(value)).replace("\n", " ")
-        items = value.items() if isinstance(value, dict) and len(text) > _WIDEST else ()
-        if told := {key: own for key, own in items if said.startswith(f"item {key!r}:")}:
-            return brief(told)
+        if isinstance(value, dict) and len(text) > _WIDEST:
+            for key, item in value.items():
+                if difference.startswith(f"item {key!r}:"):
+                    return brief({key: item})
     except Exception as error:  # of a __repr__, or of a list that holds itself
         text = f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= _WIDEST else text[: _WIDEST - 4] + " ..."
@@ -179,7 +233,8 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_text(own)}" for key, own in value.items()) + "}"
+        items = [f"{key!r}: {_text(item)}" for key, item in value.items()]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list | tuple):
         inside = ", ".join(map(_text, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside})"
@@ -188,9 +243,12 @@ def _text(value: Any) -> str:
 
 def _tensor(value: torch.Tensor) -> str:
     if value.layout != torch.strided or value.is_meta:
-        return f"a {_plain(value.layout)} tensor on {value.device}"
+        return f"a {_short(value.layout)} tensor on {value.device}"
     value = value.detach()
-    if value.numel() <= _MOST:
+    if value.numel() <= _MOST_VALUES:
         return _text(value.tolist())
-    *shown, last = map(_text, [*value.flatten()[: _MOST - 2].tolist(), value.flatten()[-1].item()])
-    return f"[{', '.join(shown)}, ..., {last}] ({' x '.join(map(str, value.shape))})"
+    flat = value.flatten()
+    first = ", ".join(map(_text, flat[: _MOST_VALUES - 2].tolist()))
+    last = _text(flat[-1].item())
+    shape = " x ".join(map(str, value.shape))
+    return f"[{first}, ..., {last}] ({shape})"

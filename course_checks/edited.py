@@ -1,4 +1,4 @@
-"""Whether an answer is what the learner wrote last: a cell that fails leaves the old one there."""
+"""Whether an answer is what the learner wrote last: a cell that fails leaves the old one."""
 
 import inspect
 import re
@@ -10,20 +10,27 @@ from types import FunctionType
 def overtaken(fn: Callable) -> str:
     """Say which later cell should have defined this answer and failed, or nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    cells = getattr(getattr(shell, "compile", None), "_filename_map", {})  # by file name
-    own = inspect.unwrap(fn)
-    functions = vars(own).values() if isinstance(own, type) else (own,)
-    files = {one.__code__.co_filename for one in functions if isinstance(one, FunctionType)}
-    numbers = [cells[file] for file in files if file in cells]
-    name = getattr(own, "__name__", "")
-    if not numbers or inspect.unwrap(shell.user_ns.get(name)) is not own:
+    cells = getattr(getattr(shell, "compile", None), "_filename_map", {})  # numbers, by file name
+    answer = inspect.unwrap(fn)
+    functions = vars(answer).values() if isinstance(answer, type) else (answer,)
+    numbers = []
+    for function in functions:
+        if isinstance(function, FunctionType):
+            number = cells.get(function.__code__.co_filename)
+            if number is not None:
+                numbers.append(number)
+    name = getattr(answer, "__name__", "")
+    if not numbers or inspect.unwrap(shell.user_ns.get(name)) is not answer:
         return ""
+    last = max(numbers)
     defines = re.compile(rf"^(async +)?[acdefls]{{2,6}} +{name}\b", re.MULTILINE)  # or nearly so
-    texts = enumerate(shell.user_ns["In"])
-    later = [n for n, text in texts if n > max(numbers) and defines.search(text)]
+    later = []
+    for number, text in enumerate(shell.user_ns["In"]):
+        if number > last and defines.search(text):
+            later.append(number)
     if not later:
         return ""
     return (
         f"Cell [{later[-1]}] should have defined {name} and failed: what would be checked is still "
-        f"that of cell [{max(numbers)}]. Run your cell again until it ends without an error."
+        f"that of cell [{last}]. Run your cell again until it ends without an error."
     )

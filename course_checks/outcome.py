@@ -1,4 +1,4 @@
-"""What a check says: passed, not attempted, or wrong and in what; in a notebook as a table."""
+"""What a check says: passed, not attempted, or wrong and why; in a notebook as a table."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ _SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", NOT_CHECKED: "–", WRONG: "✗"}
 _COLOURS = {PASSED: "#009E73", WRONG: "#D55E00"}  # two of Okabe and Ito
 _COLOURS |= {NOT_ATTEMPTED: "#888888", NOT_CHECKED: "#888888"}
 _HEAD = ("rank", "given", "wanted", "got")
-_PRINTED = 8  # lines of each rank
+_PRINTED = 8  # lines of each rank that are shown
 _CARD = "padding:4px 12px;margin:4px 0;max-width:70em;font-size:13px;line-height:1.5;"
 _CELL = "text-align:left;padding:1px 14px 1px 4px;"
 _MONO = "font-family:var(--jp-code-font-family,monospace);"
@@ -42,8 +42,9 @@ class Outcome:
     where: str = ""  # on how many ranks, in which case
     message: str = ""  # what is wrong, and what to look at next
     rows: Sequence[Row] = ()  # of the smallest failing case, one per rank
-    printed: Sequence[str] = ()  # what each rank printed in it
-    traces: Sequence[tuple[int, Any, Any]] = ()  # where it passed: world size, case, recording
+    printed: Sequence[str] = ()  # by rank, what it printed in that case
+    # If it passed, for each run: world size, case and recording.
+    traces: Sequence[tuple[int, Any, Any]] = ()
 
     def __bool__(self) -> bool:
         return self.state == PASSED
@@ -65,36 +66,44 @@ class Outcome:
         return said(text, "outcome.Outcome")
 
     def _table(self) -> str:
+        """The failing case as text, with an arrow before each wrong rank."""
         if not self.rows:
             return ""
-        lines = [_head(), *((str(r), *row[:3]) for r, row in enumerate(self.rows))]
-        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        marks = [" ", *("→" if row.wrong else " " for row in self.rows)]
-        return "\n".join(
-            f"{mark} " + "  ".join(map(str.ljust, line, wide)).rstrip()
-            for mark, line in zip(marks, lines, strict=True)
-        )
+        lines = [_head()]
+        for rank, row in enumerate(self.rows):
+            lines.append([str(rank), row.given, row.wanted, row.got])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = []
+        for number, cells in enumerate(lines):
+            is_wrong = number > 0 and self.rows[number - 1].wrong
+            mark = "→" if is_wrong else " "
+            padded = "  ".join(map(str.ljust, cells, widths))
+            text.append(f"{mark} {padded.rstrip()}")
+        return "\n".join(text)
 
     def _output(self) -> str:
-        lines = []
-        for rank, text in enumerate(self.printed):
-            own = text.splitlines()
-            lines += [f"[rank {rank}] {line}" for line in own[:_PRINTED]]
-            if len(own) > _PRINTED:
-                lines.append(f"[rank {rank}] ... and {len(own) - _PRINTED} more lines")
-        return "\n".join([said("It printed:"), *lines]) if lines else ""
+        """The first lines that each rank printed."""
+        text = []
+        for rank, printed in enumerate(self.printed):
+            lines = printed.splitlines()
+            text += [f"[rank {rank}] {line}" for line in lines[:_PRINTED]]
+            if len(lines) > _PRINTED:
+                text.append(f"[rank {rank}] ... and {len(lines) - _PRINTED} more lines")
+        return "\n".join([said("It printed:"), *text]) if text else ""
 
     def _repr_html_(self) -> str:
-        colour, (sign, text) = _COLOURS[self.state], self._headline().split(" ", 1)
+        colour = _COLOURS[self.state]
+        sign, headline = self._headline().split(" ", 1)
         page = f'<div style="{_CARD}border-left:4px solid {colour}">'
-        page += f'<b style="color:{colour}">{sign}</b> <b>{html.escape(text)}</b>'
+        page += f'<b style="color:{colour}">{sign}</b> <b>{html.escape(headline)}</b>'
         if self.rows:
             head = "".join(f'<th style="{_CELL}">{name}</th>' for name in _head())
             rows = "".join(_row(rank, row) for rank, row in enumerate(self.rows))
             page += f'<table style="margin:6px 0"><tr>{head}</tr>{rows}</table>'
         for text in filter(None, (said(self.message), self._output())):
-            # Launcher's reports, whose columns matter, in a fixed width.
-            face = f"{_MONO}font-size:12px;margin-top:6px" if "\n" in text else ""
+            face = ""
+            if "\n" in text:  # a report of the launcher's, whose columns need a fixed width
+                face = f"{_MONO}font-size:12px;margin-top:6px"
             page += f'<div style="white-space:pre-wrap;{face}">{html.escape(text)}</div>'
         return page + "</div>"
 
@@ -104,18 +113,22 @@ def _head() -> list[str]:
 
 
 def _row(rank: int, row: Row) -> str:
-    mark, arrow = (f"background:{_COLOURS[WRONG]}22;", "→ ") if row.wrong else ("", "")
-    cells = "".join(f'<td style="{_CELL}{_MONO}">{html.escape(text)}</td>' for text in row[:3])
-    return f'<tr style="{mark}"><td style="{_CELL}">{arrow}{rank}</td>{cells}</tr>'
+    style, arrow = "", ""
+    if row.wrong:
+        style, arrow = f"background:{_COLOURS[WRONG]}22;", "→ "
+    page = f'<tr style="{style}"><td style="{_CELL}">{arrow}{rank}</td>'
+    for text in (row.given, row.wanted, row.got):
+        page += f'<td style="{_CELL}{_MONO}">{html.escape(text)}</td>'
+    return page + "</tr>"
 
 
 def many(sizes: Iterable[int]) -> str:
     """Such as `1 rank` or `1, 2 and 3 ranks`."""
     numbers = ranks_named(sizes).split(" ", 1)[1]
-    return f"{numbers} rank{'s' * (numbers != '1')}"
+    return "1 rank" if numbers == "1" else f"{numbers} ranks"
 
 
-_outcomes: dict[str, Outcome] = {}  # of this kernel, by the answer's name; the last one counts
+_outcomes: dict[str, Outcome] = {}  # the last one of each answer in this kernel, by its name
 
 
 def note(outcome: Outcome) -> Outcome:
@@ -128,26 +141,31 @@ class Overview(list[Outcome]):
     """One line per exercise."""
 
     def __repr__(self) -> str:
-        lines = [f"{_SIGNS[own.state]} {own.name}: {own.state}" for own in self]
-        lines.insert(0, f"{sum(map(bool, self))} of {len(self)} exercises pass")
+        lines = [f"{sum(map(bool, self))} of {len(self)} exercises pass"]
+        for outcome in self:
+            lines.append(f"{_SIGNS[outcome.state]} {outcome.name}: {outcome.state}")
         return said("\n".join(lines), "outcome.Overview")
 
     def _repr_html_(self) -> str:
         total, *_ = repr(self).split("\n")
-        rows = "".join(
-            f'<tr><td style="color:{_COLOURS[own.state]};font-weight:bold">{_SIGNS[own.state]}</td>'
-            f'<td style="text-align:left"><code>{html.escape(own.name)}</code></td>'
-            f'<td style="text-align:left">{said(own.state, "outcome")}</td></tr>'
-            for own in self
-        )
+        rows = "".join(map(_overview_row, self))
         return f"<b>{total}</b><table>{rows}</table>"
+
+
+def _overview_row(outcome: Outcome) -> str:
+    sign, colour = _SIGNS[outcome.state], _COLOURS[outcome.state]
+    return (
+        f'<tr><td style="color:{colour};font-weight:bold">{sign}</td>'
+        f'<td style="text-align:left"><code>{html.escape(outcome.name)}</code></td>'
+        f'<td style="text-align:left">{said(outcome.state, "outcome")}</td></tr>'
+    )
 
 
 def progress(*exercises: str) -> Overview:
     """Show which answers pass, as they were last checked in this notebook.
 
     Args:
-        exercises: The names of all answers in this notebook. Those that no check has tried yet
+        exercises: The names of all answers in this notebook. Answers that no check has tried yet
             count as well.
     """
     known = {name: Outcome(name, NOT_CHECKED) for name in exercises} | _outcomes

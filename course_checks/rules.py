@@ -1,5 +1,6 @@
-"""What an answer may call and spend, read off the recording of one run."""
+"""What an answer may call and spend, checked on the recording of one run."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,11 @@ _SPENT = {
 
 @dataclass
 class Rules:
-    """What an answer has to keep to besides its specification; ValueError if it cannot be meant."""
+    """What an answer has to keep to besides its specification.
+
+    Raises:
+        ValueError: The exercise asks for what cannot be meant.
+    """
 
     forbid: Collection[str]
     require: Collection[str]
@@ -37,88 +42,111 @@ class Rules:
 
     def __post_init__(self) -> None:
         for option, known in WORDS.items():
-            if unknown := sorted(set(getattr(self, option)) - known):
+            unknown = sorted(set(getattr(self, option)) - known)
+            if unknown:
                 words = ", ".join(sorted(known))
                 raise ValueError(f"{unknown[0]!r} is nothing to {option}; there are: {words}")
         self.forbid, self.require = set(self.forbid), set(self.require)
         if "collectives" in self.forbid:
-            self.forbid = self.forbid - {"collectives"} | set(COLLECTIVES)
-        if unknown := sorted((self.forbid | self.require) - set(KINDS)):
+            self.forbid.remove("collectives")
+            self.forbid.update(COLLECTIVES)
+        unknown = sorted((self.forbid | self.require) - set(KINDS))
+        if unknown:
             raise ValueError(f"{unknown[0]!r} is never recorded; there are: {', '.join(KINDS)}")
 
 
 def broken(
-    rules: Rules, trace: Trace, case: Any, flops: Collection[int], whole: int, empty: bool
+    rules: Rules, trace: Trace, case: Any, flops: list[int], total: int, is_empty: bool
 ) -> str | None:
     """Say which rule a run breaks whose results are right, or None.
 
-    Its ranks have computed `flops` of the `whole`; there is no number in what is wanted if `empty`.
+    Args:
+        rules: The rules.
+        trace: The recording of the run.
+        case: What it ran on.
+        flops: How many floating-point operations each rank has computed.
+        total: How many the specification has computed.
+        is_empty: Whether there is no number in what is wanted.
     """
-    if reason := _at_odds(trace):
+    reason = _at_odds(trace)
+    if reason:
         return reason
     for event in trace:
         if event.kind in rules.forbid:
-            return f"{_of(event)}: this exercise is to be solved without {event.kind}."
+            return f"{_call(event)}: this exercise is to be solved without {event.kind}."
     try:
         trace.schedule("ring")
-        spent = _over_budget(trace, case, rules)
+        reason = _over_budget(trace, case, rules)
     except ReplayError as error:
-        said = str(error)
+        problem = str(error)
         why = "Every message needs a sender and a receiver."
-        return " ".join([said[0].upper() + said[1:], why])
-    if spent or trace.world_size == 1:
-        return spent
-    work = rules.work and _overworked(flops, whole, _for(rules.work, trace, case))
-    return work or _missing(trace, rules.require, empty)
+        return f"{problem[0].upper()}{problem[1:]} {why}"
+    if reason or trace.world_size == 1:
+        return reason
+    if rules.work:
+        reason = _overworked(flops, total, _for(rules.work, trace, case))
+        if reason:
+            return reason
+    return _missing(trace, rules.require, is_empty)
 
 
 def _for(limit: Any, trace: Trace, case: Any) -> Any:
-    """What may be a function of world size and case."""
+    """A limit, which may be a function of world size and case."""
     return limit(trace.world_size, case) if callable(limit) else limit
 
 
-def _missing(trace: Trace, require: Collection[str], empty: bool) -> str | None:
-    real = {
-        (event.rank, event.kind)
-        for event in trace
-        if (event.bytes or empty or event.kind == "barrier") and len(event.group) > 1
-    }
-    for kind in sorted(require):
-        ranks_ = range(trace.world_size) if kind in COLLECTIVES else ()
-        lacking = [rank for rank in ranks_ if (rank, kind) not in real]
-        if lacking or all(own != kind for _, own in real):
-            said = " with any data in it" * any(event.kind == kind for event in trace)
-            who = f"Rank {lacking[0]}" if 0 < len(lacking) < trace.world_size else "It"
-            return f"{who} never calls {kind}{said}: this exercise is to be solved with it."
+def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | None:
+    """Say which required kind of call is missing, or None.
+
+    What carries no data does not count, unless there is none to carry.
+    """
+    ranks_by_kind = {kind: set() for kind in required}
+    called = set()
+    for event in trace:
+        called.add(event.kind)
+        counts = event.bytes or is_empty or event.kind == "barrier"
+        if counts and len(event.group) > 1 and event.kind in ranks_by_kind:
+            ranks_by_kind[event.kind].add(event.rank)
+    for kind in sorted(required):
+        callers = ranks_by_kind[kind]
+        lacking = [rank for rank in range(trace.world_size) if rank not in callers]
+        if not lacking or (callers and kind not in COLLECTIVES):
+            continue
+        who = f"Rank {lacking[0]}" if callers else "It"
+        with_data = " with any data in it" if kind in called else ""
+        return f"{who} never calls {kind}{with_data}: this exercise is to be solved with it."
     return None
 
 
-def _overworked(flops: Collection[int], whole: int, factor: float) -> str | None:
-    most, enough = max(flops), factor * whole / len(flops)
+def _overworked(flops: list[int], total: int, factor: float) -> str | None:
+    """Say which rank computes too much, or None; `factor` of an equal share is enough."""
+    most, enough = max(flops), factor * total / len(flops)
     if most <= enough:
         return None
     return (
-        f"Rank {flops.index(most)} computes {most / whole:.0%} of what one process computes that "
+        f"Rank {flops.index(most)} computes {most / total:.0%} of what one process computes that "
         f"does all the work (in floating-point operations, forward and backward); "
-        f"{enough / whole:.0%} are enough: the work is to be divided among the ranks."
+        f"{enough / total:.0%} are enough: the work is to be divided among the ranks."
     )
 
 
 def unwaited(trace: Trace) -> str | None:
     """Say which operation nobody has waited for, or None."""
-    waited = {(e.rank, e.of) for e in trace if e.kind == "wait"}
+    waited_for = {(event.rank, event.of) for event in trace if event.kind == "wait"}
     for event in trace:
-        if not (event.blocking or event.kind == "wait" or (event.rank, event.index) in waited):
+        if event.blocking or event.kind == "wait":
+            continue
+        if (event.rank, event.index) not in waited_for:
             until = "until you call wait() on what it returned, its tensor may be neither"
-            return f"{_of(event)} was never waited for: {until} filled nor sent."
+            return f"{_call(event)} was never waited for: {until} filled nor sent."
     return None
 
 
 def _at_odds(trace: Trace) -> str | None:
-    """Groups are numbered in the order of calls, so two may meet that were meant to be others."""
-    meant: dict[str, Event] = {}
+    """Say which groups meet that were not meant to: they are numbered in the order of calls."""
+    first_of_group: dict[str, Event] = {}
     for event in trace:
-        first = meant.setdefault(event.group_name, event)
+        first = first_of_group.setdefault(event.group_name, event)
         if first.group != event.group:
             return (
                 f"Rank {first.rank} uses a group of {ranks(first.group)} where rank {event.rank} "
@@ -129,41 +157,56 @@ def _at_odds(trace: Trace) -> str | None:
 
 
 def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
+    """Say which rank spends more than it may, or None."""
     limits = _for(rules.budget or {}, trace, case)
-    if unknown := sorted(set(limits) - set(_SPENT)):
+    unknown = sorted(set(limits) - set(_SPENT))
+    if unknown:
         raise Misuse(f"{unknown[0]!r} is no budget; there are: {', '.join(_SPENT)}")
     if "finish_us" in limits and rules.network is None:
         raise Misuse("a budget of finish_us needs network=Network(...)")
     algorithm = rules.network.algorithm if rules.network else "ring"
-    sent = _without_barriers(trace)
+    without_barriers = _without_barriers(trace)
     for name, limit in limits.items():
-        spent = trace.replay(rules.network) if name == "finish_us" else sent.traffic(algorithm)
-        used = getattr(spent, name)
-        most, rank = max(used), used.index(max(used))
+        if name == "finish_us":
+            spent = trace.replay(rules.network).finish_us
+        else:
+            spent = getattr(without_barriers.traffic(algorithm), name)
+        most = max(spent)
         if most > limit * (1 + 1e-9):
-            said = _SPENT[name].format(most, limit)
-            return " ".join([f"Rank {rank} {said}.", _calls(trace, rank)]).rstrip()
+            rank = spent.index(most)
+            spends = _SPENT[name].format(most, limit)
+            return f"Rank {rank} {spends}. {_calls(trace, rank)}".rstrip()
     return None
 
 
 def _without_barriers(trace: Trace) -> Trace:
     """What carries data: one barrier more than it takes is no message too many."""
     barriers = {(event.rank, event.index) for event in trace if event.kind == "barrier"}
-    kept = (e for e in trace if not {(e.rank, e.index), (e.rank, e.of)} & barriers)
-    return Trace(tuple(kept), trace.ended) if barriers else trace
+    if not barriers:
+        return trace
+    kept = []
+    for event in trace:
+        is_barrier = (event.rank, event.index) in barriers
+        waits_for_barrier = (event.rank, event.of) in barriers
+        if not is_barrier and not waits_for_barrier:
+            kept.append(event)
+    return Trace(tuple(kept), trace.ended)
 
 
 def _calls(trace: Trace, rank: int) -> str:
     """What a rank has called, most costly lines first."""
-    spent: dict[str, tuple[int, int]] = {}
+    counts, sizes = Counter(), Counter()  # by line; sizes in bytes
     for event in trace.of_rank(rank):
         if event.kind not in ("wait", "recv"):
-            count, size = spent.get(event.where, (0, 0))
-            spent[event.where] = count + 1, size + event.bytes
-    lines = sorted(spent.items(), key=lambda item: (-item[1][1], -item[1][0]))[:3]
-    said = [f"{count} x at {where} ({size} bytes)" for where, (count, size) in lines]
-    return f"It calls {'; '.join(said)}." if said else ""
+            counts[event.where] += 1
+            sizes[event.where] += event.bytes
+    lines = sorted(counts, key=lambda where: (-sizes[where], -counts[where]))
+    calls = []
+    for where in lines[:3]:
+        count, size = counts[where], sizes[where]
+        calls.append(f"{count} x at {where} ({size} bytes)")
+    return f"It calls {'; '.join(calls)}." if calls else ""
 
 
-def _of(event: Event) -> str:
+def _call(event: Event) -> str:
     return f"Rank {event.rank}'s {event.what} at {event.where}"

@@ -1,10 +1,10 @@
 """Messages on their way, in a rank that runs an answer.
 
 A tensor belongs to torch from `isend` or `irecv` until `wait()` returns. Real gloo often forgives
-who breaks that: a tensor that is filled after its `isend`, or read before its `wait()`, can have
-the right content by chance, while the virtual clock believes that it left when it was handed over.
-So here what arrives is there after `wait()` and never before, what was sent must still be the same
-by then, and nothing is received into it.
+an answer that breaks this rule: a tensor that is filled after its `isend`, or read before its
+`wait()`, can have the right content by chance, while the virtual clock believes that it left when
+it was handed over. So here, what is received arrives in `wait()` and never before. What was sent
+must be unchanged by then, and nothing may be received into it.
 """
 
 import functools
@@ -34,16 +34,16 @@ _RECEIVES = ("recv", "recv_anysource")
 class Message(NamedTuple):
     """A message that nobody has waited for yet."""
 
-    work: Any  # to be kept: gloo hangs where a receive that is not complete loses it
-    theirs: torch.Tensor  # the answer's
-    ours: torch.Tensor  # which is sent, or received, in its place
+    work: Any  # is kept, since gloo hangs if a receive loses its work before it is complete
+    tensor: torch.Tensor  # the answer's
+    copy: torch.Tensor  # ours, which is sent or received in its place
     receives: bool
-    line: str
+    line: str  # of the call
 
-    def meets(self, tensor: torch.Tensor) -> bool:
-        """Whether both have a byte in common."""
-        here, there = self.theirs.data_ptr(), tensor.data_ptr()
-        return here < there + tensor.nbytes and there < here + self.theirs.nbytes
+    def overlaps(self, tensor: torch.Tensor) -> bool:
+        """Whether its tensor and this one have a byte in common."""
+        start, other_start = self.tensor.data_ptr(), tensor.data_ptr()
+        return start < other_start + tensor.nbytes and other_start < start + self.tensor.nbytes
 
 
 class Transit:
@@ -53,50 +53,58 @@ class Transit:
         self.messages: dict[int, Message] = {}  # by the id of the work
 
     def listen(self) -> None:
-        """Have every message of this process go through our hands."""
+        """Replace the tensors of all messages of this process by copies of ours."""
         for name in ("send", *_RECEIVES):
-            setattr(c10d.ProcessGroup, name, self._handed(name))
+            setattr(c10d.ProcessGroup, name, self._with_copy(name))
         wait = c10d.Work.wait
 
         @functools.wraps(wait)
         def wait_and_deliver(work: c10d.Work, *args: Any, **options: Any) -> bool:
             done = wait(work, *args, **options)
-            if message := self.messages.pop(id(work), None):
-                if message.receives:
-                    message.theirs.copy_(message.ours)
-                elif not _same(message.theirs, message.ours):
-                    raise RuntimeError(_CHANGED.format(message.line))
+            message = self.messages.pop(id(work), None)
+            if message is None:
+                return done
+            if message.receives:
+                message.tensor.copy_(message.copy)
+            elif not _same(message.tensor, message.copy):
+                raise RuntimeError(_CHANGED.format(message.line))
             return done
 
         c10d.Work.wait = wait_and_deliver
 
-    def _handed(self, name: str) -> Callable:
-        call, receives = getattr(c10d.ProcessGroup, name), name in _RECEIVES
+    def _with_copy(self, name: str) -> Callable:
+        """The method of a process group, which is given a copy instead of the answer's tensor."""
+        call = getattr(c10d.ProcessGroup, name)
+        receives = name in _RECEIVES
 
-        def handed(group: c10d.ProcessGroup, tensors: list, *where: Any, **options: Any) -> Any:
-            theirs = tensors[0].detach()
-            if not theirs.is_contiguous():
-                return call(group, tensors, *where, **options)  # which refuses it
-            for other in [*self.messages.values()]:  # threads may send as well
-                if (receives or other.receives) and other.meets(theirs):
-                    raise RuntimeError(_BUSY.format(other.line))
-            ours = torch.empty_like(theirs) if receives else theirs.clone()
-            work = call(group, [ours], *where, **options)
-            line = _line(frames.split(sys._getframe(1))[1])
-            self.messages[id(work)] = Message(work, theirs, ours, receives, line)
+        def with_copy(group: c10d.ProcessGroup, tensors: list, *args: Any, **options: Any) -> Any:
+            tensor = tensors[0].detach()
+            if not tensor.is_contiguous():
+                return call(group, tensors, *args, **options)  # which refuses it
+            for message in list(self.messages.values()):  # threads may send as well
+                if (receives or message.receives) and message.overlaps(tensor):
+                    raise RuntimeError(_BUSY.format(message.line))
+            copy = torch.empty_like(tensor) if receives else tensor.clone()
+            work = call(group, [copy], *args, **options)
+            _, learner_frame = frames.split(sys._getframe(1))
+            message = Message(work, tensor, copy, receives, _line(learner_frame))
+            self.messages[id(work)] = message
             return work
 
-        frames.UNSEEN.add(handed.__code__)  # the recorder asks the function below it
-        return handed
+        frames.UNSEEN.add(with_copy.__code__)  # the recorder asks the function below it
+        return with_copy
 
 
-def _line(own: FrameType | None) -> str:
-    frame = own and Frame(own.f_code.co_filename, own.f_lineno, own.f_code.co_name)
-    return f"{frame.place}: {frame.code}" if frame else "its call"
+def _line(learner_frame: FrameType | None) -> str:
+    if learner_frame is None:
+        return "its call"
+    code = learner_frame.f_code
+    frame = Frame(code.co_filename, learner_frame.f_lineno, code.co_name)
+    return f"{frame.place}: {frame.code}"
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit, so that nan is like nan."""
-    if not one.numel():  # an empty one from NumPy has a stride that view() refuses
+def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, so that nan equals nan."""
+    if not tensor.numel():  # an empty one from NumPy has a stride that view() refuses
         return True
-    return torch.equal(bytes_of(one), bytes_of(other))
+    return torch.equal(bytes_of(tensor), bytes_of(other))

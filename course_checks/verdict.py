@@ -1,8 +1,8 @@
-"""The judge: what ranks returned beside what was wanted, what they called beside what they may.
+"""The judge compares what ranks returned with what is wanted, and what they called with the rules.
 
 It runs in a process of its own, when the workers that ran the answer are gone: no process that runs
-an answer ever holds what is wanted. It also spares the kernel a specification that calls
-backward(), after which a kernel on a machine with a GPU could not fork any more.
+an answer ever holds what is wanted. It also keeps the specification out of the kernel. If that
+called backward() there, a kernel on a machine with a GPU could not fork any more.
 """
 
 from collections import Counter
@@ -16,109 +16,160 @@ from course_checks import careful
 from course_checks.attempt import Attempt, Run
 from course_checks.cases import Inputs, Misuse, draw
 from course_checks.compare import brief, difference, dtypes_of
+from course_checks.flops import flops
 from course_checks.outcome import Outcome, Row
 from course_checks.rules import Rules, broken, unwaited
-from course_checks.watch import flops
 from course_utils.hang.facts import in_short as ranks
 from course_utils.network.trace import Trace
 
-_CALLS = 5  # that are named one by one
+_CALLS = 5  # if there are more calls, they are only counted
 _ON_FRESH = (
     "Right with numbers that are the same in every run, wrong with numbers drawn a moment ago. "
     "Perhaps these are a case that the others are not. If not, what a rank returns does not come "
     "from what it is given and what others send, or it is luck who comes first: a race, such as a "
-    "tensor that is used before wait(). "
+    "tensor that is used before wait()."
 )
 
 
 def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules) -> Outcome | None:
-    """Find the first run that is wrong; raises Misuse if `inputs` or `spec` are."""
-    found = (_judge_run(a, n, inputs, spec, rules) for a in attempts for n in range(len(a.told)))
-    return next((outcome for outcome in found if outcome is not None), None)
+    """Return the outcome of the first run that is wrong, or None.
+
+    Raises:
+        Misuse: `inputs` or `spec` is wrong.
+    """
+    for attempt in attempts:
+        for number in range(len(attempt.reports)):
+            outcome = _judge_run(attempt, number, inputs, spec, rules)
+            if outcome is not None:
+                return outcome
+    return None
 
 
 def _draw_again(attempt: Attempt, run: Run, inputs: Inputs) -> list[tuple]:
-    n, arguments = attempt.world_size, []
-    for rank in range(n):
-        seed = run.seed(rank, n, attempt.secrets[rank])
-        own, again = (draw(inputs, rank, n, run.case, seed) for _ in range(2))
-        if brief(own) != brief(again):
+    """The arguments that the ranks had in a run."""
+    world_size = attempt.world_size
+    by_rank = []
+    for rank in range(world_size):
+        seed = run.seed(rank, world_size, attempt.secrets[rank])
+        arguments = draw(inputs, rank, world_size, run.case, seed)
+        again = draw(inputs, rank, world_size, run.case, seed)
+        if brief(arguments) != brief(again):
             raise Misuse("inputs may depend on its arguments and on torch's random numbers only")
-        arguments.append(own)
-    if len({len(own) for own in arguments}) != 1:
-        counts = ", ".join(str(len(own)) for own in arguments)
+        by_rank.append(arguments)
+    counts = [len(arguments) for arguments in by_rank]
+    if len(set(counts)) != 1:
+        counts = ", ".join(map(str, counts))
         raise Misuse(f"inputs must give every rank as many arguments; it gave {counts}")
-    return arguments
+    return by_rank
 
 
-def _wanted(spec: Callable, arguments: list[tuple], case: Any) -> list[Any]:
-    n = len(arguments)
+def _wanted(spec: Callable, by_rank: list[tuple], case: Any) -> list[Any]:
+    """What each rank is to return, given the arguments of all ranks."""
+    n = len(by_rank)
     try:
-        wanted = spec(*(list(column) for column in zip(*arguments, strict=True)))
+        wanted = spec(*map(list, zip(*by_rank, strict=True)))
     except Exception as error:
         where = f"on {n} ranks, {case}"
         raise Misuse(f"spec failed {where}: {type(error).__name__}: {error}") from error
-    if not isinstance(wanted, list | tuple) or len(wanted) != n:
-        what = f"{len(wanted)} outputs" if isinstance(wanted, list | tuple) else brief(wanted)
-        raise Misuse(f"spec must return a list with one output for each of {n} ranks, got {what}")
-    return list(wanted)
+    if not isinstance(wanted, list | tuple):
+        outputs = brief(wanted)
+    elif len(wanted) != n:
+        outputs = f"{len(wanted)} outputs"
+    else:
+        return list(wanted)
+    raise Misuse(f"spec must return a list with one output for each of {n} ranks, got {outputs}")
 
 
 def _judge_run(
     attempt: Attempt, number: int, inputs: Inputs, spec: Callable, rules: Rules
 ) -> Outcome | None:
-    run, trace, told = attempt.runs[number], attempt.traces[number], attempt.told[number]
+    """The outcome of a run if it is wrong, or None."""
+    run, trace, reports = attempt.runs[number], attempt.traces[number], attempt.reports[number]
     arguments = _draw_again(attempt, run, inputs)
-    given = [", ".join(map(brief, own)) for own in arguments]  # spec may change them
+    given = [", ".join(map(brief, of_rank)) for of_rank in arguments]  # spec may change them
     dtypes = dtypes_of(arguments)
-    with flops(rules.work and not run.fresh) as whole:
+    with flops(rules.work and not run.fresh) as count_flops:
         wanted = _wanted(spec, arguments, run.case)
-    if reason := unwaited(trace):
+    reason = unwaited(trace)
+    if reason:
         return attempt.wrong(number, reason)
     try:
-        got = [careful.unpack(own.packed) for own in told]
-        pairs = zip(wanted, got, strict=True)
-        found = [difference(*pair, rules.tolerance, dtypes) for pair in pairs]
+        got = [careful.unpack(report.packed) for report in reports]
+        differences = []
+        for pair in zip(wanted, got, strict=True):
+            differences.append(difference(*pair, rules.tolerance, dtypes))
     except Exception as error:  # whatever an answer returns, it is the answer that is wrong
-        said = f"cannot be compared with what is wanted: {type(error).__name__}: {error}"
-        return attempt.wrong(number, f"What it returns {said}")
-    wrong = [rank for rank, one in enumerate(found) if one]
-    if not wrong:
-        seen = (f"Rank {rank} {own.seen}" for rank, own in enumerate(told) if own.seen)
-        done = [own.flops for own in told]
-        reason = next(seen, None) or broken(rules, trace, run.case, done, whole(), _empty(wanted))
-        return attempt.wrong(number, reason) if reason else None
-    first, said = wrong[0], found[wrong[0]]
-    columns = (given, *([brief(x, said) for x in own] for own in (wanted, got)), map(bool, found))
-    who = f"{ranks(wrong).capitalize()} are wrong. " if len(wrong) > 1 else ""
-    hint, calls = _hint(wanted, got, wrong), _calls(trace, first)
-    reason = "".join([who, f"Rank {first}: {said}. ", hint, _ON_FRESH * run.fresh, calls])
-    return attempt.wrong(number, reason.rstrip(), [Row(*row) for row in zip(*columns, strict=True)])
+        why = f"cannot be compared with what is wanted: {type(error).__name__}: {error}"
+        return attempt.wrong(number, f"What it returns {why}")
+    if any(differences):
+        return _wrong_results(attempt, number, given, wanted, got, differences)
+    for rank, report in enumerate(reports):
+        if report.seen:
+            return attempt.wrong(number, f"Rank {rank} {report.seen}")
+    spent = [report.flops for report in reports]
+    reason = broken(rules, trace, run.case, spent, count_flops(), _is_empty(wanted))
+    return attempt.wrong(number, reason) if reason else None
+
+
+def _wrong_results(
+    attempt: Attempt,
+    number: int,
+    given: list[str],
+    wanted: list[Any],
+    got: list[Any],
+    differences: list[str | None],
+) -> Outcome:
+    """The outcome of a run in which some rank has not returned what is wanted."""
+    wrong = [rank for rank, differs in enumerate(differences) if differs]
+    first = wrong[0]
+    first_difference = differences[first]
+    rows = []
+    for rank, arguments in enumerate(given):
+        wanted_text = brief(wanted[rank], first_difference)
+        got_text = brief(got[rank], first_difference)
+        rows.append(Row(arguments, wanted_text, got_text, bool(differences[rank])))
+    parts = []
+    if len(wrong) > 1:
+        parts.append(f"{ranks(wrong).capitalize()} are wrong.")
+    parts.append(f"Rank {first}: {first_difference}.")
+    parts.append(_hint(wanted, got, wrong))
+    if attempt.runs[number].fresh:
+        parts.append(_ON_FRESH)
+    parts.append(_calls(attempt.traces[number], first))
+    return attempt.wrong(number, " ".join(filter(None, parts)), rows)
 
 
 def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
-    """What is often the reason for what these ranks return."""
-    first, one = wrong[0], got[wrong[0]]
+    """What is often the reason if these ranks are wrong."""
+    first = wrong[0]
     if all(got[rank] is None for rank in wrong):
-        return "Does every way through your function come to a `return`? "
+        return "Does every way through your function come to a `return`?"
     if wanted[first] is None:
-        return "Where None is wanted, nothing is to be returned. "
-    items = one if isinstance(one, list | tuple) else ()
-    right = [n for n, item in enumerate(items) if difference(wanted[first], item) is None]
-    return f"It returns too much: item {right[0]} alone is what is wanted. " if right else ""
+        return "Where None is wanted, nothing is to be returned."
+    if not isinstance(got[first], list | tuple):
+        return ""
+    for n, item in enumerate(got[first]):
+        if difference(wanted[first], item) is None:
+            return f"It returns too much: item {n} alone is what is wanted."
+    return ""
 
 
 def _calls(trace: Trace, rank: int) -> str:
-    """What a rank has called, for a learner to compare with what it should have."""
-    called = [event for event in trace.of_rank(rank) if event.kind != "wait"]
-    calls = [event.what for event in called]
+    """What a rank has called, for a learner to compare with what it should have called."""
+    if trace.world_size == 1:
+        return ""
+    events = [event for event in trace.of_rank(rank) if event.kind != "wait"]
+    calls = [event.what for event in events]
     if len(calls) > _CALLS:
-        counts = Counter(event.kind for event in called)
-        calls = [f"{kind} {f'{n} times' if n > 1 else 'once'}" for kind, n in counts.items()]
-    said = f"It called {', '.join(calls)}." if calls else "It called nothing."
-    return said if trace.world_size > 1 else ""
+        calls = []
+        for kind, n in Counter(event.kind for event in events).items():
+            calls.append(f"{kind} {f'{n} times' if n > 1 else 'once'}")
+    return f"It called {', '.join(calls)}." if calls else "It called nothing."
 
 
-def _empty(wanted: Any) -> bool:
-    """Whether there is no number in what is wanted, so that no call has one."""
-    return all(isinstance(own, torch.Tensor) and not own.numel() for own in tree_leaves(wanted))
+def _is_empty(wanted: list[Any]) -> bool:
+    """Whether there is no number in what is wanted, so that no call needs to carry one."""
+    for leaf in tree_leaves(wanted):
+        if not isinstance(leaf, torch.Tensor) or leaf.numel():
+            return False
+    return True

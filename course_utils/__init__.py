@@ -1,13 +1,13 @@
 """Real workers from a notebook cell: launch them, see what they do, hear why they failed.
 
-Each name is imported from its room when it is first asked for, so a room costs only who uses it.
+Each name is imported from its room when it is first used, so nobody pays for rooms without need.
 """
 
 import importlib
 import os
 from typing import Any
 
-# torch.cuda.is_available() shall ask NVML: opening CUDA would spoil every later fork.
+# With this, torch.cuda.is_available() asks NVML: opening CUDA would spoil every later fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # ipykernel asks programs for colours, and from 3.13 on Python's tracebacks obey, in files as well.
 os.environ.setdefault("PYTHON_COLORS", "0")

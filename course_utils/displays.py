@@ -1,4 +1,4 @@
-"""Pictures and tables that ranks show: without this a rank, far from the browser, shows nothing."""
+"""Pictures and tables that ranks show: without this, a rank's displays never reach the browser."""
 
 import base64
 import builtins
@@ -19,19 +19,20 @@ from IPython import get_ipython
 from IPython.core.displaypub import DisplayPublisher
 from IPython.display import display
 
+from course_utils.launcher.captured_output import MARK
 from course_utils.launcher.launch import Pieces, named
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.transport import anonymous_file
 from course_utils.launcher.worker import no_keyboard
-from course_utils.launcher.worker_handle import MARK
 
-_LIVE = "application/vnd.jupyter.widget-view+json"  # ends with the rank; its text goes on
-_OUTPUT = {"text/plain": "Output()"}  # an empty area; what is displayed in it has rows of its own
-
-
-# Of each rank: bytes and displays that are kept from the first on, and as many of the last ones.
+_WIDGET = "application/vnd.jupyter.widget-view+json"  # ends with the rank; its text goes on
+_EMPTY_OUTPUT = {"text/plain": "Output()"}  # what is displayed in this area has rows of its own
 _COUNT = struct.Struct("q")
-_FIRST_BYTES, _LAST_BYTES, _AT_MOST = 8 << 20, 4 << 20, 100
+# Of each rank are kept, at most: bytes of its first displays, bytes of its last ones, and of both
+# so many displays.
+_FIRST_BYTES = 8 << 20
+_LAST_BYTES = 4 << 20
+_MAX_DISPLAYS = 100
 
 
 class Displays(Listener):
@@ -41,10 +42,12 @@ class Displays(Listener):
     _counts: tuple[int, ...] = ()
 
     def on_start(self, world_size: int) -> None:
-        """Make the file. Its offset is shared, but of a file in memory Linux does not lock it."""
+        """Make the file into which all ranks write."""
         self._file = FileIO(anonymous_file("displays"), "r+")
-        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # so each writes behind the others
-        self._counted = mmap.mmap(-1, _COUNT.size * world_size)  # displays, by rank
+        # Ranks share the file's offset, but Linux doesn't lock that of a file in memory. So each
+        # appends, and none overwrites what another has written.
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
+        self._shared_counts = mmap.mmap(-1, _COUNT.size * world_size)  # of displays, by rank
 
     @contextlib.contextmanager
     def in_worker(self, rank: int) -> Iterator[None]:
@@ -53,11 +56,12 @@ class Displays(Listener):
         if not shell:
             yield
             return
-        publisher = _Publisher(rank, self._file, self._counted)
+        publisher = _Publisher(rank, self._file, self._shared_counts)
         shell.display_pub = publisher
         with contextlib.suppress(AttributeError):  # in a terminal there is no kernel
             shell.kernel._input_request = no_keyboard  # as in `from getpass import getpass`
-            shell.kernel.session.send = _send_nothing  # else it warns of each message from a fork
+            # Otherwise it warns of each message that a fork sends.
+            shell.kernel.session.send = _send_nothing
         _leave_the_notebook(shell)
         try:
             yield
@@ -69,71 +73,92 @@ class Displays(Listener):
         self._file.seek(0)
         self._rows = tuple(self._file.read().splitlines())
         self._file.close()
-        self._counts = tuple(count for (count,) in _COUNT.iter_unpack(self._counted))
-        self._counted.close()
+        self._counts = tuple(count for (count,) in _COUNT.iter_unpack(self._shared_counts))
+        self._shared_counts.close()
 
     def show(self, pieces: Pieces) -> None:
         """Print what each rank printed, and display in its place what it showed."""
         page = _Page()
-        for rank, printed in enumerate(pieces):
-            displays = self._shown(rank)
-            left_out = self._counts[rank] - len(displays) if self._counts else 0
-            by_mark = {one.mark: one for one in displays if not one.late}
-            for text, mark in printed:
-                page.print(rank, text)
-                if mark in by_mark:
-                    page.display(rank, by_mark.pop(mark))
-            for lost in by_mark.values():  # with the mark that said where it belongs
-                page.display(rank, lost)
-            if left_out > 0:
-                page.print(rank, f"[... {left_out:,} displays left out ...]")
-            for late in (one for one in displays if one.late):
-                page.display(rank, late)
+        for rank, pieces_of_rank in enumerate(pieces):
+            self._show_rank(page, rank, pieces_of_rank)
         page.flush()
+
+    def _show_rank(self, page: "_Page", rank: int, pieces: list[tuple[str, str]]) -> None:
+        displays = self._shown(rank)
+        by_mark = {shown.mark: shown for shown in displays if not shown.is_late}
+        for text, mark in pieces:
+            page.print(rank, text)
+            if mark in by_mark:
+                page.display(rank, by_mark.pop(mark))
+        for shown in by_mark.values():  # their marks stood in output that was left out
+            page.display(rank, shown)
+        left_out = self._counts[rank] - len(displays) if self._counts else 0
+        if left_out > 0:
+            page.print(rank, f"[... {left_out:,} displays left out ...]")
+        for shown in displays:
+            if shown.is_late:
+                page.display(rank, shown)
 
     def _shown(self, rank: int) -> list["_Shown"]:
         """What a rank showed last: an update or `clear_output` has taken the place of others."""
-        shown: dict[str, _Shown] = {}
+        displays: dict[str, _Shown] = {}
         for row in self._rows:
-            with contextlib.suppress(ValueError):  # a rank that was stopped amid its writing
-                its_rank, key, *what = json.loads(row)
-                if its_rank != rank:
-                    continue
-                if key is None:
-                    for cleared in what[0] or list(shown):
-                        shown.pop(cleared, None)
-                elif key in shown:
-                    shown[key].data, shown[key].metadata = what[2:]
-                else:
-                    shown[key] = _Shown(*what)
-        return list(shown.values())
+            with contextlib.suppress(ValueError):  # the rank was stopped while it wrote this
+                rank_of_row, key, *fields = json.loads(row)
+                if rank_of_row == rank:
+                    _apply(displays, key, fields)
+        return list(displays.values())
 
 
 @dataclass
 class _Shown:
+    """Something that a rank displayed.
+
+    Attributes:
+        mark: where it belongs in the rank's output; see `CapturedOutput`.
+        is_late: it is one of the last, which a rank writes down at its end.
+        data: by kind, such as "image/png", how it looks.
+        metadata: as IPython handed it over.
+    """
+
     mark: str
-    late: bool  # it is one of the last, which a rank writes down at its end
+    is_late: bool
     data: dict[str, Any]
     metadata: dict[str, Any] | None
+
+
+def _apply(displays: dict[str, _Shown], key: str | None, fields: list) -> None:
+    """Take in what a rank wrote down: a display, an update of one, or that some were cleared."""
+    if key is None:
+        (cleared,) = fields  # keys; none means all
+        for cleared_key in cleared or list(displays):
+            displays.pop(cleared_key, None)
+    elif key in displays:
+        _, _, data, metadata = fields
+        displays[key].data = data
+        displays[key].metadata = metadata
+    else:
+        displays[key] = _Shown(*fields)
 
 
 class _Page:
     """What stands below the cell: text in one go until something is displayed."""
 
     def __init__(self) -> None:
-        self._text, self._displayed = "", -1  # which rank has just displayed something
+        self._text = ""
+        self._displaying: int | None = None  # the rank that has just displayed something
 
     def print(self, rank: int, text: str) -> None:
         if text:
             self._text += named(rank, text)
-            self._displayed = -1
+            self._displaying = None
 
     def display(self, rank: int, shown: _Shown) -> None:
-        if self._displayed != rank:
+        if self._displaying != rank:
             self._text += f"[rank {rank}]\n"
         self.flush()
         display(shown.data, metadata=shown.metadata, raw=True)
-        self._displayed = rank
+        self._displaying = rank
 
     def flush(self) -> None:
         if self._text:  # ipykernel opens a socket for each thread that writes, even nothing
@@ -150,7 +175,8 @@ def _leave_the_notebook(shell: Any) -> None:
             shell.user_ns[name] = sys.exit
     shell.showtraceback = _raise_instead  # `with ipywidgets.Output():` would show it to nobody
     for prompt in ("ps1", "ps2"):  # by which libraries know that somebody types
-        vars(sys).pop(prompt, None)
+        if hasattr(sys, prompt):
+            delattr(sys, prompt)
     if "ipykernel" in sys.modules:
         sys.argv = ["cell"]  # the kernel's command line is not that of a learner's script
 
@@ -161,44 +187,56 @@ def _send_nothing(*_: object, **__: object) -> None:
 
 def _raise_instead(raised: Any = None, *_: object, **__: object) -> NoReturn:
     """Let an exception end a rank, as under torchrun, instead of showing it below the cell."""
-    raise raised[1] if raised else sys.exc_info()[1]
+    if raised:
+        _, error, _ = raised
+        raise error
+    raise sys.exc_info()[1]
 
 
 class _Publisher(DisplayPublisher):
     """What IPython hands displays to, in a rank. It keeps as much as a page can bear."""
 
-    def __init__(self, rank: int, file: FileIO, counted: mmap.mmap) -> None:
+    def __init__(self, rank: int, file: FileIO, shared_counts: mmap.mmap) -> None:
         super().__init__()
-        self._rank, self._file, self._counted = rank, file, counted
-        self._room, self._numbers = _FIRST_BYTES, itertools.count()
-        self._names: set[str] = set()  # of what may be updated
-        self._count, self._is_full = 0, False
+        self._rank = rank
+        self._file = file
+        self._shared_counts = shared_counts
+        self._count = 0  # of displays
+        self._numbers = itertools.count()  # of marks
+        self._bytes_left = _FIRST_BYTES
+        self._is_full = False  # from then on displays are kept until the end
+        self._names: set[str] = set()  # of displays that may be updated
         self._last: dict[str | None, bytes] = {}  # rows for the end
-        self._in_area: dict[str, list[str]] = {}  # by an Output's name what was displayed in it
+        self._keys_in_area: dict[str, list[str]] = {}  # what was displayed in an ipywidgets.Output
 
     def publish(
         self, data: dict[str, Any], metadata: Any = None, *, transient: Any = None, **_: object
     ) -> None:
-        kept = {kind: what for kind, what in data.items() if kind != _LIVE}
-        if kept == _OUTPUT:
+        data = {kind: content for kind, content in data.items() if kind != _WIDGET}
+        if data == _EMPTY_OUTPUT:
             return
         mark = f"{os.getpid()}-{next(self._numbers)}"  # a rank's children display as well
         name = (transient or {}).get("display_id")
+        key = name or mark
         is_new = name is None or name not in self._names
         if name is not None:
             self._names.add(name)
         if is_new:
             self._set_count(self._count + 1)
-        if area := _area():
-            self._in_area.setdefault(area, []).append(name or mark)
-        row = self._row(name or mark, mark, False, kept, metadata)
-        self._is_full |= len(row) > self._room or (is_new and self._count > _AT_MOST)
-        if not self._is_full:
-            if is_new:
-                _put_into_the_output(mark)
-            self._write(row)
-        else:
-            self._keep(name or mark, self._row(name or mark, mark, True, kept, metadata))
+        area = _area()
+        if area:
+            self._keys_in_area.setdefault(area, []).append(key)
+        row = self._row(key, mark, False, data, metadata)
+        is_one_too_many = is_new and self._count > _MAX_DISPLAYS
+        if len(row) > self._bytes_left or is_one_too_many:
+            self._is_full = True
+        if self._is_full:
+            late_row = self._row(key, mark, True, data, metadata)
+            self._keep_for_the_end(key, late_row)
+            return
+        if is_new:
+            _put_into_the_output(mark)
+        self._write(row)
 
     def set_parent(self, parent: object) -> None:
         """`with ipywidgets.Output():` says here in which message it is; no rank sends any."""
@@ -206,7 +244,8 @@ class _Publisher(DisplayPublisher):
     def clear_output(self, wait: bool = False) -> None:
         area = _area()
         if area is not None:
-            self._clear(self._in_area.pop(area, []))
+            keys = self._keys_in_area.pop(area, [])
+            self._clear(keys)
             return
         self._set_count(0)
         self._names.clear()
@@ -218,7 +257,7 @@ class _Publisher(DisplayPublisher):
             self._write(row)
 
     def _clear(self, keys: list[str]) -> None:
-        """Take away what was displayed in one Output, and nothing else."""
+        """Take away what was displayed in an `ipywidgets.Output`, and nothing else."""
         if not keys:
             return
         self._set_count(self._count - len(set(keys)))
@@ -233,45 +272,50 @@ class _Publisher(DisplayPublisher):
             self._file.write(row)
         self._last.clear()
 
-    def _row(self, key: str | None, *what: object) -> bytes:
-        row = json.dumps([self._rank, key, *what], default=_text, skipkeys=True)
-        return f"\n{row}".encode()  # ends a row that another left unfinished
+    def _row(self, key: str | None, *fields: object) -> bytes:
+        row = json.dumps([self._rank, key, *fields], default=_text, skipkeys=True)
+        return f"\n{row}".encode()  # ends a row that another rank left unfinished
 
     def _write(self, row: bytes) -> None:
-        self._room -= len(row)
+        self._bytes_left -= len(row)
         self._file.write(row)
 
-    def _keep(self, key: str, row: bytes) -> None:
-        self._last.pop(key, None)
+    def _keep_for_the_end(self, key: str, row: bytes) -> None:
+        """Keep a row, and drop the oldest ones when there is too much."""
+        self._last.pop(key, None)  # what is updated counts as new
         self._last[key] = row
-        size = sum(map(len, self._last.values()))
-        for oldest in [key for key in self._last if key is not None]:
-            if len(self._last) <= _AT_MOST and size <= _LAST_BYTES:
+        total_bytes = sum(len(kept) for kept in self._last.values())
+        for oldest in list(self._last):
+            if len(self._last) <= _MAX_DISPLAYS and total_bytes <= _LAST_BYTES:
                 break
-            size -= len(self._last.pop(oldest))
+            if oldest is not None:  # None says that all before was cleared
+                dropped = self._last.pop(oldest)
+                total_bytes -= len(dropped)
 
     def _set_count(self, count: int) -> None:
         self._count = count
-        _COUNT.pack_into(self._counted, self._rank * _COUNT.size, count)
+        _COUNT.pack_into(self._shared_counts, self._rank * _COUNT.size, count)
 
 
 def _area() -> str | None:
-    """The name of the `ipywidgets.Output` in which the rank is, such as of a bar of rich."""
+    """The name of the `ipywidgets.Output` in which the rank displays, such as a bar of rich."""
     module = sys.modules.get("ipywidgets.widgets.widget")
-    # Private. Without it what is cleared in an Output is all that the rank has displayed.
-    widgets = list(getattr(module, "_instances", {}).values())
-    entered = [widget for widget in widgets if getattr(widget, "msg_id", "")]
+    # Private. Without it, clearing an Output clears all that the rank has displayed.
+    widgets = getattr(module, "_instances", {}).values()
+    entered = [widget for widget in list(widgets) if getattr(widget, "msg_id", "")]
     return entered[-1].model_id if entered else None
 
 
 def _put_into_the_output(mark: str) -> None:
-    """Have the kernel know between which prints a display belongs."""
-    with contextlib.suppress(Exception):  # the learner closed a stream, or put in another
+    """Tell the kernel between which prints a display belongs."""
+    with contextlib.suppress(Exception):  # the learner closed a stream, or replaced it
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(1, MARK.format(mark).encode())
 
 
 def _text(value: object) -> str:
-    """A picture in bytes, as a notebook keeps it; of anything else what it says of itself."""
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+    """A picture in bytes, as a notebook keeps it; anything else as `str` has it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value)

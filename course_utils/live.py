@@ -1,4 +1,4 @@
-"""What a notebook shows while workers run: the panel, and where they are if they may hang."""
+"""What a notebook shows while workers run: the panel, and where the ranks are if they may hang."""
 
 import contextlib
 import html
@@ -22,17 +22,21 @@ from course_utils.pictures.curve import Points, curves, note
 from course_utils.pictures.style import OKABE_ITO
 from course_utils.record.record import Record
 
-_EVERY_S = 0.12  # between two drawings
-_STILL_S, _ALONE_S = 5.0, 1.0  # without a call, until it is said where all ranks are
-_ROOM, _WIDEST = 1 << 16, 60  # bytes of all that a rank reports; characters of one word of it
+_REDRAW_S = 0.12  # between two drawings
+_STILL_S = 5.0  # without a call, until it is said where all ranks are
+_ALONE_S = 1.0  # the same of a rank alone
+_RETURNED_S = 0.5  # the same where a rank has returned: whoever waits for it waits for ever
+_MEMORY_BYTES = 1 << 16  # for all that a rank reports
+_MAX_CHARACTERS = 60  # of one word that a rank reports, and of the line that it printed last
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
 _CARD = (
     f"display:inline-block;padding:6px 4px 4px;border:1px solid {_GREY};border-radius:6px;"
     "font:13px/1.5 var(--jp-ui-font-family,sans-serif);font-variant-numeric:tabular-nums;"
     "color:var(--jp-ui-font-color1,inherit)"
 )
-_reported: dict[str, Any] = {}  # by this rank
-_memory: mmap.mmap | None = None  # of this rank, which the kernel reads as well
+_FIGURE_SPACE = "\u2007"  # as wide as a digit
+_reported: dict[str, Any] = {}  # what this rank has reported so far
+_memory: mmap.mmap | None = None  # where this rank reports; the kernel reads it as well
 
 
 def report(**metrics: Any) -> None:
@@ -48,16 +52,23 @@ def report(**metrics: Any) -> None:
     if _memory is None:
         return
     for name, value in metrics.items():
-        value = getattr(value, "item", lambda v=value: v)()
-        _reported[name] = value if isinstance(value, int | float) else str(value)[:_WIDEST]
-    text = json.dumps(_reported).encode() + b"\n"
-    if len(text) <= _ROOM:
-        _memory[: len(text)] = text
+        if hasattr(value, "item"):  # a tensor with one number in it
+            value = value.item()
+        if not isinstance(value, int | float):
+            value = str(value)[:_MAX_CHARACTERS]
+        _reported[name] = value
+    line = json.dumps(_reported).encode() + b"\n"
+    if len(line) <= _MEMORY_BYTES:
+        _memory[: len(line)] = line
 
 
 def _read(memory: mmap.mmap) -> dict[str, Any]:
+    """What a rank has reported; nothing before its first report."""
+    line = memory[: memory.find(b"\n") + 1]
+    if not line:
+        return {}
     with contextlib.suppress(ValueError):  # the rank is just writing
-        return json.loads(memory[: memory.find(b"\n") + 1] or "{}")
+        return json.loads(line)
     return {}
 
 
@@ -70,11 +81,16 @@ class Panel(Listener):
     view: DisplayHandle | None = None
 
     def on_start(self, world_size: int) -> None:
-        """Show it, in a notebook; elsewhere there is none."""
-        self.started, self.shown = time.monotonic(), 0.0
-        self.memory = [mmap.mmap(-1, _ROOM) for _ in range(world_size)]
+        """Make the memory that ranks report into, and show the panel."""
+        self.started_s = time.monotonic()
+        self.drawn_s = 0.0
+        self.memory = [mmap.mmap(-1, _MEMORY_BYTES) for _ in range(world_size)]
         self.losses: list[Points] = [[] for _ in range(world_size)]
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
+        self.show()
+
+    def show(self) -> None:
+        """Display it, in a notebook; elsewhere there is none."""
         if "ipykernel" in sys.modules and get_ipython() is not None:
             self.view = DisplayHandle()
             self.view.display(self._bundle('<div class="live-panel"></div>'), raw=True)
@@ -85,74 +101,118 @@ class Panel(Listener):
         _memory = self.memory[rank]
         return contextlib.nullcontext()
 
-    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
+    def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
-        if self.view is not None and (final or now - self.shown >= _EVERY_S):
-            self.shown = now
-            told = [_read(memory) for memory in self.memory]
-            for points, metrics in zip(self.losses, told, strict=True):
-                note(points, metrics)
-            unsettled = "stopped" if final else "running"
-            drawn = render(members, told, now - self.started, unsettled, self.losses)
-            self.view.update(self._bundle(drawn), raw=True)
+        is_due = final or now - self.drawn_s >= _REDRAW_S
+        if self.view is None or not is_due:
+            return
+        self.drawn_s = now
+        metrics_by_rank = [_read(memory) for memory in self.memory]
+        for points, metrics in zip(self.losses, metrics_by_rank, strict=True):
+            note(points, metrics)
+        unsettled = "stopped" if final else "running"
+        seconds = now - self.started_s
+        drawn = render(workers, metrics_by_rank, seconds, unsettled, self.losses)
+        self.view.update(self._bundle(drawn), raw=True)
+
+    def hide(self) -> None:
+        """Take it away, if it is there."""
+        if self.view is not None:
+            self.view.update({"text/plain": "", "text/html": ""}, raw=True)
 
     def _bundle(self, drawn: str) -> dict[str, str]:
         return {"text/plain": self.text, "text/html": drawn}
 
 
 def render(
-    members: Sequence[WorkerHandle],
-    told: Sequence[dict[str, Any]],
+    workers: Sequence[WorkerHandle],
+    metrics_by_rank: Sequence[dict[str, Any]],
     seconds: float,
     unsettled: str = "running",
     losses: Sequence[Points] = (),
 ) -> str:
     """The panel as HTML, in colours that hold in light and in dark themes.
 
-    Of each rank there is what it has `told`, and its `losses` so far; `unsettled` is the word for
-    one that still runs.
+    Args:
+        workers: the handles of all ranks.
+        metrics_by_rank: what each rank has reported.
+        seconds: since the launch began.
+        unsettled: the word for a rank that has neither returned nor failed.
+        losses: by rank, its steps and losses so far.
     """
-    rows = "".join(_row(*one, unsettled) for one in zip(members, told, strict=True))
-    head = f"{len(members)} rank{'s' * (len(members) > 1)} · {seconds:.1f} s"
+    rows = []
+    for worker, metrics in zip(workers, metrics_by_rank, strict=True):
+        rows.append(_row(worker, metrics, unsettled))
+    plural = "" if len(workers) == 1 else "s"
+    head = f"{len(workers)} rank{plural} · {seconds:.1f} s"
     return (
         f'<div class="live-panel" style="{_CARD}"><div style="padding:0 10px">{head}</div>'
-        f'<table style="border-collapse:separate;border-spacing:10px 4px">{rows}</table>'
+        f'<table style="border-collapse:separate;border-spacing:10px 4px">{"".join(rows)}</table>'
         f"{curves(losses)}</div>"
     )
 
 
-def _row(member: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
-    colour = OKABE_ITO[member.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
-    state = "✗ failed" if member.failure else "✓ done" if member.settled else unsettled
-    last = html.escape(member.text().rstrip().rpartition("\n")[2][-_WIDEST:])
-    name = f'<span style="color:{colour}">●</span> <b>rank {member.rank}</b>'
-    numbers = [_number(name, metrics) for name in metrics if name != "steps"]
-    cells = [name, _bar(metrics, colour), *numbers, state]
-    cells += [f'<code style="font-size:12px">{last}</code>'] * bool(last)
-    return "<tr>" + "".join(f'<td style="white-space:pre">{c}</td>' for c in cells) + "</tr>"
+def _row(worker: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
+    """A row of the panel's table: one rank."""
+    colour = OKABE_ITO[worker.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
+    cells = [f'<span style="color:{colour}">●</span> <b>rank {worker.rank}</b>']
+    cells.append(_bar(metrics, colour))
+    for name in metrics:
+        if name != "steps":
+            cells.append(_number(name, metrics))
+    cells.append(_state(worker, unsettled))
+    last_line = _last_line(worker)
+    if last_line:
+        cells.append(f'<code style="font-size:12px">{html.escape(last_line)}</code>')
+    columns = [f'<td style="white-space:pre">{cell}</td>' for cell in cells]
+    return f"<tr>{''.join(columns)}</tr>"
+
+
+def _state(worker: WorkerHandle, unsettled: str) -> str:
+    if worker.failure:
+        return "✗ failed"
+    return "✓ done" if worker.settled else unsettled
+
+
+def _last_line(worker: WorkerHandle) -> str:
+    """The end of the line that a rank printed last."""
+    _, _, line = worker.output.text().rstrip().rpartition("\n")
+    return line[-_MAX_CHARACTERS:]
 
 
 def _number(name: str, metrics: dict[str, Any]) -> str:
+    """A metric with its name, such as `loss 0.2500`, or `step 3 / 10`."""
     value = metrics[name]
+    text = str(value)
     if isinstance(value, float):
-        value = f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+        has_plain_size = 1e-3 <= abs(value) < 1e4
+        text = f"{value:.4f}" if has_plain_size else f"{value:.4g}"
     if name == "step" and "steps" in metrics:
         total = str(metrics["steps"])
-        value = f"{str(value).rjust(len(total), chr(0x2007))} / {total}"  # spaces as wide as digits
-    return html.escape(f"{name} {value}"[:_WIDEST])
+        text = f"{text.rjust(len(total), _FIGURE_SPACE)} / {total}"
+    words = f"{name} {text}"
+    return html.escape(words[:_MAX_CHARACTERS])
 
 
 def _bar(metrics: dict[str, Any], colour: str) -> str:
-    """How many of its steps a rank has done, where it reports numbers for both."""
-    step, steps = (metrics.get(name, 0) for name in ("step", "steps"))
-    numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in (step, steps))
-    share = 100 * min(1.0, max(0.0, step / steps)) if numbers and steps else 0
-    filled = f"linear-gradient(90deg,{colour} {share:.1f}%,{_GREY} {share:.1f}%)"
+    """How many of its steps a rank has done, if it reports numbers for both."""
+    percent = _percent_done(metrics.get("step", 0), metrics.get("steps", 0))
+    filled = f"linear-gradient(90deg,{colour} {percent:.1f}%,{_GREY} {percent:.1f}%)"
     return (
-        f'<div role="progressbar" aria-valuenow="{share:.0f}" '
+        f'<div role="progressbar" aria-valuenow="{percent:.0f}" '
         f'style="width:150px;height:10px;border-radius:5px;background:{filled}"></div>'
     )
+
+
+def _percent_done(step: Any, steps: Any) -> float:
+    for value in (step, steps):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return 0.0
+    if steps == 0:
+        return 0.0
+    share = min(1.0, max(0.0, step / steps))
+    return 100 * share
 
 
 class Early(HangReport):
@@ -161,33 +221,53 @@ class Early(HangReport):
     _view: DisplayHandle | None = None
 
     def __init__(self, record: Record, timeout: float) -> None:
-        super().__init__(record, _STILL_S if somebody_looks() else math.inf)
-        self._timeout, self._alone = timeout, False
+        still_s = _STILL_S if somebody_looks() else math.inf
+        super().__init__(record, still_s)
+        self._timeout = timeout
+        self._is_alone = False
+        self._asked_soon = False  # since a rank has last called something
 
     def on_start(self, world_size: int) -> None:
         """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
         super().on_start(world_size)
-        self._alone = world_size == 1
-        self.still_s = _ALONE_S if self._alone else self.still_s
+        self._is_alone = world_size == 1
+        if self._is_alone:
+            self.still_s = _ALONE_S
+
+    def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
+        """Ask sooner, once, if a rank has returned, since it makes no more calls."""
+        if not self._is_alone and math.isfinite(self.still_s):
+            a_rank_has_returned = any(worker.settled for worker in workers)
+            asks_soon = a_rank_has_returned and not self._asked_soon
+            self.still_s = _RETURNED_S if asks_soon else _STILL_S
+        return super().on_poll(workers, final)
 
     def on_silence(self, graph: WaitGraph) -> bool:
-        """Nothing where no rank waits for another, and nothing while ranks start.
+        """Show nothing if no rank waits for another, and nothing while ranks start.
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
-        starting = any(rank.starts for rank in graph.ranks.values())
-        waits = any(graph.waits_for.values()) and not starting
-        if not graph.hangs_for_ever and waits and not self._alone:
+        if self.still_s == _RETURNED_S and not graph.hangs_for_ever:
+            self._asked_soon = True
+            self._watch(silent_s=_RETURNED_S)
+            return False
+        is_starting = any(rank.starts for rank in graph.ranks.values())
+        waits = any(graph.waits_for.values()) and not is_starting
+        if not graph.hangs_for_ever and waits and not self._is_alone:
             still = f"No rank has called anything for {self.still_s:g} s:\n{table(graph)}"
             self.on_progress(said(f"{still}\nTime is up after {self._timeout:g} s."))
         return graph.hangs_for_ever
 
     def on_progress(self, text: str = "") -> None:
-        """Take away what is shown, and show a text."""
-        bundle = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" * bool(text)}
+        """Take away what is shown, and show a text instead, if there is one."""
+        if not text:
+            self._asked_soon = False
+        markup = f"<pre>{html.escape(text)}</pre>" if text else ""
+        bundle = {"text/plain": text, "text/html": markup}
         if self._view:
             self._view.update(bundle, raw=True)
-            self._view = self._view if text else None
+            if not text:
+                self._view = None
         elif text:
             self._view = DisplayHandle()
             self._view.display(bundle, raw=True)
@@ -195,4 +275,5 @@ class Early(HangReport):
 
 def somebody_looks() -> bool:
     """Whether a person runs this cell: a run that compares outputs could not answer a question."""
-    return getattr(getattr(get_ipython(), "kernel", None), "_allow_stdin", False)
+    kernel = getattr(get_ipython(), "kernel", None)
+    return getattr(kernel, "_allow_stdin", False)

@@ -1,6 +1,5 @@
-"""`launch` as a notebook calls it: the launcher, with all that may listen to it."""
+"""`launch` as a notebook calls it: the launcher, with all its listeners."""
 
-import contextlib
 import inspect
 import math
 from collections.abc import Callable
@@ -11,28 +10,28 @@ from typing import Any
 from IPython import get_ipython
 
 from course_material import messages
-from course_utils.devices import fork
+from course_utils.devices import prepare
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
 from course_utils.hang.silent import SilentMistakes
-from course_utils.launcher import launch as launcher
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import Results
-from course_utils.launcher.listener import ScaledTimeout
-from course_utils.live import Early, Panel
+from course_utils.launcher.launch import launch as launch_workers
+from course_utils.launcher.listener import Listener
+from course_utils.life import LatePanel, SilenceTimeout
+from course_utils.live import Early, Panel, somebody_looks
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
 
-# Parameters that `torch.multiprocessing.spawn` and many a tutorial hand in, and whom to ask here.
-_ASKED = {
+# Parameters that `torch.multiprocessing.spawn` hands in, and what a rank asks for them here.
+_ASKED_FOR = {
     "rank": "dist.get_rank()",
     "world_size": "dist.get_world_size()",
     "local_rank": "os.environ['LOCAL_RANK']",
 }
-
-# How other launchers call the number of ranks.
-_RANKS = "num_processes", "nprocs", "nproc_per_node", "num_workers", "n_procs", "processes"
-_LONG_ENOUGH_S = 60.0  # where nobody says how long
+# What other launchers call the number of ranks.
+_WORLD_SIZES = "num_processes", "nprocs", "nproc_per_node", "num_workers", "n_procs", "processes"
+_LONG_SILENCE_S = 60.0  # without a call or a print, where nobody says how long ranks may take
 _LONGEST_S = 1e9  # thirty years; torch's clock ends somewhere beyond that
 
 
@@ -67,8 +66,9 @@ def launch(
             on the CPU; "gloo" or "nccl"; None leaves `init_process_group()` to `fn`.
         device: "auto", "cpu" or "cuda"; `backend="gloo", device="cuda"` lets ranks share GPUs.
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
-        timeout: seconds until all ranks must be done; by default 60, and where this machine is
-            slow at that moment, as many times more.
+        timeout: seconds until all ranks must be done. Without it, ranks may go on as long as they
+            call or print something: the launch ends after 60 s of silence, or as many times more
+            as this machine is slow at that moment.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
         trace: records every send, receive, collective and wait.
         share_gpus: with `backend="nccl"`, lets several ranks use one GPU. That is experimental in
@@ -84,22 +84,39 @@ def launch(
         WorkerError: a rank failed; the message names the root cause, its rank and its line.
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
     """
-    record, displays = Record(bool(trace)), Displays()
+    record = Record(bool(trace))
+    mistakes = SilentMistakes(record)
+    displays = Displays()
     try:
         _refuse_unknown_options(fn, unknown)
-        patient = [ScaledTimeout(_LONG_ENOUGH_S)] * (timeout is None)
-        timeout = _LONG_ENOUGH_S if timeout is None else timeout
-        _refuse_what_cannot_work(fn, args, world_size, nodes, timeout, live, trace)
+        silence_ends_it = timeout is None
+        if timeout is None:
+            timeout = _LONG_SILENCE_S
+        _refuse_what_is_no_function(fn)
+        _refuse_options(world_size, nodes, timeout, live, trace)
+        _refuse_arguments(fn, args)
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
-        listeners = [fork.ReadyToFork(placement), record, Early(record, timeout), displays]
-        listeners += [Panel()] * bool(live) + patient
-        mistakes = SilentMistakes(record)
+        ready = prepare.DeviceSetup(placement)
+        listeners: list[Listener] = [ready, record, Early(record, timeout), displays]
+        if live:
+            listeners.append(Panel())
+        elif somebody_looks():
+            listeners.append(LatePanel())
+        if silence_ends_it:
+            listeners.append(SilenceTimeout(record, _LONG_SILENCE_S))
         listeners.append(mistakes)
-        how = {"backend": placement.backend, "listeners": listeners}
-        how |= {"world_size": world_size, "nodes": nodes, "timeout": timeout, "show": displays.show}
-        results = launcher.launch(fn, *args, **how)
+        results = launch_workers(
+            fn,
+            *args,
+            world_size=world_size,
+            backend=placement.backend,
+            nodes=nodes,
+            timeout=timeout,
+            listeners=listeners,
+            show=displays.show,
+        )
     except BaseException as error:
         if isinstance(error, WorkerError):
             error.trace = _trace(record)
@@ -114,21 +131,23 @@ def launch(
 
 
 def _trace(record: Record) -> Trace | None:
-    return Trace(record.events(), record.ended, record.failed) if record.trace else None
+    if not record.trace:
+        return None
+    return Trace(record.events(), record.ended, record.failed)
 
 
 def _refuse_unknown_options(fn: Any, unknown: dict[str, Any]) -> None:
     """Say what to write instead of an option that other launchers have, or of the function's."""
     for name in unknown:
         if name == "args":
-            way = "write launch(fn, 1, 2), not launch(fn, args=(1, 2))"
-        elif name in _RANKS:
-            way = "write world_size= for the number of ranks"
+            advice = "write launch(fn, 1, 2), not launch(fn, args=(1, 2))"
+        elif name in _WORLD_SIZES:
+            advice = "write world_size= for the number of ranks"
         elif name in _parameters(fn):
-            way = f"launch hands on no keywords: write launch(lambda: fn({name}=...))"
+            advice = f"launch hands on no keywords: write launch(lambda: fn({name}=...))"
         else:
-            way = "its options are world_size, backend, device, nodes, timeout, live and trace"
-        raise TypeError(f"launch has no option {name}: {way}.")
+            advice = "its options are world_size, backend, device, nodes, timeout, live and trace"
+        raise TypeError(f"launch has no option {name}: {advice}.")
 
 
 def _parameters(fn: Any) -> list[str]:
@@ -138,77 +157,97 @@ def _parameters(fn: Any) -> list[str]:
         return []
 
 
-def _refuse_what_cannot_work(
-    fn: Callable[..., Any],
-    args: tuple,
-    world_size: Any,
-    nodes: Any,
-    timeout: Any,
-    live: Any,
-    trace: Any,
-) -> None:
-    """Say what to do instead, before anything starts."""
+def _refuse_what_is_no_function(fn: Any) -> None:
     if isinstance(fn, str):
-        way = "write launch(fn); a script is started by !torchrun --nproc-per-node=2 train.py"
-        raise TypeError(f"launch needs a function, got a text: {way}.")
+        advice = "write launch(fn); a script is started by !torchrun --nproc-per-node=2 train.py"
+        raise TypeError(f"launch needs a function, got a text: {advice}.")
     if not callable(fn):
         got = "None" if fn is None else type(fn).__name__
-        way = "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel"
-        raise TypeError(f"launch needs a function, got {got}: {way}.")
+        advice = (
+            "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel"
+        )
+        raise TypeError(f"launch needs a function, got {got}: {advice}.")
+
+
+def _refuse_options(world_size: Any, nodes: Any, timeout: Any, live: Any, trace: Any) -> None:
+    """Say what an option must be, before anything starts."""
     for name, value in (("world_size", world_size), ("nodes", nodes)):
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        is_whole_number = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_whole_number or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
     if world_size % nodes:
-        what = f"{world_size} ranks cannot be laid out as {nodes} equal nodes"
-        raise ValueError(f"{what}: make world_size a multiple of nodes.")
-    if not isinstance(timeout, Real) or isinstance(timeout, bool) or not 0 < timeout < math.inf:
+        problem = f"{world_size} ranks cannot be laid out as {nodes} equal nodes"
+        raise ValueError(f"{problem}: make world_size a multiple of nodes.")
+    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout < math.inf:
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
     for name, value in (("live", live), ("trace", trace)):
         if value not in (True, False):
             raise ValueError(f"{name} must be True or False, got {value!r}.")
-    if message := _misfit(fn, args) or _runs_nothing(fn):
+
+
+def _refuse_arguments(fn: Callable[..., Any], args: tuple) -> None:
+    message = _misfit(fn, args) or _runs_nothing(fn)
+    if message:
         raise TypeError(message)
 
 
 def _runs_nothing(fn: Callable[..., Any]) -> str:
-    """Of a function that, called, only makes an object which would run it: that."""
+    """A message about a function that, when called, only makes an object which would run it."""
     name = getattr(fn, "__name__", type(fn).__name__)
-    for called in (fn, getattr(fn, "__call__", None)):  # noqa: B004, of an object its method
+    method = getattr(fn, "__call__", None)  # noqa: B004, for an object its method
+    for called in (fn, method):
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-            way = "write a plain def, and call asyncio.run() in it"
-            return f"{name} is an async function, so calling it runs nothing of it: {way}."
+            advice = "write a plain def, and call asyncio.run() in it"
+            return f"{name} is an async function, so calling it runs nothing of it: {advice}."
     return ""
 
 
 def _misfit(fn: Callable[..., Any], args: tuple) -> str:
-    """What is wrong with the arguments; a function written in C may not tell what it takes."""
-    with contextlib.suppress(TypeError, ValueError):
+    """A message about arguments that don't fit; a function written in C may not tell what does."""
+    try:
         signature = inspect.signature(fn)
-        try:
-            signature.bind(*args)
-        except TypeError as error:
-            name = getattr(fn, "__name__", type(fn).__name__)
-            ways = [f"{_ASKED[it]} for {it}" for it in signature.parameters if it in _ASKED]
-            hint = f" A rank asks {' and '.join(ways)}: nobody hands it in." if ways else ""
-            if len(args) == 1 and isinstance(args[0], int) and not signature.parameters:
-                ranks = args[0]
-                hint = f" To run it on {ranks} ranks, write launch({name}, world_size={ranks})."
-            what = f"{name}{signature} does not fit the arguments given to launch"
-            return f"{what} ({len(args)} of them): {error}.{hint}"
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        hint = _hint(name, args, signature)
+        problem = f"{name}{signature} does not fit the arguments given to launch"
+        return f"{problem} ({len(args)} of them): {error}.{hint}"
     return ""
 
 
-def _told_in_no_rank(result: Any) -> None:
+def _hint(name: str, args: tuple, signature: inspect.Signature) -> str:
+    """How to write the call, if the parameters tell what was meant."""
+    if len(args) == 1 and isinstance(args[0], int) and not signature.parameters:
+        ranks = args[0]
+        return f" To run it on {ranks} ranks, write launch({name}, world_size={ranks})."
+    answers = []
+    for parameter in signature.parameters:
+        if parameter in _ASKED_FOR:
+            answers.append(f"{_ASKED_FOR[parameter]} for {parameter}")
+    return f" A rank asks {' and '.join(answers)}: nobody hands it in." if answers else ""
+
+
+def _explain_call_in_no_rank(result: Any) -> None:
     """After a cell that asked for the group that only ranks have, as `launch(fn())` does."""
     error = result.error_in_exec
-    if isinstance(error, ValueError) and "Default process group has not been init" in str(error):
-        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-        own = [f.f_code.co_name for f in frames if f.f_globals.get("__name__") == "__main__"]
-        name = own[1] if len(own) > 1 else "fn"  # the first is the cell
-        told = f"launch calls it in every rank: write launch({name}), not launch({name}())."
-        print(messages.said(f"This ran in the notebook itself, which is no rank. {told}"))
+    if not isinstance(error, ValueError):
+        return
+    if "Default process group has not been init" not in str(error):
+        return
+    names = []  # of the notebook's functions that were running, the cell itself first
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == "__main__":
+            names.append(frame.f_code.co_name)
+    name = names[1] if len(names) > 1 else "fn"
+    advice = f"launch calls it in every rank: write launch({name}), not launch({name}())."
+    print(messages.said(f"This ran in the notebook itself, which is no rank. {advice}"))
 
 
-fork.watch()
-if shell := get_ipython():
-    shell.events.register("post_run_cell", _told_in_no_rank)
+prepare.watch()
+shell = get_ipython()
+if shell:
+    shell.events.register("post_run_cell", _explain_call_in_no_rank)

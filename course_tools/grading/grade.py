@@ -29,11 +29,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from course_tools.grading import class_files, export, handout, learner_cells, sandbox, submissions
-from course_tools.grading.answers_as_text import bound
 from course_tools.grading.learner_cells import Written, to_judge
 from course_tools.learner import copies
 from course_tools.notebooks import build
-from course_tools.notebooks.cells import BuildError, cut_solution, read_percent
+from course_tools.notebooks.cells import BuildError, read_percent
 
 WHY = {
     "time": "it was not done in time, and was stopped",
@@ -61,7 +60,8 @@ class Lab(NamedTuple):
 
     def possible(self) -> dict[str, float]:
         """The points of each exercise, and of what a person reads."""
-        return {export.exercise(check): p for check, p in self.points.items()} | self.by_hand
+        points = {export.exercise(check): most for check, most in self.points.items()}
+        return points | self.by_hand
 
 
 class Work(NamedTuple):
@@ -75,33 +75,29 @@ class Work(NamedTuple):
 def lab(target: build.Target) -> Lab:
     """Read a lab's source."""
     text = target.source.read_text(encoding="utf-8")
-    full, stubs = handout.graded(read_percent(text)), read_percent(text, cut=True)
-    made = Lab(target.built.stem, [], {}, {}, "")
-    for cell, stub in zip(full.cells, stubs.cells, strict=True):
-        if cell.cell_type != "code":
-            if "nbgrader" in cell.metadata:
-                about = cell.metadata.nbgrader
-                made.by_hand[about.grade_id] = float(about.points)
-                made = made._replace(prose=stub.id)
-            continue
-        about = cell.metadata.nbgrader
-        one = {"name": about.grade_id, "kind": "other", "text": cell.source, "id": stub.id}
-        if about.solution:
-            functions, values = bound(cell.source)
-            one |= {"kind": "answer", "functions": functions, "values": values}
-            one["text"] = cut_solution(cell.source)
-        elif about.grade:
-            one["kind"] = "check"
-            made.points[about.grade_id] = float(about.points)
-        made.cells.append(one)
-    return made
+    teachers = handout.graded(read_percent(text))
+    learners = read_percent(text, cut=True)
+    cells: list[dict[str, Any]] = []
+    points: dict[str, float] = {}
+    by_hand: dict[str, float] = {}
+    prose = ""
+    for cell, stub in zip(teachers.cells, learners.cells, strict=True):
+        about = cell.metadata.get("nbgrader")
+        if cell.cell_type == "code":
+            cells.append(learner_cells.for_the_judge(cell, stub.id))
+            if about.grade:
+                points[about.grade_id] = float(about.points)
+        elif about:
+            by_hand[about.grade_id] = float(about.points)
+            prose = stub.id
+    return Lab(target.built.stem, cells, points, by_hand, prose)
 
 
 def prose_of(path: Path, lab: Lab) -> str:
     """What a person is to read in a notebook: the cell of that id or of that tag."""
-    cells = learner_cells.read(path).get("cells", [])
-    for cell in cells:
-        if handout.BY_HAND in str(cell.get("metadata")) or cell.get("id") == lab.prose:
+    for cell in learner_cells.read(path).get("cells", []):
+        has_tag = handout.BY_HAND in str(cell.get("metadata"))
+        if has_tag or cell.get("id") == lab.prose:
             return "".join(map(str, cell.get("source", "")))
     return ""
 
@@ -114,12 +110,21 @@ class Judge:
     """The server of `judge`, and how to ask it."""
 
     def __init__(self, contained: bool, slot: int) -> None:
+        self.slot = slot
         command = [sys.executable, "-s", "-m", "course_tools.grading.judge"]
-        clean = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "HOME": "/tmp"}
-        clean |= {"PYTHONPATH": str(build.ROOT), "USER": "nobody"}
-        clean |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg"}
-        self.slot, self.process = slot, subprocess.Popen(
-            command + ["--bare"] * (not contained), env=clean, cwd="/", text=True,
+        if not contained:
+            command.append("--bare")
+        environment = {
+            "PATH": os.environ.get("PATH", ""),
+            "LANG": "C.UTF-8",
+            "HOME": "/tmp",
+            "PYTHONPATH": str(build.ROOT),
+            "USER": "nobody",
+            "CUDA_VISIBLE_DEVICES": "",
+            "MPLBACKEND": "agg",
+        }
+        self.process = subprocess.Popen(
+            command, env=environment, cwd="/", text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
@@ -129,14 +134,18 @@ class Judge:
             job, verdicts = Path(folder, "job"), Path(folder, "verdicts")
             job.write_text(json.dumps(cells))
             verdicts.touch()
-            asked = {"job": str(job), "verdicts": str(verdicts), "slot": self.slot}
-            asked["limits"] = limits
+            request = {
+                "job": str(job),
+                "verdicts": str(verdicts),
+                "slot": self.slot,
+                "limits": limits,
+            }
             with contextlib.suppress(BrokenPipeError):  # then nothing comes back
-                print(json.dumps(asked), file=self.process.stdin, flush=True)
-            ended = (self.process.stdout or io.StringIO()).readline().strip()
-            if not ended:
+                print(json.dumps(request), file=self.process.stdin, flush=True)
+            end = (self.process.stdout or io.StringIO()).readline().strip()
+            if not end:
                 raise JudgeFailed
-            return ended, [json.loads(line) for line in verdicts.read_text().splitlines()]
+            return end, [json.loads(line) for line in verdicts.read_text().splitlines()]
 
     def close(self) -> None:
         """End the server."""
@@ -152,47 +161,55 @@ def judged(judge: Judge, lab: Lab, learners: Written, **limits: Any) -> dict[str
     Where an answer ends even the judge, it is left out and what it kept from being judged is
     judged again. So it costs its own points and no others.
     """
-    answers, found = dict(learners.answers), {}
+    answers = dict(learners.answers)
+    verdicts: dict[str, dict[str, Any]] = {}
     for _ in range(2 * len(lab.cells)):
-        cells = to_judge(lab.cells, learners._replace(answers=answers))
-        ended, said = judge.run([cell for cell in cells if cell["name"] not in found], **limits)
-        found |= {one["check"]: one for one in said if "check" in one}
-        if ended == "done":
+        submission = learners._replace(answers=answers)
+        cells = [cell for cell in to_judge(lab.cells, submission) if cell["name"] not in verdicts]
+        end, lines = judge.run(cells, **limits)
+        last_begun = ""
+        for line in lines:
+            if "check" in line:
+                verdicts[line["check"]] = line
+            last_begun = line.get("begins", last_begun)
+        if end == "done":
             break
-        last = next((one["begins"] for one in reversed(said) if "begins" in one), "")
-        if last in answers:
-            del answers[last]
-        elif last in lab.points and last not in found:
-            found[last] = {"passed": False, "text": WHY[ended]}
+        if last_begun in answers:
+            del answers[last_begun]
+        elif last_begun in lab.points and last_begun not in verdicts:
+            verdicts[last_begun] = {"passed": False, "text": WHY[end]}
         else:
             break
     missing = {"passed": False, "text": "the judge never came to it"}
-    return {name: found.get(name, missing) for name in lab.points}
+    return {name: verdicts.get(name, missing) for name in lab.points}
 
 
 def grade(judge: Judge, work: Work, folder: Path, again: bool) -> str:
     """Grade a lab of a learner, and write down what was found; returns a line about it."""
-    kept = folder / "graded" / work.who / f"{work.lab.slug}.json"
     begun = time.monotonic()
+    path = folder / "graded" / work.who / f"{work.lab.slug}.json"
     learners = learner_cells.written(work.notebook, work.lab.cells)
     _write_texts(work, learners.answers, folder / "graded")
-    told = json.dumps([learners, work.lab.cells], sort_keys=True)
-    digest = hashlib.sha256(told.encode()).hexdigest()
-    if kept.exists() and not again and json.loads(kept.read_text())["digest"] == digest:
+    judged_text = json.dumps([learners, work.lab.cells], sort_keys=True)
+    digest = hashlib.sha256(judged_text.encode()).hexdigest()
+    if not again and path.exists() and json.loads(path.read_text())["digest"] == digest:
         return ""
-    found = judged(judge, work.lab, learners)
+    verdicts = judged(judge, work.lab, learners)
+    points, texts, words = {}, {}, []
+    for name, most in work.lab.points.items():
+        points[name] = most if verdicts[name]["passed"] else 0.0
+        texts[name] = verdicts[name]["text"]
+        words.append(f"{export.exercise(name)}: {points[name]:g} of {most:g}\n{texts[name]}\n")
     result = {
         "digest": digest,
-        "points": {n: p if found[n]["passed"] else 0.0 for n, p in work.lab.points.items()},
+        "points": points,
         "of": work.lab.points,
         "by_hand": work.lab.by_hand,
-        "said": {name: found[name]["text"] for name in work.lab.points},
+        "said": texts,
     }
-    kept.write_text(json.dumps(result, indent=1))
-    words = [f"{export.exercise(n)}: {result['points'][n]:g} of {p:g}\n{result['said'][n]}\n"
-             for n, p in work.lab.points.items()]  # fmt: skip
-    kept.with_suffix(".txt").write_text("\n".join(words))
-    sums = f"{sum(result['points'].values()):g} of {sum(work.lab.points.values()):g}"
+    path.write_text(json.dumps(result, indent=1))
+    path.with_suffix(".txt").write_text("\n".join(words))
+    sums = f"{sum(points.values()):g} of {sum(work.lab.points.values()):g}"
     seconds = time.monotonic() - begun
     return f"{work.who} {work.lab.slug}: {sums} in {seconds:.1f} s"
 
@@ -212,30 +229,34 @@ def grade_all(
     works: list[Work], folder: Path, again: bool, jobs: int, contained: bool
 ) -> tuple[int, list[str]]:
     """Grade side by side; returns how many were new, and which could not be graded."""
-    judges: SimpleQueue[Judge] = SimpleQueue()
-    all_judges, undone = [Judge(contained, slot) for slot in range(min(jobs, len(works)))], []
-    for one in all_judges:
-        judges.put(one)
+    judges = [Judge(contained, slot) for slot in range(min(jobs, len(works)))]
+    idle: SimpleQueue[Judge] = SimpleQueue()
+    undone: list[str] = []
+    for judge in judges:
+        idle.put(judge)
 
     def with_a_judge(work: Work) -> bool:
-        judge, line = judges.get(), ""
+        """Whether it was new."""
+        judge, line = idle.get(), ""
         try:
             line = grade(judge, work, folder, again)
         except JudgeFailed:  # the others are graded all the same
             undone.append(f"{work.who} {work.lab.slug}")
             judge.close()
-            all_judges.append(judge := Judge(contained, judge.slot))
+            judge = Judge(contained, judge.slot)
+            judges.append(judge)
         finally:
-            judges.put(judge)
-        print(line, end="\n" * bool(line), flush=True)
+            idle.put(judge)
+        if line:
+            print(line, flush=True)
         return bool(line)
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
             return sum(pool.map(with_a_judge, works)), undone
     finally:
-        for one in all_judges:
-            one.close()
+        for judge in judges:
+            judge.close()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -267,36 +288,52 @@ def grade_folder(args: argparse.Namespace) -> int:
     chosen = [target.built.stem for target in handout.labs_of(root, args.only)]
     labs = {target.built.stem: lab(target) for target in handout.labs_of(root)}
     learners = class_files.read_class(folder / "class.txt")
-    rows = submissions.collect(
-        submitted(folder), learners, list(labs),
-        find=lambda path, slug: learner_cells.written(path, labs[slug].cells),
-        known={path.name for path in (root / "notebooks").rglob("*")} | {copies.MY_MAP},
-    )  # fmt: skip
+    rows = handed_in(folder, root, learners, labs)
     possible = {slug: known.possible() for slug, known in labs.items()}
     marks = class_files.read_marks(folder / "marks.csv", learners, possible)
-    works = [
-        Work(row.student, labs[row.lab], folder / "submitted" / row.file)
-        for row in rows
-        if row.what == submissions.GRADED and row.lab in chosen and args.who in (None, row.student)
-    ]
+    works = []
+    for row in rows:
+        is_wanted = row.lab in chosen and args.who in (None, row.student)
+        if row.what == submissions.GRADED and is_wanted:
+            works.append(Work(row.student, labs[row.lab], folder / "submitted" / row.file))
     begun_labs = {row.lab for row in rows if row.lab}
     rows += submissions.missing(rows, learners, chosen if args.only else sorted(begun_labs))
     if not works:
-        whose = f" of {args.who}" * bool(args.who)
+        whose = f" of {args.who}" if args.who else ""
         raise BuildError(f"there is nothing{whose} in {folder / 'submitted'}")
-    if why := sandbox.refused():
-        print(SENTENCE.format(why), file=sys.stderr)
-    begun = time.monotonic()
-    again = args.again or bool(args.who)
-    new, undone = grade_all(works, folder, again, args.jobs, contained=not why)
-    seconds = time.monotonic() - begun
-    print(f"{new} of {len(works)} graded in {seconds:.0f} s; the rest is as it was.")
+    undone = grade_works(works, folder, args)
     export.write(folder / "graded", rows, marks, learners.all())
     print(f"{folder / 'graded'}: grades.csv, submissions.csv, statistics.csv")
     print(*strays(rows), sep="\n", file=sys.stderr)
     if undone:
         print(UNDONE.format(", ".join(undone)), file=sys.stderr)
     return 1 if undone else 0
+
+
+def handed_in(
+    folder: Path, root: Path, learners: class_files.Learners, labs: dict[str, Lab]
+) -> list[submissions.Row]:
+    """What learners have handed in, and what becomes of each file."""
+
+    def find(path: Path, slug: str) -> Written:
+        return learner_cells.written(path, labs[slug].cells)
+
+    of_the_course = {path.name for path in (root / "notebooks").rglob("*")}
+    known = of_the_course | {copies.MY_MAP}
+    return submissions.collect(submitted(folder), learners, list(labs), find=find, known=known)
+
+
+def grade_works(works: list[Work], folder: Path, args: argparse.Namespace) -> list[str]:
+    """Grade what is new, and say how it went; returns what could not be graded."""
+    why = sandbox.refused()
+    if why:
+        print(SENTENCE.format(why), file=sys.stderr)
+    begun = time.monotonic()
+    again = args.again or bool(args.who)
+    new, undone = grade_all(works, folder, again, args.jobs, contained=not why)
+    seconds = time.monotonic() - begun
+    print(f"{new} of {len(works)} graded in {seconds:.0f} s; the rest is as it was.")
+    return undone
 
 
 def submitted(folder: Path) -> Path:

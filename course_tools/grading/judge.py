@@ -25,7 +25,7 @@ from typing import Any
 from course_checks.outcome import CheckFailed, Outcome
 from course_tools import ROOT
 from course_tools.grading import answers_as_text, sandbox
-from course_utils.devices.fork import import_what_ranks_need
+from course_utils.devices.prepare import import_what_ranks_need
 
 # Without solutions.
 COURSE = (
@@ -34,6 +34,10 @@ COURSE = (
 )  # fmt: skip
 LOOK_S = 0.15
 SHOWN = 20_000  # characters of a verdict
+WRITABLE = "/tmp", "/dev/shm"  # by an answer
+
+Cell = dict[str, Any]
+Say = Callable[..., None]
 
 
 def serve(contained: bool) -> None:
@@ -41,63 +45,80 @@ def serve(contained: bool) -> None:
     import_what_ranks_need()
     gc.collect()
     gc.freeze()
-    python = {Path(p) for p in (sys.prefix, sys.base_prefix)}
-    readable = [*python, *(ROOT / name for name in COURSE)]
+    readable = [Path(sys.prefix), Path(sys.base_prefix)]
+    readable += [ROOT / name for name in COURSE]
     for line in sys.stdin:
-        asked = json.loads(line)
-        job = os.open(asked["job"], os.O_RDONLY)
-        verdicts = os.open(asked["verdicts"], os.O_WRONLY | os.O_APPEND)
-        own, limits = inside(job, verdicts, contained), sandbox.Limits(**asked["limits"])
+        request = json.loads(line)
+        job = os.open(request["job"], os.O_RDONLY)
+        verdicts = os.open(request["verdicts"], os.O_WRONLY | os.O_APPEND)
+        limits = sandbox.Limits(**request["limits"])
+        judging = inside(job, verdicts, contained)
         if contained:
-            keeper = sandbox.fork_inside(own, readable, asked["slot"], limits)
+            keeper = sandbox.fork_inside(judging, readable, request["slot"], limits)
         else:
-            keeper = sandbox.bare(own, limits)
-        ended = watched(keeper, verdicts, limits)
+            keeper = sandbox.bare(judging, limits)
+        end = watched(keeper, verdicts, limits)
         os.close(job)
         os.close(verdicts)
-        print(ended, flush=True)
+        print(end, flush=True)
 
 
 def inside(job: int, verdicts: int, contained: bool) -> Callable[[], None]:
     """What is done in the sandbox: judge, and let nobody else have what it is done with."""
 
     def judging() -> None:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nothing, number)
-        for number in map(int, os.listdir("/dev/fd")):
-            if number > 2 and number not in (job, verdicts):
-                with contextlib.suppress(OSError):
-                    os.close(number)
+        keep_only(job, verdicts)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        text = bytearray()
-        while part := os.read(job, 1 << 20):
-            text += part
+        cells = json.loads(read_all(job))
         os.close(job)
-        open_ = [verdicts]
-        os.register_at_fork(after_in_child=lambda: _child(open_))
+        withhold_from_children(verdicts)
         if contained:
             sandbox.LIBC.prctl(sandbox.SET_DUMPABLE, 0, 0, 0, 0)  # nobody looks into its memory
-        cells = json.loads(text)
-        del text
 
-        def say(**what: Any) -> None:
-            os.write(verdicts, json.dumps(what).encode() + b"\n")
+        def say(**verdict: Any) -> None:
+            os.write(verdicts, json.dumps(verdict).encode() + b"\n")
 
         judge(cells, say, contained)
 
     return judging
 
 
-def _child(verdicts: list[int]) -> None:
-    """In a process that the judge has forked, and in those that this one forks."""
-    while verdicts:
-        os.close(verdicts.pop())
-    if sys.platform == "linux":
-        sandbox.LIBC.prctl(sandbox.SET_DUMPABLE, 1, 0, 0, 0)
+def keep_only(job: int, verdicts: int) -> None:
+    """Close all other descriptors; the standard ones lead nowhere from now on."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    for name in os.listdir("/dev/fd"):
+        number = int(name)
+        if number > 2 and number not in (job, verdicts):
+            with contextlib.suppress(OSError):
+                os.close(number)
 
 
-def judge(cells: list[dict[str, Any]], say: Callable[..., Any], contained: bool = False) -> None:
+def read_all(descriptor: int) -> bytes:
+    """What a file holds, from its beginning."""
+    parts = []
+    while True:
+        part = os.read(descriptor, 1 << 20)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def withhold_from_children(verdicts: int) -> None:
+    """Have each process that the judge forks, and those that it forks, close the verdicts' file."""
+    still_open = [verdicts]  # in this process; a fork's copy of the list is emptied there
+
+    def close() -> None:
+        while still_open:
+            os.close(still_open.pop())
+        if sys.platform == "linux":
+            sandbox.LIBC.prctl(sandbox.SET_DUMPABLE, 1, 0, 0, 0)
+
+    os.register_at_fork(after_in_child=close)
+
+
+def judge(cells: list[Cell], say: Say, contained: bool = False) -> None:
     """Run a lab's cells with a learner's answers in them, and say what each check finds.
 
     Args:
@@ -107,54 +128,88 @@ def judge(cells: list[dict[str, Any]], say: Callable[..., Any], contained: bool 
             after one that is a check.
         contained: Whether all other processes and new files are the answers', to be done away with.
     """
-    main = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for classes
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main  # where pickle looks for classes
     names = vars(main)
     answers_as_text.begin(names)
     shown: list[tuple[Any, Any]] = []
-    answers_as_text.display = lambda value, **more: shown.append((value, more.get("metadata")))
+
+    def display(value: Any, **options: Any) -> None:
+        shown.append((value, options.get("metadata")))
+
+    answers_as_text.display = display
     for cell in cells:
         say(begins=cell["name"])
         shown.clear()
-        before, error = files(), ""
-        try:
-            run(cell, names)
-        except CheckFailed:  # it has been shown
-            pass
-        except BaseException as wrong:
-            error = f"{type(wrong).__name__}: {wrong}"
+        before = files()
+        error = outcome_of(cell, names)
+        if error:
             say(failed=cell["name"], text=error[:SHOWN])
+        is_check = cell["kind"] == "check"
         if contained:
-            clean_up(before if cell["kind"] == "check" else None)
-        if cell["kind"] == "check":
-            words = [str(value) for value, _ in shown if isinstance(value, Outcome)]
-            passed = not error and any(about == answers_as_text.PROOF for _, about in shown)
-            say(check=cell["name"], passed=passed, text="\n".join([*words, error])[:SHOWN].strip())
+            end_all_others()
+        if contained and is_check:
+            remove(files() - before)
+        if is_check:
+            passed, text = verdict(shown, error)
+            say(check=cell["name"], passed=passed, text=text)
 
 
-def run(cell: dict[str, Any], names: dict[str, Any]) -> None:
+def outcome_of(cell: Cell, names: dict[str, Any]) -> str:
+    """Run a cell; returns what it raised, other than that its check has failed."""
+    try:
+        run(cell, names)
+    except CheckFailed:  # it has been shown
+        return ""
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def verdict(shown: list[tuple[Any, Any]], error: str) -> tuple[bool, str]:
+    """Whether a check has passed, and what it says: of what was shown, each with its metadata."""
+    words = []
+    proven = False
+    for value, metadata in shown:
+        if isinstance(value, Outcome):
+            words.append(str(value))
+        if metadata == answers_as_text.PROOF:
+            proven = True
+    text = "\n".join([*words, error])[:SHOWN].strip()
+    return proven and not error, text
+
+
+def run(cell: Cell, names: dict[str, Any]) -> None:
     """Run the teacher's cell, or keep the learner's as text."""
     if cell["kind"] == "answer":
         answers_as_text.answer(cell["name"], cell["text"], cell["functions"], cell["values"])
         return
-    file, text = answers_as_text.file_of(cell["name"]), cell["text"]
-    answers_as_text.remember_lines(file, text)
-    exec(compile(text, file, "exec", dont_inherit=True), names)
+    file = answers_as_text.file_of(cell["name"])
+    answers_as_text.remember_lines(file, cell["text"])
+    exec(compile(cell["text"], file, "exec", dont_inherit=True), names)
 
 
 def files() -> set[str]:
     """What lies in the folders that an answer can write into."""
-    folders = [folder for folder in ("/tmp", "/dev/shm") if os.path.isdir(folder)]
-    return {f"{folder}/{name}" for folder in folders for name in os.listdir(folder)}
+    paths = set()
+    for folder in WRITABLE:
+        if os.path.isdir(folder):
+            paths.update(f"{folder}/{name}" for name in os.listdir(folder))
+    return paths
 
 
-def clean_up(before: set[str] | None) -> None:
-    """End what is still running, and remove new files if it is known what was there before."""
+def end_all_others() -> None:
+    """End what is still running, as the first process of a namespace can."""
     with contextlib.suppress(OSError):
-        os.kill(-1, signal.SIGKILL)  # as the first process of a namespace: all others in it
+        os.kill(-1, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-    for path in files() - before if before is not None else ():
+
+
+def remove(paths: set[str]) -> None:
+    """Remove files and folders."""
+    for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -164,21 +219,29 @@ def clean_up(before: set[str] | None) -> None:
 
 def watched(keeper: int, verdicts: int, limits: sandbox.Limits) -> str:
     """Wait for the end of a sandbox, or bring it about; returns how it ended."""
-    base = sandbox.memory(os.getpid())
-    size, since, ended = -1, time.monotonic(), ""
-    while not (status := os.waitpid(keeper, os.WNOHANG))[0]:
-        if (now := os.fstat(verdicts).st_size) != size:
-            size, since = now, time.monotonic()
-        if sandbox.used(keeper, base) > limits.all_bytes:
-            ended = "memory"
-        elif time.monotonic() - since > limits.cell_s:
-            ended = "time"
-        if ended:
-            os.kill(keeper, signal.SIGKILL)
-            os.waitpid(keeper, 0)
-            return ended
+    judge_bytes = sandbox.memory(os.getpid())
+    written = -1
+    last_word = time.monotonic()
+    while True:
+        pid, status = os.waitpid(keeper, os.WNOHANG)
+        if pid:
+            return "died" if status else "done"
+        size = os.fstat(verdicts).st_size
+        if size != written:
+            written = size
+            last_word = time.monotonic()
+        if sandbox.used(keeper, judge_bytes) > limits.all_bytes:
+            return stopped(keeper, "memory")
+        if time.monotonic() - last_word > limits.cell_s:
+            return stopped(keeper, "time")
         time.sleep(LOOK_S)
-    return "died" if status[1] else "done"
+
+
+def stopped(keeper: int, why: str) -> str:
+    """End a sandbox, and return why."""
+    os.kill(keeper, signal.SIGKILL)
+    os.waitpid(keeper, 0)
+    return why
 
 
 if __name__ == "__main__":

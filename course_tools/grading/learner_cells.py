@@ -21,7 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from course_tools.grading.answers_as_text import binds_and_uses
+from nbformat import NotebookNode
+
+from course_tools.grading.answers_as_text import binds_and_uses, bound
+from course_tools.notebooks.cells import cut_solution
 
 LARGEST_MB = 100
 NO_CELL = "it has none of this lab's answers: no cell has the id or defines the name of one"
@@ -45,6 +48,24 @@ class Written(NamedTuple):
     answers: dict[str, str]  # by the answer's name, its text
     others: dict[str, tuple[str, str]]  # by a cell's name: before which cell of the lab, its text
     remarks: list[str]  # for the teacher
+
+
+def for_the_judge(cell: NotebookNode, exercise_id: str) -> dict[str, Any]:
+    """A code cell of the teacher's notebook, in the form that `judge` is given.
+
+    Args:
+        cell: One with nbgrader's metadata.
+        exercise_id: The id of the same cell in the exercise, where its solution is cut out.
+    """
+    about = cell.metadata.nbgrader
+    entry = {"name": about.grade_id, "id": exercise_id, "kind": "other", "text": cell.source}
+    if about.solution:
+        functions, values = bound(cell.source)
+        entry |= {"kind": "answer", "functions": functions, "values": values}
+        entry["text"] = cut_solution(cell.source)
+    elif about.grade:
+        entry["kind"] = "check"
+    return entry
 
 
 def written(path: Path, lab_cells: list[dict[str, Any]]) -> Written:

@@ -11,8 +11,8 @@ from nbgrader.converters import Autograde, GenerateAssignment
 from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
-from course_tools.grading.answers_as_text import PROOF, bound
-from course_tools.grading.learner_cells import to_judge, written_in
+from course_tools.grading.answers_as_text import PROOF
+from course_tools.grading.learner_cells import for_the_judge, to_judge, written_in
 from course_tools.notebooks.cells import cut_solution
 
 BEGIN = """\
@@ -79,7 +79,7 @@ def identity(cell: NotebookNode) -> str | None:
 def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
     """Return the notebook to run: the teacher's, where what a learner wrote is text."""
     code = {identity(cell): cell for cell in notebook.cells if cell.cell_type == "code"}
-    lab_cells = [for_the_judge(cell) for cell in code.values()]
+    lab_cells = [for_the_judge(cell, cell.id) for cell in code.values()]
     cells = [nbformat.v4.new_code_cell(BEGIN)]
     for asked in to_judge(lab_cells, written_in(learners, lab_cells)):
         cell = code.get(asked["name"], nbformat.v4.new_code_cell())
@@ -88,19 +88,6 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
             cell.source = ANSWER.format(label=asked["name"], text=asked["text"], **names)
         cells.append(cell)
     return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
-
-
-def for_the_judge(cell: NotebookNode) -> dict[str, Any]:
-    """A teacher's code cell, in the form that `grade` gives to `judge`."""
-    about = cell.metadata.nbgrader
-    asked = {"name": about.grade_id, "id": cell.id, "kind": "other", "text": cell.source}
-    if about.solution:
-        functions, values = bound(cell.source)
-        asked |= {"kind": "answer", "functions": functions, "values": values}
-        asked["text"] = cut_solution(cell.source)
-    elif about.grade:
-        asked["kind"] = "check"
-    return asked
 
 
 def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:

@@ -29,12 +29,13 @@ NEW_NS, NEW_USER = 0x00020000, 0x10000000
 # Hosts' names, what processes share, processes themselves, network and control groups.
 NEW_REST = 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x02000000
 READ_ONLY, NO_SUID, NO_DEVICE, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 1 << 12, 1 << 14, 1 << 18
-MOUNT_SETATTR, HERE, ALL_BELOW, DETACH = 442, -100, 0x8000, 2
+MOUNT_SETATTR, CURRENT_FOLDER, ALL_BELOW, DETACH = 442, -100, 0x8000, 2
 SET_PARENT_DEATH, SET_DUMPABLE, DROP_BOUND, NO_NEW_PRIVILEGES = 1, 4, 24, 38
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 NOBODY = 61184  # the first of the numbers that systemd keeps for users who are nobody
 DEVICES = ["null", "zero", "full", "random", "urandom"]
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache"]
+NOT_MADE, JOB_FAILED = 70, 71  # exit statuses
 GB, MB = 1 << 30, 1 << 20
 
 
@@ -70,29 +71,25 @@ def fork_inside(
     when the sandbox could not be made, which it says on stderr.
     """
     sys.stdout.flush()
-    own = limits or Limits()
     parent = os.getpid()
-    if keeper := os.fork():
+    keeper = os.fork()
+    if keeper:
         return keeper
-    status = 70
+    status = NOT_MADE
     try:
-        os.setsid()
-        _die_with(parent)
-        _oom_first()
-        if uid := os.getuid():
+        uid = os.getuid()
+        _begin(parent)
+        if uid:
             _own_user(uid)
         _call("unshare", NEW_NS | NEW_REST)
         keeper = os.getpid()
-        if inner := os.fork():
-            status = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
-            status = status if 0 <= status < 256 else 128
+        first = os.fork()  # of the new namespace of processes
+        if first:
+            status = _status_of(first)
         else:
             _die_with(keeper)
-            _rooms([*readable], own)
-            _loopback()
-            _leave_rights(NOBODY + slot % 4000 if uid == 0 else 0)
-            _limit(own)
-            status = 71
+            _close_the_door([*readable], slot, uid, limits or Limits())
+            status = JOB_FAILED
             job()
             status = 0
     except NoSandbox as error:
@@ -101,21 +98,43 @@ def fork_inside(
         os._exit(status)
 
 
+def _begin(parent: int) -> None:
+    """In a forked process: a session of its own, which ends with its parent."""
+    os.setsid()
+    _die_with(parent)
+    _oom_first()
+
+
+def _close_the_door(readable: list[Path], slot: int, uid: int, limits: Limits) -> None:
+    """In the first process of the namespaces: what it must not see or do is gone afterwards."""
+    os.umask(0o022)  # else whoever is nobody inside could not enter the folders that are made here
+    _rooms(readable, limits)
+    _loopback()
+    _leave_rights(0 if uid else NOBODY + slot % 4000)
+    _limit(limits)
+
+
+def _status_of(pid: int) -> int:
+    """Wait for a process; returns its exit status, or 128 if a signal has ended it."""
+    _, wait_status = os.waitpid(pid, 0)
+    status = os.waitstatus_to_exitcode(wait_status)
+    return status if 0 <= status < 256 else 128
+
+
 def bare(job: Callable[[], None], limits: Limits | None = None) -> int:
     """As `fork_inside`, where the system allows no sandbox: limits, and nothing else."""
     parent = os.getpid()
-    if keeper := os.fork():
+    keeper = os.fork()
+    if keeper:
         return keeper
     try:
-        os.setsid()
-        _die_with(parent)
-        _oom_first()
+        _begin(parent)
         _limit(limits or Limits(), processes=False)
         os.chdir(tempfile.gettempdir())
         job()
         os._exit(0)
     finally:
-        os._exit(71)
+        os._exit(JOB_FAILED)
 
 
 def refused() -> str:
@@ -123,17 +142,18 @@ def refused() -> str:
     if sys.platform != "linux":
         return "only Linux has namespaces"
     reading, writing = os.pipe()
-    os.set_inheritable(writing, True)
-    old = os.dup(2)
+    stderr = os.dup(2)
     os.dup2(writing, 2)
     keeper = fork_inside(lambda: None, [])
-    os.dup2(old, 2)
-    os.close(old)
+    os.dup2(stderr, 2)
+    os.close(stderr)
     os.close(writing)
-    with os.fdopen(reading) as said:
+    with os.fdopen(reading) as pipe:
         _, status = os.waitpid(keeper, 0)
-        words = said.read().strip()
-    return words or (f"it ended with status {status}" if status else "")
+        words = pipe.read().strip()
+    if words or not status:
+        return words
+    return f"it ended with status {status}"
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -171,21 +191,27 @@ def _own_user(uid: int) -> None:
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    words = (word.encode() for word in (source, target, kind))
-    _call("mount", *words, ctypes.c_ulong(flags), options.encode())
+    paths = source.encode(), target.encode(), kind.encode()
+    _call("mount", *paths, ctypes.c_ulong(flags), options.encode())
 
 
 def _read_only(path: str, below: bool = True) -> None:
-    wanted = (ctypes.c_uint64 * 4)(READ_ONLY | NO_SUID | NO_DEVICE * below, 0, 0, 0)
-    flags = ALL_BELOW if below else 0
-    size = ctypes.c_size_t(ctypes.sizeof(wanted))
-    if LIBC.syscall(MOUNT_SETATTR, HERE, path.encode(), flags, ctypes.byref(wanted), size):
+    """Make a mount read-only, alone or with all mounts below. Source: mount_setattr(2)."""
+    flags, attributes = 0, READ_ONLY | NO_SUID
+    if below:
+        flags = ALL_BELOW
+        attributes |= NO_DEVICE
+    mount_attr = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)  # set, cleared, propagation, user
+    size = ctypes.c_size_t(ctypes.sizeof(mount_attr))
+    target = ctypes.byref(mount_attr)
+    if LIBC.syscall(MOUNT_SETATTR, CURRENT_FOLDER, path.encode(), flags, target, size):
         raise NoSandbox(f"{path} cannot be made read-only: {os.strerror(ctypes.get_errno())}")
 
 
 def _rooms(readable: list[Path], limits: Limits) -> None:
     """A root folder of its own, with what is readable, a temporary folder, and nothing else."""
-    shown = {path: path.resolve() for path in (*map(Path, SYSTEM), *readable) if path.exists()}
+    shown = [path for path in [*map(Path, SYSTEM), *readable] if path.exists()]
+    sources = {path: path.resolve() for path in shown}
     _mount("none", "/", "", PRIVATE | RECURSIVE)
     _mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
     os.chdir("/tmp")
@@ -195,9 +221,9 @@ def _rooms(readable: list[Path], limits: Limits) -> None:
     os.chdir("/")
     _mount("tmpfs", "/new", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
     _own_folders(limits)  # before what is readable, which may lie in the temporary folder
-    for path, source in shown.items():
-        for place in (path, source):
-            _show(source, place)
+    for path, source in sources.items():
+        _show(source, path)
+        _show(source, source)
     _call("umount2", b"/old", DETACH)
     os.chdir("/new")
     _call("pivot_root", b".", b".")
@@ -213,7 +239,10 @@ def _show(source: Path, place: Path) -> None:
     if new.exists():
         return
     new.parent.mkdir(parents=True, exist_ok=True)
-    new.mkdir() if old.is_dir() else new.touch()
+    if old.is_dir():
+        new.mkdir()
+    else:
+        new.touch()
     _mount(str(old), str(new), "", BIND | RECURSIVE)
     _read_only(str(new))
 
@@ -255,29 +284,31 @@ def _leave_rights(uid: int) -> None:
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
     for number in range(64):
         LIBC.prctl(DROP_BOUND, number, 0, 0, 0)
-    head, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    _call("capset", head, none)
+    version_3_of_this_process = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    no_capabilities = (ctypes.c_uint32 * 6)()
+    _call("capset", version_3_of_this_process, no_capabilities)
     _call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("prctl", SET_PARENT_DEATH, signal.SIGKILL)  # a new user has forgotten it
 
 
 def _limit(limits: Limits, processes: bool = True) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     wanted = {
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: limits.files,
     }
-    if pages:  # macOS does not keep to it
+    if sys.platform == "linux":  # macOS does not keep to it
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
         wanted[resource.RLIMIT_AS] = pages * resource.getpagesize() + limits.process_bytes
     if processes:  # else it would count all that the user has
         wanted[resource.RLIMIT_NPROC] = limits.processes
     if hasattr(resource, "RLIMIT_MSGQUEUE"):
         wanted[resource.RLIMIT_MSGQUEUE] = 0
-    for what, most in wanted.items():
-        _, hard = resource.getrlimit(what)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+    for kind, most in wanted.items():
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        resource.setrlimit(kind, (most, most))
 
 
 def used(keeper: int, beyond: int = 0) -> int:
@@ -287,39 +318,45 @@ def used(keeper: int, beyond: int = 0) -> int:
         keeper: Its number.
         beyond: What each has had from the beginning, which is not counted.
     """
-    inside, files = descendants(keeper) - {keeper}, {}
-    for pid in inside:
+    files: dict[tuple[int, int], int] = {}  # one that several hold open counts once
+    total = 0
+    for pid in descendants(keeper) - {keeper}:
         files |= _nameless(pid)
-    return sum(files.values()) + sum(max(0, memory(pid) - beyond) for pid in inside)
+        total += max(0, memory(pid) - beyond)
+    return total + sum(files.values())
 
 
 def descendants(pid: int) -> set[int]:
     """A process and all that it and they have started; Linux says so, other systems do not."""
-    found: set[int] = set()
+    known: set[int] = set()
     new = {pid}
     while new:
-        found |= new
-        new = {child for one in new for child in _children(one)} - found
-    return found
+        known |= new
+        children: set[int] = set()
+        for parent in new:
+            children.update(_children(parent))
+        new = children - known
+    return known
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    children: list[int] = []
     for path in glob.glob(f"/proc/{pid}/task/*/children"):  # Path.glob fails where one has ended
         with contextlib.suppress(OSError):
-            found += [int(word) for word in Path(path).read_text().split()]
-    return found
+            children += map(int, Path(path).read_text().split())
+    return children
 
 
 def _nameless(pid: int) -> dict[tuple[int, int], int]:
     """The files in memory that a process holds open, and what they take."""
-    found = {}
+    sizes = {}
+    folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):  # gone, or not for us to look at
-        for number in os.listdir(folder := f"/proc/{pid}/fd"):
-            about = os.stat(f"{folder}/{number}")
-            if stat.S_ISREG(about.st_mode) and about.st_nlink == 0:
-                found[about.st_dev, about.st_ino] = 512 * about.st_blocks
-    return found
+        for number in os.listdir(folder):
+            status = os.stat(f"{folder}/{number}")
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                sizes[status.st_dev, status.st_ino] = 512 * status.st_blocks
+    return sizes
 
 
 def memory(pid: int) -> int:
@@ -328,5 +365,8 @@ def memory(pid: int) -> int:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    kinds = ("RssAnon:", "RssShmem:")
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(kinds))
+    kib = 0
+    for line in lines:
+        if line.startswith(("RssAnon:", "RssShmem:")):
+            kib += int(line.split()[1])
+    return 1024 * kib

@@ -32,18 +32,18 @@ CODE = re.compile(r"[<|\\]|\dpx|rgba|^\.\.\.$")  # what has words, but says noth
 NOT_SAID = re.compile(
     r"cases\.draw|check\.check: check |rules\.(Rules|_over_budget: .*(budget|Network))|"
     r"verdict\.(_draw_again|_wanted)|transit\.Transit|watch\.(_EVENTS|WORDS)|watch\..*: "
-    r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_bar)|event\.KINDS|"
+    r"(random numbers|grad mode)|nccl\.small_shm|live\.(render|Panel|_row|_state|_bar)|"
+    r"event\.KINDS|"
     r"placement\.(place|_notice)|nccl\._settings|"
     r"outcome\.Outcome: \[rank|attempt\..*bytes left out|"
     r"report\..*: data size|notebook\..*Default process|launch\.named|"
-    r"stacks\.(from_dump|THREAD|_of_thread|_RAISED)|"
+    r"stacks\.(STACK|THREAD|_TITLE_END|_RAISED|from_dump|_other_threads)|"
     r".*: in _run_function|worker_group\.WorkerGroup: \{name\}|stack_writer\.|"
-    r"facts\._(there|cell_and_line): , in|"
+    r"facts\._(place|cell_and_line): , in|torch_private\.|"
     r"errors\._LOST|nccl\._MORE|"
-    r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|worker_handle\.MARK|"
+    r"errors\.from_ex(ception: (RuntimeError|connect to)|it: Fatal)|echoes\.|captured_output\.|"
     r"reasons\.(_UNKNOWN|of_start: temporary|of_failure: Unable)|"
-    r"worker_handle\.WorkerHandle: .*left out|"
-    r"compare\.brief: item|check\._told: (\{were|would)|attempt\.attempt: \(more|"
+    r"compare\.brief: item|check\._message: (\{were|would)|attempt\.attempt: \(more|"
     r"rules\._(ARRIVED|BUFFERS)|cells\.(?!cut_solution: about)"
 )
 # Templates of one word, or of none, in which others stand together.
@@ -51,17 +51,20 @@ SHORT = {
     "passed", "wrong", "rank", "given", "wanted", "got", "It", "once", "twice", "running",
     "received", "sent", "receive", "send", "from", "to", "receives", "sends",
     "dtype", "shape", "layout", "{kind}{size}{root}", "{head}{data}{root}{queued}",
-    ", {content}", "{content}{there}",
+    ", {content}", "{content}{place}",
     "{ranks_named}: {row}", "({where})", "{SIGNS_self_state} {state}: {name}{where}",
-    "{SIGNS_own_state} {own_name}: {own_state}", "{many}, {self_runs_number}", "{place}: {code}",
-    "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{there}", "({call_place})",
+    "{SIGNS_outcome_state} {outcome_name}: {outcome_state}", "{many}, {self_runs_number}",
+    "{place}: {code}",
+    "{frame_place}: {frame_code}", "{call_kind}, {content}", "{call_kind}{place}", "({place})",
+    "({call_place})",
     "({ranks_named})", "{type_error___name}: {words}", "{counts} ({no_gpu})",
 }  # fmt: skip
 # Where a template is a whole line of a message though it is no sentence.
 LINES = re.compile(
-    r"errors\.(worker_|_about|_details|Failure: \{frame)|stacks\.Frame: .*line|report\._rows|"
+    r"errors\.(worker_|_about|_details|_what_led|Failure: \{frame)|"
+    r"stacks\.Frame: .*line|report\._rows|"
     r"placement\._refuse: (backend|device|NCCL)|verdict\._judge_run: [A-Z]|"
-    r"whereabouts\.told: \{head|check\._outcome|notebook\._misfit: \{what"
+    r"whereabouts\.described: \{head|check\._outcome|notebook\._misfit: \{problem"
 )
 
 
@@ -165,7 +168,7 @@ def _numbered(text: str) -> str:
 
 
 def templates(root: Path) -> dict[str, dict[str, str]]:
-    """By template where it is said, such as `facts._uneven`, and as what: a sentence, or a line."""
+    """By template where it is said, such as `facts._times`, and as what: a sentence, or a line."""
     found: dict[str, dict[str, str]] = {}
     for path in sorted({path for glob in FILES for path in root.glob(glob)}):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).resolve().parents[1]
+from course_tools import ROOT  # which imports nothing else
+
 WELL, MISSING, WRONG = "✓", "!", "✗"
 MB, GB = 1 << 20, 1 << 30
 EXTRAS = {"keras": "chapter 10", "ray": "half of chapter 09", "nbgrader": "grading by nbgrader"}
@@ -276,7 +277,7 @@ ALL: tuple[Callable[[Path], Iterator[Line]], ...] = (
 )  # fmt: skip
 
 
-def main(root: Path = HERE) -> int:
+def main(root: Path = ROOT) -> int:
     """Print what was found; returns 1 if anything has to be mended."""
     found = []
     for look in ALL:

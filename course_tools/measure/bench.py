@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from course_tools import ROOT
 from course_utils import Network, launch
-from course_utils.devices import fork
+from course_utils.devices import prepare
 from course_utils.network.trace import Trace
 from course_utils.record.event import Event
 
@@ -129,7 +129,7 @@ def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
 
     No launch enlarges pages in this process: a bare fork costs what it costs without the course.
     """
-    fork._WORTH_IT = sys.maxsize
+    prepare._WORTH_IT = sys.maxsize
     return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))
 
 

@@ -1,7 +1,7 @@
 """Builds the notebooks from their sources, checks them, and takes edits made in JupyterLab back.
 
     python -m course_tools.notebooks.build                 build everything
-    python -m course_tools.notebooks.build 03_name         build one chapter (and the lab of that name)
+    python -m course_tools.notebooks.build 03_name         build one chapter and its lab
     python -m course_tools.notebooks.build --check         what is not as its source says?
     python -m course_tools.notebooks.build --take 03_name  write an edited notebook back
 
@@ -28,7 +28,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from course_tools import ROOT
 from course_tools.notebooks.cells import (
     ANSI,
     METADATA,
@@ -48,7 +49,6 @@ from course_tools.notebooks.cells import (
     tidy,
     write_percent,
 )
-from course_tools import ROOT
 
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # of a terminal: Ctrl-C, or it is closed
 
@@ -61,22 +61,28 @@ class Target(NamedTuple):
     cut: bool
 
 
-def targets(root: Path, names: Iterable[str] = ()) -> list[Target]:
+def targets(root: Path, names: Sequence[str] = ()) -> list[Target]:
     """Returns the notebooks of all sources, or of those named by slug (`00_start_here`, `00`)."""
-    found = [
-        Target(source, root / folder / f"{source.stem}.ipynb", folder == "exercises")
-        for kind, folders in (("lessons", ["notebooks"]), ("labs", ["exercises", "solutions"]))
-        for source in sorted((root / "source" / kind).glob("[0-9]*_*.py"))
-        for folder in folders
-    ]
-    challenge = Target(root / "source/challenge.py", root / "exercises/challenge.ipynb", False)
-    found += [challenge] * challenge.source.exists()
-    named = {n: [t for t in found if f"{t.built.stem}_".startswith(f"{n}_")] for n in names}
-    for name, matches in named.items():
+    known = list(_all_targets(root))
+    chosen = []
+    for name in names:
+        matches = [target for target in known if f"{target.built.stem}_".startswith(f"{name}_")]
         if not matches:
-            known = ", ".join(sorted({target.built.stem for target in found})) or "none yet"
-            raise BuildError(f"no source is called {name}; there are: {known}")
-    return [target for matches in named.values() for target in matches] if named else found
+            slugs = ", ".join(sorted({target.built.stem for target in known})) or "none yet"
+            raise BuildError(f"no source is called {name}; there are: {slugs}")
+        chosen += matches
+    return chosen if names else known
+
+
+def _all_targets(root: Path) -> Iterator[Target]:
+    for source in sorted((root / "source/lessons").glob("[0-9]*_*.py")):
+        yield Target(source, root / "notebooks" / f"{source.stem}.ipynb", cut=False)
+    for source in sorted((root / "source/labs").glob("[0-9]*_*.py")):
+        yield Target(source, root / "exercises" / f"{source.stem}.ipynb", cut=True)
+        yield Target(source, root / "solutions" / f"{source.stem}.ipynb", cut=False)
+    challenge = root / "source/challenge.py"
+    if challenge.exists():
+        yield Target(challenge, root / "exercises/challenge.ipynb", cut=False)
 
 
 def plan(target: Target) -> NotebookNode:
@@ -92,10 +98,12 @@ class Client(NotebookClient):
     @contextlib.asynccontextmanager
     async def async_setup_kernel(self, **options: Any) -> AsyncIterator[None]:
         """As nbclient's, whose own handlers would leave an error that says nothing of a signal."""
-        loop, execution = asyncio.get_running_loop(), asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        execution = asyncio.current_task()
 
         def interrupt() -> None:
-            self.interrupted, self.shutdown_kernel = True, "immediate"
+            self.interrupted = True
+            self.shutdown_kernel = "immediate"
             execution.cancel()
 
         async with super().async_setup_kernel(**options):
@@ -139,8 +147,9 @@ def build(target: Target, root: Path) -> None:
     target.built.parent.mkdir(parents=True, exist_ok=True)
     execute(notebook, target.built.parent)
     notebook = tidy(notebook)
-    if found := list(dict.fromkeys(faults(notebook, root))):
-        raise BuildError("\n".join(found))
+    problems = list(dict.fromkeys(faults(notebook, root)))
+    if problems:
+        raise BuildError("\n".join(problems))
     target.built.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
 
@@ -150,31 +159,45 @@ def _refuse_to_replace(built: NotebookNode, planned: NotebookNode) -> None:
     A cell's id is the hash of the text that was built, so an edited cell no longer has its own.
     """
     written = compose(built.cells)
-    if list(differences(planned, written)):
-        for number, (cell, now) in enumerate(zip(built.cells, written.cells, strict=True)):
-            if cell.id != now.id:
-                what = f"cell {number} was edited by hand, and a build would replace it"
-                raise BuildError(f"{what}: take it into the source (--take), or move the file away")
+    if not list(differences(planned, written)):
+        return
+    for number, (cell, anew) in enumerate(zip(built.cells, written.cells, strict=True)):
+        if cell.id != anew.id:
+            edited = f"cell {number} was edited by hand, and a build would replace it"
+            raise BuildError(f"{edited}: take it into the source (--take), or move the file away")
 
 
-def check(root: Path, names: Iterable[str] = ()) -> list[str]:
+def check(root: Path, names: Sequence[str] = ()) -> list[str]:
     """Returns a line for everything about the built notebooks that is not as the sources say."""
-    problems, wanted = [], targets(root, names)
+    problems = []
+    wanted = targets(root, names)
     for target in wanted:
-        where = target.built.relative_to(root)
-        if not target.built.exists():
-            problems.append(f"{where}: missing")
-            continue
-        built = nbformat.read(target.built, as_version=4)
-        found = [*differences(plan(target), built), *faults(built, root)]
-        built.metadata |= METADATA  # JupyterLab adds to these two when a notebook is opened
-        if not found and nbformat.writes(built) != nbformat.writes(tidy(built)):
-            found = ["was saved by an editor (timings, widget state, metadata)"]
-        problems += [f"{where}: {problem}" for problem in dict.fromkeys(found)]
-    folders = () if names else ("notebooks", "exercises", "solutions")
-    there = {path for folder in folders for path in (root / folder).glob("*.ipynb")}
-    orphans = sorted(there - {target.built for target in wanted})
-    return problems + [f"{path.relative_to(root)}: orphaned, it has no source" for path in orphans]
+        place = target.built.relative_to(root)
+        problems += [f"{place}: {problem}" for problem in _drift(target, root)]
+    if not names:
+        problems += _orphans(root, {target.built for target in wanted})
+    return problems
+
+
+def _drift(target: Target, root: Path) -> list[str]:
+    """What is not as the source says about one notebook, each problem once."""
+    if not target.built.exists():
+        return ["missing"]
+    built = nbformat.read(target.built, as_version=4)
+    problems = [*differences(plan(target), built), *faults(built, root)]
+    built.metadata |= METADATA  # JupyterLab adds to these two when a notebook is opened
+    if not problems and nbformat.writes(built) != nbformat.writes(tidy(built)):
+        problems = ["was saved by an editor (timings, widget state, metadata)"]
+    return list(dict.fromkeys(problems))
+
+
+def _orphans(root: Path, wanted: set[Path]) -> list[str]:
+    """Notebooks that no source wants."""
+    there: set[Path] = set()
+    for folder in ("notebooks", "exercises", "solutions"):
+        there.update((root / folder).glob("*.ipynb"))
+    orphans = sorted(there - wanted)
+    return [f"{path.relative_to(root)}: orphaned, it has no source" for path in orphans]
 
 
 def take(target: Target) -> bool:
@@ -191,9 +214,10 @@ def report(problems: list[str]) -> int:
     print("\n".join(problems) or "every notebook is what its source says")
     if problems:
         print("\nedited a source?     make notebooks only=NAME")
-        print("edited a notebook?   .venv/bin/python -m course_tools.notebooks.build --take NAME, then as above")
+        take = ".venv/bin/python -m course_tools.notebooks.build --take NAME"
+        print(f"edited a notebook?   {take}, then as above")
         print("orphaned?            delete the notebook, or give it its source back")
-    return int(bool(problems))
+    return 1 if problems else 0
 
 
 def run(args: argparse.Namespace, root: Path) -> int:
@@ -203,15 +227,16 @@ def run(args: argparse.Namespace, root: Path) -> int:
     if args.take and not args.names:
         raise BuildError("--take needs the name of a chapter, such as 00_start_here")
     for target in targets(root, args.names):
-        where, source = target.built.relative_to(root), target.source.relative_to(root)
+        built, source = target.built.relative_to(root), target.source.relative_to(root)
         try:
             if not args.take:
-                print(f"{source} -> {where}", flush=True)
+                print(f"{source} -> {built}", flush=True)
                 build(target, root)
             elif not target.cut:
-                print(f"{source}: {'taken from' if take(target) else 'says already'} {where}")
+                has_changed = take(target)
+                print(f"{source}: {'taken from' if has_changed else 'says already'} {built}")
         except BuildError as error:
-            raise BuildError(f"{where}: {error}") from None
+            raise BuildError(f"{built}: {error}") from None
     return 0
 
 

@@ -50,7 +50,8 @@ def write_percent(notebook: NotebookNode) -> str:
     filters = {"notebook_metadata_filter": "-all", "cell_metadata_filter": ",".join(KEPT) + ",-all"}
     bare = nbformat.v4.new_notebook(cells=notebook.cells, metadata={"jupytext": filters})
     text = jupytext.writes(bare, fmt="py:percent")
-    if lost := list(differences(notebook, read_percent(text))):
+    lost = list(differences(notebook, read_percent(text)))
+    if lost:
         raise BuildError("percent text cannot hold this notebook: " + "; ".join(lost))
     return text
 
@@ -147,20 +148,25 @@ def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
 
 def essence(cell: NotebookNode) -> dict[str, Any]:
     """Returns what a source says of a cell, by name."""
-    meta = {key: cell.metadata.get(key) for key in KEPT[1:]}
     return {
-        "type": cell.cell_type, "text": cell.source, "tags": cell.metadata.get("tags", []),
-        "metadata": meta, "attachments": cell.get("attachments", {}), "id": cell.id,
-    }  # fmt: skip
+        "type": cell.cell_type,
+        "text": cell.source,
+        "tags": cell.metadata.get("tags", []),
+        "metadata": {key: cell.metadata.get(key) for key in KEPT[1:]},
+        "attachments": cell.get("attachments", {}),
+        "id": cell.id,
+    }
 
 
 def differences(wanted: NotebookNode, got: NotebookNode) -> Iterator[str]:
     """Yields in what cells of `got` are not those of `wanted`."""
-    if len(wanted.cells) != len(got.cells):
+    is_longer_or_shorter = len(wanted.cells) != len(got.cells)
+    if is_longer_or_shorter:
         yield f"has {len(got.cells)} cells, its source {len(wanted.cells)}"
-    for number, (one, other) in enumerate(zip(wanted.cells, got.cells, strict=False)):
-        mine, theirs = essence(one), essence(other)
-        if parts := [part for part in mine if mine[part] != theirs[part]]:
+    for number, (cell, built) in enumerate(zip(wanted.cells, got.cells, strict=False)):
+        planned, present = essence(cell), essence(built)
+        parts = [part for part in planned if planned[part] != present[part]]
+        if parts:
             yield f"cell {number} differs from its source in: {', '.join(parts)}"
-            if len(wanted.cells) != len(got.cells):
+            if is_longer_or_shorter:
                 return  # the cells that follow have only moved

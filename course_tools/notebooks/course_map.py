@@ -1,7 +1,7 @@
 """Writes the course map, notebooks/README.md, from the notebooks themselves.
 
     python -m course_tools.notebooks.course_map            write it
-    python -m course_tools.notebooks.course_map --check    is it what the notebooks say? changes nothing
+    python -m course_tools.notebooks.course_map --check    is it what the notebooks say?
 
 Question, minutes and hardware of a chapter come from its first cell. `source/articles.toml` names
 what the articles teach; a cell that does it carries the tag `row-ID`.
@@ -20,8 +20,13 @@ from typing import NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
+
 from course_tools import ROOT
 
+MADE_BY = (
+    "<!-- Made by course_tools.notebooks.course_map of the notebooks and of "
+    "source/articles.toml. -->"
+)
 # Rows of four: in one row of twelve nobody could read a name.
 WAY = """\
 ```mermaid
@@ -234,7 +239,7 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
     say = tongue.say
     parts = [
         say("# The way through the course"),
-        "<!-- Made by course_tools.notebooks.course_map of the notebooks and of source/articles.toml. -->",
+        MADE_BY,
         say(
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "

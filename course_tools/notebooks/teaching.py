@@ -18,12 +18,14 @@ from typing import NamedTuple
 import nbformat
 from nbformat import NotebookNode
 
+from course_tools import ROOT
 from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import questions
-from course_tools import ROOT
 
 LEAST, MOST = 0.1, 0.4  # of a session, for talk
-DONE = "<!-- Made by course_tools.notebooks.teaching of the notebooks and of teaching/plans.toml. -->"
+DONE = (
+    "<!-- Made by course_tools.notebooks.teaching of the notebooks and of teaching/plans.toml. -->"
+)
 
 
 class Part(NamedTuple):

@@ -22,7 +22,7 @@ from course_tools import ROOT
 from course_utils import Network
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import rounded
-from course_utils.record.event import ASIDE, Event
+from course_utils.record.event import USER_THREAD, Event
 
 SITE = ROOT / "source/site"
 KEPT = ("kind", "bytes", "peer", "tag", "root", "op", "group", "group_name", "blocking", "parts")
@@ -86,12 +86,12 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> di
     for rank in range(trace.world_size):
         own = trace.of_rank(rank)
         at = {event.index: place for place, event in enumerate(own)}
-        moments = sorted({t for e in own if e.flags & ASIDE for t in (e.start_s, e.end_s)})
+        moments = sorted({t for e in own if e.flags & USER_THREAD for t in (e.start_s, e.end_s)})
         ranks.append([])
         for place, event in enumerate(own):
             told = _told(event, place, at)
-            if event.flags & ASIDE:  # their order counts, and nothing else
-                told |= {"flags": ASIDE, "start_s": float(moments.index(event.start_s))}
+            if event.flags & USER_THREAD:  # their order counts, and nothing else
+                told |= {"flags": USER_THREAD, "start_s": float(moments.index(event.start_s))}
                 told["end_s"] = float(moments.index(event.end_s))
             ranks[-1].append(calls.setdefault(json.dumps(told), len(calls)))
     found: dict[str, Any] = {"calls": list(map(json.loads, calls)), "ranks": ranks}

@@ -1,7 +1,7 @@
 """What CUDA's driver says of this machine's GPUs, asked in a process of its own.
 
-A kernel that asked it itself would start CUDA, and then no rank could use CUDA any more. NVML can
-be asked without harm, but it counts GPUs that the driver refuses, and does not count MIG slices.
+If a kernel asked the driver itself, it would start CUDA, and then no rank could use CUDA any more.
+NVML can be asked without harm, but it counts GPUs that the driver refuses, and no MIG slices.
 """
 
 import ctypes
@@ -18,28 +18,29 @@ _PATIENCE_S = 60  # a machine with eight GPUs takes some seconds
 
 @dataclass(frozen=True)
 class Gpus:
-    """By number the names of the GPUs that CUDA leaves to this process."""
+    """The GPUs that CUDA leaves to this process."""
 
-    names: tuple[str, ...] = ()
-    refusal: str = ""  # why it can use none, where one is there
+    names: tuple[str, ...] = ()  # by number
+    refusal: str = ""  # why it can use none, if one is there
 
 
 def usable_gpus() -> Gpus:
     """Those that torch can use, or why it cannot; this process stays without CUDA."""
-    import torch  # the process that asks the driver does without
+    import torch  # here, since the process that asks the driver does without
 
     if torch.version.cuda is None:
         return Gpus()
-    names, version, refusal = _told(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    knows, built_for = version // 1000, int(torch.version.cuda.split(".")[0])
+    names, version, refusal = _driver_answer(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    knows = version // 1000
+    built_for = int(torch.version.cuda.split(".")[0])
     if names and knows < built_for:
         refusal = f"its driver knows CUDA {knows}, this torch needs CUDA {built_for}: update it"
     return Gpus((), refusal) if refusal else Gpus(tuple(names))
 
 
 @functools.cache
-def _told(visible: str | None) -> tuple[list[str], int, str]:
-    """Names, CUDA's version times 1,000 and a refusal, once for what is visible in a kernel."""
+def _driver_answer(visible: str | None) -> tuple[list[str], int, str]:
+    """Names, CUDA's version times 1,000, refusal; asked once in a kernel for each `visible`."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", __file__], capture_output=True, text=True, timeout=_PATIENCE_S
@@ -52,24 +53,36 @@ def _told(visible: str | None) -> tuple[list[str], int, str]:
 
 
 def _ask() -> tuple[list[str], int, str]:
-    """Start the driver, here and now; where there is none there is nothing to tell."""
+    """Start the driver in this process, and ask it; without a driver there is nothing to tell."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return [], 0, ""
-    number, word, name = ctypes.c_int(), ctypes.c_char_p(), ctypes.create_string_buffer(256)
-    if (status := cuda.cuInit(0)) not in (_SUCCESS, _NO_DEVICE):
+    status = cuda.cuInit(0)
+    if status not in (_SUCCESS, _NO_DEVICE):
+        word = ctypes.c_char_p()
         cuda.cuGetErrorString(status, ctypes.byref(word))
-        return [], 0, f"{(word.value or b'unknown error').decode()} (CUDA error {status})"
+        reason = (word.value or b"unknown error").decode()
+        return [], 0, f"{reason} (CUDA error {status})"
+    names = _names(cuda) if status == _SUCCESS else []
+    version = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    return names, version.value, ""
+
+
+def _names(cuda: ctypes.CDLL) -> list[str]:
+    """The names of all GPUs, by number."""
+    count = ctypes.c_int()
+    if cuda.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
+        return []
     names = []
-    if status == _SUCCESS and cuda.cuDeviceGetCount(ctypes.byref(number)) == _SUCCESS:
-        for index in range(number.value):
-            device = ctypes.c_int()
-            cuda.cuDeviceGet(ctypes.byref(device), index)
-            cuda.cuDeviceGetName(name, len(name), device)
-            names.append(name.value.decode(errors="replace"))
-    cuda.cuDriverGetVersion(ctypes.byref(number))
-    return names, number.value, ""
+    for number in range(count.value):
+        device = ctypes.c_int()
+        name = ctypes.create_string_buffer(256)
+        cuda.cuDeviceGet(ctypes.byref(device), number)
+        cuda.cuDeviceGetName(name, len(name), device)
+        names.append(name.value.decode(errors="replace"))
+    return names
 
 
 if __name__ == "__main__":

@@ -27,28 +27,32 @@ class Hardware:
     refusal: str = ""  # why CUDA cannot use a GPU that is there
 
     def __repr__(self) -> str:
+        lines = [self._cores(), self._memory(), self._gpus(), self._software()]
+        return "\n".join(lines)
+
+    def _cores(self) -> str:
         n = self.cores
-        cores = f"{n} cores: {n} ranks run at the same time; more ranks take turns"
         if n == 1:
-            cores = "1 core: ranks take turns; results are right, but nothing gets faster"
+            return "1 core: ranks take turns; results are right, but nothing gets faster"
+        return f"{n} cores: {n} ranks run at the same time; more ranks take turns"
+
+    def _memory(self) -> str:
         memory = f"{_size(self.memory_bytes)} of memory"
-        if self.shm_bytes is not None:
-            small = ": enough for launch, too small for DataLoader workers"
-            memory += f", /dev/shm {_size(self.shm_bytes)}{small * (self.shm_bytes < 2**27)}"
-        built = [name for name, there in (("gloo", self.gloo), ("NCCL", self.nccl)) if there]
-        names, version = " and ".join(built) or "no backend", torch.__version__.split("+")[0]
-        gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-        python = f"{platform.python_version()} ({'threads share the GIL' if gil else 'no GIL'})"
-        software = f"Python {python}, torch {version} with {names} built in"
-        return "\n".join([cores, memory, self._gpus(), software])
+        if self.shm_bytes is None:
+            return memory
+        shm = f"/dev/shm {_size(self.shm_bytes)}"
+        if self.shm_bytes < 2**27:
+            shm += ": enough for launch, too small for DataLoader workers"
+        return f"{memory}, {shm}"
 
     def _gpus(self) -> str:
         count, gloo = len(self.gpus), "launch uses gloo on the CPU"
         if not count:
             why = f"a GPU that CUDA cannot use ({self.refusal})" if self.refusal else "no GPU"
             return f"{why}: {gloo}"
-        text = f"{count} GPU{'s' * (count > 1)} ({', '.join(sorted(set(self.gpus)))})"
-        if " MIG " in self.gpus[0]:  # of more the driver shows a process the first one only
+        text = "1 GPU" if count == 1 else f"{count} GPUs"
+        text += f" ({', '.join(sorted(set(self.gpus)))})"
+        if " MIG " in self.gpus[0]:  # of several slices, the driver shows a process the first one
             text = f"1 slice of a GPU ({self.gpus[0]}), more of which no process can use"
         if not self.nccl:
             return f"{text}, but this torch has no NCCL: {gloo}"
@@ -56,37 +60,55 @@ class Hardware:
             return f"{text}: {gloo}, and the GPU where you say device='cuda'"
         return f"{text}: launch uses NCCL for up to {count} ranks, gloo on the CPU for more"
 
+    def _software(self) -> str:
+        has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()  # from Python 3.13 on
+        threads = "threads share the GIL" if has_gil else "no GIL"
+        python = f"{platform.python_version()} ({threads})"
+        backends = []
+        if self.gloo:
+            backends.append("gloo")
+        if self.nccl:
+            backends.append("NCCL")
+        names = " and ".join(backends) or "no backend"
+        version = torch.__version__.split("+")[0]
+        return f"Python {python}, torch {version} with {names} built in"
+
 
 def hardware() -> Hardware:
     """Read what this machine leaves to this process, without touching CUDA.
 
-    Cores are those of its affinity and its container's quota, memory is in bytes by its container's
-    limit, and GPUs are the names of those that CUDA_VISIBLE_DEVICES leaves and the driver accepts.
+    Cores are those of the process's affinity and its container's quota. Memory is in bytes, by its
+    container's limit. GPUs are the names of those that CUDA_VISIBLE_DEVICES leaves and the driver
+    accepts.
     """
     quota, limit = _container_limits()
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # macOS has no affinity.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # macOS has no affinity
+        cores = len(os.sched_getaffinity(0))
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = usable_gpus()
     return Hardware(
         cores=max(1, int(min(cores, quota))),
-        memory_bytes=int(min(physical, limit)),
+        memory_bytes=int(min(memory_bytes, limit)),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
-        gpus=(found := usable_gpus()).names,
+        gpus=gpus.names,
         gloo=dist.is_gloo_available(),
         nccl=dist.is_nccl_available(),
-        refusal=found.refusal,
+        refusal=gpus.refusal,
     )
 
 
 def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
     """Cores and bytes that a container leaves (Linux control groups v2), infinite without one."""
     try:
-        quota, period = (group / "cpu.max").read_text().replace("max", "inf").split()
-        limit = (group / "memory.max").read_text().replace("max", "inf")
-        return float(quota) / int(period), float(limit)
+        cpu, memory = (group / "cpu.max").read_text(), (group / "memory.max").read_text()
+        quota, period = cpu.replace("max", "inf").split()
+        return float(quota) / int(period), float(memory.replace("max", "inf"))
     except (OSError, ValueError):
         return math.inf, math.inf
 
 
 def _size(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.0f} GiB"
+    if count < 2**30:
+        return f"{count / 2**20:.0f} MiB"
+    return f"{count / 2**30:.0f} GiB"

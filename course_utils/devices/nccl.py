@@ -1,4 +1,4 @@
-"""NCCL's own troubles: looked for before they cost an hour, and its words put plainly."""
+"""Trouble with NCCL: found before it costs an hour, and its words put plainly."""
 
 import os
 import re
@@ -12,18 +12,16 @@ from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
 
 _PROBE_S = 60.0  # eight GPUs need some ten seconds to find each other
-_SHM = 1 << 27  # bytes; a container's default of 64 MiB is too little (NVIDIA/nccl#342)
+_SHM_BYTES = 1 << 27  # a container's default of 64 MiB is too little (NVIDIA/nccl#342)
 _MORE = "os.environ['NCCL_DEBUG'] = 'INFO' in a cell before the launch shows more"
-# So many ranks have added up a number in this kernel, by what NCCL was told for it.
+# By settings, how many ranks have added up a number in this kernel.
 _most_ranks: dict[frozenset, int] = {}
-
-
 _SHM_IS_FULL = """/dev/shm is too small or full. Start the container with --shm-size=1g or \
 --ipc=host, or have NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"""
 _FORKED = "initialize CUDA in forked subprocess"
-# What words of NCCL, torch or CUDA mean, the special before the general. The words are literally
-# those of the pinned libraries: tests/devices/test_nccl.py looks each one up there, so a newer
-# NCCL that says it differently turns that test red.
+# What words of NCCL, torch or CUDA mean, the special before the general. They are the very words of
+# the pinned libraries: tests/devices/test_nccl.py looks each of them up there, so that it turns red
+# when a newer NCCL says it differently.
 MEANINGS = {
     "Multiple Ranks are using the same GPU/Partition": "two ranks use one GPU. Each rank's own is "
     "torch.device('cuda', int(os.environ['LOCAL_RANK'])). To share one on purpose use "
@@ -51,25 +49,27 @@ MEANINGS = {
 
 
 def explain(error: WorkerError) -> None:
-    """Give the error the reason that NCCL's or CUDA's words have, if they are among its own."""
+    """Give an error its likely reason, if NCCL's or CUDA's words are in it or in the output."""
     if error.rank is None:
         return
-    words = error.failures[0].headline + error.output[error.rank]
+    headline = error.failures[0].headline
+    words = headline + error.output[error.rank]
     if not re.search("nccl|cuda|device type", words, re.IGNORECASE):
         return
     for known, meaning in MEANINGS.items():
-        if known == _FORKED and _FORKED in error.failures[0].headline and error.parts[1]:
-            continue  # the place of the failure has told more than the words
+        if known == _FORKED and _FORKED in headline and error.parts[1]:
+            continue  # the reason is there already, and the failure's place tells more than words
         if known in words:
             error.parts[1] = f"Likely reason: {meaning}."
             return
 
 
 def small_shm() -> str:
-    """A line about shared memory that is too small for NCCL, where it is."""
+    """Say that shared memory is too small for NCCL, or nothing."""
     if not os.path.isdir("/dev/shm") or os.environ.get("NCCL_SHM_DISABLE") == "1":
         return ""
-    if (free := shutil.disk_usage("/dev/shm").free) >= _SHM:
+    free = shutil.disk_usage("/dev/shm").free
+    if free >= _SHM_BYTES:
         return ""
     return f"""launch: /dev/shm has {free / 2**20:.0f} MiB left, and NCCL takes some 10 MB of it \
 for each connection. If it fails, start the container with --shm-size=1g or --ipc=host."""
@@ -78,8 +78,8 @@ for each connection. If it fails, start the container with --shm-size=1g or --ip
 def share_one_gpu() -> None:
     """In a rank, before it joins: let NCCL accept that several ranks use one GPU.
 
-    NCCL's kernels wait for each other, so those of both ranks must fit on the GPU at once: each
-    gets few blocks (CTAs). What the learner set wins.
+    NCCL's kernels wait for each other, so those of all ranks must fit on the GPU at once: each rank
+    gets few blocks (CTAs). What the learner has set stays.
     """
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     os.environ.setdefault("NCCL_MAX_CTAS", "4")
@@ -88,15 +88,15 @@ def share_one_gpu() -> None:
 def probe(world_size: int, backend: str, listeners: list[Listener], shared: bool = False) -> None:
     """Have the GPUs add up one number, unless they have done so in this kernel.
 
-    They are asked again once NCCL was told something else, or other GPUs are visible. Where
-    peer-to-peer is broken this hangs, also where the driver calls it fine (NVIDIA/nccl#2079);
-    better here than somewhere in a learner's training.
+    They do so again once NCCL has other settings, or other GPUs are visible. If peer-to-peer is
+    broken this hangs, even if the driver calls it fine (NVIDIA/nccl#2079); better here than
+    somewhere in a learner's training.
 
     Args:
-        world_size: how many ranks.
-        backend: as the launch will have it.
-        listeners: those of the launch that give each rank its device.
-        shared: whether several ranks use one GPU.
+        world_size: How many ranks.
+        backend: As the launch will have it.
+        listeners: Those of the launch that give each rank its device.
+        shared: Whether several ranks use one GPU.
 
     Raises:
         RuntimeError: They could not; the message says what to try.
@@ -106,9 +106,9 @@ def probe(world_size: int, backend: str, listeners: list[Listener], shared: bool
     settings = _settings(shared)
     if world_size <= _most_ranks.get(settings, 0):
         return
-    how = {"world_size": world_size, "backend": backend, "listeners": listeners}
+    options = {"world_size": world_size, "backend": backend, "listeners": listeners}
     try:
-        launch(_add_up, timeout=_PROBE_S, **how)
+        launch(_add_up, timeout=_PROBE_S, **options)
     except WorkerTimeout:
         raise RuntimeError(
             f"{world_size} ranks could not add up one number by NCCL within {_PROBE_S:g} seconds; "
@@ -124,7 +124,7 @@ def probe(world_size: int, backend: str, listeners: list[Listener], shared: bool
 
 
 def _settings(shared: bool) -> frozenset:
-    """All that a success depends on: the environment's words to NCCL, and which GPUs it sees."""
+    """All that a success depends on: NCCL's settings in the environment, and the visible GPUs."""
     settings = {("shared", str(shared))}
     for name, value in os.environ.items():
         if name.startswith("NCCL_") or name == "CUDA_VISIBLE_DEVICES":
@@ -133,6 +133,7 @@ def _settings(shared: bool) -> frozenset:
 
 
 def _way_on(shared: bool) -> str:
+    """What to try when the GPUs have not added up a number in time."""
     if shared:
         return (
             "Sharing a GPU is experimental in NCCL. Use launch(..., device='cuda'): then ranks "

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from course_utils.devices.driver import usable_gpus
+from course_utils.launcher import torch_private
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,10 @@ class Placement:
     """What the ranks of one launch get."""
 
     backend: str | None = "gloo"  # for `init_process_group`; None: the learner makes the group
-    # By global rank "cpu" or "cuda:K", of the GPUs that the rank sees; empty for the CPU alone.
+    # By global rank "cpu" or "cuda:K", K among the GPUs that the rank sees. Empty: all on the CPU.
     devices: tuple[str, ...] = ()
-    notice: str = ""  # one line that says what was chosen; empty when the caller chose all of it
-    visible: tuple[str, ...] = ()  # likewise CUDA_VISIBLE_DEVICES; empty where it stays as it is
+    notice: str = ""  # one line that says what was chosen; empty if the caller chose all of it
+    visible: tuple[str, ...] = ()  # by global rank CUDA_VISIBLE_DEVICES; empty if it stays as it is
     shares_by_nccl: bool = False  # several ranks use one GPU under NCCL
 
     @property
@@ -42,11 +42,11 @@ def place(
 ) -> Placement:
     """Choose the backend and the devices from the options of `launch`; ranks share this machine.
 
-    By default ranks run on GPUs where there are at least two and one for each rank. A machine with
-    one GPU runs them on the CPU, one rank as well as two: their times can be compared then.
+    By default ranks run on GPUs if there are at least two, and one for each rank. On a machine with
+    one GPU they run on the CPU, one rank as well as two, so that their times can be compared.
 
-    Each of several nodes sees the GPUs of its own ranks alone. So `cuda:{LOCAL_RANK}` is the
-    rank's own as on real nodes, for the learner and for torch, which takes it for NCCL.
+    If there are several nodes, each sees only the GPUs of its ranks. So `cuda:{LOCAL_RANK}` is the
+    rank's own GPU as on real nodes, for the learner and for torch, which uses it for NCCL.
 
     Raises:
         ValueError: The choice is unknown, or this machine or this torch cannot do it.
@@ -61,8 +61,9 @@ def place(
     else:
         on_gpu = device == "cuda" or backend == "nccl"
     if on_gpu:
-        numbers = torch.cuda._parse_visible_devices()[:count]
-        devices, visible = _share_out(numbers, world_size, nodes)
+        visible_gpus = torch_private.find("torch.cuda:_parse_visible_devices")
+        gpus = list(range(count)) if visible_gpus is None else visible_gpus()[:count]
+        devices, visible = _share_out(gpus, world_size, nodes)
     else:
         devices, visible = ("cpu",) * world_size, ()
     if backend == "nccl" and world_size > count:
@@ -88,14 +89,14 @@ def _notice_of_cpu(device: str, world_size: int, count: int) -> str:
         return "launch: gloo on the CPU (this torch has no NCCL; device='cuda' uses GPUs by gloo)"
     ways = "device='cuda' uses it"
     if world_size > 1:
-        it = "it" if count == 1 else "them"
-        ways = f"device='cuda' shares {it} by gloo, backend='nccl', share_gpus=True by NCCL"
+        gpus = "it" if count == 1 else "them"
+        ways = f"device='cuda' shares {gpus} by gloo, backend='nccl', share_gpus=True by NCCL"
     return f"launch: gloo on the CPU ({_counts(world_size, count)}; {ways})"
 
 
 def _notice_of_sharing(world_size: int, count: int) -> str:
-    what = f"launch: NCCL, {_counts(world_size, count)}"
-    return f"{what}: sharing a GPU is experimental in NCCL, for about two ranks, and may hang"
+    choice = f"launch: NCCL, {_counts(world_size, count)}"
+    return f"{choice}: sharing a GPU is experimental in NCCL, for about two ranks, and may hang"
 
 
 def _no_gpu() -> str:
@@ -106,23 +107,28 @@ def _no_gpu() -> str:
 def _share_out(
     gpus: list[int] | list[str], world_size: int, nodes: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Each rank's device, and what its node sees of these GPUs, by number or by name."""
-    ranks_per_node = world_size // nodes
+    """Each rank's device, and the CUDA_VISIBLE_DEVICES of its node.
+
+    Args:
+        gpus: Numbers or names of all GPUs.
+        world_size: How many ranks there are.
+        nodes: How many nodes; one sees this machine as it is, with GPUs that no rank gets.
+    """
     gpu_of_rank = [gpus[rank % len(gpus)] for rank in range(world_size)]
-    if nodes == 1:  # this machine as it is, GPUs that no rank gets included
+    if nodes == 1:
         return tuple(f"cuda:{gpus.index(gpu)}" for gpu in gpu_of_rank), ()
+    ranks_per_node = world_size // nodes
     devices, visible = [], []
     for rank, gpu in enumerate(gpu_of_rank):
-        first = rank - rank % ranks_per_node
-        gpus_of_node = list(dict.fromkeys(gpu_of_rank[first : first + ranks_per_node]))
+        first_rank = rank - rank % ranks_per_node
+        gpus_of_ranks = gpu_of_rank[first_rank : first_rank + ranks_per_node]
+        gpus_of_node = list(dict.fromkeys(gpus_of_ranks))  # each once, in their order
         devices.append(f"cuda:{gpus_of_node.index(gpu)}")
         visible.append(",".join(map(str, gpus_of_node)))
     return tuple(devices), tuple(visible)
 
 
-def _refuse(
-    backend: str | None, device: str, world_size: int, gpus: int, share_gpus: bool
-) -> None:
+def _refuse(backend: str | None, device: str, world_size: int, gpus: int, share_gpus: bool) -> None:
     if backend not in ("auto", "gloo", "nccl", None):
         hint = " (MPI is not built into torch's wheels)" if backend == "mpi" else ""
         raise ValueError(f"backend={backend!r}{hint}: choose 'auto', 'gloo', 'nccl' or None")
@@ -130,8 +136,8 @@ def _refuse(
         hint = " (launch gives each rank its own GPU)" if str(device)[:5] == "cuda:" else ""
         raise ValueError(f"device={device!r}{hint}: choose 'auto', 'cpu' or 'cuda'")
     if share_gpus and backend != "nccl":
-        way = "gloo shares GPUs with device='cuda' alone"
-        raise ValueError(f"share_gpus=True is for backend='nccl': {way}")
+        alternative = "gloo shares GPUs with device='cuda' alone"
+        raise ValueError(f"share_gpus=True is for backend='nccl': {alternative}")
     if device == "cuda" and not gpus:
         raise ValueError(f"device='cuda' needs a GPU ({_no_gpu()}); use device='cpu'")
     if backend == "nccl":

@@ -1,8 +1,12 @@
-"""What the rules ask of a hang, section by section: the names that a section's rows use."""
+"""What the rules ask of a wait graph: for each section of their table a dataclass of facts.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+Fields stand in a rule's sentences by their names, such as {waiting} or {call.kind}. A field that
+ends up there as text is text already: "rank 1" or "ranks 0 and 2", for example, and "" for none.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, permutations
-from types import SimpleNamespace as Facts
 
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import (
@@ -15,22 +19,22 @@ from course_utils.hang.whereabouts import (
     of_group,
 )
 from course_utils.launcher.stacks import Frame
-from course_utils.launcher.words import ranks_named as ranks
-from course_utils.launcher.words import were
+from course_utils.launcher.words import ranks_named, were
 from course_utils.record.event import (
     ASYNC,
     BACKWARD,
+    DDP_INIT,
     EVALUATES,
     FORWARD,
     UNFINISHED,
-    WRAPS,
     Event,
     Meeting,
 )
 
-# Of each rank on average: pauses that must be seen, and those that count. A start is slow.
+# Pauses per rank: how many must have been seen, and how many of the last ones count. A start is
+# slow, so the first pauses say nothing.
 _MANY_PAUSES, _LAST_PAUSES = 4, 16
-_HELD = {  # what to try for something that holds a rank by itself
+_ADVICE = {  # by what holds a rank inside its own process
     "a lock": "Nobody opens it: a thread cannot take the same Lock twice, and one that a thread of "
     "the notebook held at launch stays locked in its copies, the ranks.",
     "a queue": "Nobody is at its other end: who was to put something in, or to take it out?",
@@ -47,142 +51,259 @@ _HELD = {  # what to try for something that holds a rank by itself
 }
 _BATCHES = ": as many batches, each with a backward pass"
 _BACKWARDS = ": as many batches, each with a backward pass, and no_sync() for the same ones"
-_SAID: dict[str, Callable[[Event], str]] = {  # how calls that differ are told apart
-    "new_group": lambda call: f"of {ranks(call.group)}",
-    "order": lambda call: f"{call.kind}{_there(call)}",
-    "root": lambda call: f"root {call.root}",
-    "lines": lambda call: f"{content(call)}{_there(call)}",
-}
 
 
-def of_all(graph: WaitGraph) -> Iterator[Facts]:
-    """Whether anything hangs, and whether anybody waits for another rank."""
-    left = [one for one in graph.ranks.values() if one.state != "returned"]
-    held = [one for one in left if one.state == "held"]
-    what, alone = held[0].what if held else None, len(held) == 1
-    silent = [one.rank for one in left if one.state == "silent"]
-    starting = [one.rank for one in left if one.starts]
-    yield Facts(
-        slow=_is_slow(graph), messages=_has_queued_messages(graph), held=held,
-        waiting=any(one.state == "waiting" for one in left),
-        silent=silent and ranks(silent).capitalize(),
-        Starting=starting and were(starting).capitalize(),
-        they="it waits" if len(silent) == 1 else "they wait",
-        who=ranks(one.rank for one in held or left), wait="waits" if alone else "wait",
-        of_its=_of_its(what, alone), what=what, advice=_advice(held),
-    )  # fmt: skip
+@dataclass
+class Overview:
+    """Whether anything hangs, and whether any rank waits for other ranks."""
+
+    is_slow: bool  # the last pause is no longer than one before it, so perhaps nothing hangs
+    some_wait: bool  # for other ranks
+    some_held: bool  # by something of their own processes
+    has_queued_messages: bool  # which may wait for each other on GPUs, where nobody sees it
+    silent: str  # ranks that gave no answer
+    silent_wait: str  # "it waits" or "they wait"
+    starting: str  # such as "ranks 0 and 1 were"
+    busy: str  # the ranks that are held, or else all that have not returned
+    wait: str  # "waits" or "wait"
+    holder: str | None  # what holds the first of them
+    of_its: str  # where that is: " of its own process"
+    advice: str
 
 
-def _of_its(what: str | None, alone: bool = True) -> str:
-    """Where that is which holds a rank."""
-    if what == "a file lock":
-        return ""
-    return f" of {'its' if alone else 'their'} own process"
+def overview(graph: WaitGraph) -> list[Overview]:
+    """These facts, for any graph."""
+    held = _in_state(graph, "held")
+    silent = _in_state(graph, "silent")
+    waiting = _in_state(graph, "waiting")
+    left = held + silent + waiting + _in_state(graph, "running")
+    starting = [rank for rank in left if graph.ranks[rank].starts]
+    holder = graph.ranks[held[0]].blocker if held else None
+    facts = Overview(
+        is_slow=_is_slow(graph),
+        some_wait=bool(waiting),
+        some_held=bool(held),
+        has_queued_messages=_has_queued_messages(graph),
+        silent=_named(silent),
+        silent_wait=_by_number(silent, "it waits", "they wait"),
+        starting=were(starting) if starting else "",
+        busy=ranks_named(held or left),
+        wait=_by_number(held, "waits", "wait"),
+        holder=holder,
+        of_its=_of_its(holder, held),
+        advice=_advice(graph, held),
+    )
+    return [facts]
 
 
-def _advice(held: Iterable[Whereabouts]) -> str:
-    """What to try for what holds the first of some ranks; first, what came before that."""
-    for one in held:
-        if one.ended:
-            words, line = one.ended
-            at = _cell_and_line(line)
-            return f"A thread of rank {one.rank} has ended before, by {words} ({at})."
-    return next((_HELD.get(one.what, _HELD["else"]) for one in held), "")
+def _in_state(graph: WaitGraph, state: str) -> list[int]:
+    return [rank for rank, whereabouts in graph.ranks.items() if whereabouts.state == state]
 
 
-def _has_queued_messages(graph: WaitGraph) -> bool:
-    """Whether messages may wait for each other on GPUs, where nobody sees them."""
-    calls = [call for one in graph.ranks.values() for call in one.calls]
-    return any(call.queued and is_message(call) for call in calls)
+def _named(ranks: Collection[int]) -> str:
+    """Such as `ranks 0 and 2`, and nothing for none."""
+    return ranks_named(ranks) if ranks else ""
+
+
+def _by_number(ranks: Collection[int], for_one: str, for_several: str) -> str:
+    return for_one if len(ranks) == 1 else for_several
 
 
 def _is_slow(graph: WaitGraph) -> bool:
-    """Whether the silence at the end is shorter than one before it: perhaps nothing hangs."""
-    n = len(graph.world)
-    starts = sorted(call.start_s for one in graph.ranks.values() for call in one.calls)
-    pauses = [later - earlier for earlier, later in pairwise(starts)]
-    enough, last = len(pauses) >= _MANY_PAUSES * n, pauses[-_LAST_PAUSES * n :]
-    return enough and graph.now - starts[-1] <= max(last)
+    """Whether the pause at the end is no longer than one before it: perhaps nothing hangs."""
+    starts_s = []
+    for whereabouts in graph.ranks.values():
+        starts_s += [call.start_s for call in whereabouts.calls]
+    starts_s.sort()
+    pauses_s = [later - earlier for earlier, later in pairwise(starts_s)]
+    world_size = len(graph.world)
+    if len(pauses_s) < _MANY_PAUSES * world_size:
+        return False
+    longest_s = max(pauses_s[-_LAST_PAUSES * world_size :])
+    return graph.now - starts_s[-1] <= longest_s
 
 
-def of_difference(graph: WaitGraph) -> Iterator[Facts]:
+def _has_queued_messages(graph: WaitGraph) -> bool:
+    for whereabouts in graph.ranks.values():
+        if any(call.queued and is_message(call) for call in whereabouts.calls):
+            return True
+    return False
+
+
+def _of_its(holder: str | None, held: Collection[int]) -> str:
+    """Whose it is, what holds some ranks."""
+    if holder == "a file lock":
+        return ""  # anybody's
+    return _by_number(held, " of its own process", " of their own process")
+
+
+def _advice(graph: WaitGraph, held: Sequence[int]) -> str:
+    """What to try where something holds some ranks; or what has ended a thread before that."""
+    for rank in held:
+        if graph.ranks[rank].ended:
+            words, line = graph.ranks[rank].ended
+            at = _cell_and_line(line)
+            return f"A thread of rank {rank} has ended before, by {words} ({at})."
+    if not held:
+        return ""
+    holder = graph.ranks[held[0]].blocker
+    return _ADVICE.get(holder, _ADVICE["else"])
+
+
+@dataclass
+class HandledException:
+    """An exception that has led a rank into an `except` or a `finally`."""
+
+    rank: int
+    words: str
+    raised_at: str  # cell and line
+    call: Event | None = None  # to which the rank came because of it
+
+
+@dataclass
+class ForeignCall:
+    """A call of the learner's own that met one by which a rank in `join` stood in for DDP's."""
+
+    call: Event
+    place: str  # such as " (cell [3], line 5)"
+    joiner: int  # the rank that stood in
+
+
+@dataclass
+class Counts:
+    """How often two ranks have made a call in the same line."""
+
+    rank: int
+    other: int
+    call: Event
+    count: int  # by the first one
+    other_count: int  # by the other one; of a message, how often it was at the other end
+    often: str  # the first count in words, such as "3 times"
+    rarer: str  # the other count in words; "" where it is 0, or not smaller
+    in_ddp: str  # " in DDP" for a call that DDP has made
+    batches: str  # what else a loop must have in common, behind the words "this call in each"
+
+
+@dataclass
+class Difference:
     """The first collective of a group that is not the same on all its ranks."""
-    if (found := graph.difference()) is None:
-        return
-    what, meeting = found
-    call, said = next(iter(meeting.calls.values())), _SAID.get(what, content)
-    by = ranks_by_text({rank: said(its) for rank, its in meeting.calls.items()}).items()
-    alone = [its for its in meeting.calls.values() if its.flags & EVALUATES]
-    handler = _handler(graph, meeting)
-    yield Facts(
-        handler=handler and handler.rank, handles=handler and handler.handles,
-        raised_at=handler and _cell_and_line(handler.raised_at),
-        stands=handler and meeting.calls[handler.rank].kind,
-        number=meeting.number, what=what, by=", ".join(f"{words} on {ranks(r)}" for words, r in by),
-        Name=f"Collective #{meeting.number}{of_group(call, graph.world)}",
-        alone=alone and ranks(its.rank for its in alone), there=_there((alone or [call])[0]),
-        one_in_backward=len({its.flags & BACKWARD for its in meeting.calls.values()}) > 1,
-        **({"call": call, "rarer": 0} | _past_the_loop(graph, meeting)),
-        **beside_join(graph, meeting),
-    )  # fmt: skip
+
+    kind: str  # what differs, see `wait_graph.differs`
+    name: str  # such as "Collective #3 of group 1 (ranks 0 and 2)"
+    number: int
+    by_rank: str  # such as "root 0 on rank 0, root 1 on ranks 1 and 2"
+    call: Event  # one of its calls
+    evaluating: str  # the ranks on which DDP's forward made it for an evaluation
+    place: str  # of that evaluation, such as " (cell [3], line 5)"
+    some_in_backward: bool  # DDP's backward made it on some ranks, but not on all
+    exception: HandledException | None
+    foreign: ForeignCall | None
+    loop: int | None  # the first line of a loop that one rank has left, but not the other one
+    counts: Counts | None  # of that loop
 
 
-def beside_join(graph: WaitGraph, meeting: Meeting) -> dict[str, object]:
-    """Up to a meeting, a call of the learner's that met what stands in for DDP's calls."""
-    foreign, joiner = graph.beside_join(meeting) or (None, None)
-    return {
-        "foreign": foreign,
-        "joiner": joiner,
-        "foreign_there": _there(foreign) if foreign else "",
-    }
+def differences(graph: WaitGraph) -> list[Difference]:
+    """These facts, if there is such a collective."""
+    difference = graph.difference()
+    if difference is None:
+        return []
+    kind, meeting = difference
+    calls = list(meeting.calls.values())
+    in_evaluation = [call for call in calls if call.flags & EVALUATES]
+    in_backward = [call for call in calls if call.flags & BACKWARD]
+    loop, counts = _past_the_loop(graph, meeting)
+    facts = Difference(
+        kind=kind,
+        name=f"Collective #{meeting.number}{of_group(calls[0], graph.world)}",
+        number=meeting.number,
+        by_rank=_by_rank(kind, meeting),
+        call=calls[0],
+        evaluating=_named([call.rank for call in in_evaluation]),
+        place=_place((in_evaluation or calls)[0]),
+        some_in_backward=0 < len(in_backward) < len(calls),
+        exception=_exception_at(graph, meeting),
+        foreign=foreign_call(graph, meeting),
+        loop=loop,
+        counts=counts,
+    )
+    return [facts]
 
 
-def _handler(graph: WaitGraph, meeting: Meeting) -> Whereabouts | None:
-    """The rank that an exception has led to its call, where another rank has none."""
-    handling = []
+def _by_rank(kind: str, meeting: Meeting) -> str:
+    describe = _DESCRIPTIONS.get(kind, content)
+    descriptions = {rank: describe(call) for rank, call in meeting.calls.items()}
+    parts = []
+    for description, ranks in ranks_by_text(descriptions).items():
+        parts.append(f"{description} on {ranks_named(ranks)}")
+    return ", ".join(parts)
+
+
+def foreign_call(graph: WaitGraph, meeting: Meeting) -> ForeignCall | None:
+    """The first foreign call up to a meeting, if there is any."""
+    met = graph.met_by_join(meeting)
+    if met is None:
+        return None
+    call, joiner = met
+    return ForeignCall(call, _place(call), joiner)
+
+
+def _exception_at(graph: WaitGraph, meeting: Meeting) -> HandledException | None:
+    """What has led a rank to its call, if no exception has led all of them there."""
+    exceptions = []
     for rank, call in meeting.calls.items():
-        one = graph.ranks[rank]
-        if one.handles and call in one.open:
-            handling.append(one)
-    return handling[0] if 0 < len(handling) < len(meeting.calls) else None
+        whereabouts = graph.ranks[rank]
+        if whereabouts.handles and call in whereabouts.open:
+            exceptions.append(_exception_of(whereabouts, call))
+    if not exceptions or len(exceptions) == len(meeting.calls):
+        return None
+    return exceptions[0]
+
+
+def _exception_of(whereabouts: Whereabouts, call: Event | None = None) -> HandledException:
+    raised_at = _cell_and_line(whereabouts.raised_at)
+    return HandledException(whereabouts.rank, whereabouts.handles, raised_at, call)
 
 
 def in_short(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, `ranks 0 to 4` or `ranks 0, 2 and 5`."""
-    own = list(numbers)
-    if len(own) > 2 and own == list(range(own[0], own[-1] + 1)):
-        return f"ranks {own[0]} to {own[-1]}"
-    return ranks(own)
+    ranks = list(numbers)
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return ranks_named(ranks)
 
 
-def ranks_by_text(said: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of which the same words are said."""
+def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """By text the ranks that have it, where `texts` has a text for each rank."""
     groups: dict[str, list[int]] = {}
-    for rank, words in said.items():
-        groups.setdefault(words, []).append(rank)
+    for rank, text in texts.items():
+        groups.setdefault(text, []).append(rank)
     return groups
 
 
-def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> dict[str, object]:
-    """One rank goes round a loop once more, when another one has left that loop."""
-    for call, its in permutations(meeting.calls.values(), 2):
-        if its.kind == call.kind or not call.line or not its.line:
+def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | tuple[None, None]:
+    """The loop that one rank goes round once more while a different one has left it."""
+    for call, other_call in permutations(meeting.calls.values(), 2):
+        if other_call.kind == call.kind or not call.line or not other_call.line:
             continue
-        loop = _loop_between(*_paths(graph, call, its))
-        if loop and 0 < graph.made(its.rank, call) < graph.made(call.rank, call):
-            return {"loop": loop} | _uneven(graph, call, its.rank, "is past the loop")
-    return {}
+        inside, after = _paths(graph, call, other_call)
+        loop = _loop_between(inside, after)
+        rarer = graph.count_in_line(other_call.rank, call)
+        if loop and 0 < rarer < graph.count_in_line(call.rank, call):
+            return loop, _counts(graph, call, other_call.rank)
+    return None, None
 
 
 def _paths(graph: WaitGraph, *calls: Event) -> list[Sequence[Frame]]:
     """The learner's lines that lead to calls, outermost first; at least the last of each."""
     paths = []
     for call in calls:
-        stands, last = graph.ranks[call.rank], Frame(*call.line)
-        since = {later.line for later in stands.calls if later.index >= call.index}
-        if stands.path[-1:] != (last,) or since != {call.line}:  # it may have gone on
+        whereabouts = graph.ranks[call.rank]
+        last_line = Frame(*call.line)
+        lines_since = {later.line for later in whereabouts.calls if later.index >= call.index}
+        may_have_gone_on = lines_since != {call.line}
+        if whereabouts.path[-1:] != (last_line,) or may_have_gone_on:
             return [[Frame(*call.line)] for call in calls]
-        paths.append(stands.path)
+        paths.append(whereabouts.path)
     return paths
 
 
@@ -192,27 +313,37 @@ def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None
         if (line.file, line.name) != (later.file, later.name):
             return None
         if line != later:
-            loops = [loop.lineno for loop in around(line, *LOOPS) if loop.end_lineno < later.line]
-            return min(loops, default=None)
+            loops = around(line, *LOOPS)
+            first_lines = [loop.lineno for loop in loops if loop.end_lineno < later.line]
+            return min(first_lines, default=None)
     return None
 
 
-def _uneven(graph: WaitGraph, call: Event, other: int, then: str) -> dict[str, object]:
-    """One rank comes to a line more often than another one."""
-    often, rarer = graph.made(call.rank, call), graph.made(other, call)
-    ddp, times = call.flags & (FORWARD | BACKWARD), {1: "once", 2: "twice"}
-    return {
-        "rank": call.rank, "other": other, "call": call, "then": then,
-        "often": times.get(often, f"{often} times"),
-        "rarer": 0 < rarer < often and times.get(rarer, f"{rarer} times"),
-        "in_ddp": " in DDP" * bool(ddp),
-        "batches": (_BACKWARDS if call.flags & BACKWARD else _BATCHES) if ddp else "",
-    }  # fmt: skip
+def _counts(graph: WaitGraph, call: Event, other: int) -> Counts:
+    count = graph.count_in_line(call.rank, call)
+    other_count = graph.count_in_line(other, call)
+    in_ddp = batches = rarer = ""
+    if call.flags & (FORWARD | BACKWARD):
+        in_ddp = " in DDP"
+        batches = _BACKWARDS if call.flags & BACKWARD else _BATCHES
+    if 0 < other_count < count:
+        rarer = _times(other_count)
+    often = _times(count)
+    return Counts(call.rank, other, call, count, other_count, often, rarer, in_ddp, batches)
 
 
-def _there(call: Event) -> str:
-    """Such as ` (cell [3], line 5)`."""
-    return f" ({call.place.split(', in ')[0]})" if call.place else ""
+def _times(count: int) -> str:
+    if count == 1:
+        return "once"
+    if count == 2:
+        return "twice"
+    return f"{count} times"
+
+
+def _place(call: Event) -> str:
+    """Such as ` (cell [3], line 5)`, and nothing for a call outside of the learner's code."""
+    place = call.place.split(", in ")[0]
+    return f" ({place})" if place else ""
 
 
 def _cell_and_line(line: Frame | None) -> str:
@@ -220,74 +351,211 @@ def _cell_and_line(line: Frame | None) -> str:
     return line.place.partition(", in ")[0] if line else ""
 
 
-def of_messages(graph: WaitGraph) -> Iterator[Facts]:
-    """A message that one rank sends, and what the rank it goes to waits for instead."""
-    for (sent, _), (taken, _) in permutations(graph.open, 2):
-        if (sent.kind, taken.kind, sent.peer) == ("send", "recv", taken.rank):
-            lost = taken.peer is None or graph.ranks[taken.peer].state == "returned"
-            may_come = not lost and taken.rank not in graph.reachable(taken.peer)
-            yield Facts(rank=sent.rank, other=taken.rank, sent=sent, taken=taken, may_come=may_come)
+# How calls that differ are told apart, by what differs.
+_DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
+    "new_group": lambda call: f"of {ranks_named(call.group)}",
+    "order": lambda call: f"{call.kind}{_place(call)}",
+    "root": lambda call: f"root {call.root}",
+    "lines": lambda call: f"{content(call)}{_place(call)}",
+}
 
 
-def of_lost_messages(graph: WaitGraph) -> Iterator[Facts]:
-    """A rank waits for a message that was sent by isend, by a rank that has returned."""
-    for one in graph.ranks.values():
-        if one.state != "waiting" or not one.call or one.call.kind != "recv":
+@dataclass
+class MessageMismatch:
+    """A message that one rank sends, and what the rank it goes to receives instead."""
+
+    sent: Event
+    received: Event
+    may_come: bool  # what that rank receives may still be sent
+
+
+def message_mismatches(graph: WaitGraph) -> list[MessageMismatch]:
+    """These facts, for each such message."""
+    mismatches = []
+    for (sent, _), (received, _) in permutations(graph.open, 2):
+        if (sent.kind, received.kind, sent.peer) != ("send", "recv", received.rank):
             continue
-        sent = graph.sent(one.call)
+        sender = received.peer
+        may_come = False
+        if sender is not None and graph.ranks[sender].state != "returned":
+            may_come = received.rank not in graph.reachable(sender)
+        mismatches.append(MessageMismatch(sent, received, may_come))
+    return mismatches
+
+
+@dataclass
+class LostMessage:
+    """A message that a rank has sent by isend and not waited for, before it returned."""
+
+    rank: int  # waits for it
+    sent: Event
+    place: str  # such as " (cell [3], line 5)"
+
+
+def lost_messages(graph: WaitGraph) -> list[LostMessage]:
+    """These facts, for each such message that a rank waits for."""
+    lost = []
+    for rank, whereabouts in graph.ranks.items():
+        call = whereabouts.call
+        if whereabouts.state != "waiting" or not call or call.kind != "recv":
+            continue
+        sent = graph.matching_send(call)
         if sent and sent.flags & ASYNC and graph.ranks[sent.rank].state == "returned":
-            yield Facts(rank=one.rank, sent=sent, there=_there(sent))
+            lost.append(LostMessage(rank, sent, _place(sent)))
+    return lost
 
 
-def of_absence(graph: WaitGraph) -> Iterator[Facts]:
-    """Some ranks wait for ranks that wait for nobody: of the first, the first such call."""
-    if not (absent := set(graph.absent)):
-        return
-    alone, first = len(absent) == 1, graph.ranks[graph.absent[0]]
-    handlers = [graph.ranks[rank] for rank in graph.absent if graph.ranks[rank].handles]
-    handler = handlers[0] if handlers else first
+@dataclass
+class MissedCall:
+    """A call in which a rank waits for one that is absent."""
+
+    call: Event
+    other: int  # the first absent rank that has not come to it
+    counts: Counts
+    is_send: bool
+    is_recv: bool
+    group: str  # in which the rank waits
+    other_group: str  # in which the other one has made such a call in that line instead
+    is_certain: bool  # the line is known, and so are all calls of the other rank
+    is_in_thread: bool  # a thread of the rank waits, in a call that neither DDP nor a message makes
+    ended_unfinished: bool  # the other rank has ended with a backward pass that is not finished
+    place: str  # cell and line in which the rank waits
+
+
+@dataclass
+class Absence:
+    """Some ranks wait for others, which wait for nobody."""
+
+    waiting: str
+    absent: str
+    all_returned: bool  # all that are absent
+    all_held: bool  # likewise, by something of their own processes
+    first_waits: str  # "it waits", or "rank 2 waits": the first that is absent
+    holder: str | None  # what holds that one
+    of_its: str  # where that is: " of its own process"
+    advice: str
+    key: str  # its line, if it waits for a key of the store
+    have_returned: str  # "its function has returned" or "their functions have returned"
+    exception: HandledException | None  # that one of the absent ranks handles
+    missed: MissedCall | None  # of those that are known the first
+
+
+def absences(graph: WaitGraph) -> list[Absence]:
+    """These facts, if any rank is absent."""
+    absent = graph.absent
+    if not absent:
+        return []
+    waiting = [rank for rank in graph.waits_for if not graph.reachable(rank).isdisjoint(absent)]
+    first = graph.ranks[absent[0]]
     states = {graph.ranks[rank].state for rank in absent}
-    facts = Facts(
-        Waiting=ranks(r for r in graph.waits_for if graph.reachable(r) & absent).capitalize(),
-        handler=handler.rank, handles=handler.handles, raised_at=_cell_and_line(handler.raised_at),
-        absent=ranks(absent), over=states == {"returned"}, held=states == {"held"}, flags=0,
-        message=False, sure=False, thread=False, elsewhere=None, here=0, met_here=0,
-        what=first.what, of_its=_of_its(first.what), advice=_advice([first]),
-        it="it waits" if alone else f"rank {first.rank} waits", key=_key(first),
-        gone="its function has returned" if alone else "their functions have returned",
-    )  # fmt: skip
-    for call, other in [(call, min(own & absent)) for call, own in graph.open if own & absent][:1]:
-        words = ("received", "from", "receive") if call.kind == "send" else ("sent", "to", "send")
-        facts.did, facts.way, facts.deed = words
-        facts.toward = "to" if call.kind == "send" else "from"
-        facts.flags, facts.message = call.flags, is_message(call)
-        facts.here, facts.met_here = graph.made(call.rank, call), graph.met_in_line(other, call)
-        elsewhere = None if is_message(call) else graph.made_elsewhere(other, call)
-        facts.group, facts.elsewhere = ranks(call.group), elsewhere and ranks(elsewhere.group)
-        facts.there = _cell_and_line(graph.ranks[call.rank].line)
-        by_ddp = call.flags & (FORWARD | BACKWARD | WRAPS)
-        facts.thread = graph.ranks[call.rank].in_thread and not by_ddp and not facts.message
-        facts.sure = bool(call.line and graph.ranks[other].complete)
-        facts.unfinished = any(c.flags & UNFINISHED for c in graph.ranks[other].calls[-1:])
-        vars(facts).update(_uneven(graph, call, other, "has returned"))
-    yield facts
+    facts = Absence(
+        waiting=ranks_named(waiting),
+        absent=ranks_named(absent),
+        all_returned=states == {"returned"},
+        all_held=states == {"held"},
+        first_waits=_by_number(absent, "it waits", f"rank {first.rank} waits"),
+        holder=first.blocker,
+        of_its=_of_its(first.blocker, absent[:1]),
+        advice=_advice(graph, absent[:1]),
+        key=_key(first),
+        have_returned=_by_number(
+            absent, "its function has returned", "their functions have returned"
+        ),
+        exception=_first_exception(graph),
+        missed=_first_missed(graph),
+    )
+    return [facts]
 
 
-def _key(one: Whereabouts) -> str:
+def missed_calls(graph: WaitGraph) -> list[Absence]:
+    """The same facts, if the call is known that an absent rank has missed."""
+    return [facts for facts in absences(graph) if facts.missed]
+
+
+def _first_exception(graph: WaitGraph) -> HandledException | None:
+    for rank in graph.absent:
+        if graph.ranks[rank].handles:
+            return _exception_of(graph.ranks[rank])
+    return None
+
+
+def _first_missed(graph: WaitGraph) -> MissedCall | None:
+    for call, missing in graph.open:
+        for rank in graph.absent:
+            if rank in missing:
+                return _missed(graph, call, rank)
+    return None
+
+
+def _missed(graph: WaitGraph, call: Event, other: int) -> MissedCall:
+    whereabouts = graph.ranks[call.rank]
+    other_whereabouts = graph.ranks[other]
+    # What is neither a message nor made by DDP, a thread of the learner's may have called.
+    may_be_in_thread = not is_message(call) and not call.flags & (FORWARD | BACKWARD | DDP_INIT)
+    elsewhere = None if is_message(call) else graph.last_in_other_group(other, call)
+    last_calls = other_whereabouts.calls[-1:]
+    return MissedCall(
+        call=call,
+        other=other,
+        counts=_counts(graph, call, other),
+        is_send=call.kind == "send",
+        is_recv=call.kind == "recv",
+        group=ranks_named(call.group),
+        other_group=ranks_named(elsewhere.group) if elsewhere else "",
+        is_certain=bool(call.line) and other_whereabouts.complete,
+        is_in_thread=whereabouts.in_thread and may_be_in_thread,
+        ended_unfinished=any(last.flags & UNFINISHED for last in last_calls),
+        place=_cell_and_line(whereabouts.line),
+    )
+
+
+def _key(whereabouts: Whereabouts) -> str:
     """The line in which a rank waits for a key of the store, such as `store.get("best")`."""
-    return one.line.code if one.what == STORE and one.line else ""
+    if whereabouts.blocker == STORE and whereabouts.line:
+        return whereabouts.line.code
+    return ""
 
 
-def of_waiting(graph: WaitGraph) -> Iterator[Facts]:
+@dataclass
+class MutualWait:
     """Ranks that wait for each other, and for nobody else; or what the stacks tell."""
-    inside = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
-    calls = [call for call, _ in graph.open if call.rank in inside]
-    names = {str(graph.ranks[rank].what) for rank in inside or graph.world}
-    keys = {rank: _key(graph.ranks[rank]) for rank in graph.waits_for if _key(graph.ranks[rank])}
-    yield Facts(
-        in_store=keys and ranks(keys).capitalize(), code=next(iter(keys.values()), ""),
-        wait="waits" if len(keys) == 1 else "wait",
-        Inside=inside and ranks(inside).capitalize(), kinds={call.kind for call in calls},
-        groups=len({call.group_name for call in calls}), names=names, what=", ".join(sorted(names)),
-        known=graph.known, alone=len(graph.world) == 1,
-    )  # fmt: skip
+
+    in_circle: str  # ranks that wait for each other
+    kinds: set[str]  # of the calls in which these wait
+    group_count: int  # in how many groups these calls are
+    blockers: set[str]  # what holds those ranks, or all if there are none
+    blockers_text: str
+    in_store: str  # ranks that wait for a key of the store
+    wait: str  # "waits" or "wait"
+    key: str  # the line of the first one
+    known: bool  # whether the calls of all ranks are known
+    is_alone: bool  # there is only one rank
+
+
+def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
+    """These facts, for any graph."""
+    in_circle = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
+    kinds, group_names = set(), set()
+    for call, _ in graph.open:
+        if call.rank in in_circle:
+            kinds.add(call.kind)
+            group_names.add(call.group_name)
+    blockers = {str(graph.ranks[rank].blocker) for rank in in_circle or graph.world}
+    keys = {}
+    for rank in graph.waits_for:
+        key = _key(graph.ranks[rank])
+        if key:
+            keys[rank] = key
+    facts = MutualWait(
+        in_circle=_named(in_circle),
+        kinds=kinds,
+        group_count=len(group_names),
+        blockers=blockers,
+        blockers_text=", ".join(sorted(blockers)),
+        in_store=_named(keys),
+        wait=_by_number(keys, "waits", "wait"),
+        key=next(iter(keys.values()), ""),
+        known=graph.known,
+        is_alone=len(graph.world) == 1,
+    )
+    return [facts]

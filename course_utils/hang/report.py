@@ -5,7 +5,7 @@ from math import inf
 from time import monotonic
 
 from course_utils.hang import whereabouts
-from course_utils.hang.facts import beside_join, ranks_by_text
+from course_utils.hang.facts import foreign_call, ranks_by_text
 from course_utils.hang.rules import JOIN, SAME, diagnose
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import content, is_message, of_group
@@ -18,7 +18,8 @@ from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.record.event import Event, Log
 from course_utils.record.record import Record
 
-_ROWS = 8  # ranks with a row of their own; of more, those that do the same share one
+_WATCHING, _ASKING, _OVER = "watching", "asking", "over"
+_MANY_ROWS = 8  # with more ranks than this, those that do the same share a row
 _ANSWER_S = 3.0  # for ranks to write where they are; longer on a slow machine
 _SIZES = "data size doesn't match"  # what gloo prints before it ends the rank that received
 _UNKNOWN = (
@@ -30,57 +31,84 @@ _UNKNOWN = (
 class HangReport(Listener):
     """Says where every rank is and why they hang, and why gloo ended one.
 
-    It asks all ranks after `still_s` seconds without a call, and ends a launch that is proven to
-    hang for ever. `since` is when they last called something, and 0 once they were asked.
+    When no rank has called anything for `still_s` seconds, it asks all of them where they are, and
+    ends a launch that is proven to hang for ever.
     """
 
     def __init__(self, record: Record, still_s: float = inf) -> None:
-        self._record, self.still_s = record, still_s
+        self._record = record
+        self.still_s = still_s
 
     def on_error(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put better parts into an error; see `Listener.on_error`."""
         if isinstance(error, WorkerTimeout):
             graph = self.wait_graph(ranks, error.when)
             error.pattern, why = diagnose(graph)
-            error.parts[1:] = table(graph), why
-            error.waiting, error.absent = graph.ranks, graph.absent
+            error.parts[1:] = [table(graph), why]
+            error.waiting = graph.ranks
+            error.absent = graph.absent
         elif error.failures and error.failures[0].headline.endswith("SIGABRT"):
             why = why_aborted(error.rank, self._record.logs(), error.output)
-            error.parts[1] = why or error.parts[1]
+            if why:
+                error.parts[1] = why
 
     def wait_graph(self, ranks: Mapping[int, list[Frame] | None], now: float) -> WaitGraph:
-        """All ranks at the moment `now`; `ranks` is that of `on_error`."""
+        """Who waits for whom at the moment `now`; `ranks` is that of `on_error`."""
         logs = self._record.logs()
-        stands = (whereabouts.of(rank, ranks[rank], logs.get(rank)) for rank in sorted(ranks))
-        return WaitGraph(stands, now)
+        all_whereabouts = []
+        for rank in sorted(ranks):
+            all_whereabouts.append(whereabouts.of(rank, ranks[rank], logs.get(rank)))
+        return WaitGraph(all_whereabouts, now)
 
     def on_start(self, world_size: int) -> None:
         """Begin to watch."""
-        self._seen, self.since, self._asked = [], monotonic(), False
+        self._seen: list[list] = []  # how many calls each rank has made, and which have ended
+        self._watch()
 
-    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> bool:
-        """Ask, and see what that says once all have answered."""
+    def _watch(self, silent_s: float = 0.0) -> None:
+        """Wait for a silence; `silent_s` seconds of it are over."""
+        self._phase = _WATCHING
+        self._still_since = monotonic() - silent_s
+
+    def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
+        """Ask after a silence, and see what the answers say once all have come."""
         if final:  # perhaps of a launch that has never begun
             self.on_progress()
-        elif (seen := [self._record.counts(), [m.settled for m in members]]) != self._seen:
-            self._seen, self.since, self._asked = seen, monotonic(), False
+            return False
+        seen = [self._record.counts(), [worker.settled for worker in workers]]
+        if seen != self._seen:
+            self._seen = seen
+            self._watch()
             self.on_progress()
-        elif self._asked and self.since:
-            answered = [m.has_written_stack() for m in members if not m.settled]
-            if False in answered and not self._answering.is_over():
-                return False
-            self.since = 0.0  # told
-            stacks = {m.rank: None if m.settled else from_dump(m.read_stack()) for m in members}
-            return self.on_silence(self.wait_graph(stacks, monotonic()))
-        elif not self._asked and monotonic() - self.since >= self.still_s:
-            self._asked, self._answering = True, Deadline(_ANSWER_S)
-            if len(members) == 1 and not self._has_messages():
-                self.since = 0.0  # nobody to wait for: it computes
-                return False
-            for member in members:
-                if not member.settled:
-                    member.request_stack()
+        elif self._phase == _WATCHING and monotonic() - self._still_since >= self.still_s:
+            self._ask(workers)
+        elif self._phase == _ASKING:
+            return self._judge(workers)
         return False
+
+    def _ask(self, workers: Sequence[WorkerHandle]) -> None:
+        if len(workers) == 1 and not self._has_messages():
+            self._phase = _OVER  # nobody to wait for: it computes
+            return
+        self._phase = _ASKING
+        self._deadline = Deadline(_ANSWER_S)
+        for worker in workers:
+            if not worker.settled:
+                worker.request_stack()
+
+    def _judge(self, workers: Sequence[WorkerHandle]) -> bool:
+        """Whether the launch must end; as long as an answer is missing, it need not."""
+        # Every worker has to be looked at: one that gives no answer is asked in a different way.
+        written = [worker.has_written_stack() for worker in workers if not worker.settled]
+        if not all(written) and not self._deadline.is_over():
+            return False
+        self._phase = _OVER
+        stacks: dict[int, list[Frame] | None] = {}
+        for worker in workers:
+            stacks[worker.rank] = None
+            if not worker.settled:
+                stacks[worker.rank] = from_dump(worker.read_stack())
+        return self.on_silence(self.wait_graph(stacks, monotonic()))
 
     def _has_messages(self) -> bool:
         """Whether a rank alone has sent or received: in all else it only waits for itself."""
@@ -88,50 +116,62 @@ class HangReport(Listener):
         return log is None or any(is_message(call) for call in log.events)
 
     def on_progress(self) -> None:
-        """Some rank has called something, or has ended."""
+        """Called when some rank has called something, or has ended."""
 
     def on_silence(self, graph: WaitGraph) -> bool:
-        """None has; returns whether the launch shall end."""
+        """Called once when none has for `still_s` seconds; returns whether the launch must end."""
         return graph.hangs_for_ever
 
 
 def table(graph: WaitGraph) -> str:
     """A row for every rank; where there are many, those that do the same share one."""
-    told = {rank: one.row(graph.world) for rank, one in graph.ranks.items()}
-    each = ((row, [rank]) for rank, row in told.items())
-    return _rows(ranks_by_text(told).items() if len(told) > _ROWS else each)
+    rows = {rank: place.row(graph.world) for rank, place in graph.ranks.items()}
+    if len(rows) > _MANY_ROWS:
+        return _rows(ranks_by_text(rows).items())
+    return _rows((row, [rank]) for rank, row in rows.items())
 
 
-def _rows(told: Iterable[tuple[str, list[int]]]) -> str:
-    return "\n".join(f"  {ranks_named(who)}: {row}" for row, who in told)
+def _rows(rows: Iterable[tuple[str, list[int]]]) -> str:
+    return "\n".join(f"  {ranks_named(ranks)}: {row}" for row, ranks in rows)
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
     """What a rank that died of SIGABRT and its peers called differently; None if it was not gloo.
 
-    Whether it was gloo, what the rank printed tells.
+    Args:
+        rank: The one that died.
+        logs: By rank its calls, if they are known.
+        output: By rank what it printed, which tells whether it was gloo.
     """
     if _SIZES not in output[rank]:
         return None
-    stands = [whereabouts.of(number, None, logs.get(number)) for number in range(len(output))]
-    stands[rank].state, stands[rank].open = "waiting", stands[rank].calls[-1:]
-    graph = WaitGraph(stands, 0.0)
-    if not graph.known or not (found := graph.difference()):
+    world_size = len(output)
+    all_whereabouts = [whereabouts.of(each, None, logs.get(each)) for each in range(world_size)]
+    all_whereabouts[rank].state = "waiting"
+    all_whereabouts[rank].open = all_whereabouts[rank].calls[-1:]
+    graph = WaitGraph(all_whereabouts, 0.0)
+    difference = graph.difference()
+    if not graph.known or difference is None:
         return _UNKNOWN
-    what, meeting = found
-    rows = _rows(ranks_by_text({rank: _row(call) for rank, call in meeting.calls.items()}).items())
-    group = of_group(next(iter(meeting.calls.values())), graph.world)
-    cure = "hand in the same shape and dtype on every rank."
-    if what not in ("shape", "lines"):
-        cure = SAME
-    beside = beside_join(graph, meeting)
-    if beside["foreign"]:
-        cure = JOIN.format(**beside)
+    kind, meeting = difference
+    calls = list(meeting.calls.values())
+    rows = _rows(ranks_by_text({call.rank: _row(call) for call in calls}).items())
+    group = of_group(calls[0], graph.world)
     head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
+    cure = SAME
+    foreign = foreign_call(graph, meeting)
+    if foreign:
+        cure = JOIN.format(foreign=foreign)
+    elif kind in ("shape", "lines"):
+        cure = "hand in the same shape and dtype on every rank."
     return f"{head} ranks:\n{rows}\n{cure[0].upper()}{cure[1:]}"
 
 
 def _row(call: Event) -> str:
     """Such as `all_reduce, float32 of shape (4,), at cell [3], line 5, in f: dist.all_...`."""
-    what = f"{call.kind}, {content(call)}" if call.dtype else call.kind
-    return f"{what}, at {call.where}" if call.line else what
+    description = call.kind
+    if call.dtype:
+        description = f"{call.kind}, {content(call)}"
+    if call.line:
+        return f"{description}, at {call.where}"
+    return description

@@ -1,33 +1,37 @@
-"""The rules of the report of a hang: one table; the first row whose facts are there speaks.
+"""The rules of the report of a hang: one table, of which the first rule that applies speaks.
 
-A section of the table looks for its facts in a `WaitGraph`; a row has the name of the pattern (None
-where nothing is proven), whether it applies to these facts, and the sentences about them. Where
-the facts prove nothing, no row names a cause: a wrong diagnosis costs more time than none.
+A section of the table looks for its facts in a `WaitGraph` (see `facts.py`). Each of its rules has
+the name of a pattern, or None where nothing is proven; a condition on the facts `f`; and sentences,
+in whose braces facts are put. Where the facts prove nothing, no rule names a cause: a wrong
+diagnosis costs more time than none.
 """
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace as Facts
+from typing import Any
 
 from course_utils.hang import facts
 from course_utils.hang.wait_graph import WaitGraph
-from course_utils.record.event import BACKWARD, EVALUATES, FORWARD, WRAPS
+from course_utils.record.event import BACKWARD, DDP_INIT, EVALUATES, FORWARD
 
 SAME = "every rank of a group must make the same calls in the same order, as often as the others."
-_ARRIVED = "{Waiting} waited for {absent}, which never arrived: "
+_ARRIVED = "{waiting} waited for {absent}, which never arrived: "
 _LONG = "Raise timeout= if the work is long; look for an endless loop if it is not."
 _UNEVEN = (
-    "in line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other}, "
-    "which {then}, {rarer}. Give every rank as many rounds, with this call in each{batches}."
+    "in line {missed.call.line[1]} rank {missed.call.rank} has called {missed.call.kind}"
+    "{missed.counts.in_ddp} {missed.counts.often}, rank {missed.other}, which has returned, "
+    "{missed.counts.rarer}. Give every rank as many rounds, with this call in each"
+    "{missed.counts.batches}."
 )
 JOIN = (
-    "Rank {joiner} has no inputs left: at the end of join it stands in for DDP's calls. "
-    "The {foreign.kind}{foreign_there} of rank {foreign.rank} is none of these: leave it out of "
-    "join, or make it Joinable."
+    "Rank {foreign.joiner} has no inputs left: at the end of join it stands in for DDP's calls. "
+    "The {foreign.call.kind}{foreign.place} of rank {foreign.call.rank} is none of these: leave it "
+    "out of join, or make it Joinable."
 )
 _PAST = (
-    "Rank {other} is past the loop of line {loop}, and rank {rank} goes round it once more: in "
-    "line {call.line[1]} rank {rank} has called {call.kind}{in_ddp} {often}, rank {other} "
-    "{rarer}. All ranks must leave a loop after the same round: share what decides it."
+    "Rank {counts.other} is past the loop of line {loop}, and rank {counts.rank} goes round it "
+    "once more: in line {counts.call.line[1]} rank {counts.rank} has called {counts.call.kind}"
+    "{counts.in_ddp} {counts.often}, rank {counts.other} {counts.rarer}. All ranks must leave a "
+    "loop after the same round: share what decides it."
 )
 _QUEUED = (
     " A call on a GPU returns as soon as it is queued: a rank stands still in a later line, which "
@@ -35,161 +39,330 @@ _QUEUED = (
 )
 _BUFFERS = "DDP's forward agrees with every rank on the model's buffers, and once on its buckets"
 
-Row = tuple[str | None, Callable[[Facts], object], str]
-TABLE: list[tuple[Callable[[WaitGraph], Iterator[Facts]], list[Row]]] = [
-    (facts.of_all, [
-        ("slow", lambda f: f.slow,
-         "The ranks made calls until shortly before that, so there was progress: perhaps nothing "
-         "hangs. The limit timeout= counts from the start of the run: for long work give it more "
-         "seconds, such as launch(..., timeout=3600). If the work is not long, look for an endless "
-         "loop."),
-        (None, lambda f: f.silent and not f.waiting,
-         "{silent} gave no answer, so it is not known what {they} for."),
-        ("starting", lambda f: f.Starting and not f.silent,
-         "{Starting} still starting: launch makes the group before it calls your function. That "
-         "takes longer the more ranks there are, and on a busy machine. Give timeout= more "
-         "seconds: it counts from the start of the run."),
-        ("held", lambda f: f.held and not f.waiting,
-         "No rank waits for another: {who} {wait} for {what}{of_its}. {advice}"),
-        (None, lambda f: f.messages and not f.waiting,
-         "No call is seen to lack its partner. Either {who} only needed longer, or messages wait "
-         "for each other on the GPUs: where ranks send before they receive, use "
-         "dist.batch_isend_irecv."),
-        ("running", lambda f: not f.waiting,
-         "No rank waits for another: {who} only needed longer. " + _LONG),
-    ]),
-    (facts.of_difference, [
-        ("exception", lambda f: f.handler is not None,
-         "{Name} is {by}: rank {handler} came to {stands} because of an exception, which nobody "
-         "hears of as long as it waits there: {handles} ({raised_at}). In an `except` or "
-         "a `finally`, make no call that needs other ranks."),
-        ("join", lambda f: f.foreign,
-         JOIN),
-        ("evaluation", lambda f: f.what == "order" and f.alone,
-         "{Name} is {by}. " + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
-         "model.module on one."),
-        ("uneven", lambda f: f.what == "order" and f.rarer, _PAST),
-        ("new_group", lambda f: f.what == "new_group",
-         "New group #{number} is {by}: every rank must call new_group for every group, member or "
-         "not."),
-        ("evaluation", lambda f: f.what == "evaluation",
-         _BUFFERS + ". {Name} does it for an evaluation{there} on {alone} only: the others train. "
-         "Evaluate on every rank, or call model.module on one."),
-        ("order", lambda f: f.what == "order" and f.one_in_backward,
-         "{Name} is {by}: " + SAME + " In DDP's backward one is lost where a parameter takes no "
-         "part in the loss."),
-        ("order", lambda f: f.what == "order", "{Name} is {by}: " + SAME),
-        ("root", lambda f: f.what == "root",
-         "{Name} ({call.kind}) has {by}: name the same root on every rank."),
-        ("order", lambda f: f.what == "lines",
-         "{Name} ({call.kind}) has {by}. If these calls belong together, hand in the same shape "
-         "and dtype; if they do not, one is left out or made too often: " + SAME),
-        ("shape", lambda f: f.what == "shape",
-         "{Name} ({call.kind}) has {by}: every rank must hand in the same shape and dtype."),
-    ]),
-    (facts.of_messages, [
-        ("tag", lambda f: f.taken.peer == f.rank and f.taken.tag != f.sent.tag,
-         "Rank {rank} sends to rank {other} with tag {sent.tag}, and rank {other} receives from "
-         "rank {rank} with tag {taken.tag}: both must name one tag."),
-        ("groups", lambda f: f.taken.peer == f.rank and f.taken.group_name != f.sent.group_name,
-         "Rank {rank} sends to rank {other} in another group than that in which rank {other} "
-         "receives: both must name one group."),
-        ("peer", lambda f: f.taken.peer != f.rank and not f.may_come,
-         "Rank {rank} sends to rank {other}, which receives from rank {taken.peer} instead, and "
-         "rank {taken.peer} sends it nothing: a peer is named wrongly, or a send is left out."),
-    ]),
-    (facts.of_lost_messages, [
-        ("lost", lambda f: True,
-         "Rank {sent.rank} sent message #{sent.number} to rank {rank} by isend{there} and has "
-         "returned without wait() on it: the message may be lost. Keep what isend returns, and "
-         "wait()."),
-    ]),
-    (facts.of_absence, [
-        ("exception", lambda f: f.handles,
-         _ARRIVED + "rank {handler} handles an exception, and nobody hears of it before that has "
-         "ended: {handles} ({raised_at})."),
-        ("held", lambda f: f.held,
-         _ARRIVED + "{it} for {what}{of_its}. {advice}"),
-        ("store", lambda f: f.key,
-         _ARRIVED + "{it} in the store for a key that nobody has set ({key})."),
-        ("missing", lambda f: f.flags & WRAPS,
-         _ARRIVED + "DDP(model) ends only when every rank has wrapped its model."),
-        ("unused", lambda f: f.flags & BACKWARD and f.unfinished,
-         _ARRIVED + "a backward pass ended there without a gradient for some parameter, so DDP has "
-         "not averaged it. Let every parameter take part in the loss, or say "
-         "DDP(model, find_unused_parameters=True)."),
-        ("backward", lambda f: f.flags & BACKWARD and not f.over,
-         _ARRIVED + "DDP averages gradients inside backward, on every rank. Is backward skipped "
-         "there, or does a parameter take no part in its loss?"),
-        ("returned", lambda f: f.over and f.message and f.call.peer is None,
-         _ARRIVED + "{gone}, so nobody is left to send rank {rank} a message. A send is left out, "
-         "or a tag is wrong."),
-        ("uneven", lambda f: f.over and f.message and f.sure and 0 < f.met_here < f.here,
-         _ARRIVED + "in line {call.line[1]} rank {rank} has come to {here} messages {toward} "
-         "rank {other}, and rank {other}, which has returned, {did} {met_here} there. Give every "
-         "rank as many rounds."),
-        ("returned", lambda f: f.over and f.message,
-         _ARRIVED + "{gone}, and rank {other} never {did} message #{call.number} {way} rank {rank}."
-         " A {deed} is left out, or a peer or a tag is wrong."),
-        ("groups", lambda f: f.elsewhere and not f.rarer and f.sure,
-         "Rank {rank} waits in the group of {group}. In that line rank {other} called {call.kind} "
-         "in the group of {elsewhere}: use the same group on every rank, of a mesh the same "
-         "dimension."),
-        ("uneven", lambda f: f.over and f.sure and f.rarer, _ARRIVED + _UNEVEN),
-        ("evaluation", lambda f: f.over and f.sure and f.flags & EVALUATES,
-         _ARRIVED + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
-         "model.module on one."),
-        ("backward", lambda f: f.over and f.sure and f.flags & BACKWARD,
-         _ARRIVED + "{gone} without this backward pass, in which DDP averages gradients. Call it "
-         "on every rank, as often."),
-        ("forward", lambda f: f.over and f.sure and f.flags & FORWARD,
-         _ARRIVED + "{gone}. DDP's forward makes this call on every rank, but not after a step "
-         "within no_sync(). Give every rank as many batches, and no_sync() for the same ones."),
-        ("thread", lambda f: f.thread and not f.rarer,
-         "A thread of rank {rank} waits in {call.kind} ({there}): {absent} never called it. A call "
-         "in a thread needs every rank of its group as well."),
-        ("returned", lambda f: f.over and f.sure,
-         _ARRIVED + "{gone}, and rank {other} never called {call.kind} in that line. Is the call "
-         "in an `if` that only some ranks enter, or does one return early?"),
-        ("missing", lambda f: True, _ARRIVED + SAME),
-    ]),
-    (facts.of_waiting, [
-        ("send/send", lambda f: f.kinds == {"send"},
-         "{Inside} all send, and none receives: a blocking send ends only when its peer receives. "
-         "Let one side receive first, or use isend and irecv."),
-        ("recv/recv", lambda f: f.kinds == {"recv"},
-         "{Inside} all receive, and none sends: a receive ends only when its peer has sent. Let "
-         "one side send first."),
-        ("groups", lambda f: f.groups > 1 and not f.kinds & {"send", "recv", "new_group"},
-         "{Inside} wait for each other in different groups: every rank of a group must come to its "
-         "calls, and all ranks to their groups in the same order."),
-        ("order", lambda f: f.Inside and len(f.names) > 1,
-         "The ranks wait in different calls ({what}): " + SAME),
-        ("alone", lambda f: f.alone and f.names == {"recv"},
-         "There is no other rank that could send rank 0 a message."),
-        ("store", lambda f: f.in_store and not f.Inside,
-         "{in_store} {wait} in the store for a key that nobody has set ({code})."),
-        (None, lambda f: not f.known,
-         "The ranks wait in {what}, and what they called before is not known: " + SAME),
-        (None, lambda f: f.names in ({"init_process_group"}, {"init_rpc"}),
-         "Every rank waits in the same call: do all ranks use the same address, which this machine "
-         "knows, is each rank's number there once, and does world_size count them all?"),
-        (None, lambda f: True,
-         "No call is seen to lack its partner. If the work is long, raise timeout=; if it is not, "
-         "look for different groups, and for a peer or a source that does not match."),
-    ]),
-]  # fmt: skip
+
+# The name of a pattern, a condition on the facts, and sentences about them.
+Rule = tuple[str | None, Callable[[Any], object], str]
+
+
+_OVERVIEW: list[Rule] = [
+    (
+        "slow",
+        lambda f: f.is_slow,
+        "The ranks made calls until shortly before that, so there was progress: perhaps nothing "
+        "hangs. The limit timeout= counts from the start of the run: for long work give it more "
+        "seconds, such as launch(..., timeout=3600). If the work is not long, look for an endless "
+        "loop.",
+    ),
+    (
+        None,
+        lambda f: f.silent and not f.some_wait,
+        "{silent} gave no answer, so it is not known what {silent_wait} for.",
+    ),
+    (
+        "starting",
+        lambda f: f.starting and not f.silent,
+        "{starting} still starting: launch makes the group before it calls your function. That "
+        "takes longer the more ranks there are, and on a busy machine. Give timeout= more "
+        "seconds: it counts from the start of the run.",
+    ),
+    (
+        "held",
+        lambda f: f.some_held and not f.some_wait,
+        "No rank waits for another: {busy} {wait} for {holder}{of_its}. {advice}",
+    ),
+    (
+        None,
+        lambda f: f.has_queued_messages and not f.some_wait,
+        "No call is seen to lack its partner. Either {busy} only needed longer, or messages wait "
+        "for each other on the GPUs: where ranks send before they receive, use "
+        "dist.batch_isend_irecv.",
+    ),
+    (
+        "running",
+        lambda f: not f.some_wait,
+        "No rank waits for another: {busy} only needed longer. " + _LONG,
+    ),
+]
+_DIFFERENCES: list[Rule] = [
+    (
+        "exception",
+        lambda f: f.exception,
+        "{name} is {by_rank}: rank {exception.rank} came to {exception.call.kind} because of "
+        "an exception, which nobody hears of as long as it waits there: {exception.words} "
+        "({exception.raised_at}). In an `except` or a `finally`, make no call that needs other "
+        "ranks.",
+    ),
+    ("join", lambda f: f.foreign, JOIN),
+    (
+        "evaluation",
+        lambda f: f.kind == "order" and f.evaluating,
+        "{name} is {by_rank}. " + _BUFFERS + ", in evaluation as well. Evaluate on every "
+        "rank, or call model.module on one.",
+    ),
+    ("uneven", lambda f: f.kind == "order" and f.counts, _PAST),
+    (
+        "new_group",
+        lambda f: f.kind == "new_group",
+        "New group #{number} is {by_rank}: every rank must call new_group for every group, member "
+        "or not.",
+    ),
+    (
+        "evaluation",
+        lambda f: f.kind == "evaluation",
+        _BUFFERS + ". {name} does it for an evaluation{place} on {evaluating} only: the "
+        "others train. Evaluate on every rank, or call model.module on one.",
+    ),
+    (
+        "order",
+        lambda f: f.kind == "order" and f.some_in_backward,
+        "{name} is {by_rank}: " + SAME + " In DDP's backward one is lost where a parameter "
+        "takes no part in the loss.",
+    ),
+    ("order", lambda f: f.kind == "order", "{name} is {by_rank}: " + SAME),
+    (
+        "root",
+        lambda f: f.kind == "root",
+        "{name} ({call.kind}) has {by_rank}: name the same root on every rank.",
+    ),
+    (
+        "order",
+        lambda f: f.kind == "lines",
+        "{name} ({call.kind}) has {by_rank}. If these calls belong together, hand in the "
+        "same shape and dtype; if they do not, one is left out or made too often: " + SAME,
+    ),
+    (
+        "shape",
+        lambda f: f.kind == "shape",
+        "{name} ({call.kind}) has {by_rank}: every rank must hand in the same shape and dtype.",
+    ),
+]
+_MESSAGES: list[Rule] = [
+    (
+        "tag",
+        lambda f: f.received.peer == f.sent.rank and f.received.tag != f.sent.tag,
+        "Rank {sent.rank} sends to rank {received.rank} with tag {sent.tag}, and rank "
+        "{received.rank} receives from rank {sent.rank} with tag {received.tag}: both must name "
+        "one tag.",
+    ),
+    (
+        "groups",
+        lambda f: f.received.peer == f.sent.rank and f.received.group_name != f.sent.group_name,
+        "Rank {sent.rank} sends to rank {received.rank} in another group than that in which rank "
+        "{received.rank} receives: both must name one group.",
+    ),
+    (
+        "peer",
+        lambda f: f.received.peer != f.sent.rank and not f.may_come,
+        "Rank {sent.rank} sends to rank {received.rank}, which receives from rank {received.peer} "
+        "instead, and rank {received.peer} sends it nothing: a peer is named wrongly, or a send is "
+        "left out.",
+    ),
+]
+_LOST_MESSAGES: list[Rule] = [
+    (
+        "lost",
+        lambda _: True,
+        "Rank {sent.rank} sent message #{sent.number} to rank {rank} by isend{place} and has "
+        "returned without wait() on it: the message may be lost. Keep what isend returns, and "
+        "wait().",
+    ),
+]
+_ABSENCES: list[Rule] = [
+    (
+        "exception",
+        lambda f: f.exception,
+        _ARRIVED + "rank {exception.rank} handles an exception, and nobody hears of it before that "
+        "has ended: {exception.words} ({exception.raised_at}).",
+    ),
+    (
+        "held",
+        lambda f: f.all_held,
+        _ARRIVED + "{first_waits} for {holder}{of_its}. {advice}",
+    ),
+    (
+        "store",
+        lambda f: f.key,
+        _ARRIVED + "{first_waits} in the store for a key that nobody has set ({key}).",
+    ),
+]
+_MISSED_CALLS: list[Rule] = [
+    (
+        "missing",
+        lambda f: f.missed.call.flags & DDP_INIT,
+        _ARRIVED + "DDP(model) ends only when every rank has wrapped its model.",
+    ),
+    (
+        "unused",
+        lambda f: f.missed.call.flags & BACKWARD and f.missed.ended_unfinished,
+        _ARRIVED + "a backward pass ended there without a gradient for some parameter, so DDP has "
+        "not averaged it. Let every parameter take part in the loss, or say "
+        "DDP(model, find_unused_parameters=True).",
+    ),
+    (
+        "backward",
+        lambda f: f.missed.call.flags & BACKWARD and not f.all_returned,
+        _ARRIVED + "DDP averages gradients inside backward, on every rank. Is backward skipped "
+        "there, or does a parameter take no part in its loss?",
+    ),
+    (
+        "returned",
+        lambda f: f.all_returned and f.missed.is_recv and f.missed.call.peer is None,
+        _ARRIVED + "{have_returned}, so nobody is left to send rank {missed.call.rank} a message. "
+        "A send is left out, or a tag is wrong.",
+    ),
+    (
+        "uneven",
+        lambda f: (
+            f.all_returned and f.missed.is_send and f.missed.is_certain and f.missed.counts.rarer
+        ),
+        _ARRIVED + "in line {missed.call.line[1]} rank {missed.call.rank} has come to "
+        "{missed.counts.count} messages to rank {missed.other}, and rank {missed.other}, which has "
+        "returned, received {missed.counts.other_count} there. Give every rank as many rounds.",
+    ),
+    (
+        "uneven",
+        lambda f: (
+            f.all_returned and f.missed.is_recv and f.missed.is_certain and f.missed.counts.rarer
+        ),
+        _ARRIVED + "in line {missed.call.line[1]} rank {missed.call.rank} has come to "
+        "{missed.counts.count} messages from rank {missed.other}, and rank {missed.other}, which "
+        "has returned, sent {missed.counts.other_count} there. Give every rank as many rounds.",
+    ),
+    (
+        "returned",
+        lambda f: f.all_returned and f.missed.is_send,
+        _ARRIVED + "{have_returned}, and rank {missed.other} never received message "
+        "#{missed.call.number} from rank {missed.call.rank}. A receive is left out, or a peer or a "
+        "tag is wrong.",
+    ),
+    (
+        "returned",
+        lambda f: f.all_returned and f.missed.is_recv,
+        _ARRIVED + "{have_returned}, and rank {missed.other} never sent message "
+        "#{missed.call.number} to rank {missed.call.rank}. A send is left out, or a peer or a tag "
+        "is wrong.",
+    ),
+    (
+        "groups",
+        lambda f: f.missed.other_group and not f.missed.counts.rarer and f.missed.is_certain,
+        "Rank {missed.call.rank} waits in the group of {missed.group}. In that line rank "
+        "{missed.other} called {missed.call.kind} in the group of {missed.other_group}: use the "
+        "same group on every rank, of a mesh the same dimension.",
+    ),
+    (
+        "uneven",
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.counts.rarer,
+        _ARRIVED + _UNEVEN,
+    ),
+    (
+        "evaluation",
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.call.flags & EVALUATES,
+        _ARRIVED + _BUFFERS + ", in evaluation as well. Evaluate on every rank, or call "
+        "model.module on one.",
+    ),
+    (
+        "backward",
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.call.flags & BACKWARD,
+        _ARRIVED + "{have_returned} without this backward pass, in which DDP averages gradients. "
+        "Call it on every rank, as often.",
+    ),
+    (
+        "forward",
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.call.flags & FORWARD,
+        _ARRIVED + "{have_returned}. DDP's forward makes this call on every rank, but not after a "
+        "step within no_sync(). Give every rank as many batches, and no_sync() for the same ones.",
+    ),
+    (
+        "thread",
+        lambda f: f.missed.is_in_thread and not f.missed.counts.rarer,
+        "A thread of rank {missed.call.rank} waits in {missed.call.kind} ({missed.place}): "
+        "{absent} never called it. A call in a thread needs every rank of its group as well.",
+    ),
+    (
+        "returned",
+        lambda f: f.all_returned and f.missed.is_certain,
+        _ARRIVED + "{have_returned}, and rank {missed.other} never called {missed.call.kind} in "
+        "that line. Is the call in an `if` that only some ranks enter, or does one return early?",
+    ),
+]
+_UNEXPLAINED_ABSENCES: list[Rule] = [("missing", lambda _: True, _ARRIVED + SAME)]
+_MUTUAL_WAITS: list[Rule] = [
+    (
+        "send/send",
+        lambda f: f.kinds == {"send"},
+        "{in_circle} all send, and none receives: a blocking send ends only when its peer "
+        "receives. Let one side receive first, or use isend and irecv.",
+    ),
+    (
+        "recv/recv",
+        lambda f: f.kinds == {"recv"},
+        "{in_circle} all receive, and none sends: a receive ends only when its peer has sent. Let "
+        "one side send first.",
+    ),
+    (
+        "groups",
+        lambda f: f.group_count > 1 and not f.kinds & {"send", "recv", "new_group"},
+        "{in_circle} wait for each other in different groups: every rank of a group must come to "
+        "its calls, and all ranks to their groups in the same order.",
+    ),
+    (
+        "order",
+        lambda f: f.in_circle and len(f.blockers) > 1,
+        "The ranks wait in different calls ({blockers_text}): " + SAME,
+    ),
+    (
+        "alone",
+        lambda f: f.is_alone and f.blockers == {"recv"},
+        "There is no other rank that could send rank 0 a message.",
+    ),
+    (
+        "store",
+        lambda f: f.in_store and not f.in_circle,
+        "{in_store} {wait} in the store for a key that nobody has set ({key}).",
+    ),
+    (
+        None,
+        lambda f: not f.known,
+        "The ranks wait in {blockers_text}, and what they called before is not known: " + SAME,
+    ),
+    (
+        None,
+        lambda f: f.blockers in ({"init_process_group"}, {"init_rpc"}),
+        "Every rank waits in the same call: do all ranks use the same address, which this machine "
+        "knows, is each rank's number there once, and does world_size count them all?",
+    ),
+    (
+        None,
+        lambda _: True,
+        "No call is seen to lack its partner. If the work is long, raise timeout=; if it is not, "
+        "look for different groups, and for a peer or a source that does not match.",
+    ),
+]
+TABLE: list[tuple[Callable[[WaitGraph], list[Any]], list[Rule]]] = [
+    (facts.overview, _OVERVIEW),
+    (facts.differences, _DIFFERENCES),
+    (facts.message_mismatches, _MESSAGES),
+    (facts.lost_messages, _LOST_MESSAGES),
+    (facts.absences, _ABSENCES),
+    (facts.missed_calls, _MISSED_CALLS),
+    (facts.absences, _UNEXPLAINED_ABSENCES),
+    (facts.mutual_waits, _MUTUAL_WAITS),
+]
 
 
 def diagnose(graph: WaitGraph) -> tuple[str | None, str]:
     """Say why these ranks hang: the pattern's name, which does not change, and the words."""
-    pattern, words = next(
-        (pattern, text.format(**vars(found)))
-        for find, rows in TABLE
-        for found in find(graph)
-        for pattern, applies, text in rows
-        if applies(found)
-    )
-    if any(one.queued for one in graph.ranks.values()):
+    pattern, words = next(_diagnoses(graph))  # the last rule always applies
+    words = words[0].upper() + words[1:]
+    if any(whereabouts.queued for whereabouts in graph.ranks.values()):
         words += _QUEUED
     return pattern, words
+
+
+def _diagnoses(graph: WaitGraph) -> Iterator[tuple[str | None, str]]:
+    """What all rules that apply say, in the order of the table."""
+    for find_facts, rules in TABLE:
+        for section_facts in find_facts(graph):
+            for pattern, applies, sentences in rules:
+                if applies(section_facts):
+                    yield pattern, sentences.format(**vars(section_facts))

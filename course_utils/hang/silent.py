@@ -1,9 +1,10 @@
 """What went wrong in a launch that ended well: mistakes that torch lets pass, in the record."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from course_utils.hang.whereabouts import is_message
+from course_utils.hang.facts import ranks_by_text
+from course_utils.hang.wait_graph import differ_in
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.words import ranks_named
 from course_utils.launcher.worker_handle import WorkerHandle
@@ -23,7 +24,7 @@ from course_utils.record.record import Record
 
 Logs = Mapping[int, Log]
 
-# Dtypes with the same bits, which add up all the same.
+# Dtypes whose sums have the same bits, so that no harm is done where ranks mix them.
 _ALIKE = {"uint8": "int8", "bool": "int8", "complex64": "float32", "complex128": "float64"}
 _OPERATORS = {"sum", "avg", "max", "min", "product", "band", "bor", "bxor"}
 
@@ -35,11 +36,13 @@ class SilentMistakes(Listener):
         self._record = record
         self.sentences: list[str] = []
 
-    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
+    def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> None:
         """Look once, at the end, unless a rank has failed: its error says more."""
-        failed = [member for member in members if member.failure or not member.settled]
-        if not final or failed or len(members) < 2:
+        if not final or len(workers) < 2:
             return
+        for worker in workers:
+            if worker.failure or not worker.settled:
+                return
         with contextlib.suppress(Exception):  # whatever goes wrong here, the launch went well
             logs = self._record.logs()
             if None not in logs.values():
@@ -82,45 +85,66 @@ def _of_each_rank(logs: Logs) -> list[str]:
 
 
 def _ending_with(flag: int, logs: Logs) -> list[int]:
-    return [rank for rank, log in logs.items() if log.events and log.events[-1].flags & flag]
+    """The ranks whose last event has a flag."""
+    ranks = []
+    for rank, log in logs.items():
+        if log.events and log.events[-1].flags & flag:
+            ranks.append(rank)
+    return ranks
 
 
 def _first_with(flag: int, logs: Logs) -> tuple[Event | None, list[int]]:
     """The first call with a flag, and the ranks that have made such a call in that line."""
-    flagged = [event for log in logs.values() for event in log.events if event.flags & flag]
+    flagged = [event for event in _all_events(logs) if event.flags & flag]
     if not flagged:
         return None, []
     first = min(flagged, key=lambda event: event.start_s)
-    return first, sorted({event.rank for event in flagged if event.line == first.line})
+    ranks = {event.rank for event in flagged if event.line == first.line}
+    return first, sorted(ranks)
+
+
+def _all_events(logs: Logs) -> list[Event]:
+    events: list[Event] = []
+    for log in logs.values():
+        events += log.events
+    return events
 
 
 def _of_meetings(logs: Logs) -> list[str]:
-    """Of each kind of difference the first call that took ranks for alike which were not."""
-    events = [event for log in logs.values() for event in log.events]
-    complete = [meeting for meeting in meetings(events, len(logs)) if _is_complete(meeting)]
-    sentences = (_first_told(find, complete) for find in _DIFFERENCES)
-    return [sentence for sentence in sentences if sentence]
+    """For each kind of difference, the first meeting whose ranks differ so."""
+    complete = []
+    for meeting in meetings(_all_events(logs), len(logs)):
+        if _is_complete(meeting):
+            complete.append(meeting)
+    sentences = []
+    for describe in _DIFFERENCES:
+        for meeting in complete:
+            sentence = describe(meeting)
+            if sentence:
+                sentences.append(sentence)
+                break
+    return sentences
 
 
 def _is_complete(meeting: Meeting) -> bool:
     """Whether all ranks have made one call with a tensor, or one has sent what the other took."""
-    kinds = {call.kind for call in meeting.calls.values()}
-    is_one = len(kinds) == 1 or kinds == {"send", "recv"}
-    has_tensors = all(call.dtype and call.kind in KINDS for call in meeting.calls.values())
-    return is_one and has_tensors and not meeting.missing
-
-
-def _first_told(find: Callable[[Meeting], str], complete: Iterable[Meeting]) -> str:
-    return next(filter(None, map(find, complete)), "")
+    if meeting.missing:
+        return False
+    calls = meeting.calls.values()
+    kinds = {call.kind for call in calls}
+    if len(kinds) > 1 and kinds != {"send", "recv"}:
+        return False
+    return all(call.dtype and call.kind in KINDS for call in calls)
 
 
 def _dtypes(meeting: Meeting) -> str:
     calls = list(meeting.calls.values())
     dtypes = {_ALIKE.get(call.dtype, call.dtype) for call in calls}
-    are_bytes = "int8" in dtypes and _kind(meeting) is None
-    if len(dtypes) < 2 or are_bytes:
+    # Bytes that are merely copied may be seen as a different dtype.
+    only_copied = "int8" in dtypes and not KINDS[calls[0].kind].reduces
+    if len(dtypes) < 2 or only_copied:
         return ""
-    mixed = _told(meeting, lambda call: call.dtype)
+    mixed = _by_rank(meeting, lambda call: call.dtype)
     return (
         f"launch: {_call(meeting)}, was handed {mixed}: it took the bits of one for those of the "
         "other. Hand in the same dtype on every rank."
@@ -131,7 +155,7 @@ def _operators(meeting: Meeting) -> str:
     operators = {call.op for call in meeting.calls.values()}
     if len(operators) < 2 or not operators <= _OPERATORS:
         return ""
-    mixed = _told(meeting, lambda call: call.op)
+    mixed = _by_rank(meeting, lambda call: call.op)
     return (
         f"launch: {_call(meeting)}, was to compute {mixed}: the result is none of these. Name the "
         "same op on every rank."
@@ -140,18 +164,17 @@ def _operators(meeting: Meeting) -> str:
 
 def _shapes(meeting: Meeting) -> str:
     calls = list(meeting.calls.values())
-    if not KINDS[calls[0].kind].equal or any(call.queued for call in calls):
+    if not KINDS[calls[0].kind].equal or _some_queued(calls):
         return ""
-    if len({call.dtype for call in calls}) > 1:
+    if differ_in(calls, "dtype"):
         return ""
-    mixed = _told(meeting, lambda call: f"shape {call.shape}")
-    if len({call.bytes for call in calls}) > 1:
+    mixed = _by_rank(meeting, lambda call: f"shape {call.shape}")
+    if differ_in(calls, "bytes"):
         return (
             f"launch: {_call(meeting)}, was handed {mixed}: of the larger tensor only a part was "
             "used. Hand in the same shape on every rank."
         )
-    shapes = {tuple(size for size in call.shape if size != 1) for call in calls}
-    if len(shapes) > 1 and len({tuple(sorted(shape)) for shape in shapes}) == 1:
+    if _are_transposed(calls):
         return (
             f"launch: {_call(meeting)}, was handed {mixed}: numbers travel in the order in which "
             "they lie in memory, so they stand in other places there. Hand in the same shape on "
@@ -160,12 +183,23 @@ def _shapes(meeting: Meeting) -> str:
     return ""
 
 
+def _are_transposed(calls: list[Event]) -> bool:
+    """Whether tensors have the same sizes, but in different orders; sizes of 1 do not matter."""
+    shapes, sorted_shapes = set(), set()
+    for call in calls:
+        sizes = [size for size in call.shape if size != 1]
+        shapes.add(tuple(sizes))
+        sorted_shapes.add(tuple(sorted(sizes)))
+    return len(shapes) > 1 and len(sorted_shapes) == 1
+
+
 def _layouts(meeting: Meeting) -> str:
     calls = list(meeting.calls.values())
     layouts = {call.layout for call in calls}
-    is_wrong = len(layouts) > 1 or bool(layouts & {GAPS, SEVERAL})
-    is_wrong |= calls[0].kind == "all_to_all" and layouts != {""}
-    if not is_wrong or any(call.queued for call in calls):
+    is_wrong = len(layouts) > 1 or GAPS in layouts or SEVERAL in layouts
+    if calls[0].kind == "all_to_all" and layouts != {""}:
+        is_wrong = True
+    if not is_wrong or _some_queued(calls):
         return ""
     ranks = [rank for rank, call in meeting.calls.items() if call.layout]
     return (
@@ -175,26 +209,28 @@ def _layouts(meeting: Meeting) -> str:
     )
 
 
+# Each says what is wrong with a meeting, and nothing where that is not.
 _DIFFERENCES = (_dtypes, _operators, _shapes, _layouts)
 
 
-def _kind(meeting: Meeting) -> str | None:
-    """Of a reduction its name: bytes that are merely copied may be seen as another dtype."""
-    call = next(iter(meeting.calls.values()))
-    return call.kind if KINDS[call.kind].reduces else None
+def _some_queued(calls: list[Event]) -> bool:
+    return any(call.queued for call in calls)
 
 
 def _call(meeting: Meeting) -> str:
     """Such as `all_reduce at cell [3], line 5, in f: dist.all_reduce(x)`; of a message its recv."""
-    calls = sorted(meeting.calls.values(), key=lambda call: call.rank)
-    taken = [call for call in calls if is_message(call) and call.kind == "recv"]
-    first = (taken or calls)[0]
+    calls = [call for _, call in sorted(meeting.calls.items())]
+    first = calls[0]
+    for call in calls:
+        if call.kind == "recv":
+            first = call
     return f"{first.kind} at {first.where}"
 
 
-def _told(meeting: Meeting, say: Callable[[Event], object]) -> str:
+def _by_rank(meeting: Meeting, describe: Callable[[Event], object]) -> str:
     """Such as `int32 on rank 0 and float32 on ranks 1 and 2`."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, call in sorted(meeting.calls.items()):
-        ranks_of.setdefault(str(say(call)), []).append(rank)
-    return " and ".join(f"{words} on {ranks_named(ranks)}" for words, ranks in ranks_of.items())
+    texts = {rank: str(describe(call)) for rank, call in sorted(meeting.calls.items())}
+    parts = []
+    for words, ranks in ranks_by_text(texts).items():
+        parts.append(f"{words} on {ranks_named(ranks)}")
+    return " and ".join(parts)

@@ -1,7 +1,7 @@
-"""Who waits for whom: the record of all ranks, its calls matched as torch matches them."""
+"""Who waits for whom: where all ranks are, and their calls, matched as torch matches them."""
 
 from collections.abc import Iterable
-from math import inf
+from operator import attrgetter
 
 from course_utils.hang import queues
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
@@ -11,8 +11,9 @@ from course_utils.record.event import (
     FORWARD,
     JOINS,
     KINDS,
-    WAKES,
+    MAY_TIME_OUT,
     Event,
+    Key,
     Meeting,
     key_of,
     meetings,
@@ -20,166 +21,285 @@ from course_utils.record.event import (
 
 
 class WaitGraph:
-    """All ranks at a moment `now`, on the clock of their calls; `ranks` says where each one is."""
+    """All ranks at one moment, and which of them wait for which.
 
-    def __init__(self, all_: Iterable[Whereabouts], now: float) -> None:
-        self.ranks, self.now = {one.rank: one for one in all_}, now
-        self.world, everybody = tuple(sorted(self.ranks)), self.ranks.values()
-        self.known = all(one.known for one in everybody)  # else calls cannot be matched
-        calls = [call for one in everybody for call in one.calls]
-        self._takers = {c.rank for c in calls if c.kind == "recv" and c.peer is None} | {None}
-        met = meetings(calls, len(self.world))
-        self._met = {(one.key, one.number): one for one in met}
-        self._last = {(rank, one.key): one.number for one in met for rank in one.calls}
-        self._stuck = queues.stuck(calls, self._meeting, self._missing, _differ)
-        for rank, first in self._stuck.items():
-            self.ranks[rank].needs(first[0])
-        # Calls in which ranks wait, each with those who have not come to it; and by rank all these.
+    Attributes:
+        ranks: Where each rank is, by rank.
+        now: The moment, in seconds on the clock of the ranks' calls.
+        world: All ranks, in order.
+        known: Whether the calls of every rank are known; otherwise they cannot be matched.
+        open: Calls in which ranks wait, each with the ranks that have not come to it.
+        waits_for: By rank that waits, the ranks that it waits for.
+        absent: Ranks that others wait for, directly or not, and that wait for none themselves.
+    """
+
+    def __init__(self, all_whereabouts: Iterable[Whereabouts], now: float) -> None:
+        self.ranks = {whereabouts.rank: whereabouts for whereabouts in all_whereabouts}
+        self.now = now
+        self.world = tuple(sorted(self.ranks))
+        self.known = all(whereabouts.known for whereabouts in self.ranks.values())
+        calls = [call for whereabouts in self.ranks.values() for call in whereabouts.calls]
+        self._match(calls)
+        self._stuck = queues.stuck(calls, self._meeting, self._missing, _difference)
+        for rank, stuck_calls in self._stuck.items():
+            self.ranks[rank].needs(stuck_calls[0])
         self.open: list[tuple[Event, set[int]]] = []
-        self.waits_for = {one.rank: self._look(one) for one in everybody if one.state == "waiting"}
-        if not self.known:
-            self.waits_for = dict.fromkeys(self.waits_for, set(self.world) - set(self.waits_for))
-        reached = set().union(*map(self.reachable, self.waits_for))
-        # Whom others wait for, and who wait for none themselves.
-        self.absent = sorted(rank for rank in reached if not self.waits_for.get(rank))
+        self.waits_for = self._edges()
+        self.absent = self._absent()
 
-    def _look(self, one: Whereabouts) -> set[int]:
-        """Whom a rank waits for; of the calls that may keep it, those that have met do not."""
-        unmet = [(call, missing) for call in one.open if (missing := self._lacking(call))]
+    def _match(self, calls: list[Event]) -> None:
+        """Let all calls meet, and note how far each rank has come."""
+        self._meetings: dict[tuple[Key, int], Meeting] = {}
+        self._last_number: dict[tuple[int, Key], int] = {}
+        for meeting in meetings(calls, len(self.world)):
+            self._meetings[meeting.key, meeting.number] = meeting
+            for rank in meeting.calls:
+                self._last_number[rank, meeting.key] = meeting.number
+        # Ranks that take messages from any rank; None stands for the sender of such a message.
+        self._take_from_any: set[int | None] = {None}
+        for call in calls:
+            if call.kind == "recv" and call.peer is None:
+                self._take_from_any.add(call.rank)
+
+    def _edges(self) -> dict[int, set[int]]:
+        """By rank that waits, the ranks that it waits for."""
+        edges = {}
+        for rank, whereabouts in self.ranks.items():
+            if whereabouts.state == "waiting":
+                edges[rank] = self._waited_for_by(whereabouts)
+        if self.known:
+            return edges
+        not_waiting = set(self.world) - set(edges)
+        return dict.fromkeys(edges, not_waiting)
+
+    def _absent(self) -> list[int]:
+        reached: set[int] = set()
+        for rank in self.waits_for:
+            reached |= self.reachable(rank)
+        return sorted(rank for rank in reached if not self.waits_for.get(rank))
+
+    def _waited_for_by(self, whereabouts: Whereabouts) -> set[int]:
+        """Whom a rank waits for. Of the calls that may hold it, those that have met do not."""
+        unmet = []
+        for call in whereabouts.open:
+            missing = self._missing_or_stuck(call)
+            if missing:
+                unmet.append((call, missing))
         self.open += unmet
-        if one.what in ("wait", "backward") and not one.queued:
-            first = 1 if one.what == "backward" else None  # DDP waits for its buckets in order
-            one.open = tuple(call for call, _ in unmet)[:first]
-        if one.what in STORE_CALLS:
-            return {other.rank for other in self.ranks.values() if other.what != one.what}
-        return set().union(*(missing for _, missing in unmet))
+        if whereabouts.blocker in ("wait", "backward") and not whereabouts.queued:
+            unmet_calls = [call for call, _ in unmet]
+            if whereabouts.blocker == "backward":
+                unmet_calls = unmet_calls[:1]  # DDP waits for its buckets in order
+            whereabouts.open = tuple(unmet_calls)
+        if whereabouts.blocker in STORE_CALLS:
+            others = self.ranks.values()
+            return {other.rank for other in others if other.blocker != whereabouts.blocker}
+        waited_for: set[int] = set()
+        for _, missing in unmet:
+            waited_for |= missing
+        return waited_for
 
-    def sent(self, taken: Event) -> Event | None:
-        """The send that a receive from one rank is given, if that has been called."""
-        return None if taken.peer is None else self._meeting(taken).calls.get(taken.peer)
+    def _missing_or_stuck(self, call: Event) -> set[int]:
+        """Who has not come to a call, or has queued it behind one that cannot end."""
+        missing = self._missing(call)
+        if missing or not call.queued:
+            return missing
+        behind = set()
+        for rank, peer_call in self._meeting(call).calls.items():
+            if rank in self._stuck and peer_call not in self._stuck[rank]:
+                behind.add(rank)
+        return behind
 
-    def beside_join(self, until: Meeting) -> tuple[Event, int] | None:
-        """A call of the learner's own that met one by which another rank stood in for DDP's.
+    def _meeting(self, call: Event) -> Meeting:
+        return self._meetings[key_of(call), call.number]
 
-        It is the first of the group, up to a meeting; with it comes that rank.
+    def _missing(self, call: Event) -> set[int]:
+        """Who is known not to have come to a call."""
+        key = key_of(call)
+        if is_message(call) and self._take_from_any.intersection(key[1:3]):
+            return self._cannot_send(call)
+        missing = set()
+        for member in self._meetings[key, call.number].missing:
+            last_number = self._last_number.get((member, key))
+            if last_number is None:
+                # Where a rank's first calls are forgotten, it may have made any number of these.
+                has_not_come = self.ranks[member].complete
+            else:
+                has_not_come = last_number < call.number
+            if has_not_come:
+                missing.add(member)
+        return missing
+
+    def _cannot_send(self, call: Event) -> set[int]:
+        """All others, if a receive from any rank waits and all of them have returned.
+
+        Otherwise it is unknown which message such a receive takes, so nobody is missing for sure.
         """
-        for meeting in self._met.values():
+        others = set(self.ranks) - {call.rank}
+        for rank in others:
+            if self.ranks[rank].state != "returned":
+                return set()
+        return others if call.peer is None else set()
+
+    def reachable(self, rank: int) -> set[int]:
+        """Whom a rank waits for, directly or through others."""
+        reached: set[int] = set()
+        to_visit = [rank]
+        while to_visit:
+            for other in self.waits_for.get(to_visit.pop(), ()):
+                if other not in reached:
+                    reached.add(other)
+                    to_visit.append(other)
+        return reached
+
+    @property
+    def hangs_for_ever(self) -> bool:
+        """Whether it is certain that no rank will get any further.
+
+        All ranks that have not returned wait in calls, and nobody is on the way to these. No other
+        thread may make the missing call, no timer of a learner's group may end the wait, and it
+        must be one known call that holds a rank: if it may be one of several, the data of another
+        one may still be on its way. Threads of a rank that has returned may still make calls.
+        """
+        some_left = False
+        for whereabouts in self.ranks.values():
+            if whereabouts.state == "returned":
+                if _may_still_call(whereabouts):
+                    return False
+            elif self._waits_for_ever(whereabouts):
+                some_left = True
+            else:
+                return False
+        return some_left
+
+    def _waits_for_ever(self, whereabouts: Whereabouts) -> bool:
+        if whereabouts.state != "waiting" or not whereabouts.complete:
+            return False
+        if whereabouts.blocker not in KINDS or not whereabouts.call:
+            return False
+        if whereabouts.call.flags & (ASYNC | MAY_TIME_OUT):
+            return False
+        return bool(self.waits_for[whereabouts.rank]) or len(self.world) == 1
+
+    def matching_send(self, received: Event) -> Event | None:
+        """The send that a receive from one given rank takes, if it has been called."""
+        if received.peer is None:
+            return None
+        return self._meeting(received).calls.get(received.peer)
+
+    def count_in_line(self, rank: int, call: Event) -> int:
+        """How often a rank is known to have made such a call in its line and group.
+
+        Of a message, both ends count: a send of one rank and a receive of the other one.
+        """
+        count = 0
+        for other in self.ranks[rank].calls:
+            is_alike = other.kind == call.kind or is_message(call)
+            if other.line == call.line and is_alike and key_of(other) == key_of(call):
+                count += 1
+        return count
+
+    def last_in_other_group(self, rank: int, call: Event) -> Event | None:
+        """The last such call of a rank in the same line, but in a group of other ranks."""
+        for other in reversed(self.ranks[rank].calls):
+            is_alike = other.line == call.line and other.kind == call.kind
+            if is_alike and other.group != call.group:
+                return other
+        return None
+
+    def met_by_join(self, until: Meeting) -> tuple[Event, int] | None:
+        """A learner's own call that met one by which a rank in `join` stood in for DDP's calls.
+
+        Returns:
+            The first such call in the group of a meeting, up to that meeting, and the rank that
+            stood in.
+        """
+        for meeting in self._meetings.values():
             if meeting.key != until.key or meeting.number > until.number:
                 continue
             calls = meeting.calls.values()
             joiners = [call.rank for call in calls if call.flags & JOINS]
             others = [call for call in calls if call.rank not in joiners]
-            foreign = [call for call in others if call.kind in call.code]  # not in a library
-            if joiners and foreign:
-                return foreign[0], joiners[0]
+            by_learner = [call for call in others if call.kind in call.code]  # not by a library
+            if joiners and by_learner:
+                return by_learner[0], joiners[0]
         return None
-
-    @property
-    def hangs_for_ever(self) -> bool:
-        """Whether all that are left wait in calls, nobody is on the way to them, and that is known.
-
-        No other thread may make the call that is missing, no timer of a group of the learner's may
-        end the wait, and what is waited for may not be one of several: data of another may still
-        be on its way. Threads of a rank that has returned may still make calls.
-        """
-        left = [one for one in self.ranks.values() if one.state != "returned"]
-        over = [one for one in self.ranks.values() if one.state == "returned"]
-        return bool(left) and all(map(self._waits_for_ever, left)) and all(map(_is_over, over))
-
-    def _waits_for_ever(self, one: Whereabouts) -> bool:
-        in_call = one.state == "waiting" and one.what in KINDS and one.complete
-        if not in_call or not one.call or one.call.flags & (ASYNC | WAKES):
-            return False
-        return bool(self.waits_for[one.rank]) or len(self.world) == 1
-
-    def reachable(self, rank: int) -> set[int]:
-        """Whom a rank waits for, directly or through others."""
-        found, new = set(), {rank}
-        while new := set().union(*(self.waits_for.get(one, ()) for one in new)) - found:
-            found |= new
-        return found
-
-    def made(self, rank: int, call: Event) -> int:
-        """How many such calls a rank is known to have made in the same line and group."""
-        return sum(key_of(other) == key_of(call) for other in self._like(rank, call))
-
-    def met_in_line(self, rank: int, call: Event) -> int:
-        """How often a rank was, in the same line, at the other end of such messages."""
-        calls = self.ranks[rank].calls
-        return sum(its.line == call.line and key_of(its) == key_of(call) for its in calls)
-
-    def made_elsewhere(self, rank: int, call: Event) -> Event | None:
-        """The last such call of a rank in the same line, but in a group of other ranks."""
-        others = [other for other in self._like(rank, call) if other.group != call.group]
-        return others[-1] if others else None
-
-    def _like(self, rank: int, call: Event) -> list[Event]:
-        here = call.line, call.kind
-        return [other for other in self.ranks[rank].calls if (other.line, other.kind) == here]
-
-    def _lacking(self, call: Event) -> set[int]:
-        """Who has not come to a call, or has it in its queue behind one that cannot end."""
-        if not call.queued or self._missing(call):
-            return self._missing(call)
-        calls = self._meeting(call).calls
-        return {rank for rank, its in calls.items() if its not in self._stuck.get(rank, [its])}
-
-    def _meeting(self, call: Event) -> Meeting:
-        return self._met[key_of(call), call.number]
-
-    def _missing(self, call: Event) -> set[int]:
-        """Who has not come to a call; of whom that is forgotten, it is not said."""
-        key = key_of(call)
-        if is_message(call) and self._takers.intersection(key[1:3]):
-            # Which message a receive from any rank takes is not known, but a rank that has
-            # returned sends none.
-            others = {one.rank for one in self.ranks.values() if one.rank != call.rank}
-            over = all(self.ranks[rank].state == "returned" for rank in others)
-            return others if call.peer is None and over else set()
-        # Where a rank's first calls are forgotten, it may have come to any number of these.
-        at_least = {rank: 0 if one.complete else inf for rank, one in self.ranks.items()}
-        missing = self._met[key, call.number].missing
-        return {r for r in missing if self._last.get((r, key), at_least[r]) < call.number}
 
     def difference(self) -> tuple[str, Meeting] | None:
-        """What differs in the first such collective of the first group in which a rank waits."""
-        # Complete as a call may seem, its rank waits there.
+        """The first collective that differs, in the first group in which a rank waits; and how."""
         calls = [call for call, _ in self.open]
-        calls += [self.ranks[r].call for r in self.waits_for if self.ranks[r].call]
-        for key in dict.fromkeys(key_of(call) for call in calls if not is_message(call)):
-            agreed = False
-            for meeting in (met for met in self._met.values() if met.key == key):
-                if what := differs(list(meeting.calls.values())):
-                    # Where nothing was the same before, an earlier difference may be forgotten.
-                    if agreed or all(self.ranks[member].complete for member in meeting.members):
-                        return what, meeting
-                    break
-                agreed = agreed or len(meeting.calls) > 1
+        # A rank may wait in a call to which all others seem to have come.
+        for rank in self.waits_for:
+            if self.ranks[rank].call:
+                calls.append(self.ranks[rank].call)
+        keys = [key_of(call) for call in calls if not is_message(call)]
+        for key in dict.fromkeys(keys):  # each once
+            meeting = self._first_that_differs(key)
+            if meeting:
+                return _difference(meeting), meeting
+        return None
+
+    def _first_that_differs(self, key: Key) -> Meeting | None:
+        """The first collective that differs among those of a group, if that is certain.
+
+        Where none before it was seen to be the same, an earlier difference may be forgotten.
+        """
+        some_agreed = False
+        for meeting in self._meetings.values():
+            if meeting.key != key:
+                continue
+            if _difference(meeting):
+                all_known = all(self.ranks[member].complete for member in meeting.members)
+                if some_agreed or all_known:
+                    return meeting
+                return None
+            if len(meeting.calls) > 1:
+                some_agreed = True
         return None
 
 
-def _is_over(one: Whereabouts) -> bool:
-    """Whether a rank whose function has returned is seen to have no thread at work."""
-    return not any(call.kind == "return" and call.flags & WAKES for call in one.calls[-1:])
+def _may_still_call(whereabouts: Whereabouts) -> bool:
+    """Whether a rank whose function has returned may have a thread at work."""
+    if not whereabouts.calls:
+        return False
+    last = whereabouts.calls[-1]
+    return last.kind == "return" and bool(last.flags & MAY_TIME_OUT)
 
 
-def _differ(meeting: Meeting) -> str | None:
+def _difference(meeting: Meeting) -> str | None:
     return differs(list(meeting.calls.values()))
 
 
 def differs(calls: list[Event]) -> str | None:
-    """What calls that shall meet differ in, such as "order": they are of several kinds."""
-    first = calls[0]
-    if all(c.flags & FORWARD for c in calls) and len({c.flags & EVALUATES for c in calls}) > 1:
+    """What calls that meet differ in, such as "order" if they are of several kinds; else None."""
+    kind = calls[0].kind
+    if _differ_in_mode(calls):
         return "evaluation"
-    if len({call.kind for call in calls}) > 1:
+    if differ_in(calls, "kind"):
         return "order"
-    if first.kind == "new_group":
-        return "new_group" if len({call.group for call in calls}) > 1 else None
-    if len({call.root for call in calls}) > 1:
+    if kind == "new_group":
+        return "new_group" if differ_in(calls, "group") else None
+    if differ_in(calls, "root"):
         return "root"
-    equal = first.kind in KINDS and KINDS[first.kind].equal
-    if not equal or len({(call.bytes, call.dtype) for call in calls}) == 1:
+    may_differ = kind not in KINDS or not KINDS[kind].equal
+    if may_differ or not differ_in(calls, "bytes", "dtype"):
         return None
-    # Made by several lines, they may be calls that were not meant to meet.
-    return "lines" if len({call.line for call in calls}) > 1 else "shape"
+    # Calls from several lines may not have been meant to meet.
+    return "lines" if differ_in(calls, "line") else "shape"
+
+
+def differ_in(calls: Iterable[Event], *attributes: str) -> bool:
+    """Whether these attributes are not the same in all calls."""
+    value_of = attrgetter(*attributes)
+    values = {value_of(call) for call in calls}
+    return len(values) > 1
+
+
+def _differ_in_mode(calls: list[Event]) -> bool:
+    """Whether DDP's forward made all of these calls, on some ranks only in evaluation mode."""
+    modes = set()
+    for call in calls:
+        if not call.flags & FORWARD:
+            return False
+        modes.add(call.flags & EVALUATES)
+    return len(modes) > 1

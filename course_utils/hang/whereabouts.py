@@ -5,17 +5,19 @@ import contextlib
 import functools
 import linecache
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASIDE, ASYNC, BACKWARD, Event, Log
+from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
-STORE, _IN_STORE = "the store", "wait_in_the_store"  # see `hooks`
-# What of its own process holds a rank, by the library's file that it stands in.
+STORE = "the store"
+_IN_STORE = "wait_in_the_store"  # a function of the recorder, see `record/hooks.py`
+# What holds a rank inside its own process, by the file of a library that it stands in, or by a
+# folder in that file's path.
 _HOLDERS = {
     "/concurrent/futures/_base.py": "a future",
     "/multiprocessing/queues.py": "a queue",
@@ -29,7 +31,7 @@ _HOLDERS = {
     "/torch/multiprocessing/spawn.py": "a child process",
     "/torch/distributed/elastic/agent/": "a child process",
 }
-# What threading and multiprocessing build of locks, by the class whose method a rank is in.
+# What threading and multiprocessing build of locks, by the class of the method that a rank is in.
 _BUILT_OF_LOCKS = {
     "Barrier": "a barrier of threads",
     "Condition": "a condition",
@@ -37,17 +39,18 @@ _BUILT_OF_LOCKS = {
     "Semaphore": "a semaphore",
     "Thread": "a thread's end",
 }
-# What a rank waits for while a thread of its own works.
+# What a rank may wait for while a thread of its own works.
 _HAND_OVER = {"a thread's end", "a future", "a queue", "an event", "a condition"}
-_IDLE_LOOP, _LOOP = "/selectors.py", "/asyncio/base_events.py"  # asyncio has nothing to run
-# A Lock is written in C, so that no frame tells of it: `with mutex:` calls nothing else.
+# Of asyncio: it stands in the first one when it has nothing to run.
+_IDLE_LOOP, _LOOP = "/selectors.py", "/asyncio/base_events.py"
+# A Lock is written in C and has no frame, but `with mutex:` can wait for nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
 _FILE_LOCKS = re.compile(r"\b(flock|lockf)\(")
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner", "inner_func"}
-_COMPILES = "/torch/_inductor/"  # its workers are slow, and no hang
+_COMPILES = "/torch/_inductor/"  # a rank that waits for its workers is slow, and doesn't hang
 LOOPS = (ast.For, ast.While)
 _SLEEPS = re.compile(r"\bsleep\(")
-_SAID = {
+_ROWS_WITHOUT_LINE = {  # by state
     "returned": "its function has returned",
     "silent": "gives no answer: it is stopped by a signal, or held up inside the system",
 }
@@ -55,26 +58,40 @@ _SAID = {
 
 @dataclass
 class Whereabouts:
-    """Where one rank is."""
+    """Where one rank is.
+
+    Attributes:
+        rank: Its global rank.
+        state: "waiting" for other ranks, "held" by something of its own process, "running",
+            "silent" if it does not answer, "returned" if its function has.
+        blocker: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
+        line: The learner's line that it is in.
+        open: The calls of which one or more are not complete and hold it.
+        calls: All its calls that are known, in order.
+        known: Whether its calls are known at all.
+        complete: Whether none of them is forgotten.
+        handles: The exception that has led it into an `except` or a `finally`.
+        raised_at: The line that raised that exception.
+        ended: The exception that has ended a thread of it, and the line that raised it.
+        path: All lines of the learner's in its stack, outermost first.
+        starts: Whether it has not come to the learner's function yet.
+        in_thread: Whether a thread waits for other ranks, and the rank for that thread.
+    """
 
     rank: int
-    # "waiting" for other ranks, "held" by something of its own process, "running", "silent" if it
-    # does not answer, "returned" if its function has.
     state: str
-    what: str | None = None  # it waits in or is held by: "all_reduce", "backward" or "a lock"
-    line: Frame | None = None  # the learner's
-    open: tuple[Event, ...] = ()  # the calls of which one or more keep it: they are not complete
-    calls: tuple[Event, ...] = field(default=(), repr=False)  # all that are known, in order
-    known: bool = True  # whether its calls are known at all
-    complete: bool = True  # whether none of them is forgotten
-    # The exception that has led it into an `except` or a `finally`, and the line that raised it.
+    blocker: str | None = None
+    line: Frame | None = None
+    open: tuple[Event, ...] = ()
+    calls: tuple[Event, ...] = field(default=(), repr=False)
+    known: bool = True
+    complete: bool = True
     handles: str = ""
     raised_at: Frame | None = None
-    # The exception that has ended a thread of it, and the line that raised it.
     ended: tuple[str, Frame] | None = None
-    path: tuple[Frame, ...] = field(default=(), repr=False)  # all its lines of the learner
-    starts: bool = False  # whether it has not come to the learner's function yet
-    in_thread: bool = False  # whether a thread waits for other ranks, and the rank for that thread
+    path: tuple[Frame, ...] = field(default=(), repr=False)
+    starts: bool = False
+    in_thread: bool = False
 
     @property
     def call(self) -> Event | None:
@@ -83,100 +100,150 @@ class Whereabouts:
 
     @property
     def queued(self) -> bool:
-        """Whether it needs the result of a call that a GPU does later."""
+        """Whether it needs the result of a call that a GPU carries out later."""
         return bool(self.call and self.call.queued)
 
     def needs(self, call: Event) -> None:
         """It has queued a call that cannot end, and sooner or later stands where it needs that."""
         if self.state == "running":
-            self.state, self.what, self.open = "waiting", call.kind, (call,)
+            self.state = "waiting"
+            self.blocker = call.kind
+            self.open = (call,)
+
+    def waits_in(self, blocker: str, calls: Sequence[Event], line: Frame | None) -> None:
+        """It waits for other ranks in a line; some of these calls may hold it."""
+        self.state = "waiting"
+        self.open = _open(calls, blocker, line)
+        self.blocker = blocker
+        if blocker.startswith("_"):  # a name of torch's insides
+            self.blocker = "torch.distributed"
+            if self.call:
+                self.blocker = self.call.kind
 
     def row(self, world: tuple[int, ...]) -> str:
         """One line about it, or two: what it does, at which line, and in which call."""
-        if self.state in _SAID:
-            return _SAID[self.state]
-        doing = {"waiting": f"waiting in {self.what}", "held": f"waiting for {self.what}"}
-        doing = doing.get(self.state, "running")
-        if self.in_thread:
-            doing = f"waiting for a thread in {self.what}"
-        if self.queued:
-            doing = f"has queued {self.what} and is"
+        if self.state in _ROWS_WITHOUT_LINE:
+            return _ROWS_WITHOUT_LINE[self.state]
         if self.starts:
             return "starting, before your function"
+        doing = self._doing()
         if self.line is None:
             return f"{doing}, outside of your code"
         row = f"{doing} at {self.line.place}: {self.line.code}"
-        return f"{row}\n{' ' * 10}{told(self.call, world)}" if self.call else row
+        if self.call is None:
+            return row
+        indent = " " * 10
+        return f"{row}\n{indent}{described(self.call, world)}"
+
+    def _doing(self) -> str:
+        if self.queued:
+            return f"has queued {self.blocker} and is"
+        if self.in_thread:
+            return f"waiting for a thread in {self.blocker}"
+        if self.state == "waiting":
+            return f"waiting in {self.blocker}"
+        if self.state == "held":
+            return f"waiting for {self.blocker}"
+        return "running"
 
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
-    """Put together what a stack and the record say; `frames` is None for a rank that returned."""
-    state = "returned" if frames is None else "running" if frames else "silent"
-    one = Whereabouts(rank, state, known=log is not None, complete=bool(log and log.complete))
-    one.calls = log.events if log else ()
-    if not frames:
-        return one
-    one.line = learners_line(frames)
-    one.starts = _starts(frames, one)
-    one.path = tuple(frame for frame in frames if frame.is_learners)
-    one.handles, one.raised_at = getattr(frames, "handles", None) or ("", None)
-    if what := held_by(frames):
-        one.state, one.what = "held", what
-        one.ended = getattr(frames, "ended", None) if what in _HAND_OVER else None
-    elif what := waits_in(frames):
-        one.state, one.what, one.open = "waiting", what, _open(one.calls, what, one.line)
-        if what.startswith("_"):  # a name of torch's insides
-            one.what = one.call.kind if one.call else "torch.distributed"
+    """Put together what a rank's stack and its record say.
+
+    Args:
+        rank: The global rank.
+        frames: Its stack, outermost first; empty if it gave none, None if it has returned.
+        log: Its calls, if they are known.
+    """
+    whereabouts = Whereabouts(rank, state="returned")
+    whereabouts.known = log is not None
+    whereabouts.complete = log is not None and log.complete
+    if log is not None:
+        whereabouts.calls = log.events
+    if frames is None:
+        return whereabouts
+    whereabouts.state = "silent"
+    if frames:
+        whereabouts.state = "running"
+        _look_at_stack(whereabouts, frames)
+    return whereabouts
+
+
+def _look_at_stack(whereabouts: Whereabouts, frames: list[Frame]) -> None:
+    line = learners_line(frames)
+    whereabouts.line = line
+    whereabouts.path = tuple(frame for frame in frames if frame.is_learners)
+    whereabouts.starts = _starts(frames, whereabouts)
+    handled = getattr(frames, "handles", None)
+    if handled:
+        whereabouts.handles, whereabouts.raised_at = handled
+    holder = held_by(frames)
+    call = waits_in(frames)
+    if holder:
+        whereabouts.state = "held"
+        whereabouts.blocker = holder
+        if holder in _HAND_OVER:
+            whereabouts.ended = getattr(frames, "ended", None)
+    elif call:
+        whereabouts.waits_in(call, whereabouts.calls, line)
     else:
-        one.line = settled(frames)
-    if one.what in _HAND_OVER or _awaits(frames):
-        _look_at_threads(one, getattr(frames, "threads", ()))
-    return one
+        whereabouts.line = settled(frames)
+    if whereabouts.blocker in _HAND_OVER or _awaits(frames):
+        _look_at_threads(whereabouts, getattr(frames, "threads", ()))
 
 
-def _starts(frames: list[Frame], one: Whereabouts) -> bool:
+def _starts(frames: list[Frame], whereabouts: Whereabouts) -> bool:
     """By the launcher's own frames: `_run_function` makes the group, `_call_function` comes later.
 
     What the record has is read later than the stack, so a rank may have returned meanwhile.
     """
-    names = [frame.name for frame in frames[:2]]
-    if names[:1] != ["_run_function"] or names[1:] == ["_call_function"]:
+    names = [frame.name for frame in frames]
+    if names[0] != "_run_function" or names[1:2] == ["_call_function"]:
         return False
-    return "init_process_group" in [frame.name for frame in frames] or not one.calls
+    return "init_process_group" in names or not whereabouts.calls
 
 
 def _awaits(frames: list[Frame]) -> bool:
     """Whether asyncio waits until something ends that runs in a thread, or elsewhere."""
-    idle = frames[-1].file.endswith(_IDLE_LOOP)
-    return idle and any(frame.file.endswith(_LOOP) for frame in frames)
+    is_idle = frames[-1].file.endswith(_IDLE_LOOP)
+    return is_idle and any(frame.file.endswith(_LOOP) for frame in frames)
 
 
-def _look_at_threads(one: Whereabouts, threads: Iterable[list[Frame]]) -> None:
-    """A rank that waits for a thread waits for whom that thread waits for."""
+def _look_at_threads(whereabouts: Whereabouts, threads: Iterable[list[Frame]]) -> None:
+    """A rank that waits for a thread waits for the ranks that this thread waits for."""
     for frames in threads:
-        if held_by(frames) or not (what := waits_in(frames)):
+        call = waits_in(frames)
+        if not call or held_by(frames):
             continue
+        calls = whereabouts.calls
+        if call not in ("wait", "backward"):
+            calls = _with_flag(calls, USER_THREAD)
         line = learners_line(frames)
-        calls = one.calls
-        if what not in ("wait", "backward"):
-            calls = tuple(call for call in calls if call.flags & ASIDE)
-        one.state, one.what, one.open = "waiting", what, _open(calls, what, line)
-        if what.startswith("_"):
-            one.what = one.call.kind if one.call else "torch.distributed"
-        one.line = line or one.line
-        one.in_thread = True
+        whereabouts.waits_in(call, calls, line)
+        whereabouts.in_thread = True
+        if line:
+            whereabouts.line = line
         return
 
 
-def _open(calls: tuple[Event, ...], what: str, line: Frame | None) -> tuple[Event, ...]:
-    """Which calls a rank may be waiting in; those that have met are sorted out later."""
-    if what in STORE_CALLS or what == STORE or not calls:
+def _open(calls: Sequence[Event], blocker: str, line: Frame | None) -> tuple[Event, ...]:
+    """Which calls may hold a rank. Those that have met are sorted out later."""
+    if blocker in STORE_CALLS or blocker == STORE or not calls:
         return ()
-    if what in ("wait", "backward"):
-        flag = ASYNC if what == "wait" else BACKWARD
-        return tuple(call for call in calls if call.flags & flag)
-    here = line and (line.file, line.line)
-    return calls[-1:] if (calls[-1].line and calls[-1].line[:2]) == here else ()
+    if blocker == "wait":
+        return _with_flag(calls, ASYNC)
+    if blocker == "backward":
+        return _with_flag(calls, BACKWARD)
+    last = calls[-1]
+    last_line = last.line[:2] if last.line else None
+    this_line = (line.file, line.line) if line else None
+    if last_line == this_line:
+        return (last,)
+    return ()
+
+
+def _with_flag(calls: Sequence[Event], flag: int) -> tuple[Event, ...]:
+    return tuple(call for call in calls if call.flags & flag)
 
 
 def is_message(call: Event) -> bool:
@@ -184,19 +251,30 @@ def is_message(call: Event) -> bool:
     return call.kind in ("send", "recv")
 
 
-def told(call: Event, world: tuple[int, ...]) -> str:
+def described(call: Event, world: tuple[int, ...]) -> str:
     """Such as `collective #3, float32 of shape (4,), root 0`."""
     if call.kind == "new_group":
         return f"new group #{call.number}, of {ranks_named(call.group)}"
     head = f"collective #{call.number}{of_group(call, world)}"
     if is_message(call):
-        end = "any rank" if call.peer is None else f"rank {call.peer}"
-        tag = f" with tag {call.tag}" if call.tag else ""
-        head = f"message #{call.number} {'to' if call.kind == 'send' else 'from'} {end}{tag}"
-    queued = f", queued at {call.where}" if call.queued and call.line else ""
-    data = f", {content(call)}" if call.dtype and call.kind != "barrier" else ""
-    root = "" if call.root is None else f", root {call.root}"
+        head = _message(call)
+    data = root = queued = ""
+    if call.dtype and call.kind != "barrier":
+        data = f", {content(call)}"
+    if call.root is not None:
+        root = f", root {call.root}"
+    if call.queued and call.line:
+        queued = f", queued at {call.where}"
     return f"{head}{data}{root}{queued}"
+
+
+def _message(call: Event) -> str:
+    """Such as `message #2 from any rank with tag 7`."""
+    end = "any rank" if call.peer is None else f"rank {call.peer}"
+    tag = f" with tag {call.tag}" if call.tag else ""
+    if call.kind == "send":
+        return f"message #{call.number} to {end}{tag}"
+    return f"message #{call.number} from {end}{tag}"
 
 
 def content(call: Event) -> str:
@@ -209,7 +287,16 @@ def of_group(call: Event, world: tuple[int, ...]) -> str:
     if call.group_name == "0" and call.group == world:
         return ""
     who = f"({ranks_named(call.group)})"
-    return f" of group {call.group_name} {who}" if call.group_name.isdigit() else f" of {who}"
+    if call.group_name.isdigit():
+        return f" of group {call.group_name} {who}"
+    return f" of {who}"
+
+
+def _inner_frames(frames: list[Frame], line: Frame | None) -> list[Frame]:
+    """The frames inside the learner's line; none if there is no such line."""
+    if line is None:
+        return []
+    return frames[frames.index(line) + 1 :]
 
 
 def waits_in(frames: list[Frame]) -> str | None:
@@ -217,22 +304,37 @@ def waits_in(frames: list[Frame]) -> str | None:
 
     Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
     """
-    own = learners_line(frames)
-    inner = frames[frames.index(own) + 1 :] if own else frames
+    line = learners_line(frames)
+    inner = _inner_frames(frames, line) if line else frames
     for frame in inner:
-        if frame.file.endswith("nn/parallel/distributed.py"):
-            return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
-        if frame.name == "_engine_run_backward":
-            return "backward"
-        if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
-            return "FSDP's forward"
-    calls = [f.name for f in inner if "torch/distributed/" in f.file and f.name not in _WRAPPERS]
-    if not calls and inner and inner[-1].name == _IN_STORE:
-        return STORE
-    if not calls:
-        return "wait" if own and ".wait(" in own.code and not held_by(frames) else None
+        wrapper = _in_wrapper(frame)
+        if wrapper:
+            return wrapper
+    names = []
+    for frame in inner:
+        if "torch/distributed/" in frame.file and frame.name not in _WRAPPERS:
+            names.append(frame.name)
     # `dist.get_rank()` waits for nobody, but `get_model_state_dict()` calls what does.
-    return calls[0] if any(_may_wait(name) for name in calls) else None
+    if any(_may_wait(name) for name in names):
+        return names[0]
+    if names:
+        return None
+    if inner and inner[-1].name == _IN_STORE:
+        return STORE
+    if line and ".wait(" in line.code and not held_by(frames):
+        return "wait"
+    return None
+
+
+def _in_wrapper(frame: Frame) -> str | None:
+    """The call of DDP or FSDP, or the backward pass, that a frame belongs to, if any."""
+    if frame.file.endswith("nn/parallel/distributed.py"):
+        return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
+    if frame.name == "_engine_run_backward":
+        return "backward"
+    if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
+        return "FSDP's forward"
+    return None
 
 
 def _may_wait(name: str) -> bool:
@@ -242,39 +344,62 @@ def _may_wait(name: str) -> bool:
 
 
 def held_by(frames: list[Frame]) -> str | None:
-    """What of its own process, not of another rank, the learner's line waits for, if anything."""
-    own = learners_line(frames)
-    inner = frames[frames.index(own) + 1 :] if own else []
+    """What the learner's line waits for inside its own process, and not in a rank, if anything."""
+    line = learners_line(frames)
+    if line is None:
+        return None
+    inner = _inner_frames(frames, line)
     if any(_COMPILES in frame.file for frame in inner):
         return None
     for frame in inner:
-        for file, what in _HOLDERS.items():
-            if frame.file.endswith(file) or (file.endswith("/") and file in frame.file):
-                owner = innermost(frame, ast.ClassDef)
-                return _BUILT_OF_LOCKS.get(getattr(owner, "name", None), what)
-    if own and not inner and _FILE_LOCKS.search(own.code):
+        holder = _holder(frame)
+        if holder:
+            return holder
+    if inner:
+        return None
+    if _FILE_LOCKS.search(line.code):
         return "a file lock"
-    return "a lock" if own and not inner and _LOCKS.search(own.code) else None
+    if _LOCKS.search(line.code):
+        return "a lock"
+    return None
+
+
+def _holder(frame: Frame) -> str | None:
+    """What a frame of a library waits for, if it's one of those that wait."""
+    for file, holder in _HOLDERS.items():
+        is_folder = file.endswith("/")
+        if frame.file.endswith(file) or (is_folder and file in frame.file):
+            owner = innermost(frame, ast.ClassDef)
+            if owner and owner.name in _BUILT_OF_LOCKS:
+                return _BUILT_OF_LOCKS[owner.name]
+            return holder
+    return None
 
 
 def settled(frames: list[Frame]) -> Frame | None:
-    """The line of a rank that computes: where a `while` goes round, its first, which stays."""
-    own = learners_line(frames)
-    if own != frames[-1] or _SLEEPS.search(own.code):
-        return own
-    loop = innermost(own, *LOOPS)
-    return Frame(own.file, loop.lineno, own.name) if isinstance(loop, ast.While) else own
+    """The line of a rank that computes; where a `while` goes round, its first line, which stays."""
+    line = learners_line(frames)
+    if line != frames[-1] or _SLEEPS.search(line.code):
+        return line
+    loop = innermost(line, *LOOPS)
+    if isinstance(loop, ast.While):
+        return Frame(line.file, loop.lineno, line.name)
+    return line
 
 
 def innermost(line: Frame, *kinds: type[ast.stmt]) -> ast.stmt | None:
     """The innermost statement around a line that is of these kinds."""
-    return max(around(line, *kinds), key=lambda node: node.lineno, default=None)
+    return max(around(line, *kinds), key=lambda statement: statement.lineno, default=None)
 
 
 def around(line: Frame, *kinds: type[ast.stmt]) -> list[ast.stmt]:
     """The statements around a line that are of these kinds."""
-    nodes = _statements("".join(linecache.getlines(line.file)))
-    return [n for n in nodes if isinstance(n, kinds) and n.lineno <= line.line <= n.end_lineno]
+    source = "".join(linecache.getlines(line.file))
+    statements = []
+    for statement in _statements(source):
+        if isinstance(statement, kinds) and statement.lineno <= line.line <= statement.end_lineno:
+            statements.append(statement)
+    return statements
 
 
 @functools.lru_cache(maxsize=4)  # ranks mostly stand in the same file

@@ -6,26 +6,29 @@ A limit that only says "long enough" was chosen on a quiet machine that adds a m
 
 import time
 
-_ADDITIONS, _QUIET_S = 1_000_000, 0.03
-_RECENT_S = 1.0  # to whoever asks again and again a machine is as slow as it was just now
-_measured: list[tuple[float, int]] = []  # the last one: when, and what
+_ADDITIONS = 1_000_000
+_QUIET_S = 0.03
+_RECENT_S = 1.0  # a deadline that is asked again and again measures once in this time
+_measured: list[tuple[float, int]] = []  # the last measurement: when, and how slow
 
 
 def slowness(recent_s: float = 0.0) -> int:
     """How many times as long as on that machine a computation takes here and now; at least 1.
 
     Args:
-        recent_s: what was measured at most so many seconds ago is good enough.
+        recent_s: a measurement that is at most this many seconds old is good enough.
     """
-    begun, total = time.monotonic(), 0
-    if _measured and begun - _measured[-1][0] < recent_s:
-        return _measured[-1][1]
+    began_s = time.monotonic()
+    for measured_s, measured_slowness in _measured:
+        if began_s - measured_s < recent_s:
+            return measured_slowness
+    total = 0
     for number in range(_ADDITIONS):
         total += number
-    took_s = time.monotonic() - begun
-    measured = max(1, int(took_s / _QUIET_S))
-    _measured[:] = [(begun, measured)]
-    return measured
+    took_s = time.monotonic() - began_s
+    slowness_now = max(1, int(took_s / _QUIET_S))
+    _measured[:] = [(began_s, slowness_now)]
+    return slowness_now
 
 
 class Deadline:
@@ -36,9 +39,12 @@ class Deadline:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self._begun = seconds, time.monotonic()
+        self.seconds = seconds
+        self._began_s = time.monotonic()
 
     def is_over(self) -> bool:
-        """Whether it is; only then the machine is measured."""
-        spent_s = time.monotonic() - self._begun
-        return spent_s > self.seconds and spent_s > self.seconds * slowness(_RECENT_S)
+        """Whether it is. The machine is measured only when the seconds themselves have passed."""
+        spent_s = time.monotonic() - self._began_s
+        if spent_s <= self.seconds:
+            return False
+        return spent_s > self.seconds * slowness(_RECENT_S)

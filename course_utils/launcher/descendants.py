@@ -1,9 +1,9 @@
 """What a rank starts ends with it: processes that it forks, and programs that it runs.
 
-The system tells a forked process that its parent is gone, if the thread that has forked it lives
-as long as the parent. Of a program nobody tells, nor of a process that a helper thread has
-forked. For these the rank starts, once and only then, a guard: a shell that waits for the rank's
-end, and ends the rank's process group.
+The system tells a forked process that its parent is gone, provided that the thread which forked it
+lives as long as the parent. It tells neither a program nor a process that a helper thread forked.
+For these the rank starts a guard, once and only when it is needed: a shell that waits for the
+rank's end and then kills the rank's process group.
 """
 
 import contextlib
@@ -22,62 +22,69 @@ from typing import Any
 
 LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-# Of the process group, which ends with it. It is no child of the rank, which may wait for those.
+# The guard belongs to the process group, which ends with it. The shell that starts it ends at once,
+# so the guard isn't the rank's child: a learner's code may wait for all of its children.
 _GUARD = "exec 3<&0; (read line; kill -KILL 0) <&3 >/dev/null 2>&1 &"
 _TRACKER = "multiprocessing.resource_tracker"
 
 
 class Descendants:
-    """All that one rank starts; its process ids stand in `pids`, a file that all ranks share."""
+    """All processes that one rank starts.
+
+    Args:
+        pids: an open file, shared by all ranks, into which every process id is written.
+    """
 
     def __init__(self, pids: FileIO) -> None:
         self._pids = pids
-        self._rank = 0
-        self._guards_end = -1  # the rank's end of the pipe by which its guard hears of its end
+        self._rank_pid = 0
+        self._lifeline: int | None = None  # a pipe's writing end: the guard hears when it closes
         self._kept: list[subprocess.Popen] = []
         self._lock = threading.RLock()
-        self._is_main = True  # who forks is the main thread
+        self._main_thread_forks = True
 
-    def take_along(self) -> None:
-        """In a rank, before anything of the learner's runs."""
+    def bind_to_this_rank(self) -> None:
+        """In a rank, before anything of the learner's runs: note all that it starts from now on."""
         die_with_parent()
-        self._rank = os.getpid()
-        self._note(self._rank)
+        self._rank_pid = os.getpid()
+        self._note(self._rank_pid)
         os.register_at_fork(before=self._before_fork, after_in_child=self._in_child)
-        self._guarding(subprocess.Popen, "__init__")
-        self._guarding(os, "system")
-        if hasattr(multiprocessing.util, "spawnv_passfds"):  # private: else law 8 holds less far
-            multiprocessing.util.spawnv_passfds = self._spawn(multiprocessing.util.spawnv_passfds)
+        self._guard_before(subprocess.Popen, "__init__")
+        self._guard_before(os, "system")
+        spawn = getattr(multiprocessing.util, "spawnv_passfds", None)
+        if spawn is not None:  # private: without it, law 8 holds less far
+            multiprocessing.util.spawnv_passfds = self._guarded_spawn(spawn)
 
     def _note(self, pid: int) -> None:
         with contextlib.suppress(OSError):  # no room left
             self._pids.write(f"{pid}\n".encode())
 
     def _before_fork(self) -> None:
-        self._is_main = threading.current_thread() is threading.main_thread()
-        if not self._is_main:
+        self._main_thread_forks = threading.current_thread() is threading.main_thread()
+        if not self._main_thread_forks:
             self._start_guard()
 
     def _in_child(self) -> None:
-        if self._is_main:
+        if self._main_thread_forks:
             die_with_parent()
         self._note(os.getpid())
-        if self._guards_end >= 0:  # else the guard would wait for this process as well
-            os.close(self._guards_end)
-            self._guards_end = -1
+        if self._lifeline is not None:  # otherwise the guard would wait for this process as well
+            os.close(self._lifeline)
+            self._lifeline = None
 
-    def _guarding(self, owner: Any, name: str) -> None:
-        start = getattr(owner, name)
+    def _guard_before(self, owner: Any, name: str) -> None:
+        """Have a function or method start the guard before it does what it does."""
+        original = getattr(owner, name)
 
-        @functools.wraps(start)
-        def start_guarded(*args: Any, **options: Any) -> Any:
+        @functools.wraps(original)
+        def guarded(*args: Any, **options: Any) -> Any:
             self._start_guard()
-            return start(*args, **options)
+            return original(*args, **options)
 
-        setattr(owner, name, start_guarded)
+        setattr(owner, name, guarded)
 
-    def _spawn(self, spawn: Callable) -> Callable:
-        """What `multiprocessing` starts Python with."""
+    def _guarded_spawn(self, spawn: Callable) -> Callable:
+        """Replaces the function with which `multiprocessing` starts Python."""
 
         def spawn_guarded(path: Any, args: Sequence, files: Sequence[int]) -> int:
             self._start_guard()
@@ -85,7 +92,7 @@ class Descendants:
                 pid = spawn(path, args, files)
                 self._note(pid)
                 return pid
-            # It removes what is left when this rank is dead, so it must not be stopped with it.
+            # The tracker removes what a dead rank has left, so it mustn't be killed with the rank.
             tracker = subprocess.Popen(args, executable=path, pass_fds=files, process_group=0)
             self._kept.append(tracker)
             return tracker.pid
@@ -93,16 +100,17 @@ class Descendants:
         return spawn_guarded
 
     def _start_guard(self) -> None:
-        """In the rank itself: the end of what it has forked is not that of its group."""
-        if os.getpid() != self._rank:
+        """In the rank itself: when a process that it has forked ends, its group lives on."""
+        if os.getpid() != self._rank_pid:
             return
         with self._lock:
-            if self._guards_end >= 0:
+            if self._lifeline is not None:
                 return
             with contextlib.suppress(OSError):  # no descriptor, no process or no shell
-                reading, self._guards_end = os.pipe()
-                with open(reading, "rb"):
-                    subprocess.Popen(["/bin/sh", "-c", _GUARD], stdin=reading).wait()
+                reader, self._lifeline = os.pipe()
+                with open(reader, "rb") as stdin:
+                    shell = subprocess.Popen(["/bin/sh", "-c", _GUARD], stdin=stdin)
+                    shell.wait()
 
 
 def die_with_parent() -> None:
@@ -110,7 +118,8 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
-        threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+        parent = os.getppid()
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 
 def _watch_parent(parent: int) -> None:

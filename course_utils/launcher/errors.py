@@ -1,15 +1,14 @@
-"""What went wrong in the workers, told to a learner: the root cause, its rank, its line, a way on.
+"""What went wrong in the workers, in words for a learner: the root cause, its rank, its line.
 
 Nothing here depends on the clock, a process id or an address, so that a notebook that provokes
 an error on purpose prints the same words in every run.
 """
 
-import itertools
 import re
 import signal
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -18,6 +17,10 @@ from course_utils.launcher import echoes, reasons, stacks
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named as ranks
 from course_utils.launcher.words import were, wrapped
+
+# By global rank its stack, outermost frame first: [] if it gave none, None if its function has
+# returned.
+StacksByRank = dict[int, list[Frame] | None]
 
 _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the store have many
 # What differs from run to run in others' messages: addresses, ports, process ids, source paths.
@@ -34,9 +37,10 @@ _NEXT_TRACEBACK = re.compile(
     r"\n(The above exception was|During handling) [^\n]+\n\nTraceback \(most recent call last\):\n"
 )
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
-_LIMIT = 4000  # characters of an exception's own words that are kept
-_SHORT = 200  # of a failure that is told beside the root cause
-_MEMBERS = 8  # of an ExceptionGroup, and of the exceptions that led to one, that are told
+_MAX_CHARACTERS = 4000  # of an exception's own words
+_SHORT = 200  # characters of a failure that is shown besides the root cause
+_MAX_EXCEPTIONS = 8  # of an ExceptionGroup's members, and of the exceptions that led to one
+_MAX_FRAMES = 40  # the innermost
 
 
 @dataclass
@@ -44,10 +48,12 @@ class Failure:
     """How one rank failed, and when (seconds on the system's monotonic clock).
 
     Attributes:
-        echo: What kind of complaint about other ranks it is, see `echoes`; empty for a cause.
-        began_otherwise: Such a complaint came while an exception of the rank's own was handled.
-        details: What caused it, its notes, and the members of an ExceptionGroup, a line each.
-        died: The process ended without a word, such as by a signal.
+        headline: its name and its words, such as `ValueError: boom`.
+        frames: the stack at which it was raised, outermost first.
+        echo: what kind of complaint about other ranks it is, see `echoes`; empty for a cause.
+        began_otherwise: such a complaint came while an exception of the rank's own was handled.
+        details: what caused it, its notes, and the members of an ExceptionGroup, a line each.
+        died: the process ended without a word, such as by a signal.
     """
 
     rank: int
@@ -71,29 +77,40 @@ class Failure:
 
     def story(self) -> str:
         """The headline, what led to it, and the learner's lines, the last with its neighbours."""
-        own = [frame for frame in self.frames if frame.is_learners]
-        own = [frame for frame in own if frame.code] or own  # a dataclass's methods have no text
-        rows = dict.fromkeys(f"  {frame.place}: {frame.code}" for frame in own[:-1])
-        again = ["  ..."] * (len(rows) < len(own) - 1)  # where a function calls itself
-        last = [f"  {frame.place}\n{frame.excerpt()}".rstrip() for frame in own[-1:]]
-        details = ["  " + detail.replace("\n", "\n  ") for detail in self.details]
-        head = "\n".join([self.headline, *details])
-        return "\n".join([head + "\n" * bool(own), *rows, *again, *last])
+        head = [self.headline]
+        for detail in self.details:
+            head.append("  " + detail.replace("\n", "\n  "))
+        lines = self._learners_lines()
+        if not lines:
+            return "\n".join(head)
+        *callers, last = lines
+        rows = list(dict.fromkeys(f"  {frame.place}: {frame.code}" for frame in callers))
+        if len(rows) < len(callers):  # a function calls itself
+            rows.append("  ...")
+        rows.append(f"  {last.place}\n{last.excerpt()}".rstrip())
+        return "\n".join([*head, "", *rows])
+
+    def _learners_lines(self) -> list[Frame]:
+        frames = [frame for frame in self.frames if frame.is_learners]
+        frames_with_text = [frame for frame in frames if frame.code]
+        return frames_with_text or frames  # a dataclass's methods have no text
 
     def likely(self, world_size: int, output: str = "") -> str:
-        """The likely reason, where there is one to tell."""
+        """The likely reason, if there is one to tell."""
         reason = reasons.of_failure(self.headline, self.frames, output)
         if reason or self.began_otherwise:
             return reason
         return reasons.of_echo(self.echo, world_size)
 
-    def _blame(self) -> tuple[int, bool, bool, float]:
+    def _order_of_blame(self) -> tuple[int, bool, bool, float]:
         """The least is the root cause; a timer of the group ends before the peers' connections.
 
         That a process has died is heard after what its peers say of it, in words of their own.
         """
-        rank_of_echo = 2 if self.echo and not self.began_otherwise else int(self.is_echo)
-        return rank_of_echo, not self.died, self.echo == echoes.LOST, self.when
+        order = 0
+        if self.is_echo:
+            order = 1 if self.began_otherwise else 2
+        return order, not self.died, self.echo == echoes.LOST, self.when
 
 
 class WorkerError(RuntimeError):
@@ -112,29 +129,32 @@ class WorkerError(RuntimeError):
     def __init__(
         self, parts: Sequence[str], output: Sequence[str] = (), failures: Sequence[Failure] = ()
     ) -> None:
-        self.parts, self.output, self.failures = list(parts), list(output), list(failures)
+        self.parts = list(parts)
+        self.output = list(output)
+        self.failures = list(failures)
         super().__init__(self.parts)
         self.rank = failures[0].rank if failures else None
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, self.parts))
+        return "\n\n".join(part for part in self.parts if part)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the launcher's own frames above it."""
+        name = type(self).__name__
+        text = wrapped(f"{name}: {self}")
+        coloured = text.replace(name, f"\x1b[0;31m{name}\x1b[0m", 1)
         notes = getattr(self, "__notes__", [])
-        told = wrapped(f"{type(self).__name__}: {self}")
-        coloured = told.replace(type(self).__name__, f"\x1b[0;31m{type(self).__name__}\x1b[0m", 1)
         return [coloured, *map(wrapped, notes)]
 
 
 class WorkerTimeout(WorkerError):
     """The ranks were not done in time; the message says where each of them was.
 
-    Its parts are who was not done, a row for every rank, and why. A listener fills the rest in:
+    Its parts are who was not done, a row for every rank, and why.
 
     Attributes:
-        when: time was up, in seconds on the system's monotonic clock.
-        waiting: by rank, where it was: its state, its line, its calls, and that which it waited in.
+        when: time was up, in seconds on the system's monotonic clock. A listener fills in the rest.
+        waiting: by rank, where it was: its state, its line, its calls, and what it waited in.
         absent: the ranks that others waited for, and that waited for none.
         pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
     """
@@ -148,44 +168,64 @@ class WorkerTimeout(WorkerError):
 
 
 def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
-    """In the worker: what an exception says, in words that survive the trip to the kernel."""
-    failures = getattr(error, "failures", None)
-    if type(error).__name__ == "CheckpointException" and isinstance(failures, dict):
-        return _from_checkpoint(rank, error, failures)
+    """In the worker: what an exception says, in words that survive the trip to the kernel.
+
+    Args:
+        rank: where it was raised.
+        error: the exception.
+        note: what is said instead of its own words.
+    """
+    checkpoint_failures = getattr(error, "failures", None)
+    if type(error).__name__ == "CheckpointException" and isinstance(checkpoint_failures, dict):
+        return _from_checkpoint(rank, error, checkpoint_failures)
     headline = stable(note) if note else _named(error)
     details = _details(error)
     raised_again = _RAISED_AGAIN.match(_words(error))
     if raised_again:
-        headline, *more = _raised_first(*raised_again.groups())
-        details = [*more, *details]
+        where, tracebacks = raised_again.groups()
+        headline, *led_to_it = _raised_first(where, tracebacks)
+        details = [*led_to_it, *details]
     if isinstance(error, SystemExit):
-        headline = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
+        headline = "sys.exit() was called"
+        if error.code is not None:
+            headline = f"sys.exit({error.code!r}) was called"
     kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
-    echo = next(filter(None, kinds), "")
     if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
         headline = _LOST_IN_ONE_WORDING
-    frames = _frames(error)
+    echoes_in_chain = [kind for kind in kinds if kind]
+    echo = echoes_in_chain[0] if echoes_in_chain else ""
     began_otherwise = bool(echo) and not kinds[-1]
-    return Failure(
-        rank, time.monotonic(), headline[:_LIMIT], frames, echo, began_otherwise, details
-    )
+    frames = _frames(error)
+    when = time.monotonic()
+    headline = headline[:_MAX_CHARACTERS]
+    return Failure(rank, when, headline, frames, echo, began_otherwise, details)
 
 
 def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) -> Failure:
-    """Where `dcp.save` failed on some ranks, all raise what all of these have raised."""
-    frames, when = _frames(error), time.monotonic()
+    """If `dcp.save` failed on some ranks, all ranks raise what all of these have raised.
+
+    Args:
+        rank: the rank that raised `error`.
+        error: the CheckpointException.
+        failures: by rank that failed, its exception and that exception's stack.
+    """
+    frames = _frames(error)
+    when = time.monotonic()
     if rank in failures:
         cause, _ = failures[rank]
         return Failure(rank, when, _named(cause), frames, details=_details(cause))
     headline = f"CheckpointException: {ranks(failures)} failed"
-    causes = [f"rank {other}: {_named(cause)}" for other, (cause, _) in failures.items()]
-    return Failure(rank, when, headline, frames, echoes.TOLD, details=causes[:_MEMBERS])
+    causes = []
+    for other, (cause, _) in failures.items():
+        causes.append(f"rank {other}: {_named(cause)}")
+    details = causes[:_MAX_EXCEPTIONS]
+    return Failure(rank, when, headline, frames, echoes.FROM_PEER, details=details)
 
 
 def stable(text: str) -> str:
     """A text of others without what differs from run to run, and files without their folders."""
     text = _CODE_LINE.sub(_place_of, _UNSTABLE.sub("", text))
-    return text[:_LIMIT]
+    return text[:_MAX_CHARACTERS]
 
 
 def _place_of(line: re.Match[str]) -> str:
@@ -205,65 +245,84 @@ def _named(error: BaseException) -> str:
 
 def _raised_first(where: str, tracebacks: str) -> list[str]:
     """What was raised in a process of torch's, where, and what led to it, a line each."""
-    *earlier, last = _NEXT_TRACEBACK.split(tracebacks)
-    headline, place = _words_and_place(last)
+    parts = _NEXT_TRACEBACK.split(tracebacks)  # traceback, how it led on, traceback, ...
+    headline, place = _words_and_place(parts.pop())
     lines = [headline, f"{where}{place}"]
-    for trace, link in zip(earlier[-2::-2], earlier[::-2], strict=True):
-        words, place = _words_and_place(trace)
-        how = "caused by" if link.startswith("The") else "while handling"
-        lines.append(f"{how} {words}{place}")
+    while parts:
+        led_on = parts.pop()
+        words, place = _words_and_place(parts.pop())
+        relation = "caused by" if led_on.startswith("The") else "while handling"
+        lines.append(f"{relation} {words}{place}")
     return lines
 
 
 def _words_and_place(trace: str) -> tuple[str, str]:
     """Of a traceback without its first line: what the exception says; `, cell [5], line 7`."""
     lines = trace.rstrip().split("\n")
-    rows = list(itertools.takewhile(lambda line: line.startswith("  "), lines))
-    words = "\n".join(lines[len(rows) :])
-    calls = _CODE_LINE.findall("\n".join(rows))
-    line = stacks.learners_line([Frame(file, int(number), name) for file, number, name in calls])
-    return stable(words), f", {line.place}: {line.code}" if line else ""
+    frames = []
+    while lines and lines[0].startswith("  "):
+        row = lines.pop(0)
+        for file, number, name in _CODE_LINE.findall(row):
+            frames.append(Frame(file, int(number), name))
+    words = stable("\n".join(lines))
+    line = stacks.learners_line(frames)
+    if line is None:
+        return words, ""
+    return words, f", {line.place}: {line.code}"
 
 
 def _frames(error: BaseException) -> list[Frame]:
-    rows = traceback.extract_tb(error.__traceback__, limit=-40)  # the innermost
+    rows = traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES)
     return [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
 
 
 def _details(error: BaseException) -> list[str]:
     """A line for each note, each member of a group, and each exception that led to this one."""
-    notes = getattr(error, "__notes__", ())
-    lines = [stable(str(note)) for note in notes]
+    lines = [stable(str(note)) for note in getattr(error, "__notes__", ())]
     if isinstance(error, BaseExceptionGroup):
-        members = error.exceptions
-        lines += [f"one of them: {_told_with_place(member)}" for member in members[:_MEMBERS]]
-        for member in members[:_MEMBERS]:
+        members = error.exceptions[:_MAX_EXCEPTIONS]
+        for member in members:
+            lines.append(f"one of them: {_named_with_place(member)}")
+        for member in members:
             lines += [f"  {line}" for line in _details(member)]
+    lines += _what_led_to(error)
+    return lines[: 4 * _MAX_EXCEPTIONS]
+
+
+def _what_led_to(error: BaseException) -> list[str]:
+    lines: list[str] = []
     link = error
-    for _ in range(_MEMBERS):
+    while len(lines) < _MAX_EXCEPTIONS:
         if link.__cause__ is not None:
             link = link.__cause__
-            lines.append(f"caused by {_told_with_place(link)}")
+            lines.append(f"caused by {_named_with_place(link)}")
         elif link.__context__ is not None and not link.__suppress_context__:
             link = link.__context__
-            lines.append(f"while handling {_told_with_place(link)}")
+            lines.append(f"while handling {_named_with_place(link)}")
         else:
             break
-    return lines[: 4 * _MEMBERS]
+    return lines
 
 
-def _told_with_place(error: BaseException) -> str:
+def _named_with_place(error: BaseException) -> str:
     """Such as `KeyError: 'label', cell [5], line 7, in train`."""
+    name = _named(error)
     line = stacks.learners_line(_frames(error))
-    return f"{_named(error)}, {line.place}" if line else _named(error)
+    return f"{name}, {line.place}" if line else name
 
 
 def from_exit(rank: int, status: int, dump: str) -> Failure:
-    """In the kernel: what a wait status says about a rank that ended without a word."""
+    """In the kernel: the failure of a rank that ended without a word.
+
+    Args:
+        rank: which rank.
+        status: its exit status, or minus the signal's number.
+        dump: what faulthandler has written about it, if it crashed.
+    """
     headline = how_it_died(status)
     if status >= 0:
         headline += " before its function returned"
-    crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
+    _, _, crash = dump.partition("Fatal Python error")  # before it: stacks that were asked for
     return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash), died=True)
 
 
@@ -279,74 +338,96 @@ def worker_error(
     failures: list[Failure],
     world_size: int,
     output: list[str],
-    stands: Mapping[int, list[Frame] | None] | None = None,
+    stacks_of_others: Mapping[int, list[Frame] | None] | None = None,
 ) -> WorkerError:
     """The error that names the root cause among the failures seen.
 
     Of those that are heard within a moment, signals and exits count before exceptions, and these
     in order of time; complaints about a lost peer come last. Ranks that failed with the same words,
-    but for numbers, are named together, in rank order. `stands` says where the others were, if that
-    is worth telling.
+    but for numbers, are named together, in rank order.
+
+    Args:
+        failures: all that were heard, at least one.
+        world_size: number of ranks.
+        output: by rank, what it printed.
+        stacks_of_others: where ranks without a failure are, if that is worth telling.
     """
-    first = min(failures, key=Failure._blame)
-    alike = [failure for failure in failures if failure.kind == first.kind]
-    alike.sort(key=lambda failure: failure.rank)
-    others = [failure for failure in failures if failure not in alike]
-    others.sort(key=lambda failure: failure.rank)
+    first = min(failures, key=Failure._order_of_blame)
+    in_rank_order = sorted(failures, key=lambda failure: failure.rank)
+    alike = [failure for failure in in_rank_order if failure.kind == first.kind]
+    others = [failure for failure in in_rank_order if failure.kind != first.kind]
     root = alike[0]
-    named = [failure.rank for failure in alike]
+    failed = [failure.rank for failure in alike]
     reason = root.likely(world_size, output[root.rank])
-    why = f"Likely reason: {reason}." if reason else ""
-    rows = _about_the_others(alike, others, world_size, stands or {})
-    parts = [f"{ranks(named)} failed: {root.story()}", why, "\n".join(rows)]
+    likely_reason = f"Likely reason: {reason}." if reason else ""
+    rows = _differing_words(alike)
+    rows += _about_the_others(failed, others, world_size, stacks_of_others or {})
+    parts = [f"{ranks(failed)} failed: {root.story()}", likely_reason, "\n".join(rows)]
     return WorkerError(parts, output, [*alike, *others])
 
 
-def _about_the_others(
-    alike: list[Failure],
-    others: list[Failure],
-    world_size: int,
-    stands: Mapping[int, list[Frame] | None],
-) -> list[str]:
-    """A row for each thing that is to be said beside the root cause."""
-    rows = []
+def _differing_words(alike: list[Failure]) -> list[str]:
+    """A row, if ranks that failed alike didn't say exactly the same; else none."""
     root = alike[0]
     different = [failure.rank for failure in alike if failure.headline != root.headline]
-    if different:
-        first_words = f"These are the words of rank {root.rank}."
-        difference = f"Those of {ranks(different)} differ in numbers only."
-        rows.append(f"{first_words} {difference}")
-    rest = set(range(world_size)) - {failure.rank for failure in alike}
+    if not different:
+        return []
+    first_words = f"These are the words of rank {root.rank}."
+    difference = f"Those of {ranks(different)} differ in numbers only."
+    return [f"{first_words} {difference}"]
+
+
+def _about_the_others(
+    failed: Collection[int],
+    others: list[Failure],
+    world_size: int,
+    stacks_of_others: Mapping[int, list[Frame] | None],
+) -> list[str]:
+    """A row for each rank besides those that `failed`, if there is something to say about it."""
+    rows = []
+    stopped = set(range(world_size)) - set(failed)
     for failure in others:
-        if not failure.is_echo:  # of an echo it is not worth telling: its rank was stopped, too
-            rest.remove(failure.rank)
-            words = failure.headline.partition("\n")[0][:_SHORT]
+        if not failure.is_echo:  # an echo isn't worth telling: its rank was stopped, too
+            stopped.remove(failure.rank)
+            first_line, _, _ = failure.headline.partition("\n")
+            words = first_line[:_SHORT]
             rows.append(f"Rank {failure.rank} failed as well: {words}")
-    for rank in sorted(stands):
-        rows.append(f"Rank {rank} was meanwhile {_stand(stands[rank])}")
-    if rest:
-        rows.append(f"{were(rest).capitalize()} stopped.")
+    for rank in sorted(stacks_of_others):
+        rows.append(f"Rank {rank} was meanwhile {_position(stacks_of_others[rank])}")
+    if stopped:
+        rows.append(f"{were(stopped).capitalize()} stopped.")
     return rows
 
 
 def worker_timeout(
-    stands: Mapping[int, list[Frame] | None], output: list[str], seconds: float, when: float
+    stacks_by_rank: Mapping[int, list[Frame] | None],
+    output: list[str],
+    seconds: float,
+    when: float,
 ) -> WorkerTimeout:
-    """The error for ranks that are not done in time, or never will be (`seconds` is infinite).
+    """The error for ranks that are not done in time.
 
-    `stands` is the `ranks` of `Listener.on_error`.
+    Args:
+        stacks_by_rank: where each rank is.
+        output: by rank, what it printed.
+        seconds: how long they had; infinite if it is proven that they will never be done.
+        when: time was up, in seconds on the system's monotonic clock.
     """
-    running = [rank for rank, frames in stands.items() if frames is not None]
+    running = [rank for rank, frames in stacks_by_rank.items() if frames is not None]
     head = f"{were(running)} not done after {seconds:g} s."
     if seconds == inf:
         head = f"{ranks(running)} would never be done."
-    rows = "\n".join(f"  rank {rank}: {_stand(stands[rank])}" for rank in sorted(stands))
-    return WorkerTimeout([head, rows], output, when)
+    rows = []
+    for rank in sorted(stacks_by_rank):
+        rows.append(f"  rank {rank}: {_position(stacks_by_rank[rank])}")
+    return WorkerTimeout([head, "\n".join(rows)], output, when)
 
 
-def _stand(frames: list[Frame] | None) -> str:
+def _position(frames: list[Frame] | None) -> str:
     """Where a rank is, in one line."""
+    if frames is None:
+        return "its function has returned"
     if not frames:
-        return "its function has returned" if frames is None else "gives no answer"
+        return "gives no answer"
     line = stacks.learners_line(frames)
     return f"at {line.place}: {line.code}" if line else "outside of your code"

@@ -14,7 +14,8 @@ from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_group import Stopped, WorkerGroup
 
-Pieces = list[list[tuple[str, str]]]  # by rank what it printed, each piece up to a mark
+Pieces = list[list[tuple[str, str]]]  # by rank what it printed: each piece, and the mark after it
+_ACTION_BYTES = 256  # more than a `struct sigaction` has
 
 
 class Results(list):
@@ -44,22 +45,35 @@ def launch(
     listeners: Sequence[Listener] = (),
     show: Callable[[Pieces], None] | None = None,
 ) -> Results:
-    """As `course_utils.launch`, which has looked at everything that is handed in.
+    """Run `fn(*args)` on every rank, for `course_utils.launch`, which has checked all arguments.
 
-    It has also chosen the backend (None where `fn` makes the group), who listens, and what is to
-    `show` the output instead of `print_in_rank_order`. Raises RuntimeError where no launch can be.
+    Args:
+        fn: what each rank runs.
+        *args: its arguments.
+        world_size: number of ranks.
+        backend: of the process group; None if `fn` makes the group itself.
+        nodes: number of equal nodes that the ranks are laid out as.
+        timeout: seconds until all ranks must be done; a listener may extend it.
+        listeners: who takes part in the launch; see `Listener`.
+        show: shows what the ranks printed; by default `print_in_rank_order`.
+
+    Raises:
+        RuntimeError: this process is a rank itself.
+        WorkerError: a rank failed, or none could be started.
+        WorkerTimeout: the ranks weren't done in time.
     """
     if worker.current_worker:
         raise RuntimeError(nested.REFUSAL)
-    team = WorkerGroup(world_size, nodes, timeout, listeners)
+    group = WorkerGroup(world_size, nodes, timeout, listeners)
     try:
-        with _stop_button() as pressed, contextlib.closing(team):
-            team.start(fn, args, backend)
-            values = team.results(pressed)
+        with _stop_button() as pressed, contextlib.closing(group):
+            group.start(fn, args, backend)
+            values = group.results(pressed)
     finally:
-        (show or print_in_rank_order)(team.pieces())
-    results = Results(values, team.output())
-    results.unfinished = team.unfinished
+        show_output = show or print_in_rank_order
+        show_output(group.output_pieces())
+    results = Results(values, group.output())
+    results.unfinished = group.unfinished
     return results
 
 
@@ -67,26 +81,33 @@ def launch(
 def _stop_button() -> Iterator[list[int]]:
     """Presses of the stop button, noticed where stopping is safe instead of anywhere."""
     pressed: list[int] = []
-    ours = threading.current_thread() is threading.main_thread()
-    if ours:
-        action = ctypes.create_string_buffer(256)  # Python knows only handlers it set
-        LIBC.sigaction(signal.SIGINT, None, action)
-        old = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:  # in other threads Python lets nobody set a handler
+        # Python knows only handlers that it has set itself, so the system keeps the whole action.
+        old_action = ctypes.create_string_buffer(_ACTION_BYTES)
+        LIBC.sigaction(signal.SIGINT, None, old_action)
+        old_handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+        if old_handler is None:  # it was set by compiled code
+            old_handler = signal.SIG_DFL
     try:
         yield pressed
     finally:
-        if pressed:  # takes further presses, which could hit ipykernel amid its reply
+        if pressed:  # takes further presses, which could hit ipykernel while it replies
             time.sleep(1.0)
-        if ours:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)
-            LIBC.sigaction(signal.SIGINT, action, None)
+        if is_main_thread:
+            signal.signal(signal.SIGINT, old_handler)
+            LIBC.sigaction(signal.SIGINT, old_action, None)
     if pressed:
         raise Stopped
 
 
 def print_in_rank_order(pieces: Pieces) -> None:
-    """Print what each rank printed, of `WorkerGroup.pieces`."""
-    lines = [named(rank, text) for rank, own in enumerate(pieces) for text, _ in own if text]
+    """Print what each rank printed; `pieces` is that of `WorkerGroup.output_pieces`."""
+    lines = []
+    for rank, pieces_of_rank in enumerate(pieces):
+        for text, _ in pieces_of_rank:
+            if text:
+                lines.append(named(rank, text))
     if lines:  # ipykernel opens a socket for each thread that writes, even nothing
         sys.stdout.write("".join(lines))
         sys.stdout.flush()

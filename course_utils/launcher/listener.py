@@ -1,17 +1,16 @@
-"""How recording, the report of a hang, the live panel and patience come into a launch."""
+"""How recording, the report of a hang, the live panel and more time come into a launch."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from course_utils.launcher.deadlines import slowness
-from course_utils.launcher.errors import WorkerError
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.errors import StacksByRank, WorkerError
 from course_utils.launcher.worker_handle import WorkerHandle
 
 
 class Listener:
-    """Six points of a launch, at each of which nothing happens unless a subclass says so."""
+    """Six points of a launch. At each of them nothing happens unless a subclass overrides it."""
 
     def on_start(self, world_size: int) -> None:
         """In the kernel, before anything is forked; what it raises ends the launch."""
@@ -23,26 +22,30 @@ class Listener:
         """
         return contextlib.nullcontext()
 
-    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> bool | None:
-        """In the kernel, at least ten times a second, and once at the end, started or not.
+    def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool | None:
+        """In the kernel, at least ten times a second, and once at the end.
 
-        True says that the ranks will never be done, which ends the launch.
+        Args:
+            workers: the handles of all ranks.
+            final: the ranks are gone, or none has started; this is the last call.
+
+        Returns:
+            True if the ranks will never be done, which ends the launch.
         """
 
     def on_timeout(self) -> float:
         """In the kernel, when time is up: how many seconds from the start the ranks get instead.
 
-        Where nobody who listens says more than have passed, the launch ends.
+        The launch ends unless a listener names more seconds than have passed.
         """
         return 0.0
 
-    def on_error(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+    def on_error(self, stacks: StacksByRank, error: WorkerError) -> None:
         """In the kernel, when a launch fails, before the ranks are stopped.
 
         Args:
-            ranks: By global rank its stack, outermost first; [] where it gave none, None where its
-                function has returned. Empty if the error is no time-out.
-            error: Its `parts` may be replaced by better ones.
+            stacks: where each rank is; empty unless time was up.
+            error: its `parts` may be replaced by better ones.
         """
 
     def on_exit(self) -> None:
@@ -50,7 +53,7 @@ class Listener:
 
 
 class ScaledTimeout(Listener):
-    """Gives ranks more time where this machine is slow when their time is up.
+    """Gives ranks more time if this machine is slow when their time is up.
 
     Args:
         timeout_s: seconds that are long enough on a quiet machine.
@@ -60,5 +63,5 @@ class ScaledTimeout(Listener):
         self.timeout_s = timeout_s
 
     def on_timeout(self) -> float:
-        """So many times the seconds as this machine is slow."""
+        """The seconds, multiplied by how slow this machine is."""
         return slowness() * self.timeout_s

@@ -1,4 +1,4 @@
-"""A rank launches no ranks: neither by `launch` nor by what stands on torch's own launcher."""
+"""A rank launches no ranks: neither by `launch` nor by what is built on torch's own launcher."""
 
 import importlib.abc
 import importlib.machinery
@@ -16,17 +16,18 @@ cell, with a larger world_size."""
 def refuse_launchers() -> None:
     """In a rank: have torch's launcher refuse at once, where two agents would take one port.
 
-    Several ranks may act as the hosts of one job, and a process that a rank has started is no rank.
-    Torch's function is private. Under a different name it is not refused, and fails or hangs.
+    Two uses are allowed: several ranks may act as the hosts of one job, and a process that a rank
+    has started is no rank. Torch's function is private: if it gets a different name, it isn't
+    refused, and fails or hangs.
     """
     rank_pid = os.getpid()
     if _LAUNCHER in sys.modules:
-        _put_into(sys.modules[_LAUNCHER], rank_pid)
+        _put_refusal_into(sys.modules[_LAUNCHER], rank_pid)
     else:
         sys.meta_path.insert(0, _Finder(rank_pid))
 
 
-def _put_into(module: ModuleType, rank_pid: int) -> None:
+def _put_refusal_into(module: ModuleType, rank_pid: int) -> None:
     launch_agent = module.launch_agent
 
     def refuse(config: Any, *args: Any, **options: Any) -> Any:
@@ -39,7 +40,7 @@ def _put_into(module: ModuleType, rank_pid: int) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Puts the refusal into the launcher when it is imported: to import it takes a while."""
+    """Puts the refusal into torch's launcher when it is imported, which itself would be slow."""
 
     def __init__(self, rank_pid: int) -> None:
         self._rank_pid = rank_pid
@@ -55,7 +56,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def execute_and_refuse(module: ModuleType) -> None:
                 execute(module)
-                _put_into(module, self._rank_pid)
+                _put_refusal_into(module, self._rank_pid)
 
             spec.loader.exec_module = execute_and_refuse
         return spec

@@ -1,4 +1,4 @@
-"""The likely reason for a failure, where its words or its place tell one."""
+"""The likely reason for a failure, if its words or its place tell one."""
 
 import errno
 import linecache
@@ -90,7 +90,13 @@ _UNKNOWN_INTERFACE = "Unable to find address for: "
 
 
 def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
-    """What the words, the place or the rank's output tell."""
+    """The likely reason for a failure, or an empty text.
+
+    Args:
+        headline: what the exception says, or how the process died.
+        frames: of the stack at which it failed, outermost first.
+        output: what the rank printed.
+    """
     if _UNKNOWN_INTERFACE in headline:
         return interface()
     for pattern, reason in _BY_OUTPUT.items():
@@ -104,12 +110,13 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
     for pattern, reason in _BY_FILE.items():
         if any(re.search(pattern, frame.file) for frame in frames):
             return reason
-    call, way = _call_whose_none_was_used(frames) if "NoneType" in headline else ("", "")
-    if call:
-        return f"{call} changes its tensor and returns None: {way}"
+    if "NoneType" in headline:
+        call, advice = _call_whose_none_was_used(frames)
+        if call:
+            return f"{call} changes its tensor and returns None: {advice}"
     is_loader = any("torch/utils/data" in frame.file for frame in frames)
-    # After a look at torch.cuda in the notebook torch says so of each fork. A rank that is to use a
-    # GPU does not start then, so this is one on the CPU, or a process that it has forked.
+    # Once the notebook has looked at torch.cuda, torch says so of each fork. A rank that is to use
+    # a GPU doesn't start then, so this is a rank on the CPU, or a process that it has forked.
     if frames and not is_loader and "initialize CUDA in forked subprocess" in headline:
         return _ON_THE_CPU
     if is_loader and re.match("ConnectionResetError|EOFError", headline):
@@ -120,7 +127,10 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
 def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
     """Of a learner's `loss = dist.all_reduce(loss)` a little before the failure: `all_reduce`.
 
-    And what to do. The line that failed may also use what the call returns itself.
+    The line that failed may also use what the call returns itself.
+
+    Returns:
+        The call and what to do; two empty texts if there's no such line.
     """
     line = learners_line(list(frames))
     if line is None:
@@ -137,10 +147,12 @@ def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
 
 
 def of_echo(echo: str, world_size: int) -> str:
-    """What an echo says about the others, where it is all that there is."""
+    """What an echo says about the other ranks, if it is all that there is."""
     if echo == echoes.WAITED:
         return _WAITED
-    return _LOST if echo == echoes.LOST and world_size > 1 else ""
+    if echo == echoes.LOST and world_size > 1:
+        return _LOST
+    return ""
 
 
 def interface() -> str:
@@ -154,11 +166,11 @@ def of_start(error: OSError, rank: int, world_size: int) -> str:
     start = f"rank {rank} of {world_size} could not be started: {error.strerror or error}."
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
         limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
-        way = f"Use fewer ranks, or raise the limits that {limits} show."
-        return f"{start} {way}"
+        advice = f"Use fewer ranks, or raise the limits that {limits} show."
+        return f"{start} {advice}"
     if error.errno == errno.ENOMEM:
-        way = "Use fewer ranks, or let go of what the notebook holds in memory."
-        return f"{start} {way}"
+        advice = "Use fewer ranks, or let go of what the notebook holds in memory."
+        return f"{start} {advice}"
     if error.errno == errno.EADDRNOTAVAIL:
         return "launch needs the address 127.0.0.1, which this machine does not have."
     if "temporary directory" in str(error):
@@ -167,9 +179,10 @@ def of_start(error: OSError, rank: int, world_size: int) -> str:
 
 
 def unknown_host(output: Sequence[str]) -> str:
-    """Of ranks that are not done: a host that they looked for in vain."""
+    """Why ranks that are not done may wait: for a host that they looked for in vain."""
     for text in output:
-        if host := _UNKNOWN_HOST.search(text):
+        host = _UNKNOWN_HOST.search(text)
+        if host:
             name = host[1]
             return f"""nobody here knows a host named {name}: leave MASTER_ADDR as it is, \
 or set it to 127.0.0.1"""

@@ -1,4 +1,4 @@
-"""How a rank ends: as a program does, but that it goes on holding its connections.
+"""How a rank shuts down: as a program does, except that it goes on holding its connections.
 
 When a function has returned or failed, `torchrun` lets Python end: threads that still save come to
 their end, processes are joined and queues written, functions of `atexit` run, files are flushed.
@@ -25,18 +25,24 @@ from logging.handlers import QueueHandler, QueueListener
 from multiprocessing import resource_tracker
 from types import FrameType
 
-from course_utils.launcher.stacks import Frame
+from course_utils.launcher.stacks import ENTRY_POINTS, Frame
 
-_PATIENCE_S, _EVERY_S = 0.3, 0.5  # until it is said who is at work, and until it is said again
+_FIRST_REPORT_S = 0.3  # until it is reported what keeps the rank from ending
+_NEXT_REPORT_S = 0.5  # until it is reported again
 _SEGMENTS = "/dev/shm"
 
 
 @dataclass
-class AtWork:
-    """What a rank is still waiting for although its function is over."""
+class PendingWork:
+    """What a rank is still waiting for although its function is over.
 
-    what: str  # such as `thread saver`
-    line: Frame | None = None  # of the learner, where it is
+    Attributes:
+        description: such as `thread saver`.
+        line: where that stands, in the learner's code.
+    """
+
+    description: str
+    line: Frame | None = None
 
     def place(self) -> str:
         """Such as `, at cell [3], line 7, in save: time.sleep(100)`."""
@@ -59,12 +65,12 @@ def leave_the_kernels_alone() -> None:
     _start_processes_by_fork()
 
 
-# Python has no public way to each of these. Without one of them a rank still ends, if less fully.
+# Python has no public way to any of these. If one is missing, a rank still ends, if less fully.
 def _forget_finalizers() -> None:
     """Such as those of temporary folders, which would remove the kernel's."""
     finalize = weakref.finalize
     if hasattr(finalize, "_registry"):
-        finalize._kernels = finalize._registry  # kept: what they hold must not be finalised either
+        finalize._kernels = finalize._registry  # kept: what they hold mustn't be finalised either
         finalize._registry = {}
         finalize._registered_with_atexit = False
 
@@ -72,11 +78,11 @@ def _forget_finalizers() -> None:
 def _forget_threads_that_wait() -> None:
     """Keep what ends the threads of an executor, which runs before threads are joined."""
     calls = getattr(threading, "_threading_atexits", [])
-    kept = [call for call in calls if _module(call).startswith("concurrent.futures.")]
-    calls[:] = kept
+    calls[:] = [call for call in calls if _module(call).startswith("concurrent.futures.")]
     # A cell may launch from a thread of an executor's: that is the rank's main thread now.
     executors = sys.modules.get("concurrent.futures.thread")
-    getattr(executors, "_threads_queues", {}).pop(threading.current_thread(), None)
+    queues_by_thread = getattr(executors, "_threads_queues", {})
+    queues_by_thread.pop(threading.current_thread(), None)
 
 
 def _module(call: Callable) -> str:
@@ -89,8 +95,9 @@ def _forget_processes() -> None:
     multiprocessing.util._finalizer_registry.clear()
     multiprocessing.process._children = set()  # the kernel's, which would be terminated at the end
     multiprocessing.util._run_after_forkers()  # a queue gets a thread that writes it
-    if getattr(resource_tracker._resource_tracker, "_fd", None) is not None:
-        _track_alone(resource_tracker._resource_tracker)
+    tracker = resource_tracker._resource_tracker
+    if getattr(tracker, "_fd", None) is not None:
+        _track_alone(tracker)
 
 
 @contextlib.contextmanager
@@ -111,9 +118,9 @@ def tracker_kept() -> Iterator[None]:
 
 
 def _start_processes_by_fork() -> None:
-    """As this rank was; a loader's worker that a server forks does not know a notebook's cells.
+    """Start processes as this rank was: a server that forks them knows no cell of a notebook.
 
-    On macOS, and from Python 3.14 on Linux too, that would be the default.
+    On macOS, and from Python 3.14 on Linux too, a server would be the default.
     """
     choice = getattr(multiprocessing.context, "_default_context", None)
     if not hasattr(choice, "_default_context"):
@@ -123,17 +130,17 @@ def _start_processes_by_fork() -> None:
     choice._default_context = multiprocessing.get_context("fork")
 
 
-def _track_alone(kernels: resource_tracker.ResourceTracker) -> None:
+def _track_alone(kernels_tracker: resource_tracker.ResourceTracker) -> None:
     """Have segments and semaphores of this rank removed when it ends, not when the kernel ends."""
-    there = set()
+    kernels_segments: set[str] = set()
     with contextlib.suppress(OSError):
-        there.update(os.listdir(_SEGMENTS))
+        kernels_segments.update(os.listdir(_SEGMENTS))
 
     class Tracker(resource_tracker.ResourceTracker):
         def _send(self, command: str, name: str, kind: str) -> None:
             file = name.lstrip("/")
-            if file in there or f"sem.{file}" in there:
-                kernels._send(command, name, kind)
+            if file in kernels_segments or f"sem.{file}" in kernels_segments:
+                kernels_tracker._send(command, name, kind)
             else:
                 super()._send(command, name, kind)
 
@@ -144,27 +151,27 @@ def _track_alone(kernels: resource_tracker.ResourceTracker) -> None:
 
 
 def _forget_records() -> None:
-    """Records that a log handler of the kernel has not yet handed on are not this rank's."""
-    for reference in logging._handlerList:
-        buffered = getattr(reference(), "buffer", None)
+    """Records that a log handler of the kernel hasn't yet handed on are not this rank's."""
+    for handler in _log_handlers():
+        buffered = getattr(handler, "buffer", None)
         if isinstance(buffered, list):
             buffered.clear()
 
 
 def _restart_log_listeners() -> None:
-    """The kernel's threads that write what is logged into a queue are in no fork: start our own.
+    """Have this rank's own threads write what is logged into a queue: a fork has no threads.
 
-    With a new queue, in which no record of the kernel waits, and no thread.
+    Each gets a new queue, in which no record of the kernel waits, and which no thread holds.
     """
-    handlers = [handler for handler in _log_handlers() if isinstance(handler, QueueHandler)]
-    within_a_process = [h for h in handlers if isinstance(h.queue, queue.Queue | queue.SimpleQueue)]
-    if not within_a_process:
+    handlers = [handler for handler in _log_handlers() if _logs_into_a_queue(handler)]
+    if not handlers:
         return
-    listeners = [thing for thing in gc.get_objects() if issubclass(type(thing), QueueListener)]
-    for listener in listeners:
+    for listener in gc.get_objects():
+        if not issubclass(type(listener), QueueListener):
+            continue
         if getattr(listener, "_thread", None) is None:
             continue
-        served = [handler for handler in within_a_process if handler.queue is listener.queue]
+        served = [handler for handler in handlers if handler.queue is listener.queue]
         listener.queue = queue.SimpleQueue()
         for handler in served:
             handler.queue = listener.queue
@@ -173,32 +180,46 @@ def _restart_log_listeners() -> None:
         atexit.register(listener.stop)  # which waits until all is written
 
 
+def _logs_into_a_queue(handler: logging.Handler) -> bool:
+    """Whether it logs into a queue within this process; one between processes needs no thread."""
+    if not isinstance(handler, QueueHandler):
+        return False
+    return isinstance(handler.queue, queue.Queue | queue.SimpleQueue)
+
+
 def _log_handlers() -> list[logging.Handler]:
     handlers = [reference() for reference in logging._handlerList]
     return [handler for handler in handlers if handler is not None]
 
 
-def end(say: Callable[[AtWork], None]) -> None:
-    """End as Python does; `say` hears what keeps the rank from ending, again and again."""
-    over = threading.Event()
-    watching = threading.Thread(target=_watch, args=(say, over, threading.get_ident()), daemon=True)
+def shut_down(report: Callable[[PendingWork], None]) -> None:
+    """End as Python does.
+
+    Args:
+        report: hears again and again what keeps the rank from ending.
+    """
+    is_over = threading.Event()
+    arguments = report, is_over, threading.get_ident()
+    watching = threading.Thread(target=_report_until, args=arguments, daemon=True)
     watching.start()
     for step in (_join_threads, atexit._run_exitfuncs, flush_files, _end_tracker):
         try:
             step()
         except BaseException:
             traceback.print_exc()  # as Python does at its end, and goes on
-    over.set()
+    is_over.set()
     watching.join()
 
 
 def _join_threads() -> None:
     for call in reversed(getattr(threading, "_threading_atexits", [])):
-        # It joins the threads of an executor itself, so it must not keep us from joining the rest.
+        # It joins the threads of an executor. If it fails, no thread is joined, as in Python.
         call()
-    while threads := _threads_at_work():
+    threads = _threads_at_work()
+    while threads:
         for thread in threads:
             thread.join()
+        threads = _threads_at_work()  # those may have started others
 
 
 def _threads_at_work() -> list[threading.Thread]:
@@ -227,39 +248,41 @@ def flush_files() -> None:
 
 
 def _end_tracker() -> None:
-    """Let it remove what is left, and wait for it: the kernel stops all that is still there."""
+    """Let it remove what is left, and wait for it: the kernel stops all that still runs."""
     tracker = resource_tracker._resource_tracker
     stop = getattr(tracker, "_stop", None)
     if stop and getattr(tracker, "_pid", None):
         stop()
 
 
-def _watch(say: Callable[[AtWork], None], over: threading.Event, main: int) -> None:
-    wait = _PATIENCE_S
-    while not over.wait(wait):
-        wait = _EVERY_S
+def _report_until(
+    report: Callable[[PendingWork], None], is_over: threading.Event, main_thread: int
+) -> None:
+    seconds = _FIRST_REPORT_S
+    while not is_over.wait(seconds):
+        seconds = _NEXT_REPORT_S
         with contextlib.suppress(Exception):
-            say(_at_work(main))
+            report(_pending_work(main_thread))
 
 
-def _at_work(main: int) -> AtWork:
+def _pending_work(main_thread: int) -> PendingWork:
     """Who keeps this rank from ending: a thread, a process, or a function of `atexit`."""
     frames = sys._current_frames()
-    threads = [t for t in _threads_at_work() if t.ident != main]
-    for thread in threads:
-        return AtWork(f"thread {thread.name}", _line(frames.get(thread.ident)))
-    line = _line(frames.get(main))
+    for thread in _threads_at_work():
+        if thread.ident != main_thread:
+            return PendingWork(f"thread {thread.name}", _learners_line(frames.get(thread.ident)))
+    line = _learners_line(frames.get(main_thread))
     for process in multiprocessing.process._children:
-        return AtWork(f"process {process.name}", line)
-    queues = [t for t in threading.enumerate() if t.name == "QueueFeederThread"]
-    if queues:
-        return AtWork("a queue that nobody reads", line)
-    return AtWork("what was registered with atexit", line)
+        return PendingWork(f"process {process.name}", line)
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            return PendingWork("a queue that nobody reads", line)
+    return PendingWork("what was registered with atexit", line)
 
 
-def _line(frame: FrameType | None) -> Frame | None:
+def _learners_line(frame: FrameType | None) -> Frame | None:
     """The learner's line of a stack; below our own frames lies the cell that launched."""
-    while frame and frame.f_code.co_name != "_park_until_killed":
+    while frame and frame.f_code.co_name not in ENTRY_POINTS:
         row = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         if row.is_learners:
             return row

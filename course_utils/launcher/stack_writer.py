@@ -1,11 +1,11 @@
-"""How the kernel asks a rank where it is, without disturbing it.
+"""How a rank writes its stack when the kernel asks for it, without being disturbed.
 
-The first of two signals is blocked in all of the rank but for one thread, which waits for it and
-writes the main thread's stack in Python, and those of threads that wait for other ranks. So it
-interrupts nothing: no sleep, no handler of the learner's, no wait in C++, which would complain of
-an "interrupted system call".
+The kernel asks by one of two signals. The first is blocked in all of the rank except for one
+thread, which waits for it and writes the main thread's stack in Python, and those of threads that
+wait for other ranks. So it interrupts nothing: no sleep, no handler of the learner's, no wait in
+C++, which would complain of an "interrupted system call".
 
-That thread cannot answer while compiled code holds the interpreter's lock. So the kernel sends
+That thread can't answer while compiled code holds the interpreter's lock. So the kernel sends
 the second signal a little later, which `faulthandler` answers from C, in the main thread.
 """
 
@@ -17,30 +17,29 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from io import FileIO
 from types import FrameType, TracebackType
-from typing import Any
 
 from course_utils.launcher import errors
-from course_utils.launcher.stacks import THREAD, Frame
+from course_utils.launcher.stacks import ENDED, HANDLES, STACK, THREAD, Frame
 
 _LIBC = ctypes.CDLL(None)
-_MOST = 100  # frames, as many as faulthandler writes
-_THREADS = 8  # besides the main thread, of those that wait for other ranks
-_GROUPS = f"{os.sep}torch{os.sep}distributed{os.sep}"
-_LONGEST = 200  # characters of what an exception says
-_ended: list[str] = []  # about the last thread that an exception has ended, if there is one
+_MAX_FRAMES = 100  # as many as faulthandler writes
+_MAX_THREADS = 8  # besides the main thread, of those that wait for other ranks
+_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_MAX_CHARACTERS = 200  # of what an exception says
+_ended: list[str] = []  # a line about the last thread that an exception has ended, if there is one
 _ACTION_BYTES = 256  # more than a `struct sigaction` has
 
 
 def free_signals() -> tuple[int, int]:
-    """Two signals that nobody in this process handles, and that people do not send."""
-    first, second = sorted(_rare_signals(), key=_is_handled)[:2]
+    """Two signals that nobody in this process handles, and that people don't send."""
+    first, second, *_ = sorted(_rare_signals(), key=_is_handled)
     return first, second
 
 
-def _rare_signals() -> Iterable[int]:
+def _rare_signals() -> Sequence[int]:
     """Linux has signals without a meaning; macOS has some that are ignored by default."""
     if hasattr(signal, "SIGRTMIN"):
         return range(signal.SIGRTMIN + 12, signal.SIGRTMAX - 12)
@@ -58,7 +57,7 @@ def _is_handled(number: int) -> bool:
 def answer(signals: tuple[int, int], file: FileIO) -> None:
     """In the main thread of a rank, where both signals are blocked: answer from now on."""
     in_python, in_c = signals
-    for number in signals:  # the first as well: what is ignored by default, macOS does not keep
+    for number in signals:  # the first as well: macOS drops what is ignored by default
         faulthandler.register(number, file=file, all_threads=False)
     _note_threads_that_end()
     # No `threading.Thread`: the learner's program would count it, and wait for its end.
@@ -67,31 +66,34 @@ def answer(signals: tuple[int, int], file: FileIO) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [in_c])
 
 
-def _write_whenever_asked(number: int, thread: int, file: FileIO) -> None:
+def _write_whenever_asked(number: int, main_thread: int, file: FileIO) -> None:
     while True:
         signal.sigwait([number])
-        with contextlib.suppress(Exception):  # nobody else would ever be answered
-            os.write(file.fileno(), _stack(thread))
+        with contextlib.suppress(Exception):  # a thread that ends would never answer again
+            os.write(file.fileno(), _stack(main_thread))
 
 
-def _stack(main: int) -> bytes:
-    """The main thread's stack, written as faulthandler writes it, behind those of some others."""
+def _stack(main_thread: int) -> bytes:
+    """The main thread's stack, as faulthandler writes it, after those of some other threads."""
     frames = sys._current_frames()
-    rows = _rows(frames.pop(main))
+    main_rows = _rows(frames.pop(main_thread))
     with contextlib.suppress(BaseException):  # what an exception says is code of the learner's
-        rows += _handled(main)
-    others: list[str] = []
+        main_rows += _handled(main_thread)
+    lines: list[str] = []
+    count = 0
     for frame in frames.values():
-        stack = _rows(frame)
-        if len(others) < _THREADS and any(_GROUPS in row for row in stack):
-            others.append("\n".join([THREAD, *stack, ""]))
-    text = "\n".join([*others, "Stack (most recent call first):", *rows, *_ended, ""])
+        rows = _rows(frame)
+        if count < _MAX_THREADS and any(_DISTRIBUTED in row for row in rows):
+            lines += [THREAD, *rows, ""]
+            count += 1
+    lines += [STACK, *main_rows, *_ended, ""]
+    text = "\n".join(lines)
     return text.encode("ascii", "backslashreplace")
 
 
 def _rows(frame: FrameType | None) -> list[str]:
-    rows = []
-    while frame and len(rows) < _MOST:
+    rows: list[str] = []
+    while frame and len(rows) < _MAX_FRAMES:
         code = frame.f_code
         line = frame.f_lineno or code.co_firstlineno
         rows.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
@@ -102,43 +104,44 @@ def _rows(frame: FrameType | None) -> list[str]:
 def _handled(thread: int) -> list[str]:
     """A line about the exception that led a thread into an `except` or a `finally`, if one did.
 
-    Nobody hears of it before that has ended.
+    Nobody hears of that exception until the block has ended.
     """
-    handled = sys._current_exceptions().get(thread)
-    error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
-    return _told("Handles", error)
+    error = sys._current_exceptions().get(thread)
+    if isinstance(error, tuple):  # before Python 3.12
+        error = error[1]
+    return _line_about(HANDLES, error)
 
 
 def _note_threads_that_end() -> None:
-    """Keep what the last thread said that an exception has ended."""
-    tell = threading.excepthook
+    """Keep a line about the last thread that an exception has ended."""
+    original = threading.excepthook
 
-    def note_and_tell(args: Any) -> None:
+    def note_and_go_on(args: threading.ExceptHookArgs) -> None:
         with contextlib.suppress(BaseException):  # what it says is code of the learner's
-            _ended[:] = _told("Ended", args.exc_value)
-        tell(args)
+            _ended[:] = _line_about(ENDED, args.exc_value)
+        original(args)
 
-    threading.excepthook = note_and_tell
+    threading.excepthook = note_and_go_on
 
 
-def _told(what: str, error: BaseException | None) -> list[str]:
-    """A line about an exception, if a line of the learner's raised it."""
+def _line_about(verb: str, error: BaseException | None) -> list[str]:
+    """A line about an exception, if a line of the learner's raised it; else none."""
     if error is None:
         return []
     raised_at = _innermost_of_learner(error.__traceback__)
     if raised_at is None:
         return []
     headline = errors.from_exception(0, error).headline  # the same words in every run
-    words = " ".join(headline.split())[:_LONGEST]
-    return [f'{what} {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}']
+    words = " ".join(headline.split())[:_MAX_CHARACTERS]
+    return [f'{verb} {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}']
 
 
-def _innermost_of_learner(trace: TracebackType | None) -> Frame | None:
+def _innermost_of_learner(traceback: TracebackType | None) -> Frame | None:
     innermost = None
-    while trace:
-        code = trace.tb_frame.f_code
-        frame = Frame(code.co_filename, trace.tb_lineno, code.co_name)
+    while traceback:
+        code = traceback.tb_frame.f_code
+        frame = Frame(code.co_filename, traceback.tb_lineno, code.co_name)
         if frame.is_learners:
             innermost = frame
-        trace = trace.tb_next
+        traceback = traceback.tb_next
     return innermost

@@ -1,7 +1,7 @@
-"""Where a rank is: its stack, read from outside, told in cells and lines of the learner's own code.
+"""Where a rank is: its stack, read from outside, in cells and lines of the learner's own code.
 
-A thread of every worker writes it (`asking`), or `faulthandler` does, which can do so while Python
-cannot run a line: inside a loop in C, and at a crash. What they write is read here.
+A thread of every worker writes it (`stack_writer`), or `faulthandler` does, which can do so while
+Python can't run a line: inside a loop in C, and at a crash. What they write is read here.
 """
 
 import linecache
@@ -13,30 +13,34 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-_DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_RAISED = r'^{} (.*) "(.+)", line (\d+) in (.+)$'  # by `asking`
+# In these methods of `WorkerMain` a rank's own stack begins. Below lies the cell that launched it.
+ENTRY_POINTS = "_run_function", "_park_until_killed"
+STACK = "Stack (most recent call first):"  # above the main thread's stack
+THREAD = "Thread (most recent call first):"  # above another thread's, if `stack_writer` writes
+HANDLES, ENDED = "Handles", "Ended"  # how `stack_writer` begins a line about an exception
+_TITLE_END = "(most recent call first)"
+_ROW = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_RAISED = r'^{} (.*) "(.+)", line (\d+) in (.+)$'  # with HANDLES or ENDED
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
-THREAD = "Thread (most recent call first):"  # above the stack of another thread, by `asking`
 _COMPILED = re.compile(r"Current thread's C stack trace \(")  # below all others, from 3.14 on
-# A stack has been written: to the rank's own frames, or to the hundredth, where the writer stops.
-WRITTEN = re.compile(r" in _(run_function|park_until_killed)\n|(  File .+\n){100}")
+# A stack is complete down to the rank's entry point, or to the hundredth frame, where writers stop.
+WRITTEN = re.compile(rf" in ({'|'.join(ENTRY_POINTS)})\n|(  File .+\n){{100}}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
 _GENERATED = re.compile(r"/torchinductor_[^/]*/|^<eval_with_key>")
-# Packages of another environment, or of this one under another name.
+# Packages of a different environment, or of this one under a different name.
 _INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
-_COURSE = tuple(  # with a slash: `course_utils_lab/` beside them is a learner's
-    f"{Path(__file__).parents[2] / name}{os.sep}"
-    for name in (
-        "course_utils",
-        "course_material",
-        "course_checks",
-        "course_cluster",
-        "course_challenge",
-        "course_tools",
-    )
+_PACKAGES = (
+    "course_utils",
+    "course_material",
+    "course_checks",
+    "course_cluster",
+    "course_challenge",
+    "course_tools",
 )
+# With a slash at the end: `course_utils_lab/` next to them is a learner's.
+_COURSE = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in _PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,11 @@ class Frame:
     @property
     def place(self) -> str:
         """Such as `cell [5], line 7, in train`; a file by its name alone, without its folder."""
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        cells = getattr(getattr(shell, "compile", None), "_filename_map", {})  # by file name
-        where = f"cell [{cells[self.file]}]" if self.file in cells else Path(self.file).name
+        where = Path(self.file).name
+        cells = _cell_numbers()
+        if self.file in cells:
+            cell = cells[self.file]
+            where = f"cell [{cell}]"
         name = "" if self.name == "<module>" else f", in {self.name}"
         return f"{where}, line {self.line}{name}"
 
@@ -75,58 +81,93 @@ class Frame:
 
     def excerpt(self) -> str:
         """The line among its neighbours, an arrow before it."""
-        around = range(self.line - 2, self.line + 2)
-        lines = ((n, linecache.getline(self.file, n).rstrip()) for n in around)
-        mark = {self.line: "-->"}
-        return "\n".join(f"    {mark.get(n, '   ')} {n:3d} | {text}" for n, text in lines if text)
+        rows = []
+        for number in range(self.line - 2, self.line + 2):
+            text = linecache.getline(self.file, number).rstrip()
+            arrow = "-->" if number == self.line else "   "
+            if text:
+                rows.append(f"    {arrow} {number:3d} | {text}")
+        return "\n".join(rows)
+
+
+def _cell_numbers() -> dict[str, int]:
+    """By file name, in which cell of the notebook it was typed; empty outside of IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
+    compiler = getattr(shell, "compile", None)
+    return getattr(compiler, "_filename_map", {})
 
 
 class Stack(list[Frame]):
-    """Frames, outermost first."""
+    """Frames, outermost first.
 
-    # What the thread says of an exception that it handles, and the learner's line that raised it.
+    Attributes:
+        handles: what the exception says that the main thread handles, and the learner's line that
+            raised it.
+        ended: the same of an exception that has ended another thread.
+        threads: the frames of the rank's other threads that stand in torch.distributed.
+    """
+
     handles: tuple[str, Frame] | None = None
-    # The same of an exception that has ended another thread.
     ended: tuple[str, Frame] | None = None
-    # Those of the rank's other threads that stand in torch.distributed.
     threads: tuple[list[Frame], ...] = ()
 
 
 def from_dump(text: str) -> Stack:
     """The frames of the stack that a rank wrote, outermost first.
 
-    Where it wrote several, that of the thread that crashed, else the last, the main thread's.
+    If it wrote several, that of the thread that crashed, else the last, the main thread's.
     A forked worker stands on the stack of the cell that launched it; that part is left out.
     """
-    frames = Stack()
-    text = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex], 16)), text)
+    text = _ESCAPED.sub(_unescaped, text)
     text = _COMPILED.split(text)[0]
-    stack = text.partition("Current thread ")[2] or text.split("(most recent call first)")[-1]
-    for file, line, name in _DUMPED.findall(stack.partition("\n\n")[0]):
-        frames.append(Frame(file, int(line), name))
-        if file.startswith(_COURSE) and name in ("_run_function", "_park_until_killed"):
+    _, _, crashed = text.partition("Current thread ")
+    stack = crashed or text.split(_TITLE_END)[-1]
+    rows, _, _ = stack.partition("\n\n")
+    frames = Stack()
+    for frame in _frames(rows):
+        frames.append(frame)
+        if frame.file.startswith(_COURSE) and frame.name in ENTRY_POINTS:
             break
     frames.reverse()
-    frames.threads = tuple(map(_of_thread, text.split(THREAD)[1:]))
-    frames.handles = _raised("Handles", stack)
-    frames.ended = _raised("Ended", stack)
+    frames.threads = _other_threads(text)
+    frames.handles = _raised(HANDLES, stack)
+    frames.ended = _raised(ENDED, stack)
     return frames
 
 
-def _raised(what: str, text: str) -> tuple[str, Frame] | None:
-    found = re.search(_RAISED.format(what), text, re.MULTILINE)
-    if found is None:
+def _other_threads(text: str) -> tuple[list[Frame], ...]:
+    threads = []
+    _, *parts = text.split(THREAD)
+    for part in parts:
+        rows, _, _ = part.partition(_TITLE_END)
+        frames = _frames(rows)
+        frames.reverse()
+        threads.append(frames)
+    return tuple(threads)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    hexadecimal = match[match.lastindex]
+    return chr(int(hexadecimal, 16))
+
+
+def _frames(text: str) -> list[Frame]:
+    """The frames in the order in which they stand there, innermost first."""
+    return [Frame(file, int(line), name) for file, line, name in _ROW.findall(text)]
+
+
+def _raised(verb: str, text: str) -> tuple[str, Frame] | None:
+    match = re.search(_RAISED.format(verb), text, re.MULTILINE)
+    if match is None:
         return None
-    words, file, line, name = found.groups()
+    words, file, line, name = match.groups()
     return words, Frame(file, int(line), name)
-
-
-def _of_thread(text: str) -> list[Frame]:
-    rows = _DUMPED.findall(text.partition("(most recent call first)")[0])
-    frames = [Frame(file, int(line), name) for file, line, name in rows]
-    return frames[::-1]
 
 
 def learners_line(frames: list[Frame]) -> Frame | None:
     """The innermost frame that the learner wrote."""
-    return next((frame for frame in reversed(frames) if frame.is_learners), None)
+    for frame in reversed(frames):
+        if frame.is_learners:
+            return frame
+    return None

@@ -18,16 +18,17 @@ import torch
 
 # Kinds of messages, six bytes each. The last two come after a result or a failure.
 BUFFER, RESULT, FAILED = b"buffer", b"result", b"failed"
-AT_WORK, ENDED = b"atwork", b"ended."
-LARGE_BYTES = 32 * 1024  # what does not fit comfortably into one datagram gets a file of its own
+PENDING, ENDED = b"waits.", b"ended."
+_KIND_BYTES = 6
+LARGE_BYTES = 32 * 1024  # what doesn't fit comfortably into one datagram gets a file of its own
 Unpickler: type = pickle.Unpickler  # reads all that ranks hand over; grading replaces it
 
 
 def anonymous_file(name: str) -> int:
-    """A descriptor of a file that has no name, takes no disk and ends with its last descriptor."""
+    """A descriptor of a file that has no path, takes no disk and ends with its last descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
-    with tempfile.TemporaryFile(prefix=name) as file:  # macOS: on disk, but as nameless
+    with tempfile.TemporaryFile(prefix=name) as file:  # macOS: on disk, but without a path as well
         return os.dup(file.fileno())
 
 
@@ -37,7 +38,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     Contiguous means that its elements follow each other. If there is only one, its stride may still
     be any number, as of `matrix[:1, 0]`, and `view(torch.uint8)` refuses all strides but 1.
     """
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    in_one_dimension = tensor.as_strided((tensor.numel(),), (1,))
+    return in_one_dimension.view(torch.uint8)
 
 
 class HoldsAPartError(TypeError):
@@ -47,24 +49,34 @@ class HoldsAPartError(TypeError):
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """A plain tensor leaves as its elements: no storage behind a view, no CUDA, no graph."""
-        if isinstance(value, torch.Tensor) and hasattr(value, "full_tensor"):
-            raise HoldsAPartError
-        if isinstance(value, torch.Tensor) and hasattr(value, "trigger_wait"):
-            value = value.trigger_wait()  # the result of a functional collective, still on its way
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-        if not plain or value.layout != torch.strided or value.is_quantized:
+        if not isinstance(value, torch.Tensor):
             return NotImplemented
-        elements = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if hasattr(value, "full_tensor"):
+            raise HoldsAPartError
+        if hasattr(value, "trigger_wait"):  # the result of a functional collective, on its way
+            value = value.trigger_wait()
+        kind = type(value)
+        if kind not in (torch.Tensor, torch.nn.Parameter):
+            return NotImplemented
+        if value.layout != torch.strided or value.is_quantized:
+            return NotImplemented
+        on_cpu = value.detach().cpu()
+        elements = on_cpu.resolve_conj().resolve_neg().contiguous()
         raw = bytes_of(elements).numpy() if value.numel() else b""
         learns = value.requires_grad and value.is_leaf
-        return _rebuild, (pickle.PickleBuffer(raw), value.dtype, value.shape, type(value), learns)
+        buffer = pickle.PickleBuffer(raw)
+        return _rebuild, (buffer, value.dtype, value.shape, kind, learns)
 
 
 def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns: bool) -> Any:
-    tensor = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype)
-    tensor = tensor.reshape(shape)
-    made = torch.nn.Parameter(tensor, False) if kind is torch.nn.Parameter else tensor
-    return made.requires_grad_(learns)
+    if len(raw):
+        elements = torch.frombuffer(raw, dtype=dtype)
+    else:
+        elements = torch.empty(0, dtype=dtype)
+    tensor = elements.reshape(shape)
+    if kind is torch.nn.Parameter:
+        tensor = torch.nn.Parameter(tensor, False)
+    return tensor.requires_grad_(learns)
 
 
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:
@@ -74,13 +86,13 @@ def send(channel: socket.socket, kind: bytes, value: Any) -> None:
     """
     large: list[pickle.PickleBuffer] = []
 
-    def inside(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < LARGE_BYTES:
-            return True
-        large.append(buffer)
-        return False
+    def stays_in_the_stream(buffer: pickle.PickleBuffer) -> bool:
+        is_small = buffer.raw().nbytes < LARGE_BYTES
+        if not is_small:
+            large.append(buffer)
+        return is_small
 
-    stream = pack(value, inside)
+    stream = pack(value, stays_in_the_stream)
     for buffer in large:
         _send_file(channel, BUFFER, buffer.raw())
     if len(stream) < LARGE_BYTES:
@@ -90,28 +102,45 @@ def send(channel: socket.socket, kind: bytes, value: Any) -> None:
 
 
 def _send_file(channel: socket.socket, kind: bytes, data: bytes | memoryview) -> None:
-    with open(anonymous_file("result"), "wb") as file:
+    descriptor = anonymous_file("result")
+    with open(descriptor, "wb") as file:
         file.write(data)
         file.flush()
-        socket.send_fds(channel, [kind], [file.fileno()])
+        socket.send_fds(channel, [kind], [descriptor])
 
 
-def receive_buffer(file: int) -> Any:
+def split(message: bytes) -> tuple[bytes, bytes]:
+    """The kind of a message, and its content; empty if that came as a file."""
+    return message[:_KIND_BYTES], message[_KIND_BYTES:]
+
+
+def receive_buffer(descriptor: int) -> Any:
     """A writable numpy array of bytes over an anonymous file, whose descriptor is closed."""
-    with open(file, "rb") as source:
-        size = os.fstat(file).st_size
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
         mmap.mmap(-1, size).close()  # is there room? torch, failing, leaks a descriptor
-        if os.path.exists(path := f"/proc/self/fd/{file}"):
-            return torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
-        data = torch.empty(size, dtype=torch.uint8).numpy()
-        source.seek(0)
-        source.readinto(data)
-        return data
+        path = f"/proc/self/fd/{descriptor}"
+        if os.path.exists(path):
+            shared = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+            return shared.numpy()
+        copy = torch.empty(size, dtype=torch.uint8).numpy()
+        file.seek(0)
+        file.readinto(copy)
+        return copy
 
 
-def pack(value: Any, inside: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
-    """A picklable object as it is now, for `unpack`; with those large buffers that are `inside`."""
-    _Pickler(stream := BytesIO(), protocol=5, buffer_callback=inside).dump(value)
+def pack(
+    value: Any, stays_in_the_stream: Callable[[pickle.PickleBuffer], bool] | None = None
+) -> bytes:
+    """A picklable object as it is now, for `unpack`.
+
+    Args:
+        value: the object.
+        stays_in_the_stream: is asked of each buffer. Without it, all buffers stay.
+    """
+    stream = BytesIO()
+    pickler = _Pickler(stream, protocol=5, buffer_callback=stays_in_the_stream)
+    pickler.dump(value)
     return stream.getvalue()
 
 
@@ -133,4 +162,5 @@ def place_of_what_fails(value: Any) -> str:
 
 def unpack(stream: Any, buffers: Iterable[Any] = ()) -> Any:
     """The object again, from its stream and its large buffers in the order in which they came."""
-    return Unpickler(BytesIO(stream), buffers=buffers).load()
+    unpickler = Unpickler(BytesIO(stream), buffers=buffers)
+    return unpickler.load()

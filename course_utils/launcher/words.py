@@ -12,13 +12,12 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")  # may be broken anywhere
 def ranks_named(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, or `ranks 0, 1 and 3`, in order; of many, `ranks 0-17 and 20-31`."""
     in_order = sorted(numbers)
-    if len(in_order) > _MANY:
-        *names, last = _runs(in_order)
-        if not names:
-            return f"ranks {last}"
-    else:
-        *names, last = map(str, in_order)
-    return f"ranks {', '.join(names)} and {last}" if names else f"rank {last}"
+    is_many = len(in_order) > _MANY
+    names = _runs(in_order) if is_many else [str(number) for number in in_order]
+    last = names.pop()
+    if names:
+        return f"ranks {', '.join(names)} and {last}"
+    return f"ranks {last}" if is_many else f"rank {last}"
 
 
 def _runs(in_order: Iterable[int]) -> list[str]:
@@ -29,13 +28,19 @@ def _runs(in_order: Iterable[int]) -> list[str]:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return [_run_named(run[0], run[-1]) for run in runs]
+
+
+def _run_named(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def were(numbers: Iterable[int]) -> str:
     """Such as `rank 3 was`, or `ranks 0 and 1 were`."""
     names = ranks_named(numbers)
-    return f"{names} {'were' if names.startswith('ranks') else 'was'}"
+    if names.startswith("ranks"):
+        return f"{names} were"
+    return f"{names} was"
 
 
 def wrapped(text: str) -> str:

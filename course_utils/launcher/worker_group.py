@@ -1,4 +1,4 @@
-"""The kernel's side of a launch: one member per rank, all watched together, none left behind."""
+"""The kernel's side of a launch: one handle per rank, all watched together, none left behind."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from io import FileIO
 from multiprocessing.connection import wait
@@ -18,22 +18,23 @@ from typing import Any, NoReturn
 from course_utils.launcher import echoes, errors, reasons, shutdown, transport
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.descendants import LIBC, Descendants
+from course_utils.launcher.errors import StacksByRank
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.queues import Drained
+from course_utils.launcher.queues import DrainedQueues
 from course_utils.launcher.rendezvous import Rendezvous
-from course_utils.launcher.shutdown import AtWork
-from course_utils.launcher.stacks import Frame, from_dump
+from course_utils.launcher.shutdown import PendingWork
+from course_utils.launcher.stacks import from_dump
 from course_utils.launcher.worker import WorkerMain
 from course_utils.launcher.worker_handle import WorkerHandle
 
-_GRACE_S = 0.5  # after a failure, for the one that caused it to be heard as well
-_END_S = 1.0  # for ranks that are stopped to end as a program does that receives SIGTERM
-_DRAIN_S = 0.2  # until queues are read that keep a rank from ending
-_TICK_S = 0.1
-_STACK_S = 3.0  # for all ranks to write where they are; longer on a slow machine
-_PAUSE_HARD = 2  # of OpenMP 5: `omp_pause_hard` gives everything back
-_FORKED = 0x40  # a flag of Linux: PF_FORKNOEXEC, forked and since then no program of its own
-# From Python 3.12 on, of two threads that fork at once, filelock, which torch brings, fails one.
+_GRACE_S = 0.5  # after a failure, for the rank that caused it to report as well
+_TERMINATE_S = 1.0  # between SIGTERM and SIGKILL, for ranks to shut down as a program does
+_DRAIN_AFTER_S = 0.2  # after the last result, before queues that keep a rank alive are read
+_POLL_S = 0.1
+_STACK_S = 3.0  # for all ranks to write their stacks; longer on a slow machine
+_PAUSE_HARD = 2  # OpenMP 5's `omp_pause_hard`, which gives everything back
+_FORKED = 0x40  # Linux's flag PF_FORKNOEXEC: forked, and no program of its own started since
+# If two threads fork at once, one of them fails in filelock, which torch brings (Python >= 3.12).
 _FORKING = threading.Lock()
 
 
@@ -45,229 +46,333 @@ class Stopped(KeyboardInterrupt):
 
 
 class WorkerGroup:
-    """All ranks of one launch."""
+    """All ranks of one launch.
+
+    Attributes:
+        workers: a handle for each rank, by rank.
+        timeout: seconds from the start until all ranks must be done; listeners may extend it.
+        unfinished: a sentence for each rank whose function had returned but which hadn't ended.
+    """
 
     def __init__(
         self, world_size: int, nodes: int, timeout: float, listeners: Sequence[Listener]
     ) -> None:
-        self.world_size, self.timeout, self.listeners = world_size, timeout, listeners
-        self.members: list[WorkerHandle] = []
-        self._kernel = os.getpid()
-        self.meet = Rendezvous(world_size, nodes, timeout)
-        self._listening = contextlib.ExitStack()
-        self._opened = contextlib.ExitStack()
-        self._pids: FileIO | None = None  # of all that ranks have forked
-        self.unfinished: list[str] = []  # sentences on what was stopped after its function was over
+        self.world_size = world_size
+        self.timeout = timeout
+        self.listeners = listeners
+        self.workers: list[WorkerHandle] = []
+        self.unfinished: list[str] = []
+        self._rendezvous = Rendezvous(world_size, nodes, timeout)
+        self._kernel_pid = os.getpid()
+        self._started_listeners = contextlib.ExitStack()
+        self._pids: FileIO | None = None  # process ids of the ranks and of all that they fork
+        self._rank_to_start = 0
+        self._started_s = 0.0
+        self._deadline_s = 0.0  # on the system's monotonic clock
+        self._hangs_forever = False  # a listener has proven it
         self._has_stopped = False
-
-    def close(self) -> None:
-        """Stop whoever still runs and give everything back, whatever else goes wrong."""
-        steps = [self._stop]
-        steps += [m.kill for m in self.members] + [m.reap for m in self.members]
-        steps += [partial(listener.on_poll, self.members, True) for listener in self.listeners]
-        steps += [m.close for m in self.members]
-        steps += [self.meet.close, self._remove_segments, self._listening.close]
-        with contextlib.ExitStack() as taken:  # from the last to the first
-            for step in reversed(steps):
-                taken.callback(step)
-
-    def _remove_segments(self) -> None:
-        """Remove what the ranks' processes have left in shared memory, but of those that live."""
-        groups = {member.pid for member in self.members}
-        dead = set()
-        if self._pids:
-            self._pids.seek(0)
-            for pid in map(int, self._pids.read().split()):
-                with contextlib.suppress(OSError):
-                    if os.getpgid(pid) not in groups:
-                        continue  # it has left its rank, and lives
-                dead.add(pid)
-        self._opened.close()
-        remove_segments(dead)
 
     def output(self) -> list[str]:
         """What each rank has printed."""
-        return [member.text() for member in self.members]
+        return [worker.output.text() for worker in self.workers]
 
-    def pieces(self) -> list[list[tuple[str, str]]]:
-        """The same, cut at the marks in it; see `WorkerHandle.pieces`."""
-        return [member.pieces() for member in self.members]
+    def output_pieces(self) -> list[list[tuple[str, str]]]:
+        """The same, cut at the marks in it; see `CapturedOutput.pieces`."""
+        return [worker.output.pieces() for worker in self.workers]
 
     def start(self, fn: Callable, args: tuple, backend: str | None) -> None:
-        """Let all who listen get ready, and fork every rank."""
-        rank = 0
-        try:
-            for listener in self.listeners:
-                listener.on_start(self.world_size)
-                self._listening.callback(listener.on_exit)
-            LIBC.fflush(None)  # what compiled code has printed, which every rank would print again
-            self.meet.open(listens=backend is None)
-            self._pids = FileIO(transport.anonymous_file("pids"), "r+")
-            self._opened.callback(self._pids.close)
-            fcntl.fcntl(self._pids, fcntl.F_SETFL, os.O_APPEND)  # each behind the others
-            for rank in range(self.world_size):
-                self.members.append(
-                    WorkerHandle(rank)
-                )  # first, so that `close` finds what was opened
-                self.members[rank].open()
-            _end_openmp_threads()
-            # Blocked until a rank can answer, and ignores the stop button.
-            not_yet = [signal.SIGINT, *self.members[0].signals]
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, not_yet)
-            try:
-                for rank in range(self.world_size):  # a page written on in between is copied again
-                    with _FORKING, shutdown.tracker_kept():
-                        pid = self.members[rank].pid = os.fork()
-                    if pid == 0:
-                        self._become(rank, fn, args, backend)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            self.meet.forked()
-            for member in self.members:
-                member.watch()
-        except OSError as error:  # the system has no process, descriptor, memory or address left
-            sentence = reasons.of_start(error, rank, self.world_size)
-            # Not a plain RuntimeError: to show its traceback, IPython would open files as well.
-            raise errors.WorkerError([sentence], self.output()) from None
+        """Have all listeners get ready, and fork every rank.
 
-    def _become(self, rank: int, fn: Callable, args: tuple, backend: str | None) -> NoReturn:
-        """In the fork: let go of the other ranks' ends and of the kernel's, and work."""
+        Raises:
+            WorkerError: the system has no process, descriptor, memory or address left.
+        """
         try:
-            own = self.members.pop(rank)
-            for end in (*self.members, own.channel, own.pipe):
-                end.close()
-            worker = WorkerMain(own, self._kernel, self.listeners, Descendants(self._pids))
-            worker.run(fn, args, self.meet, backend)
+            self._open(listens=backend is None)
+            self._fork(fn, args, backend)
+        except OSError as error:
+            reason = reasons.of_start(error, self._rank_to_start, self.world_size)
+            # A plain RuntimeError has a traceback, for which IPython would open files as well.
+            raise errors.WorkerError([reason], self.output()) from None
+
+    def _open(self, listens: bool) -> None:
+        """Open in the kernel what the ranks inherit."""
+        for listener in self.listeners:
+            listener.on_start(self.world_size)
+            self._started_listeners.callback(listener.on_exit)
+        LIBC.fflush(None)  # otherwise every rank prints again what compiled code has printed
+        self._rendezvous.open(listens)
+        self._pids = FileIO(transport.anonymous_file("pids"), "r+")
+        fcntl.fcntl(self._pids, fcntl.F_SETFL, os.O_APPEND)  # no process overwrites another's id
+        for rank in range(self.world_size):
+            self._rank_to_start = rank
+            worker = WorkerHandle(rank)
+            self.workers.append(worker)  # before it opens anything, so that `close` closes it
+            worker.open()
+
+    def _fork(self, fn: Callable, args: tuple, backend: str | None) -> None:
+        _end_openmp_threads()
+        # A rank unblocks these when it can answer, and when it ignores the stop button.
+        blocked = [signal.SIGINT, *self.workers[0].stack_signals]
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            # Little is written between two forks: each page written to is copied once more.
+            for worker in self.workers:
+                self._rank_to_start = worker.rank
+                with _FORKING, shutdown.tracker_kept():
+                    worker.pid = os.fork()
+                if worker.pid == 0:
+                    self._become_rank(worker, fn, args, backend)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        self._rendezvous.after_fork()
+        for worker in self.workers:
+            worker.after_fork()
+
+    def _become_rank(
+        self, worker: WorkerHandle, fn: Callable, args: tuple, backend: str | None
+    ) -> NoReturn:
+        """In the fork: close what belongs to the kernel and to other ranks, then be the rank."""
+        try:
+            for other in self.workers:
+                if other is not worker:
+                    other.close()
+            worker.kernel_socket.close()
+            worker.output_reader.close()
+            descendants = Descendants(self._pids)
+            rank = WorkerMain(worker, self._kernel_pid, self.listeners, descendants)
+            rank.run(fn, args, self._rendezvous, backend)
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
 
     def results(self, pressed: list[int]) -> list[Any]:
-        """Wait for what every rank returns; whatever is raised, `close` stops the ranks."""
-        begun = time.monotonic()
-        deadline = begun + self.timeout
-        while running := [member for member in self.members if not member.settled]:
+        """Wait for what every rank returns. Whatever is raised, `close` stops the ranks.
+
+        Args:
+            pressed: presses of the stop button; empty until there is one.
+
+        Returns:
+            By rank, what its function returned.
+
+        Raises:
+            Stopped: the stop button was pressed before all functions had returned.
+            WorkerError: a rank failed.
+            WorkerTimeout: the ranks weren't done in time, or never will be.
+        """
+        self._started_s = time.monotonic()
+        self._deadline_s = self._started_s + self.timeout
+        running = self.workers
+        while running:
             if pressed:
                 raise Stopped
-            failed_at = [member.failure.when for member in self.members if member.failure]
-            deadline = min([deadline, *(when + _GRACE_S for when in failed_at)])
-            left = deadline - time.monotonic()
-            if left < 0 and not failed_at and deadline > 0:  # else it was proven that they hang
-                self.timeout = max([self.timeout, *(each.on_timeout() for each in self.listeners)])
-                deadline = begun + self.timeout
-                left = deadline - time.monotonic()
-            if left < 0:
+            if self._hangs_forever:
                 break
-            # Until a rank says something or ends, or it is time to look at the clock.
-            wait([end for member in self.members for end in member.waitables()], min(_TICK_S, left))
-            for member in self.members:
-                member.read()
-            if True in [listener.on_poll(self.members) for listener in self.listeners]:
-                deadline = -math.inf
-        if running or any(member.failure for member in self.members):
-            error = self._error(running, deadline)
+            seconds_left = self._seconds_left()
+            if seconds_left < 0:
+                break
+            self._hangs_forever = self._poll(self.workers, seconds_left)
+            running = [worker for worker in self.workers if not worker.settled]
+        if running or self._failures():
+            error = self._error(running)
             self._stop()
             error.parts += self.unfinished
             raise error
-        self._let_end(deadline, pressed)
-        return [member.result for member in self.members]
+        self._wait_until_ended(pressed)
+        return [worker.result for worker in self.workers]
 
-    def _let_end(self, deadline: float, pressed: list[int]) -> None:
-        """Wait until all ranks that are done have ended as a program does, or time is up."""
-        begun, drained = time.monotonic(), Drained()
-        while ending := [member for member in self.members if not member.is_over]:
-            left = deadline - time.monotonic()
-            if left < 0:
+    def _failures(self) -> list[errors.Failure]:
+        return [worker.failure for worker in self.workers if worker.failure]
+
+    def _seconds_left(self) -> float:
+        """How long the ranks may still run: negative when time is up."""
+        failures = self._failures()
+        for failure in failures:
+            self._deadline_s = min(self._deadline_s, failure.when + _GRACE_S)
+        is_up = time.monotonic() > self._deadline_s
+        if is_up and not failures:
+            for listener in self.listeners:
+                self.timeout = max(self.timeout, listener.on_timeout())
+            self._deadline_s = self._started_s + self.timeout
+        return self._deadline_s - time.monotonic()
+
+    def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> bool:
+        """Wait for a moment until one of these ranks says something or ends; read all ranks.
+
+        Returns:
+            Whether a listener says that the ranks will never be done.
+        """
+        _wait_for_any(awaited, min(_POLL_S, seconds_left))
+        for worker in self.workers:
+            worker.read()
+        hangs_forever = False
+        for listener in self.listeners:
+            if listener.on_poll(self.workers):
+                hangs_forever = True
+        return hangs_forever
+
+    def _wait_until_ended(self, pressed: list[int]) -> None:
+        """All ranks have returned: wait until they have ended as a program does, or time is up."""
+        all_returned_s = time.monotonic()
+        drained = DrainedQueues()
+        ending = self._not_ended()
+        while ending:
+            seconds_left = self._deadline_s - time.monotonic()
+            if seconds_left < 0:
                 break
-            if pressed:  # nobody waits any longer, and what all have returned is here
+            if pressed:  # nobody wants to wait any longer, and all results are here
                 pressed.clear()
                 break
-            wait([end for member in ending for end in member.waitables()], min(_TICK_S, left))
-            for member in self.members:
-                member.read()
-            for listener in self.listeners:
-                listener.on_poll(self.members)
-            if time.monotonic() > begun + _DRAIN_S:
+            self._poll(ending, seconds_left)
+            if time.monotonic() > all_returned_s + _DRAIN_AFTER_S:
                 drained.take()
+            ending = self._not_ended()
         drained.give_back()
         self._has_stopped = True
         self._note_unfinished()
 
+    def _not_ended(self) -> list[WorkerHandle]:
+        return [worker for worker in self.workers if not worker.is_over]
+
     def _note_unfinished(self) -> None:
-        for member in self.members:
-            rank = member.rank
-            if member.died_late:
-                over = f"""After its function was over, rank {rank} did not end as a program does: \
-{member.died_late}. What it returned is safe."""
-                self.unfinished.append(over)
-            elif member.settled and not member.is_over:
-                work = member.at_work or AtWork("something of its own")
-                what, place = work.what, work.place()
-                over = f"""After its function was over, rank {rank} was stopped, as it still \
-waited for {what}{place}."""
-                self.unfinished.append(over)
+        for worker in self.workers:
+            rank = worker.rank
+            if worker.late_death:
+                death = worker.late_death
+                sentence = f"""After its function was over, rank {rank} did not end as a program \
+does: {death}. What it returned is safe."""
+                self.unfinished.append(sentence)
+            elif worker.settled and not worker.is_over:
+                work = worker.pending_work or PendingWork("something of its own")
+                description, place = work.description, work.place()
+                sentence = f"""After its function was over, rank {rank} was stopped, as it still \
+waited for {description}{place}."""
+                self.unfinished.append(sentence)
 
-    def _stop(self) -> None:
-        """Have all ranks end as `torchrun` does: SIGTERM, a while, then SIGKILL by `close`."""
-        if self._has_stopped:
-            return
-        self._has_stopped = True
-        working = [member for member in self.members if not member.settled]
-        # Who still works stands still before the first one ends: it would notice, and say so.
-        for member in working:
-            member.kill(signal.SIGSTOP)
-        for member in working:
-            member.ask_to_end()
-        for member in working:
-            member.kill(signal.SIGCONT)
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
-            ending = [member for member in self.members if not member.is_over]
-            if not ending:
-                break
-            wait([end for member in ending for end in member.waitables()], _TICK_S)
-            for member in self.members:
-                member.read()
-        self._note_unfinished()
-
-    def _error(self, running: list[WorkerHandle], deadline: float) -> errors.WorkerError:
-        """What went wrong, which whoever listens may say better."""
-        ranks, now = {}, time.monotonic()
-        if failures := [member.failure for member in self.members if member.failure]:
-            error = errors.worker_error(failures, self.world_size, self.output())
-            if error.failures[0].echo == echoes.WAITED and running:
-                stands = self._stacks(running)
-                others = {member.rank: stands[member.rank] for member in running}
-                error = errors.worker_error(failures, self.world_size, self.output(), others)
+    def _error(self, running: list[WorkerHandle]) -> errors.WorkerError:
+        """What went wrong; a listener may say it better."""
+        now = time.monotonic()
+        failures = self._failures()
+        stacks: StacksByRank = {}
+        if failures:
+            error = self._worker_error(failures, running)
         else:
-            ranks = self._stacks(running)
-            seconds = self.timeout if deadline > 0 else math.inf
-            error = errors.worker_timeout(ranks, self.output(), seconds, now)
+            stacks = self._stacks(running)
+            seconds = math.inf if self._hangs_forever else self.timeout
+            error = errors.worker_timeout(stacks, self.output(), seconds, now)
         for listener in self.listeners:
             try:
-                listener.on_error(ranks, error)
-            except Exception as wrong:  # it hides no error
+                listener.on_error(stacks, error)
+            except Exception as wrong:  # a listener that fails mustn't hide the error
                 name = type(listener).__name__
                 error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
-        if not failures and (reason := reasons.unknown_host(self.output())):
+        reason = "" if failures else reasons.unknown_host(self.output())
+        if reason:
             error.parts.append(f"Likely reason: {reason}.")
         return error
 
-    def _stacks(self, running: list[WorkerHandle]) -> dict[int, list[Frame] | None]:
-        """Where every rank is, as `Listener.on_error` has it."""
-        for member in running:
-            member.request_stack()
+    def _worker_error(
+        self, failures: list[errors.Failure], running: list[WorkerHandle]
+    ) -> errors.WorkerError:
+        error = errors.worker_error(failures, self.world_size, self.output())
+        root_cause = error.failures[0]
+        if root_cause.echo != echoes.WAITED or not running:
+            return error
+        # A rank gave up waiting for others, so it helps to know where those are.
+        stacks = self._stacks(running)
+        stacks_of_running = {worker.rank: stacks[worker.rank] for worker in running}
+        return errors.worker_error(failures, self.world_size, self.output(), stacks_of_running)
+
+    def _stacks(self, running: list[WorkerHandle]) -> StacksByRank:
+        """Where every rank is, as `Listener.on_error` gets it."""
+        for worker in running:
+            worker.request_stack()
         deadline = Deadline(_STACK_S)
-        while False in [m.has_written_stack() for m in running] and not deadline.is_over():
+        silent = running
+        while silent and not deadline.is_over():
             time.sleep(0.02)
-        return {m.rank: from_dump(m.read_stack()) if m in running else None for m in self.members}
+            silent = [worker for worker in silent if not worker.has_written_stack()]
+        stacks: StacksByRank = {worker.rank: None for worker in self.workers}
+        for worker in running:
+            stacks[worker.rank] = from_dump(worker.read_stack())
+        return stacks
+
+    def _stop(self) -> None:
+        """End all ranks as `torchrun` does: SIGTERM and a second; SIGKILL follows in `close`."""
+        if self._has_stopped:
+            return
+        self._has_stopped = True
+        working = [worker for worker in self.workers if not worker.settled]
+        # All of them stand still before the first one ends: the others would notice and say so.
+        for worker in working:
+            worker.kill(signal.SIGSTOP)
+        for worker in working:
+            worker.terminate()
+        for worker in working:
+            worker.kill(signal.SIGCONT)
+        deadline_s = time.monotonic() + _TERMINATE_S
+        ending = self._not_ended()
+        while ending and time.monotonic() < deadline_s:
+            _wait_for_any(ending, _POLL_S)
+            for worker in self.workers:
+                worker.read()
+            ending = self._not_ended()
+        self._note_unfinished()
+
+    def close(self) -> None:
+        """Stop whatever still runs and give everything back.
+
+        These steps run in order. One that raises doesn't keep the later ones from running.
+        """
+        steps: list[Callable[[], object]] = [self._stop]
+        for worker in self.workers:
+            steps.append(worker.kill)
+        for worker in self.workers:
+            steps.append(worker.reap)
+        for listener in self.listeners:
+            steps.append(partial(listener.on_poll, self.workers, True))
+        for worker in self.workers:
+            steps.append(worker.close)
+        steps += [self._rendezvous.close, self._remove_segments, self._started_listeners.close]
+        with contextlib.ExitStack() as callbacks:
+            for step in reversed(steps):  # an ExitStack begins with the last one
+                callbacks.callback(step)
+
+    def _remove_segments(self) -> None:
+        """Remove what the ranks' processes have left in shared memory, unless they still live."""
+        ranks = {worker.pid for worker in self.workers}
+        dead = {pid for pid in self._noted_pids() if not _has_left_its_rank(pid, ranks)}
+        remove_segments(dead)
+
+    def _noted_pids(self) -> list[int]:
+        if self._pids is None:
+            return []
+        self._pids.seek(0)
+        text = self._pids.read()
+        self._pids.close()
+        return [int(pid) for pid in text.split()]
+
+
+def _has_left_its_rank(pid: int, ranks: set[int]) -> bool:
+    """Whether a process lives on in a process group that is none of the ranks'."""
+    try:
+        return os.getpgid(pid) not in ranks
+    except OSError:  # it's gone
+        return False
+
+
+def _wait_for_any(workers: Iterable[WorkerHandle], seconds: float) -> None:
+    """Wait until one of these ranks has something to read, or so many seconds have passed."""
+    waitables = []
+    for worker in workers:
+        waitables += worker.waitables()
+    wait(waitables, seconds)
 
 
 def _end_openmp_threads() -> None:
     """End the threads with which this thread of the kernel has computed; it gets new ones later.
 
-    No fork inherits them. A rank that asks for several by `torch.set_num_threads(2)` would wait
-    for them for ever. Threads with which other threads of the kernel compute stay as they are.
-    A kernel that is a fork itself may lack its threads already, and would wait for their end.
+    A fork doesn't inherit them, and a rank that asks for several by `torch.set_num_threads(2)`
+    would wait for them forever. Threads with which other threads of the kernel compute are left
+    alone. So is a kernel that is a fork itself: it may lack its threads, and would wait for them.
     """
     with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
         openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
@@ -281,9 +386,10 @@ def remove_segments(owners: set[int]) -> None:
     """Remove what these processes, which are dead by now, have left in shared memory.
 
     Torch makes a segment for every tensor that a DataLoader worker hands over, and removes its
-    name at once. A worker that is stopped in between leaves the segment for ever.
+    name at once. A worker that is stopped in between leaves the segment forever.
     """
-    with contextlib.suppress(OSError):  # no descriptor left to look
+    owner_names = {str(pid) for pid in owners}
+    with contextlib.suppress(OSError):  # no descriptor is left to look with
         for segment in Path("/dev/shm").glob("torch_*_*"):
-            if segment.name.split("_")[1] in map(str, owners):
+            if segment.name.split("_")[1] in owner_names:
                 segment.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from course_utils.network.collectives import rounds
-from course_utils.record.event import ASIDE, Event, Meeting, meetings
+from course_utils.record.event import USER_THREAD, Event, Meeting, meetings
 
 # What one can wait for: "left", a message's last byte; "arrived", likewise; "done", a task.
 End = tuple[str, int]
@@ -91,7 +91,7 @@ class Schedule:
         return steps
 
     def _add_programs(self, events: Sequence[Event], world_size: int) -> None:
-        ranks_with_threads = {event.rank for event in events if event.flags & ASIDE}
+        ranks_with_threads = {event.rank for event in events if event.flags & USER_THREAD}
         self.programs = [[("compute", None, None)] for _ in range(world_size)]
         for event in events:
             if event.rank not in ranks_with_threads:

@@ -1,7 +1,7 @@
-"""One thing that a rank did with the others, as it stands in a recording; and who meets whom.
+"""One operation of one rank, as a recording holds it; and which operations meet.
 
-Replay, checks, the report of a hang and the pictures all ask `meetings`: the k-th call that a rank
-makes of something meets everybody else's k-th.
+Replay, checks, the report of a hang and the pictures all ask `meetings`: a rank's k-th collective
+in a group meets the k-th of every other member, and the k-th send to a rank its k-th receive.
 """
 
 from collections.abc import Iterable
@@ -9,23 +9,33 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Key = tuple[object, ...]
-# Flags of an event.
-ASYNC, FORWARD, EVALUATES, BACKWARD, WRAPS, UNFINISHED, WAKES, ASIDE, QUEUED, JOINS = (
-    1 << bit for bit in range(10)
-)
-# Mistakes, of a call (its results share one memory; nobody has waited for it), and of a "return".
-SHARED, UNWAITED, UNAVERAGED = (1 << bit for bit in range(10, 13))
+# Flags of an event, to be combined with `|`. They are plain integers, since a rank combines them at
+# every call and writes them into a row of the record's memory.
+ASYNC = 1  # the caller got control back before the operation was complete
+FORWARD = 2  # called by DDP's forward pass
+EVALUATES = 4  # likewise, of a model in evaluation mode
+BACKWARD = 8  # called by a backward pass
+DDP_INIT = 16  # called by the constructor of DDP
+UNFINISHED = 32  # of a "return": a backward pass left buckets of DDP that were never reduced
+MAY_TIME_OUT = 64  # a thread, or the group's own timer, may end the wait for it
+USER_THREAD = 128  # called by a thread that the learner started
+QUEUED = 256  # it returned as soon as it was queued on the GPU
+JOINS = 512  # called at the end of DDP's join
+# Mistakes.
+SHARED = 1024  # of a call: its results share memory
+UNWAITED = 2048  # of a call: nobody has waited for it
+UNAVERAGED = 4096  # of a "return": a DDP model was trained on gradients that nobody averaged
 
 
 class Kind(NamedTuple):
-    """What torch calls it, and how it is."""
+    """One kind of operation: its names in torch, and what sets it apart."""
 
-    hooks: str  # names in torch's `HookOpName` of its forms that take a tensor
-    lists: str = ""  # names of its forms that take a list with a tensor for each rank
-    message: bool = False  # whether it has one other end, a peer, and not a group
-    reduces: bool = False  # whether it has an operator
+    hooks: str  # names in torch's `HookOpName`, of its forms that take one tensor
+    lists: str = ""  # likewise, of its forms that take a list with a tensor for each rank
+    message: bool = False  # whether it has a peer instead of a group
+    reduces: bool = False  # whether it takes a reduction operator
     parted: bool = False  # whether a rank hands in one part for each rank
-    equal: bool = True  # whether every rank hands in equally much
+    equal: bool = True  # whether every rank hands in the same number of bytes
 
 
 KINDS = {
@@ -46,7 +56,7 @@ KINDS = {
     "scatter": Kind("", "SCATTER", parted=True, equal=False),
     "gather": Kind("GATHER"),
 }  # fmt: skip
-COLLECTIVES = tuple(kind for kind, row in KINDS.items() if not row.message)
+COLLECTIVES = tuple(name for name, kind in KINDS.items() if not kind.message)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -55,58 +65,59 @@ class Event:
 
     rank: int  # global, as are peer, root and group
     index: int  # a rank's events are counted from 0, in the order in which it issued them
-    # "send", "recv", "wait", or the name of a collective, such as "all_reduce"; in what is noted of
-    # every launch also "new_group", and "return" when the function has returned.
+    # "send", "recv", "wait", or the name of a collective, such as "all_reduce". The record that
+    # every launch keeps also has "new_group", and "return" for the return of the function.
     kind: str
-    bytes: int  # what the rank hands in; what it is given, where it hands in nothing
+    bytes: int  # what the rank hands in; or what it receives, where it hands in nothing
     start_s: float  # seconds from the launch to the call, on a clock that all ranks share
-    # When it was complete: for a blocking call when it returned. Of what was not complete when a
-    # launch failed: when that launch was stopped. Of what is `queued`: when it was queued.
+    # When it was complete; for a blocking call, when it returned. If it was not complete when the
+    # launch failed: when that launch was stopped. If it is `queued`: when it was queued.
     end_s: float
-    peer: int | None = None  # at the other end of a send or recv, or of the one waited for
+    peer: int | None = None  # the other end of a send or recv, or of the one waited for
     tag: int | None = None  # of a send or recv
     dtype: str | None = None  # such as "float32"; None for a barrier and a wait
-    shape: tuple[int, ...] = ()  # of the tensor, of the first one where there are several
-    # Of tensors that are not contiguous, as far as a backend takes them for contiguous ones.
-    layout: str = ""
+    shape: tuple[int, ...] = ()  # of the tensor; of the first one, where there are several
+    layout: str = ""  # how non-contiguous tensors lie, where a backend overlooks it: see `layouts`
     op: str | None = None  # "sum", "max" and so on; None where torch does not say
     root: int | None = None  # where a broadcast, reduce, scatter or gather starts or ends
     group: tuple[int, ...] = ()  # the ranks of the process group, in its order
-    group_name: str = ""  # what all members call the group
+    group_name: str = ""  # the name that all members have for the group
     blocking: bool = False  # whether the caller waited at once, so that no wait follows
-    of: int | None = None  # the index of the operation that a wait waits for
-    parts: tuple[int, ...] = ()  # bytes for each rank of the group, where one part is for each
+    of: int | None = None  # for a wait, the index of the operation waited for
+    parts: tuple[int, ...] = ()  # bytes for each rank of the group, where each gets its own part
     place: str = ""  # the learner's line, such as "cell [5], line 7, in train"; empty if none
     code: str = ""  # the text of that line
-    finished: bool = True  # False for what was not complete when the launch failed
+    finished: bool = True  # False if it was not complete when the launch failed
     # Counted from 1: the rank's collectives in this group, its messages from or to this peer with
-    # this tag, its calls of `new_group`; 0 where nobody has counted.
+    # this tag, or its calls of `new_group`; 0 where they were not counted.
     number: int = 0
     line: tuple[str, int, str] | None = None  # file, number and function of the learner's line
-    flags: int = 0  # what more is known, such as FORWARD: DDP called it
-    # When the work of what is `queued` began and was complete on the GPU, as CUDA's events tell,
-    # on the clock of `start_s`; None where nobody has seen that.
+    flags: int = 0  # what else is known, such as FORWARD: DDP called it
+    # For what is `queued`: when its work began and was complete on the GPU, by CUDA's events, on
+    # the clock of `start_s`; None where no events were recorded.
     began_s: float | None = None
     done_s: float | None = None
 
     @property
     def what(self) -> str:
         """Such as `send of 16 bytes to rank 1` or `all_reduce of 4096 bytes`."""
-        size = "" if self.kind == "barrier" else f" of {self.bytes} bytes"
         if self.kind == "wait":
             return f"wait for event {self.of}"
+        size = "" if self.kind == "barrier" else f" of {self.bytes} bytes"
         if self.kind in ("send", "recv"):
             peer = "any rank" if self.peer is None else f"rank {self.peer}"
             tag = f", tag {self.tag}" if self.tag else ""
-            return f"{self.kind}{size} {'to' if self.kind == 'send' else 'from'} {peer}{tag}"
+            if self.kind == "send":
+                return f"{self.kind}{size} to {peer}{tag}"
+            return f"{self.kind}{size} from {peer}{tag}"
         root = "" if self.root is None else f", root {self.root}"
         return f"{self.kind}{size}{root}"
 
     @property
     def queued(self) -> bool:
-        """Whether it ends, as a call of NCCL, when it is queued on the GPU; a wait for it as well.
+        """Whether it ended as soon as it was queued on the GPU, as NCCL's calls and waits do.
 
-        When its work was complete, `done_s` says, where it is known.
+        `done_s` says when its work was complete, where that is known.
         """
         return bool(self.flags & QUEUED)
 
@@ -121,30 +132,30 @@ class Event:
 
 @dataclass(frozen=True)
 class Log:
-    """What one rank has called, in order; `complete` unless its first calls are forgotten."""
+    """What one rank has called, in order; `complete` unless its first calls were overwritten."""
 
     events: tuple[Event, ...]
     complete: bool
 
 
 class Meeting(NamedTuple):
-    """One message or one collective, as far as its ranks have come to it."""
+    """One message or one collective, with the calls of those ranks that have reached it."""
 
-    key: Key  # what its calls are counted by, see `key_of`
-    number: int  # the how-manieth of its key it is, from 1
-    # Global ranks that it takes: of a message its sender, or None if that may be any rank, and its
-    # receiver; else the group in its order.
+    key: Key  # see `key_of`
+    number: int  # 1-based position among the calls with the same key
+    # Global ranks. Of a message: its sender (None if any rank may send) and its receiver. Of a
+    # collective: the group, in its order.
     members: tuple[int | None, ...]
-    calls: dict[int, Event]  # by rank, those that have come to it
+    calls: dict[int, Event]  # by rank
 
     @property
     def missing(self) -> list[int | None]:
-        """The members that have not come to it, in the group's order."""
+        """The members that have not reached it, in the group's order."""
         return [member for member in self.members if member not in self.calls]
 
 
 def key_of(event: Event) -> Key | None:
-    """What a rank counts a call by; None for what meets nobody, a wait or the end."""
+    """What calls are counted by; None for a wait or a return, which meet nobody."""
     kind = event.kind
     if kind in ("wait", "return"):
         return None
@@ -158,23 +169,38 @@ def key_of(event: Event) -> Key | None:
 
 
 def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
-    """Let all calls meet; in each key they are in order, and keys come as they were first called.
+    """Match the calls of all ranks; each key's are in order, and keys as they were first called.
 
     Args:
-        events: Of all ranks, each rank's in its order. An event that knows its number is taken at
-            its word, since the first ones may be forgotten; the others are counted here.
-        world_size: How many ranks there are: all of them meet to make a group.
+        events: Of all ranks, each rank's in its order. An event that has a number keeps it, since
+            the first ones may be overwritten; the others are counted here.
+        world_size: How many ranks there are: all of them take part in making a group.
     """
-    found: dict[Key, tuple[dict[int, int], dict[int, Meeting]]] = {}
-    everyone = tuple(range(world_size))
+    counts = {}  # by key and rank, how many calls there were
+    matched = {}  # by key and number, the meeting
     for event in events:
-        if (key := key_of(event)) is None:
+        key = key_of(event)
+        if key is None:
             continue
-        counts, own = found.get(key) or found.setdefault(key, ({}, {}))
-        number = counts[event.rank] = event.number or counts.get(event.rank, 0) + 1
-        if (one := own.get(number)) is None:
-            members = everyone if key[0] == "new_group" else event.group
-            members = key[1:3] if key[0] == "message" else members
-            one = own[number] = Meeting(key, number, members, {})
-        one.calls[event.rank] = event
-    return [own[number] for _, own in found.values() for number in sorted(own)]
+        if key not in matched:
+            counts[key], matched[key] = {}, {}
+        number = event.number or counts[key].get(event.rank, 0) + 1
+        counts[key][event.rank] = number
+        meeting = matched[key].get(number)
+        if meeting is None:
+            meeting = Meeting(key, number, _members(key, event, world_size), {})
+            matched[key][number] = meeting
+        meeting.calls[event.rank] = event
+    ordered = []
+    for by_number in matched.values():
+        ordered += [by_number[number] for number in sorted(by_number)]
+    return ordered
+
+
+def _members(key: Key, event: Event, world_size: int) -> tuple[int | None, ...]:
+    """Who takes part in the meeting of this event; see `Meeting.members`."""
+    if key[0] == "new_group":
+        return tuple(range(world_size))
+    if key[0] == "message":
+        return key[1:3]
+    return event.group

@@ -1,4 +1,4 @@
-"""What the hooks of a process group leave out, and the frames below a call tell."""
+"""What a call's frames tell, since the hooks of a process group leave it out."""
 
 import functools
 import os
@@ -8,86 +8,116 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import c10d_logger
-from torch.distributed.algorithms import join
 from torch.nn.parallel import distributed as ddp
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.stacks import Frame
-from course_utils.record.event import ASIDE, BACKWARD, EVALUATES, FORWARD, JOINS, KINDS, WRAPS
+from course_utils.record.event import (
+    BACKWARD,
+    DDP_INIT,
+    EVALUATES,
+    FORWARD,
+    JOINS,
+    KINDS,
+    USER_THREAD,
+)
 
-C10D, _LOGGER = c10d.__file__, c10d_logger.__file__
-_DDP = (ddp.__file__, join.__file__)  # whose notices nobody waits for
-_NOT_THEIRS = (type(threading.main_thread()), threading._DummyThread)  # autograd's are dummies
+C10D = c10d.__file__
+_LOGGER = torch_private.find("torch.distributed.c10d_logger:__file__")
+_DDP = ddp.__file__
+_JOIN = torch_private.find("torch.distributed.algorithms.join:__file__")
+# Calls of DDP and of its join are asynchronous, and only notify other ranks: nobody waits for them.
+_NOTIFIERS = (_DDP, _JOIN)
+# Python sees autograd's threads as dummies.
+_NO_USER_THREADS = (type(threading.main_thread()), threading._DummyThread)
 _RUNS_BACKWARD = "_engine_run_backward"
-UNSEEN: set[CodeType] = set()  # what stands between torch's functions and hands on what it is given
-# Likewise, where a mode such as a counter of operations sees each call.
+# Code between torch's functions that only passes on its arguments.
+UNSEEN: set[CodeType] = set()
+# Likewise, where a mode, such as a counter of operations, sees every call.
+_TORCH = os.path.dirname(torch.__file__)
 _MODES = ("_ops.py", "utils/flop_counter.py", "_dynamo/eval_frame.py", "_compile.py")
-_BETWEEN = {os.path.join(os.path.dirname(torch.__file__), *mode.split("/")) for mode in _MODES}
+_MODE_FILES = {os.path.join(_TORCH, *path.split("/")) for path in _MODES}
 
 
 @functools.cache
 def is_learners(file: str) -> bool:
-    """Whether a file is the learner's own."""
+    """Whether a file is the learner's."""
     return Frame(file, 0, "").is_learners
 
 
 def split(frame: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
-    """The frames of libraries from a call outwards, and the learner's, which is below them."""
-    inner, frame = [], caller(frame)
+    """Split the frames of a call: those of libraries, innermost first, and the learner's frame.
+
+    The learner's frame is the first one outside of libraries; None where there is none.
+    """
+    library_frames = []
+    frame = caller(frame)
     while frame and not is_learners(frame.f_code.co_filename):
-        inner.append(frame)
+        library_frames.append(frame)
         frame = caller(frame.f_back)
-    return inner, frame
+    return library_frames, frame
 
 
 def caller(frame: FrameType | None) -> FrameType | None:
-    """The first frame from here outwards that is no mere go-between."""
-    while frame and (frame.f_code in UNSEEN or frame.f_code.co_filename in _BETWEEN):
+    """The first frame from here outwards that does more than pass on its arguments."""
+    while frame and (frame.f_code in UNSEEN or frame.f_code.co_filename in _MODE_FILES):
         frame = frame.f_back
     return frame
 
 
-def flags(inner: list[FrameType]) -> int:
-    """What DDP or its join has to do with a call, and whether a learner's thread makes it."""
-    found = BACKWARD if inner and inner[0].f_code.co_name == _RUNS_BACKWARD else 0
-    if not isinstance(threading.current_thread(), _NOT_THEIRS):
-        found |= ASIDE
-    for frame in inner:
-        if frame.f_code.co_filename == join.__file__ and frame.f_code.co_name == "__exit__":
-            found |= JOINS
-        elif frame.f_code.co_filename == ddp.__file__ and frame.f_code.co_name == "__init__":
-            found |= WRAPS
-        elif frame.f_code.co_filename == ddp.__file__ and frame.f_code.co_name == "forward":
-            found |= FORWARD if frame.f_locals["self"].training else FORWARD | EVALUATES
-    return found
+def flags_of(library_frames: list[FrameType]) -> int:
+    """The flags of an event that its frames tell: DDP's part in it, and a learner's thread."""
+    flags = 0
+    if library_frames and library_frames[0].f_code.co_name == _RUNS_BACKWARD:
+        flags |= BACKWARD
+    if not isinstance(threading.current_thread(), _NO_USER_THREADS):
+        flags |= USER_THREAD
+    for frame in library_frames:
+        code = frame.f_code
+        if code.co_filename == _JOIN and code.co_name == "__exit__":
+            flags |= JOINS
+        elif code.co_filename == _DDP and code.co_name == "__init__":
+            flags |= DDP_INIT
+        elif code.co_filename == _DDP and code.co_name == "forward":
+            flags |= FORWARD
+            if not frame.f_locals["self"].training:
+                flags |= EVALUATES
+    return flags
 
 
-def is_blocking(inner: list[FrameType], own: FrameType | None) -> bool:
-    """Whether whoever asked for an asynchronous operation waits for it at once."""
-    if not inner:
-        return own is not None  # torch's threads have no frames
-    caller, *outer = (frame.f_code for frame in inner)
-    if caller.co_filename != C10D:  # torch's own C++, which waits before it returns
-        return caller.co_name != _RUNS_BACKWARD
-    by = next((code for code in outer if code.co_filename != _LOGGER), caller)
-    if by.co_filename == C10D and by is not caller:  # dist.send calls dist.isend, and waits
-        return by.co_name in KINDS and KINDS[by.co_name].message
-    return by.co_filename in _DDP
+def is_blocking(library_frames: list[FrameType], learner_frame: FrameType | None) -> bool:
+    """Whether the code that asked for an asynchronous operation waits for it at once."""
+    if not library_frames:
+        return learner_frame is not None  # torch's threads have no frames
+    innermost = library_frames[0].f_code
+    if innermost.co_filename != C10D:  # torch's own C++, which waits before it returns
+        return innermost.co_name != _RUNS_BACKWARD
+    asking = innermost
+    for frame in library_frames[1:]:
+        if frame.f_code.co_filename != _LOGGER:
+            asking = frame.f_code
+            break
+    if asking.co_filename == C10D and asking is not innermost:  # dist.send calls isend and waits
+        return asking.co_name in KINDS and KINDS[asking.co_name].message
+    return asking.co_filename in _NOTIFIERS
 
 
-def is_direct(inner: list[FrameType], own: FrameType | None) -> bool:
-    """Whether the learner's own line has called torch.distributed, and nothing in between."""
-    files = {frame.f_code.co_filename for frame in inner}
-    return own is not None and bool(files) and files <= {C10D, _LOGGER}
+def is_direct(library_frames: list[FrameType], learner_frame: FrameType | None) -> bool:
+    """Whether the learner's own line called torch.distributed, with nothing in between."""
+    files = {frame.f_code.co_filename for frame in library_frames}
+    return learner_frame is not None and bool(files) and files <= {C10D, _LOGGER}
 
 
-def operator(inner: list[FrameType]) -> Any:
-    """The reduction operator: an argument of a caller in torch."""
-    code = inner[0].f_code if inner else None
-    if code and (code.co_name == _RUNS_BACKWARD or code.co_filename in _DDP):
-        return "sum"  # DDP's reducer divides by the world size, then sums
-    for frame in inner:
-        found = frame.f_locals.get("op" if frame.f_code.co_filename == C10D else "reduceOp")
-        if found:  # "reduceOp": functional
-            return found
+def operator(library_frames: list[FrameType]) -> Any:
+    """The reduction operator, which is an argument of a function of torch; None if unknown."""
+    if library_frames:
+        innermost = library_frames[0].f_code
+        if innermost.co_name == _RUNS_BACKWARD or innermost.co_filename in _NOTIFIERS:
+            return "sum"  # DDP's reducer divides by the world size, then sums
+    for frame in library_frames:
+        # Functional collectives have it in "reduceOp".
+        argument = "op" if frame.f_code.co_filename == C10D else "reduceOp"
+        op = frame.f_locals.get(argument)
+        if op:
+            return op
     return None

@@ -3,227 +3,341 @@
 torch 2.15 lets a `ProcessGroup` have hooks (`register_pre_hook`, `register_post_hook`) that run
 around each of its operations, whoever asks for it: the learner, DDP's reducer in C++, FSDP2, a
 functional collective. Nothing stands between the group and its backend, so a recorded run computes
-what any other run computes; under a Python subclass of `Backend` some works never complete, and DDP
-can crash. All of this happens in a forked worker; the kernel's torch stays as it is.
+the same as any other run. (A Python subclass of `Backend` would not do: under it some works never
+complete, and DDP can crash.) All of this happens in a forked worker; the kernel's torch stays as it
+is.
 """
 
+import contextlib
 import functools
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.torch_private import C10D
 from course_utils.record import cuda_times, frames, layouts
-from course_utils.record.event import ASYNC, KINDS, QUEUED, SHARED, WAKES, Kind
+from course_utils.record.event import ASYNC, KINDS, MAY_TIME_OUT, QUEUED, SHARED, Kind
 from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
 from course_utils.record.models import Models
 from course_utils.record.unwaited import Unwaited
 from course_utils.record.waits import Waits
 
+_NEEDED = (
+    "torch._C._distributed_c10d:HookOpName",
+    f"{C10D}:_register_pg_in_world",
+    f"{C10D}:ProcessGroup.register_pre_hook",
+    f"{C10D}:ProcessGroup.register_post_hook",
+)
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
-_NOTHING = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
-_BLOCK = ("gloo", "mpi", "ucc", "fake")  # backends that wait until the work is done
+_NO_TENSOR = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
+_BLOCKING_BACKENDS = ("gloo", "mpi", "ucc", "fake")  # they wait until the work is done
+
+
+class _Operation(NamedTuple):
+    name: str  # as in `KINDS`
+    kind: Kind
+    listed: bool  # whether it is handed a list with one tensor for each rank
 
 
 @functools.cache
-def _called() -> dict[int, tuple[str, Kind, bool]]:
-    """By torch's number of an operation: what it is called here; is it handed a tensor per rank."""
-    names = torch._C._distributed_c10d.HookOpName
-    return {
-        getattr(names, name).value: (kind, how, listed)
-        for kind, how in KINDS.items()
-        for listed, all_ in ((False, how.hooks), (True, how.lists))
-        for name in all_.split()
-    }
+def _operations() -> dict[int, _Operation]:
+    """The operations that are recorded, by torch's number."""
+    numbers = torch_private.find("torch._C._distributed_c10d:HookOpName")
+    operations = {}
+    for name, kind in KINDS.items():
+        for torchs_name in kind.hooks.split():
+            operations[getattr(numbers, torchs_name).value] = _Operation(name, kind, False)
+        for torchs_name in kind.lists.split():
+            operations[getattr(numbers, torchs_name).value] = _Operation(name, kind, True)
+    return operations
 
 
 class Recorder:
     """The hooks of all groups of this rank."""
 
     def __init__(self, writer: Part) -> None:
-        self.writer, self.waits = writer, Waits(writer) if writer.whole else None
-        self.models, self.unwaited = Models(), Unwaited(writer)
+        self.writer = writer
+        self.traces = writer.keeps_all  # whether ends and waits are recorded as well
+        self.waits = Waits(writer)
+        self.models = Models()
+        self.unwaited = Unwaited(writer)
         self.times = cuda_times.CudaTimes()
         self.forked = False
 
     def carefully(self, do: Callable, *args: Any) -> None:
-        """Whatever goes wrong here, a call that nobody asked to record goes on."""
+        """Call `do`; if it fails, give the record up, but let the recorded call go on.
+
+        With trace=True somebody has asked for the record, so there the exception is raised.
+        """
         if self.forked:
             return
         try:
             do(*args)
         except Exception:
             self.writer.give_up()
-            if self.writer.whole:
+            if self.traces:
                 raise
 
     def listen(self) -> None:
-        """Have every group recorded that is yet to be made; none exists so far."""
-        register, name = c10d._register_pg_in_world, c10d._process_group_name
-        wrap = DistributedDataParallel.__init__
+        """Have every group recorded that is made from now on; none exists so far.
 
-        @functools.wraps(register)
-        def register_and_record(pg: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
+        Raises:
+            RuntimeError: This torch cannot be recorded.
+        """
+        for name in _NEEDED:
+            if torch_private.find(name) is None:
+                raise RuntimeError(f"calls cannot be recorded: this torch has no {name}")
+        torch_private.wrap(f"{C10D}:_register_pg_in_world", self._hooking)
+        torch_private.wrap(f"{C10D}:_process_group_name", self._noting)
+        torch_private.wrap("torch.nn.parallel:DistributedDataParallel.__init__", self._following)
+        torch_private.wrap(f"{C10D}:Store.get", _seen_in_stacks)
+        torch_private.wrap(f"{C10D}:Store.wait", _seen_in_stacks)
+        self.unwaited.listen()
+        if self.traces:
+            self.waits.listen()
+        os.register_at_fork(after_in_child=self._fall_silent)
+
+    def _hooking(self, register: Callable) -> Callable:
+        """The function that torch gives every new group to."""
+
+        def register_and_hook(pg: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
             register(pg, *args, **options)
             if isinstance(pg, c10d.ProcessGroup):
                 self.carefully(self._hook, pg)
 
-        @functools.wraps(name)
-        def name_and_record(ranks: Any, *args: Any, **options: Any) -> str:
-            if ranks:  # the group of all ranks has none given
-                self.carefully(self._note, "new_group", sys._getframe(1), tuple(ranks))
-            return name(ranks, *args, **options)
+        return register_and_hook
 
-        @functools.wraps(wrap)
+    def _noting(self, make_name: Callable) -> Callable:
+        """The function that makes the name of a new group, also in ranks that are no members."""
+
+        def note_and_make_name(ranks: Any, *args: Any, **options: Any) -> str:
+            if ranks:  # the group of all ranks is made without any
+                self.carefully(self._note, "new_group", sys._getframe(1), tuple(ranks))
+            return make_name(ranks, *args, **options)
+
+        return note_and_make_name
+
+    def _following(self, wrap: Callable) -> Callable:
+        """The constructor of DDP."""
+
         def wrap_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
             wrap(model, *args, **options)
             self.carefully(self.models.follow, model)
 
-        c10d._register_pg_in_world, c10d._process_group_name = register_and_record, name_and_record
-        DistributedDataParallel.__init__ = wrap_and_follow
-        c10d.Store.get = _seen_in_stacks(c10d.Store.get)
-        c10d.Store.wait = _seen_in_stacks(c10d.Store.wait)
-        self.unwaited.listen()
-        if self.waits:
-            self.waits.listen()
-        os.register_at_fork(after_in_child=self._fall_silent)
+        return wrap_and_follow
 
-    def _fall_silent(self) -> None:  # what a rank forks, such as a DataLoader's worker, is no rank
+    def _fall_silent(self) -> None:
+        """In a process that a rank has forked, such as a DataLoader's worker: it is no rank."""
         self.forked = True
         self.unwaited.forget()
-        if self.waits:
-            self.waits.unwaited.clear()
+        self.waits.unwaited.clear()
 
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
         flags = self.models.flags()
         if threading.active_count() > 1:
-            flags |= WAKES
+            flags |= MAY_TIME_OUT
         else:
             self.unwaited.note_all()
         self._note("return", None, (), flags)
         self.times.read()
 
     def _note(self, kind: str, caller: FrameType | None, group: tuple, flags: int = 0) -> None:
-        inner, own = frames.split(caller)
+        """Write down what is no operation of a group."""
+        library_frames, learner_frame = frames.split(caller)
+        flags |= frames.flags_of(library_frames)
         fields = {"kind": kind, "bytes": 0, "group": group}
-        self.writer.write(fields, own, (kind,), flags | frames.flags(inner))
+        self.writer.write(fields, learner_frame, (kind,), flags)
 
-    def _hook(self, group: c10d.ProcessGroup) -> None:
-        known, impatient = weakref.ref(group), _is_impatient(group)  # its hooks must not keep it
-        issuing: dict[int, Row] = {}
-        queues = functools.cache(functools.partial(_queues, known))  # by a kind of device
+    def _hook(self, process_group: c10d.ProcessGroup) -> None:
+        """Register our hooks with a group."""
+        group = _Group(process_group)
 
         def before(call: Any) -> None:
             if self.forked:
                 _refuse(call)
-            self.carefully(self._before, known, issuing, impatient, queues, call)
+            self.carefully(self._before, group, call)
 
         def after(call: Any) -> None:
-            self.carefully(self._after, issuing, call)
+            self.carefully(self._after, group, call)
 
         frames.UNSEEN.update((before.__code__, after.__code__))
-        # Else torch.compile, amid whose code they are called, would compile them and warn of it.
-        group.register_pre_hook(_HOOK, torch.compiler.disable(before))
-        group.register_post_hook(_HOOK, torch.compiler.disable(after))
+        # The hooks run amid code that torch.compile may be compiling: it would compile them as well
+        # and warn about it.
+        process_group.register_pre_hook(_HOOK, torch.compiler.disable(before))
+        process_group.register_post_hook(_HOOK, torch.compiler.disable(after))
 
-    def _before(
-        self, known: weakref.ref, issuing: dict, impatient: bool, queues: Callable, call: Any
-    ) -> None:
-        if call.name.value not in _called():
+    def _before(self, group: "_Group", call: Any) -> None:
+        """Write a call down before it is issued."""
+        operation = _operations().get(call.name.value)
+        if operation is None:
             return
-        kind, how, listed = _called()[call.name.value]
-        inner, own = frames.split(sys._getframe(1).f_back)
-        group, name = tuple(c10d.get_process_group_ranks(known())), known().group_name
-        inputs, outputs, place = call.input_tensors, call.output_tensors, call.root
-        tensors = inputs or outputs
-        first, size = tensors[0] if tensors else _NOTHING, sum(tensor.nbytes for tensor in tensors)
-        peer = group[place] if place >= 0 else None
-        fields = {
-            "kind": kind, "bytes": size, "shape": tuple(first.shape), "dtype": _name(first.dtype),
-            "layout": layouts.of(kind, listed, inputs, outputs), "group": group,
-            "group_name": name, "peer" if how.message else "root": peer,
-        }  # fmt: skip
-        counted = group, name  # groups that only their members make can have one name
-        asked = inner[0].f_locals if inner and (how.message or how.parted) else {}
-        if how.message:
-            fields["tag"] = asked.get("tag") or 0
-            counted = group, name, kind, peer, fields["tag"]
-        if how.reduces:
-            fields["op"] = _name(frames.operator(inner))
-        if how.parted:
-            splits = asked.get("input_split_sizes") or (1,) * len(group)
-            even = (size // (sum(splits) or 1) * split for split in splits if inputs)
-            fields["parts"] = tuple(tensor.nbytes for tensor in inputs) if listed else tuple(even)
-        later = call.async_op and not frames.is_blocking(inner, own)
-        flags = frames.flags(inner) | (ASYNC if later else 0)
-        flags |= QUEUED if queues(first.device.type) else 0
-        flags |= WAKES if impatient or threading.active_count() > 1 else 0
-        is_direct = frames.is_direct(inner, own)
-        flags |= SHARED if is_direct and layouts.share_memory(outputs) else 0
-        self.models.note(size, flags)
-        if kind == "barrier" and not later:
-            self.unwaited.meet(name)
-        since_s = vars(threading.current_thread()).pop("started_s", 0)  # it asks for that only
-        issued = self.writer.write(fields, own, counted, flags, ON_ITS_WAY, since_s)
-        issued.is_theirs = is_direct and later and kind != "send"
-        if self.waits or issued.is_theirs:
-            issuing[call.op_id] = issued
-        if self.waits and flags & QUEUED and cuda_times.usable(first.device.type):
+        library_frames, learner_frame = frames.split(sys._getframe(1).f_back)
+        inputs, outputs = call.input_tensors, call.output_tensors
+        tensors = inputs or outputs or [_NO_TENSOR]
+        device = tensors[0].device.type
+        fields = _fields(group, operation, call, tensors, library_frames)
+        fields["layout"] = layouts.of(operation.name, operation.listed, inputs, outputs)
+        later = call.async_op and not frames.is_blocking(library_frames, learner_frame)
+        is_direct = frames.is_direct(library_frames, learner_frame)
+        flags = frames.flags_of(library_frames)
+        if later:
+            flags |= ASYNC
+        if group.queues(device):
+            flags |= QUEUED
+        if group.may_time_out or threading.active_count() > 1:
+            flags |= MAY_TIME_OUT
+        if is_direct and layouts.share_memory(outputs):
+            flags |= SHARED
+        self.models.note(fields["bytes"], flags)
+        if operation.name == "barrier" and not later:
+            self.unwaited.end_by_barrier(fields["group_name"])
+        # A thread's first call was asked for when the thread was started, see `Waits`.
+        start_s = vars(threading.current_thread()).pop("started_s", 0)
+        counted = _counted_by(fields, operation)
+        issued = self.writer.write(fields, learner_frame, counted, flags, ON_ITS_WAY, start_s)
+        issued.learner_has_work = is_direct and later and operation.name != "send"
+        if self.traces or issued.learner_has_work:
+            group.issuing[call.op_id] = issued
+        if self.traces and flags & QUEUED and cuda_times.usable(device):
             self.times.begin(issued)
 
-    def _after(self, issuing: dict[int, Row], call: Any) -> None:
-        issued = issuing.pop(call.op_id, None)
+    def _after(self, group: "_Group", call: Any) -> None:
+        """A call was issued: follow its work."""
+        issued = group.issuing.pop(call.op_id, None)
         if issued is None:
             return
         work = call.work
-        if work is not None and issued.is_theirs:
+        if work is not None and issued.learner_has_work:
             self.unwaited.follow(work, issued)
-        if self.waits:
-            issued.of = ISSUED
-            self.times.follow(issued, call)
-            if work is not None:
-                self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
+        if not self.traces:
+            return
+        issued.of = ISSUED
+        self.times.follow(issued, call)
+        if work is not None:
+            self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
+
+
+class _Group:
+    """What the hooks of a process group know of it; they must not keep it alive."""
+
+    def __init__(self, process_group: c10d.ProcessGroup) -> None:
+        self.may_time_out = _has_short_timeout(process_group)
+        self.issuing: dict[int, Row] = {}  # by torch's number of the call
+        self._group = weakref.ref(process_group)
+        self._queues: dict[str, bool] = {}  # by kind of device
+
+    def ranks_and_name(self) -> tuple[tuple[int, ...], str]:
+        """Its global ranks in its order, and its name."""
+        group = self._group()
+        return tuple(c10d.get_process_group_ranks(group)), group.group_name
+
+    def queues(self, device: str) -> bool:
+        """Whether calls for such a device return as soon as they are queued, as NCCL's do."""
+        if device not in self._queues:
+            backend = _backend(self._group(), device)
+            self._queues[device] = backend is not None and backend.name() not in _BLOCKING_BACKENDS
+        return self._queues[device]
+
+
+def _fields(
+    group: _Group,
+    operation: _Operation,
+    call: Any,
+    tensors: Sequence[torch.Tensor],
+    library_frames: list[FrameType],
+) -> dict[str, Any]:
+    """What an `Event` says of a call; `tensors` are those that are handed in, or else filled."""
+    ranks, group_name = group.ranks_and_name()
+    kind = operation.kind
+    fields = {
+        "kind": operation.name,
+        "bytes": sum(tensor.nbytes for tensor in tensors),
+        "shape": tuple(tensors[0].shape),
+        "dtype": _short_name(tensors[0].dtype),
+        "group": ranks,
+        "group_name": group_name,
+    }
+    arguments = {}  # of the function of torch that has called the group
+    if library_frames and (kind.message or kind.parted):
+        arguments = library_frames[0].f_locals
+    other_rank = ranks[call.root] if call.root >= 0 else None
+    if kind.message:
+        fields["peer"] = other_rank
+        fields["tag"] = arguments.get("tag") or 0
+    else:
+        fields["root"] = other_rank
+    if kind.reduces:
+        fields["op"] = _short_name(frames.operator(library_frames))
+    if kind.parted:
+        splits = arguments.get("input_split_sizes") or (1,) * len(ranks)
+        fields["parts"] = _parts(operation, call.input_tensors, splits)
+    return fields
+
+
+def _parts(
+    operation: _Operation, inputs: list[torch.Tensor], splits: Sequence[int]
+) -> tuple[int, ...]:
+    """How many bytes a call hands in for each rank, which share the tensor by `splits`."""
+    if operation.listed or not inputs:
+        return tuple(tensor.nbytes for tensor in inputs)
+    size = sum(tensor.nbytes for tensor in inputs)
+    unit = size // (sum(splits) or 1)
+    return tuple(unit * split for split in splits)
+
+
+def _counted_by(fields: dict[str, Any], operation: _Operation) -> tuple:
+    """What the calls that are counted together have in common."""
+    # The ranks too, since groups that only their members make can have the same name.
+    collective = fields["group"], fields["group_name"]
+    if not operation.kind.message:
+        return collective
+    return (*collective, operation.name, fields["peer"], fields["tag"])
 
 
 def _refuse(call: Any) -> None:
-    """In a process that a rank has forked: no thread of its group is there, so no call would end.
+    """Refuse a call in a process that a rank has forked.
+
+    No thread of the rank's group is there, so the call would never end.
 
     Raises:
         RuntimeError: Always, unless the operation is unknown here.
     """
-    if call.name.value not in _called():
+    operation = _operations().get(call.name.value)
+    if operation is None:
         return
-    kind = _called()[call.name.value][0]
-    line = frames.split(sys._getframe(2))[1]
-    there = ""
-    if line:
-        place = Frame(line.f_code.co_filename, line.f_lineno, line.f_code.co_name).place
-        there = f" ({place})"
+    kind = operation.name
+    _, learner_frame = frames.split(sys._getframe(2))
+    where = ""
+    if learner_frame:
+        code = learner_frame.f_code
+        place = Frame(code.co_filename, learner_frame.f_lineno, code.co_name).place
+        where = f" ({place})"
     rank = os.environ.get("RANK", "?")
     who = f"a process that rank {rank} started"
     if torch.utils.data.get_worker_info() is not None:
         who = f"a DataLoader worker of rank {rank}"
     raise RuntimeError(
-        f"{who} called {kind}{there}: only the rank itself can. Call it there, and hand over what "
+        f"{who} called {kind}{where}: only the rank itself can. Call it there, and hand over what "
         "comes of it."
     )
 
 
 def _seen_in_stacks(ask: Callable) -> Callable:
-    """A call of the store, which waits in C++ until its key is there, with a frame in Python."""
+    """Give a call of the store, which waits in C++ until its key is there, a frame in Python."""
 
-    @functools.wraps(ask)
     def wait_in_the_store(*args: Any, **options: Any) -> Any:  # the report of a hang knows its name
         return ask(*args, **options)
 
@@ -231,22 +345,30 @@ def _seen_in_stacks(ask: Callable) -> Callable:
 
 
 @functools.cache
-def _name(what: Any) -> str | None:
-    """Such as `float32` or `sum`."""
-    return None if what is None else str(what).rpartition(".")[2].lower()
+def _short_name(constant: Any) -> str | None:
+    """The name of a constant of torch, such as `float32` or `sum`."""
+    if constant is None:
+        return None
+    return str(constant).rpartition(".")[2].lower()
 
 
-def _queues(known: weakref.ref, device: str) -> bool:
-    """Whether a group's calls for such a device return as soon as they are queued, as NCCL's."""
-    try:
-        return known()._get_backend(torch.device(device)).name() not in _BLOCK
-    except (AttributeError, RuntimeError):  # nobody knows
-        return False
+def _has_short_timeout(group: c10d.ProcessGroup) -> bool:
+    """Whether the group's own timer may end a wait before the launch's time is up.
+
+    The groups of a launch have a minute more than the launch.
+    """
+    name = "torch._C._distributed_c10d:Backend.Options._timeout"
+    timeout = None
+    with contextlib.suppress(AttributeError, RuntimeError):  # a backend without options
+        timeout = torch_private.find_in(_backend(group, "cpu").options, name)
+    return timeout is None or timeout < timedelta(minutes=1)  # None: nobody knows
 
 
-def _is_impatient(group: c10d.ProcessGroup) -> bool:
-    """Whether its own timer may end a wait within a launch, whose groups have a minute more."""
-    try:
-        return group._get_backend(torch.device("cpu")).options._timeout < timedelta(minutes=1)
-    except (AttributeError, RuntimeError):  # no gloo: nobody knows
-        return True
+def _backend(group: c10d.ProcessGroup, device: str) -> Any:
+    """The group's backend for a kind of device; None if it has none, or nobody knows."""
+    get_backend = torch_private.find_in(group, f"{C10D}:ProcessGroup._get_backend")
+    if get_backend is None:
+        return None
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return get_backend(torch.device(device))
+    return None

@@ -1,11 +1,12 @@
-"""What ranks write down while they run, in memory that outlives them.
+"""The memory that ranks write their record into, which outlives them.
 
-All ranks of a launch share one anonymous file, in which each has a part: a head, a row for every
-event, and the descriptions that many rows share, such as an `all_reduce` of so many bytes at that
-line. A rank sends nothing, so an event costs little, and is there even when the rank was killed.
+All ranks of a launch share one anonymous file. Each rank has a part of it: a head, a row for every
+event, and descriptions, each shared by many rows, such as an `all_reduce` of so many bytes at that
+line. A rank sends nothing, so an event costs little, and its row is there even if the rank is
+killed.
 
-Whole, the rows are all that a rank has done. Otherwise they form a ring of its last calls, and when
-the descriptions have no more room, all that came before is forgotten.
+A whole record keeps all rows. Otherwise the rows are a ring of the last calls, and once there is no
+more room for descriptions, everything before is forgotten.
 """
 
 import ctypes
@@ -23,131 +24,186 @@ from course_utils.launcher import transport
 from course_utils.launcher.stacks import Frame
 
 KEPT = 1024  # rows of a ring that can be read
-_ALL = 8 << 20  # rows of a whole record
-_TOLD = {False: 2 << 20, True: 448 << 20}  # bytes of descriptions; a file takes what was written
+_WHOLE_ROWS = 8 << 20  # rows of a whole record; a file takes only the pages that were written
+_DESC_BYTES = 2 << 20  # room for descriptions beside a ring
+_WHOLE_DESC_BYTES = 448 << 20  # likewise in a whole record
 ISSUED, ON_ITS_WAY = -1, -2  # in `Row.of`
 
 
 class _Head(ctypes.Structure):
-    # How many rows are written, how many bytes of descriptions, the first row that has one; and
-    # whether nothing of it is to be relied on.
-    _fields_ = [(name, c_int64) for name in ("rows", "told", "first", "wrong")]
+    _fields_ = [
+        ("rows", c_int64),  # how many rows have been written
+        ("desc_bytes", c_int64),  # how many bytes of descriptions have been written
+        ("first", c_int64),  # the first row whose description is still there
+        ("wrong", c_int64),  # 1 if none of it can be relied on
+    ]
 
 
 class Row(ctypes.Structure):
-    """One event; the rank that writes it knows `index` and `fields` of it as well."""
+    """One event. The rank that writes it also has its `index` and `fields`."""
 
     _fields_ = [
         ("call", c_int64),  # the number of its description, from 0
-        ("number", c_int64),  # that of the `Event`, as its flags
-        ("flags", c_int64),
-        ("of", c_int64),  # the row that it waits for; else ISSUED, or ON_ITS_WAY until it is
-        ("peer", c_int64),  # the rank that has sent, where that was not known before, else -1
-        ("start_s", c_double),  # on the system's monotonic clock
-        ("end_s", c_double),  # likewise; 0 if nobody saw the end
-        # Likewise, of the work of a call that ended when it was queued; 0 if nobody saw them.
-        ("began_s", c_double),
-        ("done_s", c_double),
+        ("number", c_int64),  # as in `Event`
+        ("flags", c_int64),  # likewise
+        # For a wait, the row of the call waited for. For a call, ISSUED, or ON_ITS_WAY until it is.
+        ("of", c_int64),
+        ("peer", c_int64),  # who sent, if the receiver could not know before; otherwise -1
+        ("start_s", c_double),  # on the system's monotonic clock, as are the other times
+        ("end_s", c_double),  # 0 if nobody saw the end
+        ("began_s", c_double),  # of the work of a queued call; 0 if it was not seen
+        ("done_s", c_double),  # likewise, the end of that work
     ]
 
     def finish(self) -> None:
-        """The event is over; who says so first counts."""
+        """Note that the event is over; whoever says so first counts."""
         self.end_s = self.end_s or monotonic()
 
 
-_ROWS, _ROW = ctypes.sizeof(_Head), ctypes.sizeof(Row)  # bytes: where the rows begin, and of each
+_HEAD_BYTES = ctypes.sizeof(_Head)
+_ROW_BYTES = ctypes.sizeof(Row)
 Rows = list[tuple[dict[str, Any], Row]]  # each with its description, the fields of an `Event`
 
 
-def made(world_size: int, whole: bool) -> list["Part"]:
-    """Make the memory, before the fork; it is there as long as a part of it."""
-    told = _ROWS + (_ALL if whole else KEPT + 1) * _ROW  # one row may be being written
-    size = told + _TOLD[whole]
+def make_parts(world_size: int, keep_all: bool) -> list["Part"]:
+    """Make the memory, before the fork. It exists as long as any of its parts does."""
+    rows = _WHOLE_ROWS if keep_all else KEPT + 1  # one row of the ring may be half written
+    desc_bytes = _WHOLE_DESC_BYTES if keep_all else _DESC_BYTES
+    part_bytes = _HEAD_BYTES + rows * _ROW_BYTES + desc_bytes
     with os.fdopen(transport.anonymous_file("record"), "r+b") as file:
-        file.truncate(world_size * size)
+        file.truncate(world_size * part_bytes)
         shared = mmap.mmap(file.fileno(), 0)
-    return [Part(shared, rank * size, told, size, whole) for rank in range(world_size)]
+    parts = []
+    for rank in range(world_size):
+        parts.append(Part(shared, rank * part_bytes, rows, desc_bytes, keep_all))
+    return parts
 
 
 class Part:
-    """What one rank writes, and the kernel reads."""
+    """What one rank writes and the kernel reads.
 
-    def __init__(self, shared: mmap.mmap, start: int, told: int, size: int, whole: bool) -> None:
-        self.shared, self.whole = shared, whole
-        self.told, self.end = start + told, start + size  # where the descriptions begin and end
+    Args:
+        shared: The memory of all ranks.
+        start: Where this part begins, in bytes.
+        rows: How many rows it has room for.
+        desc_bytes: How many bytes of descriptions it has room for.
+        keep_all: Whether it keeps all rows instead of the last ones.
+    """
+
+    def __init__(
+        self, shared: mmap.mmap, start: int, rows: int, desc_bytes: int, keep_all: bool
+    ) -> None:
+        self.keeps_all = keep_all
         self.head = _Head.from_buffer(shared, start)
-        self.rows = (Row * ((told - _ROWS) // _ROW)).from_buffer(shared, start + _ROWS)
-        self.known: dict[tuple, int] = {}
-        self.counts: dict[tuple, int] = {}
-        self.lock = threading.RLock()  # autograd has threads of its own
+        self.rows = (Row * rows).from_buffer(shared, start + _HEAD_BYTES)
+        self._shared = shared
+        self._desc_start = start + _HEAD_BYTES + rows * _ROW_BYTES
+        self._desc_end = self._desc_start + desc_bytes
+        self._descriptions: dict[tuple, int] = {}  # the number of each that is written
+        self._counts: dict[tuple, int] = {}
+        self._lock = threading.RLock()  # autograd has threads of its own
 
     def read(self) -> tuple[Rows, bool]:
-        """The rows until now, and whether these are all.
+        """Read the rows until now, and whether these are all that were ever written.
 
         Raises:
-            Exception: They are not to be relied on.
+            Exception: They cannot be relied on.
         """
-        before, slots = _Head.from_buffer_copy(self.head), len(self.rows)
-        if before.told > self.end - self.told:  # else a spoilt head would have us copy gigabytes
+        slots = len(self.rows)
+        before = _Head.from_buffer_copy(self.head)
+        # Without this check, a spoilt head would have us copy gigabytes.
+        if before.desc_bytes > self._desc_end - self._desc_start:
             raise ValueError("more descriptions than there is room for")
         rows = (Row * min(before.rows, slots)).from_buffer_copy(self.rows)
-        head = _Head.from_buffer_copy(self.head)
-        calls = _described(self.shared[self.told : min(self.told + head.told, self.end)])
-        if head.wrong or self.head.first != before.first:
+        after = _Head.from_buffer_copy(self.head)  # the rank goes on writing
+        desc_end = min(self._desc_start + after.desc_bytes, self._desc_end)
+        descriptions = _described(self._shared[self._desc_start : desc_end])
+        if after.wrong or self.head.first != before.first:
             raise ValueError("these rows have other descriptions, or none")
-        kept = range(max(before.first, head.rows + 1 - slots), before.rows)
-        if before.rows > before.first and not kept:
+        first = max(before.first, after.rows + 1 - slots)  # the rows before it were overwritten
+        if before.rows > before.first and first >= before.rows:
             raise ValueError("all these rows were written anew while they were read")
-        found = (rows[number % slots] for number in kept)
-        return [(calls[row.call], row) for row in found], kept.start == 0
+        described_rows = []
+        for index in range(first, before.rows):
+            row = rows[index % slots]
+            described_rows.append((descriptions[row.call], row))
+        return described_rows, first == 0
 
     def write(
-        self, fields: dict[str, Any], frame: FrameType | None, counted: tuple = (), flags: int = 0,
-        of: int = ISSUED, start_s: float = 0,
-    ) -> Row:  # fmt: skip
-        """Write a row, by default one that starts now, and return it as it stands in the memory.
+        self,
+        fields: dict[str, Any],
+        frame: FrameType | None,
+        counted: tuple = (),
+        flags: int = 0,
+        of: int = ISSUED,
+        start_s: float = 0,
+    ) -> Row:
+        """Write a row and return it as it stands in the memory.
 
-        What an `Event` says of it are its `fields`, of a kind always the same ones, and the line
-        of the learner's frame; its number is that among what is `counted` alike.
+        Args:
+            fields: What an `Event` says of it; for each kind always the same ones. The line of the
+                learner's frame is added.
+            frame: The learner's.
+            counted: The row's number is its position among the rows that have this in common;
+                nothing for a row that isn't counted.
+            flags: As in `Event`.
+            of: As in `Row`.
+            start_s: On the system's monotonic clock; by default now.
         """
         if frame:
             code = frame.f_code
             fields["line"] = code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name
-        with self.lock:
-            call, index = self._describe(fields), self.head.rows
-            number = self.counts[counted] = self.counts.get(counted, 0) + 1 if counted else 0
-            at = index % len(self.rows)
-            self.rows[at] = call, number, flags, of, -1, start_s or monotonic(), 0
+        with self._lock:
+            call = self._describe(fields)
+            number = 0
+            if counted:
+                number = self._counts.get(counted, 0) + 1
+                self._counts[counted] = number
+            index = self.head.rows
+            slot = index % len(self.rows)
+            self.rows[slot] = call, number, flags, of, -1, start_s or monotonic(), 0
             self.head.rows = index + 1
-        row = self.rows[at]
-        row.index, row.fields = index, fields
+        row = self.rows[slot]
+        row.index = index
+        row.fields = fields
         return row
 
     def _describe(self, fields: dict[str, Any]) -> int:
-        """The number of a description, which is written where it is new."""
+        """The number of a description, which is written if it is new."""
         key = tuple(fields.values())
-        if key not in self.known:
-            text = pickle.dumps(fields)
-            if not self.whole and self.told + self.head.told + len(text) > self.end:
-                self.known.clear()
-                self.head.first, self.head.told = self.head.rows, 0
-            at = self.told + self.head.told
-            self.shared[at : min(at + len(text), self.end)] = text
-            self.head.told += len(text)
-            self.known[key] = len(self.known)
-        return self.known[key]
+        number = self._descriptions.get(key)
+        if number is None:
+            self._append(pickle.dumps(fields))
+            number = len(self._descriptions)
+            self._descriptions[key] = number
+        return number
+
+    def _append(self, description: bytes) -> None:
+        """Write a description behind the others; in a ring without room, in their place."""
+        head = self.head
+        start = self._desc_start + head.desc_bytes
+        if not self.keeps_all and start + len(description) > self._desc_end:
+            self._descriptions.clear()
+            head.first = head.rows
+            head.desc_bytes = 0
+            start = self._desc_start
+        self._shared[start : min(start + len(description), self._desc_end)] = description
+        head.desc_bytes += len(description)
 
     def give_up(self) -> None:
-        """What is written is not to be relied on from now on."""
+        """Say that nothing in here can be relied on from now on."""
         self.head.wrong = 1
 
 
 def _described(text: bytes) -> list[dict[str, Any]]:
-    """All descriptions; the learner's lines are read now: a cell can be another one later."""
-    told, calls = io.BytesIO(text), []
-    while told.tell() < len(text):
-        calls.append(call := transport.Unpickler(told).load())
-        if line := call.get("line"):
+    """All descriptions. The learner's lines are read now, since a cell may be edited later."""
+    stream = io.BytesIO(text)
+    descriptions = []
+    while stream.tell() < len(text):
+        description = transport.Unpickler(stream).load()
+        line = description.get("line")
+        if line:
             frame = Frame(*line)
-            call.update(place=frame.place, code=frame.code)
-    return calls
+            description.update(place=frame.place, code=frame.code)
+        descriptions.append(description)
+    return descriptions

@@ -1,7 +1,7 @@
 """Inside a rank: whether the gradients of its DDP models have been averaged.
 
-Nothing here disturbs a model. DDP itself holds the nodes of the graph that take in gradients, and
-a few of these are listened to until the first gradient has come.
+Nothing in here disturbs a model. DDP itself keeps the nodes of the graph that accumulate gradients
+alive, and hooks listen to a few of them until the first gradient arrives.
 """
 
 import contextlib
@@ -12,76 +12,91 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.record.event import BACKWARD, FORWARD, UNAVERAGED, UNFINISHED, WRAPS
+from course_utils.launcher import torch_private
+from course_utils.record.event import BACKWARD, DDP_INIT, FORWARD, UNAVERAGED, UNFINISHED
 
-_WATCHED = 8  # parameters of a model, of which at least one takes part in every loss
+# Parameters of a model that are listened to; at least one should take part in every loss.
+_LISTENED_TO = 8
 
 
 class Models:
     """All models that the rank has wrapped in DDP."""
 
     def __init__(self) -> None:
-        self._ends: list[weakref.finalize] = []
-        self._unfinished = self._unaveraged = self._averages = False
-        self._bytes = 0  # that calls of anybody else but DDP have handed in
+        self._finalizers: list[weakref.finalize] = []
+        self._unfinished = False  # whether some model's reducer was left with open buckets
+        self._unaveraged = False  # whether some model was trained on gradients of one rank
+        self._ddp_averages = False  # whether any call came from a backward pass
+        self._bytes = 0  # handed in by calls that were not DDP's
 
     def follow(self, model: DistributedDataParallel) -> None:
-        """See to it that the end of a model is noticed."""
-        trained = _Trained(model)
-        end = weakref.finalize(model, self._ask, model.reducer, trained)
-        self._ends.append(end)
+        """Arrange for the end of a model to be noticed."""
+        training = _Training(model)
+        finalizer = weakref.finalize(model, self._judge, model.reducer, training)
+        self._finalizers.append(finalizer)
 
     def note(self, size: int, flags: int) -> None:
-        """A call has handed in so many bytes."""
+        """Note that a call has handed in `size` bytes."""
         if flags & BACKWARD:
-            self._averages = True
-        elif not flags & (FORWARD | WRAPS):
+            self._ddp_averages = True
+        elif not flags & (FORWARD | DDP_INIT):
             self._bytes += size
 
     def flags(self) -> int:
         """When the function has returned: what has gone wrong, as flags of an event."""
-        for end in self._ends:
-            end()
+        for finalizer in self._finalizers:
+            finalizer()
         if self._unfinished:
             return UNFINISHED
         return UNAVERAGED if self._unaveraged else 0
 
-    def _ask(self, reducer: Any, trained: "_Trained") -> None:
+    def _judge(self, reducer: Any, training: "_Training") -> None:
         """At a model's end: has a backward pass left gradients that nobody averaged?"""
-        by_hand = self._bytes >= trained.bytes
-        if trained.is_stepped() and not self._averages and not by_hand:
+        by_hand = self._bytes >= training.bytes
+        if training.has_stepped() and not self._ddp_averages and not by_hand:
             self._unaveraged = True
-        if threading.active_count() == 1:  # else another one's backward may hold what we ask for
-            try:
-                reducer._check_reducer_finalized()
-            except RuntimeError:
-                self._unfinished = True
+        if threading.active_count() > 1:
+            return  # the backward pass of a different thread may hold the reducer's lock
+        name = "torch.distributed:Reducer._check_reducer_finalized"
+        check = torch_private.find_in(reducer, name)
+        try:
+            if check is not None:
+                check()
+        except RuntimeError:
+            self._unfinished = True
 
 
-class _Trained:
+class _Training:
     """Whether parameters of a model were changed after they had got gradients."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        parameters = [weight for weight in model.module.parameters() if weight.requires_grad]
-        self.bytes = sum(weight.nbytes for weight in parameters)
-        self._versions: list[tuple[torch.Tensor, int]] = []  # when the first gradient had come
-        self._hooks: list[Any] = []
         self._model = weakref.ref(model)
-        if model.process_group.size() > 1:
-            step = max(1, len(parameters) // _WATCHED)
-            for weight in parameters[::step]:
-                node = torch.autograd.graph.get_gradient_edge(weight).node
-                self._hooks.append(node.register_hook(self._has_gradient))
+        parameters = self._parameters(model)
+        self.bytes = sum(parameter.nbytes for parameter in parameters)
+        # Each parameter's version at the first gradient.
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._hooks: list[Any] = []
+        if model.process_group.size() == 1:
+            return
+        step = max(1, len(parameters) // _LISTENED_TO)
+        for parameter in parameters[::step]:
+            node = torch.autograd.graph.get_gradient_edge(parameter).node
+            self._hooks.append(node.register_hook(self._first_gradient))
 
-    def _has_gradient(self, *_: object) -> None:
-        with contextlib.suppress(Exception):  # else it would end the learner's backward pass
+    def _parameters(self, model: DistributedDataParallel) -> list[torch.Tensor]:
+        return [weight for weight in model.module.parameters() if weight.requires_grad]
+
+    def _first_gradient(self, *_: object) -> None:
+        with contextlib.suppress(Exception):  # it would end the learner's backward pass
             for hook in self._hooks:
                 hook.remove()
             model = self._model()
-            # With a hook for its communication, what DDP averages is the learner's own affair.
-            if model is not None and not getattr(model, "_comm_hooks", None):
-                weights = [weight for weight in model.module.parameters() if weight.requires_grad]
-                self._versions = [(weight, weight._version) for weight in weights]
+            # With a communication hook, the learner decides what DDP averages.
+            if model is None or getattr(model, "_comm_hooks", None):
+                return
+            parameters = self._parameters(model)
+            self._versions = [(parameter, parameter._version) for parameter in parameters]
 
-    def is_stepped(self) -> bool:
-        return any(weight._version > version for weight, version in self._versions)
+    def has_stepped(self) -> bool:
+        """Whether any parameter has changed since the first gradient."""
+        return any(parameter._version > version for parameter, version in self._versions)

@@ -1,6 +1,6 @@
 """Inside a rank: asynchronous calls of the learner's that nobody waits for.
 
-Until somebody waits, the result is not there, or not whole. Torch lets it pass.
+Until somebody waits, the result may be missing or incomplete. Torch says nothing about it.
 """
 
 import functools
@@ -11,61 +11,61 @@ import torch.distributed.distributed_c10d as c10d
 
 from course_utils.record.event import UNWAITED
 from course_utils.record.memory import Part, Row
-from course_utils.record.waits import somebody_has
+from course_utils.record.waits import Entry, somebody_has
 
-# What a program may call to know that a call is complete.
-_WAYS = "wait", "is_completed", "synchronize", "block_current_stream", "get_future", "result"
+# Methods of a work that a program may call to learn that it is complete.
+_METHODS = "wait", "is_completed", "synchronize", "block_current_stream", "get_future", "result"
 
 
 class Unwaited:
-    """Those of this rank, until somebody waits for them."""
+    """The calls of this rank that nobody has waited for so far."""
 
     def __init__(self, writer: Part) -> None:
         self._writer = writer
-        self._works: dict[int, tuple[Any, Row]] = {}  # by id
-        self._many = 1  # so many are looked at: who still has them?
+        self._works: dict[int, Entry] = {}  # by id of the work
+        self._look_at = 1  # with so many works, look which ones somebody still has
 
     def listen(self) -> None:
-        """Take note of everybody who waits, or asks."""
-        for name in _WAYS:
+        """Notice everybody who waits, or asks whether a work is complete."""
+        for name in _METHODS:
             if hasattr(c10d.Work, name):
                 setattr(c10d.Work, name, self._noticing(getattr(c10d.Work, name)))
 
-    def _noticing(self, wait: Callable) -> Callable:
+    def _noticing(self, method: Callable) -> Callable:
         works = self._works
 
-        @functools.wraps(wait)
+        @functools.wraps(method)
         def notice_and_wait(work: Any, *args: Any, **options: Any) -> Any:
             works.pop(id(work), None)
-            return wait(work, *args, **options)
+            return method(work, *args, **options)
 
         return notice_and_wait
 
     def follow(self, work: Any, issued: Row) -> None:
         """A call has been issued, and the learner gets its work."""
-        if len(self._works) >= self._many:
+        if len(self._works) >= self._look_at:
             self._note_lost()
-            self._many = 2 * len(self._works) + 1
+            self._look_at = 2 * len(self._works) + 1
         self._works[id(work)] = work, issued
 
-    def meet(self, group_name: str) -> None:
-        """A barrier of a group ends after all calls of that group before it."""
+    def end_by_barrier(self, group_name: str) -> None:
+        """A barrier ends after all calls that were made before it in the same group."""
         for key, (_, issued) in list(self._works.items()):
             if issued.fields["group_name"] == group_name:
                 self._works.pop(key, None)
 
     def forget(self) -> None:
-        """In a process that a rank has forked: they are not its own."""
+        """In a process that a rank has forked: these calls are the rank's."""
         self._works.clear()
 
     def note_all(self) -> None:
-        """When the function has returned: nobody will wait for these."""
+        """When the function has returned: nobody will wait for the remaining calls."""
         for _, issued in self._works.values():
             self._note(issued)
         self._works.clear()
 
     def _note_lost(self) -> None:
-        """Of those that nobody has any more, nobody can wait for one."""
+        """If nobody holds a work any more, nobody can wait for it."""
         for key, entry in list(self._works.items()):
             if not somebody_has(entry):
                 self._note(entry[1])
@@ -73,5 +73,5 @@ class Unwaited:
 
     def _note(self, issued: Row) -> None:
         is_kept = self._writer.head.rows - issued.index < len(self._writer.rows)
-        if is_kept:  # else a later call has its row
+        if is_kept:  # otherwise a later call has its row
             issued.flags |= UNWAITED

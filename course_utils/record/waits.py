@@ -1,7 +1,7 @@
 """Inside a rank, with trace=True: when each operation is complete, and who waits for it.
 
-Waits made from Python go through `Work.wait`, those of DDP's reducer through the end of the
-backward pass.
+Waits that are made in Python go through `Work.wait` or a future. DDP's reducer waits in C++, at the
+end of the backward pass.
 """
 
 import contextlib
@@ -16,24 +16,27 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from course_utils.launcher import torch_private
+from course_utils.launcher.torch_private import C10D
 from course_utils.record import frames
-from course_utils.record.event import ASIDE, ASYNC, KINDS, QUEUED
+from course_utils.record.event import ASYNC, KINDS, QUEUED, USER_THREAD
 from course_utils.record.memory import Part, Row
 
-_OF_A_WAIT = ("bytes", "peer", "group", "group_name")  # as what it waits for has them
-_MANY = 64  # works that are held until somebody waits for them, before looking who still can
+Entry = tuple[Any, Row]  # a work, or a future of one, and the row of its call
+_COPIED = ("bytes", "peer", "group", "group_name")  # fields copied from the awaited call
+_MANY = 64  # works that are held until somebody waits for them, before we look who still can
 
 
-def _references(entry: tuple[Any, object]) -> int:
+def _references(entry: Entry) -> int:
     return sys.getrefcount(entry[0])
 
 
-# Python counts what stands in an entry alone in one way up to 3.13, and may in another from then.
+# References to what only its entry holds: 2 up to Python 3.13, and from 3.14 on it may be fewer.
 _ALONE = _references((object(), None))
 
 
-def somebody_has(entry: tuple[Any, object]) -> bool:
-    """Whether what stands in an entry is held elsewhere too, so that somebody may wait for it."""
+def somebody_has(entry: Entry) -> bool:
+    """Whether an entry's first item is also held elsewhere, so that somebody may wait for it."""
     return _references(entry) > _ALONE
 
 
@@ -41,100 +44,142 @@ class Waits:
     """What was issued and is not known to be complete."""
 
     def __init__(self, writer: Part) -> None:
-        self.writer = writer
-        # What a rank can still wait for, a work or a future of one, by its id.
-        self.unwaited: dict[int, tuple[Any, Row]] = {}
-        self.backward: dict[int, list[Row]] = {}  # what each backward pass has started
-        self.waited_for: set[int] = set()  # rows
-        self.future_of = c10d.Work.get_future
+        self.unwaited: dict[int, Entry] = {}  # by id of the work or future
+        self._writer = writer
+        self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
+        self._waited_for = set()  # numbers of rows
+        self._future_of = c10d.Work.get_future
+        self._graph_task = torch_private.find("torch._C:_current_graph_task_id")
+        self._engine = torch_private.find("torch.autograd:Variable._execution_engine")
 
     def listen(self) -> None:
-        """Take note of every wait that is made from Python."""
-        works, futures, start = c10d.Work, torch._C.Future, threading.Thread.start
-        works.wait, futures.wait = self._waiting(works.wait), self._waiting(futures.wait)
-        works.get_future = self._handing_on(works.get_future)
-        futures.then = self._handing_on(futures.then)
+        """Note every wait that is made in Python."""
+        torch_private.wrap(f"{C10D}:Work.wait", self._recording)
+        torch_private.wrap("torch._C:Future.wait", self._recording)
+        torch_private.wrap(f"{C10D}:Work.get_future", self._following)
+        torch_private.wrap("torch._C:Future.then", self._following)
+        start = threading.Thread.start
 
         def start_and_note(thread: threading.Thread) -> None:
-            thread.started_s = monotonic()  # when its first call was asked for, whenever it runs
+            # The thread's first call was asked for now, whenever the system lets it run.
+            thread.started_s = monotonic()
             start(thread)
 
         threading.Thread.start = start_and_note
 
-    def _waiting(self, wait: Callable) -> Callable:
-        @functools.wraps(wait)
+    def _recording(self, wait: Callable) -> Callable:
+        """A wait that writes down when it began and ended."""
+
         def wait_and_record(awaited: Any, *args: Any, **options: Any) -> Any:
             _, issued = self.unwaited.pop(id(awaited), (None, None))
             if issued is None:
                 return wait(awaited, *args, **options)
-            with contextlib.ExitStack() as over:
-                if issued.flags & ASYNC:
-                    over.callback(self._begin(issued, sys._getframe(1)).finish)
-                over.callback(issued.finish)
-                done, fields = wait(awaited, *args, **options), issued.fields
-                if fields["kind"] == "recv" and fields["peer"] is None:  # now it is known who sent
-                    issued.peer = fields["group"][awaited._source_rank()]
+            waiting = None
+            if issued.flags & ASYNC:
+                waiting = self._begin(issued, sys._getframe(1))
+            try:
+                done = wait(awaited, *args, **options)
+                _note_sender(issued, awaited)
                 return done
+            finally:
+                issued.finish()
+                if waiting is not None:
+                    waiting.finish()
 
         return wait_and_record
 
-    def _handing_on(self, make: Callable) -> Callable:
-        @functools.wraps(make)
-        def make_and_follow(known: Any, *args: Any) -> torch.futures.Future:
-            future = make(known, *args)
-            if id(known) in self.unwaited:
-                self.unwaited[id(future)] = future, self.unwaited[id(known)][1]
+    def _following(self, make: Callable) -> Callable:
+        """A function that makes a future of a work or of a future: a wait for it counts as well."""
+
+        def make_and_follow(source: Any, *args: Any) -> torch.futures.Future:
+            future = make(source, *args)
+            entry = self.unwaited.get(id(source))
+            if entry is not None:
+                _, issued = entry
+                self.unwaited[id(future)] = future, issued
             return future
 
         return make_and_follow
 
     def follow(self, call: Any, issued: Row, caller: FrameType | None) -> None:
-        """See to it that the end of an operation is noticed."""
-        work, waits_later = call.work, issued.flags & ASYNC
+        """Arrange for the end of an operation to be noted.
+
+        Args:
+            call: What torch tells its hook.
+            issued: The row of the call.
+            caller: The frame that issued it; None for a thread of torch's.
+        """
+        waits_later = issued.flags & ASYNC
         if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
-            self._hold(work, issued)
+            self._hold(call.work, issued)
             if not waits_later:
                 return  # its wait follows at once
-        if call.async_op and not KINDS[issued.fields["kind"]].message:
-            with contextlib.suppress(RuntimeError):  # gloo's reduce_scatter has none: wait() tells
-                self.future_of(work).add_done_callback(lambda _: issued.finish())
-            if waits_later and torch._C._current_graph_task_id() != -1:
-                self._in_backward(issued)
+        if not call.async_op or KINDS[issued.fields["kind"]].message:
+            return
+        # gloo's reduce_scatter has no future: its wait() says when it is complete.
+        with contextlib.suppress(RuntimeError):
+            self._future_of(call.work).add_done_callback(lambda _: issued.finish())
+        if waits_later:
+            self._ends_with_backward(issued)
 
     def _begin(self, issued: Row, frame: FrameType | None, start_s: float = 0) -> Row:
-        """Take note that a rank waits for an operation that it did not block on."""
-        fields = {"kind": "wait"} | {name: issued.fields.get(name) for name in _OF_A_WAIT}
-        self.waited_for.add(issued.index)
-        inner, own = frames.split(frame)
-        flags = frames.flags(inner) & ASIDE | issued.flags & QUEUED
-        return self.writer.write(fields, own, flags=flags, of=issued.index, start_s=start_s)
+        """Write down that a rank waits for an operation that it did not block on."""
+        self._waited_for.add(issued.index)
+        fields = {"kind": "wait"}
+        for name in _COPIED:
+            fields[name] = issued.fields.get(name)
+        library_frames, learner_frame = frames.split(frame)
+        flags = frames.flags_of(library_frames) & USER_THREAD | issued.flags & QUEUED
+        return self._writer.write(
+            fields, learner_frame, flags=flags, of=issued.index, start_s=start_s
+        )
 
     def _hold(self, work: Any, issued: Row) -> None:
-        # gloo hangs where a receive that is not complete loses its work, so that is kept for long.
+        """Keep a work for long: gloo hangs if a receive loses its work before it is complete."""
         self.unwaited[id(work)] = work, issued
-        if len(self.unwaited) > _MANY:
-            for key, entry in list(self.unwaited.items()):
-                if not somebody_has(entry):
-                    del self.unwaited[key]
+        if len(self.unwaited) <= _MANY:
+            return
+        for key, entry in list(self.unwaited.items()):
+            if not somebody_has(entry):
+                del self.unwaited[key]
 
-    def _in_backward(self, issued: Row) -> None:
-        """DDP waits in C++ when a backward pass ends: what started in it is complete then."""
-        task = torch._C._current_graph_task_id()
-        engine = torch.autograd.Variable._execution_engine
+    def _ends_with_backward(self, issued: Row) -> None:
+        """DDP waits in C++ when a backward pass ends: what it has started is complete then."""
+        if self._graph_task is None or self._engine is None:
+            return
+        task = self._graph_task()
+        if task == -1:  # no backward pass
+            return
 
-        def ends() -> None:  # behind it in the queue is DDP's own end, and behind that `_is_over`
-            engine.queue_callback(functools.partial(self._is_over, task, monotonic()))
+        def begin_end() -> None:
+            # DDP's own wait is queued already, so `_backward_is_over` runs after it.
+            end = functools.partial(self._backward_is_over, task, monotonic())
+            self._engine.queue_callback(end)
 
-        if task not in self.backward:
-            engine.queue_callback(ends)
-        self.backward.setdefault(task, []).append(issued)
+        if task not in self._in_backward:
+            self._in_backward[task] = []
+            self._engine.queue_callback(begin_end)
+        self._in_backward[task].append(issued)
 
-    def _is_over(self, task: int, start_s: float) -> None:
-        # Whoever still has a work may yet wait for it.
-        kept = {entry[1].index for entry in self.unwaited.values() if somebody_has(entry)}
-        for issued in self.backward.pop(task):
-            if issued.index not in self.waited_for | kept:
-                waiting = self._begin(issued, sys._getframe().f_back, start_s)
-                issued.finish()
-                waiting.finish()
-                start_s = monotonic()
+    def _backward_is_over(self, task: int, start_s: float) -> None:
+        """Write down DDP's waits, one after the other, from `start_s` on."""
+        held_elsewhere = set()  # whoever has such a work may yet wait for it
+        for entry in self.unwaited.values():
+            if somebody_has(entry):
+                held_elsewhere.add(entry[1].index)
+        for issued in self._in_backward.pop(task):
+            if issued.index in self._waited_for or issued.index in held_elsewhere:
+                continue
+            waiting = self._begin(issued, sys._getframe().f_back, start_s)
+            issued.finish()
+            waiting.finish()
+            start_s = monotonic()
+
+
+def _note_sender(issued: Row, awaited: Any) -> None:
+    """Of a receive from any rank, which is over: who has sent."""
+    fields = issued.fields
+    if fields["kind"] == "recv" and fields["peer"] is None:
+        source_rank = torch_private.find_in(awaited, f"{C10D}:Work._source_rank")
+        if source_rank is not None:
+            issued.peer = fields["group"][source_rank()]

@@ -743,8 +743,12 @@ print(f"{len(alphabet)} characters: a blind guess has the loss {guess:.1f}")
 
 # %%
 def draw_windows(generators):
-    starts = [torch.randint(len(tokens) - 64, (8, 1), generator=each) for each in generators]
-    return tokens[torch.cat(starts) + torch.arange(65)]  # 8 windows from each generator
+    starts = [torch.randint(len(tokens) - 32, (8, 1), generator=each) for each in generators]
+    return tokens[torch.cat(starts) + torch.arange(33)]  # 8 windows from each generator
+
+
+def small_gpt(dtype):
+    return SmallGPT(len(alphabet), depth=1, context=32).to(my_device(), dtype)
 
 
 # %%
@@ -752,7 +756,7 @@ def read(seeds, dtype=torch.float32, steps=20):
     mine = seeds[dist.get_rank() :: dist.get_world_size()]
     generators = [torch.Generator().manual_seed(seed) for seed in mine]
     torch.manual_seed(mine[0])
-    model = DistributedDataParallel(SmallGPT(len(alphabet)).to(my_device(), dtype))
+    model = DistributedDataParallel(small_gpt(dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     losses = []
     for _ in range(steps):
@@ -867,7 +871,7 @@ def train_on(path, steps, forget=None):
 
 
 # %% [markdown]
-# One run of 69 steps (three epochs of the small set) goes undisturbed. Another stops after 50, in the middle of an epoch, and all its processes end; new ones do the
+# One run of 46 steps (two epochs of the small set) goes undisturbed. Another stops after 30, in the middle of an epoch, and all its processes end; new ones do the
 # rest.
 #
 # **Predict.** What is the largest difference between their weights in the end?
@@ -879,10 +883,10 @@ resumed_apart = predict("largest difference of a weight, stopped and resumed", .
 folder = tempfile.TemporaryDirectory()
 whole, halves = Path(folder.name, "undisturbed.pt"), Path(folder.name, "stopped.pt")
 # Equal bit for bit: a CPU's convolution is, and a GPU's may add in a new order each time.
-undisturbed = launch(train_on, whole, 69, backend="gloo")
-stopped = launch(train_on, halves, 50, backend="gloo")
+undisturbed = launch(train_on, whole, 46, backend="gloo")
+stopped = launch(train_on, halves, 30, backend="gloo")
 checkpoint = halves.read_bytes()
-resumed = launch(train_on, halves, 19, backend="gloo")
+resumed = launch(train_on, halves, 16, backend="gloo")
 
 # %% tags=["row-B5"]
 differences = [one["weights"] - two["weights"] for one, two in zip(undisturbed, resumed)]
@@ -894,13 +898,13 @@ wide, thin, dashed = ({"linewidth": 6}, {"linewidth": 1.1}, {"linewidth": 1.4, "
 for run, label, first_step, color, style in [
     (undisturbed, "undisturbed", 0, "#BBBBBB", wide),
     (stopped, "until it was stopped", 0, "black", thin),
-    (resumed, "resumed", 50, "black", dashed),
+    (resumed, "resumed", 30, "black", dashed),
 ]:
     losses = torch.tensor([result["losses"] for result in run]).mean(dim=0)
     axes.plot(
         range(first_step, first_step + len(losses)), losses, label=label, color=color, **style
     )
-axes.axvline(49.5, color="#555555", linewidth=0.8)
+axes.axvline(29.5, color="#555555", linewidth=0.8)
 axes.set(xlabel="step", ylabel="cross-entropy (nats), mean of both ranks", yscale="log")
 axes.legend(frameon=False)
 show(figure, "The stopped and resumed run lies exactly on the undisturbed one.")
@@ -919,7 +923,7 @@ with torch.no_grad():
 print(f"right: about {100 * right / len(testing):.1f} % of the test digits")
 
 # %% [markdown]
-# Is every part of the checkpoint needed? Each run below resumes from step 50 for four steps, and forgets one part. Which one may be forgotten? The
+# Is every part of the checkpoint needed? Each run below resumes from step 30 for four steps, and forgets one part. Which one may be forgotten? The
 # numbers are largest differences of a weight.
 
 

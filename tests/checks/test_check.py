@@ -64,7 +64,7 @@ def test_an_answer_that_spoils_its_record_does_not_seem_to_call_nothing():
     def spoils(tensor):
         dist.all_reduce(tensor)
         (own,) = (one for one in gc.get_objects() if type(one).__name__ == "Recorder")
-        own.writer.shared[own.writer.told : own.writer.told + 8] = b"no row, "
+        own.writer._shared[own.writer._desc_start : own.writer._desc_start + 8] = b"no row, "
         return tensor
 
     outcome = summed(spoils, forbid=("collectives",), world_sizes=(1,), cases=CASES[:1])

@@ -344,6 +344,20 @@ while True:
 """
 
 
+@contained
+def test_what_is_readable_is_read_also_where_only_its_owner_may_read_what_is_made(tmp_path):
+    """`make grade` has such an umask, and whoever is nobody inside has to import the course."""
+    folder = tmp_path / "course"
+    folder.mkdir(mode=0o755)
+    (folder / "module.py").touch(mode=0o644)
+    before = os.umask(0o077)
+    try:
+        keeper = sandbox.fork_inside((folder / "module.py").read_text, [folder])
+    finally:
+        os.umask(before)
+    assert os.waitpid(keeper, 0)[1] == 0
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts by /proc")
 def test_what_is_used_can_be_counted_while_processes_end():
     """One that ended between two looks at it ended the judge, and the grading of a class."""

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from course_utils.devices import driver, fork
+from course_utils.devices import driver, prepare
 from course_utils.devices import hardware as hw
-from course_utils.devices.fork import cuda_in_use
 from course_utils.devices.hardware import hardware
 from course_utils.devices.placement import Placement, gpu_count, place
+from course_utils.devices.prepare import cuda_in_use
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def gpus(monkeypatch):
 
     def fake(count: int, nccl: bool = True) -> None:
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(driver, "_told", lambda visible: (["H100"] * count, 13000, ""))
+        monkeypatch.setattr(driver, "_driver_answer", lambda visible: (["H100"] * count, 13000, ""))
         monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
 
     return fake
@@ -234,9 +234,9 @@ def test_a_driver_started_behind_torchs_back_is_reported(libcuda):
 
 def test_a_driver_started_behind_torchs_back_does_not_keep_ranks_from_the_cpu(libcuda, monkeypatch):
     libcuda(0)
-    monkeypatch.setattr(fork, "_torch_started_it", False)
+    monkeypatch.setattr(prepare, "_torch_started_it", False)
     assert cuda_in_use(needs_cuda=False) is None
-    monkeypatch.setattr(fork, "_torch_started_it", True)
+    monkeypatch.setattr(prepare, "_torch_started_it", True)
     assert "started it. Restart the kernel" in cuda_in_use(needs_cuda=False)
 
 
@@ -278,7 +278,7 @@ def test_a_torch_without_cuda_has_no_gpu_to_share_and_none_in_use(monkeypatch, g
 def test_reading_the_hardware_leaves_cuda_untouched():
     code = (
         "import torch\nfrom course_utils import hardware\n"
-        "from course_utils.devices.fork import cuda_in_use\n"
+        "from course_utils.devices.prepare import cuda_in_use\n"
         "from course_utils.devices.placement import place\n"
         "hardware(); place('auto', 'auto', 2); assert cuda_in_use() is None\n"
         "assert not torch.cuda.is_initialized()"

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from course_utils import WorkerError, launch
 from course_utils.devices import nccl
-from course_utils.devices.fork import ReadyToFork
 from course_utils.devices.placement import Placement
+from course_utils.devices.prepare import DeviceSetup
 from course_utils.launcher import errors
 from course_utils.launcher.launch import launch as bare_launch
 from course_utils.launcher.stacks import Frame
@@ -235,7 +235,7 @@ def test_a_probe_that_fails_is_told_without_a_line_that_no_learner_wrote(probes,
     monkeypatch.setattr(nccl, "_add_up", fails_in_nccl)
     nothing_of_yours = r"(?s)nothing of yours was started.*no socket"
     with pytest.raises(RuntimeError, match=nothing_of_yours) as caught:
-        nccl.probe(2, "gloo", [ReadyToFork(Placement("gloo"))])
+        nccl.probe(2, "gloo", [DeviceSetup(Placement("gloo"))])
     assert "NCCL_SOCKET_IFNAME names an interface" in str(caught.value)
     assert "fails_in_nccl" not in str(caught.value)
 
@@ -272,5 +272,5 @@ def test_only_several_gpus_are_asked_and_before_anything_else_starts(
 ):
     made = []
     monkeypatch.setattr(nccl, "probe", lambda count, *rest: made.append(count))
-    ReadyToFork(Placement(backend)).on_start(world_size)
+    DeviceSetup(Placement(backend)).on_start(world_size)
     assert made == asked

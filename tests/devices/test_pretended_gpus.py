@@ -30,9 +30,7 @@ def inits():
     pids = log.read_text().split() if log.exists() else []
     return pids.count(str(os.getpid()))
 """
-ONE_GPU = (
-    "2 ranks, 1 GPU; device='cuda' shares it by gloo, backend='nccl', share_gpus=True by NCCL"
-)
+ONE_GPU = "2 ranks, 1 GPU; device='cuda' shares it by gloo, backend='nccl', share_gpus=True by NCCL"
 MACHINES = [
     ({"PRETEND_GPUS": "0"}, "no GPU: launch uses gloo on the CPU", "no GPU here"),
     (
@@ -90,13 +88,13 @@ def test_every_machine_is_told_as_what_it_is_and_no_kernel_starts_cuda(pretendin
         f"""
 import json
 from course_utils import hardware, launch
-from course_utils.devices import driver, fork
+from course_utils.devices import driver, prepare
 for machine, *_ in json.loads({json.dumps(json.dumps(MACHINES))}):
     for name in [name for name in os.environ if name.startswith("PRETEND") and name[8:] != "LOG"]:
         del os.environ[name]
     os.environ.update({{"PRETEND_NAME": "H100"}} | machine)
-    driver._told.cache_clear()
-    fork._said.clear()
+    driver._driver_answer.cache_clear()
+    prepare._notices_given.clear()
     print("MACHINE")
     print(hardware()._gpus())
     if len(hardware().gpus) < 2:  # NCCL itself is not pretended

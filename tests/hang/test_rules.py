@@ -123,8 +123,8 @@ def test_what_asks_the_group_waits_for_nobody_unless_it_calls_what_waits():
 
 def test_names_of_torchs_insides_are_not_told():
     frames, calls = inside("__repr__"), (call(0, "all_gather"),)
-    assert whereabouts.of(0, frames, Log(calls, True)).what == "all_gather"
-    assert whereabouts.of(0, frames, None).what == "torch.distributed"
+    assert whereabouts.of(0, frames, Log(calls, True)).blocker == "all_gather"
+    assert whereabouts.of(0, frames, None).blocker == "torch.distributed"
 
 
 def test_a_sleep_within_a_with_statement_is_no_lock():
@@ -272,6 +272,6 @@ def test_hundreds_of_ranks_are_named_by_the_first_and_the_last_of_each_run():
 def test_where_every_rank_is_can_be_asked_of_the_error():
     error = explained({0: inside(), 1: None}, [call(0, shape=(2, 3))], [])
     first, second = error.waiting[0], error.waiting[1]
-    assert (first.state, first.what, first.line) == ("waiting", "all_reduce", *at())
+    assert (first.state, first.blocker, first.line) == ("waiting", "all_reduce", *at())
     assert (first.call.kind, first.call.number, first.call.shape) == ("all_reduce", 1, (2, 3))
     assert (second.state, second.call, error.absent) == ("returned", None, [1])

@@ -57,10 +57,11 @@ OUTER = (
     "tests/launcher/test_faults.py::*",
     "tests/launcher/test_alone.py::*",
     "tests/launcher/test_soak.py::*",
+    "tests/launcher/test_torch_private.py::test_each_name_may_be_missing*",
     "tests/root/test_early.py::*",
     "tests/checks/test_watch.py::*",
     "tests/checks/test_words.py::*",
-    "tests/devices/test_fork.py::*",
+    "tests/devices/test_prepare.py::*",
     "tests/house/test_ddp_course.py::*",
 )
 # Parts of a chapter that start a cluster; all others of its cells run in both circles.

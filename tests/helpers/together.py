@@ -174,6 +174,6 @@ def _verdict(
     def spec(*given: Any) -> Any:
         return once(make=options["spec"], given=given)
 
-    told, traces = done.told[number : number + 1], done.traces[number : number + 1]
-    one = Attempt("one", done.world_size, [run], told, traces, done.secrets)
+    reports, traces = done.reports[number : number + 1], done.traces[number : number + 1]
+    one = Attempt("one", done.world_size, [run], reports, traces, done.secrets)
     return judge([one], inputs, spec, rules)

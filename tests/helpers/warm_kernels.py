@@ -168,7 +168,7 @@ def serve(listening: socket.socket, alive: int) -> None:
 def enlarge_pages() -> None:
     """Have 512 neighbouring pages count as one for each fork of this process, where Linux can.
 
-    A kernel does so itself before its 64th rank (`devices/fork.py`), which many never have.
+    A kernel does so itself before its 64th rank (`devices/prepare.py`), which many never have.
     """
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else ():

@@ -128,8 +128,8 @@ def test_a_stop_while_ranks_end_loses_no_result(presses, tmp_path):
     class Ends(Listener):
         """Hears when all have returned."""
 
-        def on_poll(self, members, final=False):
-            if not final and all(member.settled for member in members):
+        def on_poll(self, workers, final=False):
+            if not final and all(worker.settled for worker in workers):
                 go_on.touch()
 
     results = launcher.launch(work, listeners=[Ends()])

@@ -40,7 +40,7 @@ class Told(Listener):
     def on_start(self, world_size: int) -> None:
         self.seen.append(f"on_start {world_size}")
 
-    def on_poll(self, members, final: bool = False) -> None:
+    def on_poll(self, workers, final: bool = False) -> None:
         self.seen += ["on_poll"] * final
 
     def on_error(self, ranks, error) -> None:
@@ -110,9 +110,9 @@ def test_a_rank_amid_python_code_survives_being_asked_where_it_is_a_thousand_tim
     """From a handler in C, it would read frames that are half made: it died within 500 times."""
 
     class Asks(Listener):
-        def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
-            for _ in range(0 if final or members[0].settled else 400):
-                members[0].request_stack()
+        def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> None:
+            for _ in range(0 if final or workers[0].settled else 400):
+                workers[0].request_stack()
                 time.sleep(0.0001)
 
     def work() -> None:

@@ -31,15 +31,15 @@ class Asks(Listener):
         self.answers: list[str] = []
         self._first = True
 
-    def on_poll(self, members: Sequence[WorkerHandle], final: bool = False) -> None:
-        for member in members:
-            if final or member.settled:
+    def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> None:
+        for worker in workers:
+            if final or worker.settled:
                 continue
             if self._first:
-                member.request_stack()
-            elif member.has_written_stack():
-                self.answers.append(member.read_stack())
-                member.request_stack()
+                worker.request_stack()
+            elif worker.has_written_stack():
+                self.answers.append(worker.read_stack())
+                worker.request_stack()
         self._first = False
 
 

@@ -173,7 +173,7 @@ def test_an_error_without_words_is_its_name():
 
 
 def test_very_long_words_are_cut():
-    assert len(raised(ValueError("x" * 10**6)).headline) == errors._LIMIT
+    assert len(raised(ValueError("x" * 10**6)).headline) == errors._MAX_CHARACTERS
 
 
 def test_a_very_deep_stack_is_cut_to_its_innermost_part():

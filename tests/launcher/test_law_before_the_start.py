@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import course_utils
 from course_utils import WorkerError, launch
-from course_utils.devices import fork, placement
+from course_utils.devices import placement, prepare
 from course_utils.launcher.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -63,8 +63,8 @@ def test_law_1_a_kernel_with_cuda_in_use_is_refused_before_anything_starts(monke
 def test_law_1_a_driver_started_by_somebody_else_is_noticed(monkeypatch):
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(fork.ctypes, "CDLL", lambda *args, **options: driver)
-    monkeypatch.setattr(fork, "_torch_started_it", True)
+    monkeypatch.setattr(prepare.ctypes, "CDLL", lambda *args, **options: driver)
+    monkeypatch.setattr(prepare, "_torch_started_it", True)
     with pytest.raises(RuntimeError, match=r"already uses CUDA: .* started it\. Restart"):
         launch(rank_of)
 
@@ -177,7 +177,7 @@ def test_law_10_what_python_cannot_inspect_is_tried():
 
 
 def test_the_choice_made_for_the_caller_is_said_once(capfd, monkeypatch):
-    monkeypatch.setattr(fork, "_said", set())
+    monkeypatch.setattr(prepare, "_notices_given", set())
     launch(rank_of, world_size=1)
     launch(rank_of, world_size=1)
     launch(rank_of, world_size=1, backend="gloo")

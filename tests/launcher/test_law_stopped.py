@@ -177,13 +177,13 @@ def test_law_7_a_launch_from_a_thread_leaves_the_handlers_alone():
 
 
 def test_law_7_a_stop_amid_the_forks_of_a_thread_stops_none_of_its_ranks(monkeypatch):
-    become, found = WorkerGroup._become, []
+    become, found = WorkerGroup._become_rank, []
 
     def pressed_and_become(*own) -> None:
         os.kill(os.getpid(), signal.SIGINT)  # it goes to the whole group of the kernel
         become(*own)
 
-    monkeypatch.setattr(WorkerGroup, "_become", pressed_and_become)
+    monkeypatch.setattr(WorkerGroup, "_become_rank", pressed_and_become)
     thread = threading.Thread(target=lambda: found.extend(launch(dist.get_rank)))
     thread.start()
     thread.join()

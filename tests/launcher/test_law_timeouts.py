@@ -14,8 +14,7 @@ from deadline import hung, within
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import WorkerTimeout, launch, notebook
-from course_utils.launcher import listener
+from course_utils import WorkerTimeout, launch, life, notebook
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.worker_handle import WorkerHandle
 
@@ -179,34 +178,34 @@ def test_law_6_a_rank_that_is_stopped_by_a_signal_is_told_of():
 
 def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     """In a kernel that ignores SIGCHLD nobody is left there to be signalled."""
-    member = WorkerHandle(0)
-    member.open()
+    worker = WorkerHandle(0)
+    worker.open()
     gone = subprocess.Popen(["true"])
-    member.pid = gone.pid
+    worker.pid = gone.pid
     gone.wait()
-    member.request_stack()
-    member._asked = long_ago = 1.0  # so it is asked once more, in the other way
-    assert not member.has_written_stack()
-    assert (member.read_stack(), member._asked != long_ago) == ("", True)
-    member.close()
+    worker.request_stack()
+    worker._asked_s = long_ago = 1.0  # so it is asked once more, in the other way
+    assert not worker.has_written_stack()
+    assert (worker.read_stack(), worker._asked_s != long_ago) == ("", True)
+    worker.close()
 
 
 def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
     """Both share one offset into the file: else an answer stands behind zeros, at last unseen."""
-    member = WorkerHandle(0)
-    member.open()
-    member.pid = os.getpid()
-    old = [signal.signal(number, lambda *_: None) for number in member.signals]
+    worker = WorkerHandle(0)
+    worker.open()
+    worker.pid = os.getpid()
+    old = [signal.signal(number, lambda *_: None) for number in worker.stack_signals]
     try:
         for _ in range(3):
-            member.request_stack()
+            worker.request_stack()
             row = '  File "a.py", line 3 in _run_function\n'
-            os.write(member.stack.fileno(), row.encode())  # as a rank does
-            assert member.read_stack() == row
+            os.write(worker.stack_file.fileno(), row.encode())  # as a rank does
+            assert worker.read_stack() == row
     finally:
-        for number, handler in zip(member.signals, old, strict=True):
+        for number, handler in zip(worker.stack_signals, old, strict=True):
             signal.signal(number, handler)
-        member.close()
+        worker.close()
 
 
 def test_law_6_a_name_that_is_not_ascii_is_told_as_it_is():
@@ -268,15 +267,57 @@ def test_law_6_ranks_that_are_still_starting_are_told_so(monkeypatch):
 
 
 def test_who_names_no_timeout_has_as_many_times_more_as_the_machine_is_slow(monkeypatch):
-    monkeypatch.setattr(notebook, "_LONG_ENOUGH_S", 1.0)
-    monkeypatch.setattr(listener, "slowness", lambda: 60)
+    monkeypatch.setattr(notebook, "_LONG_SILENCE_S", 1.0)
+    monkeypatch.setattr(life, "slowness", lambda: 60)
     assert list(launch(time.sleep, 2.0, world_size=1)) == [None]
     with pytest.raises(WorkerTimeout, match="not done after 1 s"):
         launch(time.sleep, 100, world_size=1, timeout=1.0)
 
 
-def test_on_a_quick_machine_it_is_one_limit(monkeypatch):
-    monkeypatch.setattr(notebook, "_LONG_ENOUGH_S", 1.0)
-    monkeypatch.setattr(listener, "slowness", lambda: 1)
-    with pytest.raises(WorkerTimeout, match="not done after 1 s"):
+def test_on_a_quick_machine_silence_ends_a_launch(monkeypatch):
+    monkeypatch.setattr(notebook, "_LONG_SILENCE_S", 1.0)
+    monkeypatch.setattr(life, "slowness", lambda: 1)
+    with pytest.raises(WorkerTimeout, match=r"not done after [2-9] s"):
         launch(time.sleep, 100, world_size=1)
+
+
+def prints(seconds: float) -> str:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        print("alive")
+        time.sleep(0.05)
+    return "done"
+
+
+def adds_up(seconds: float) -> str:
+    waited = torch.zeros(1)
+    while waited < seconds:  # all ranks leave the loop after the same round
+        time.sleep(0.05)
+        waited += 0.05
+        dist.all_reduce(torch.ones(1))
+    return "done"
+
+
+@pytest.mark.parametrize("work", [prints, adds_up])
+def test_ranks_that_go_on_are_not_ended_where_nobody_said_how_long_they_may_take(monkeypatch, work):
+    monkeypatch.setattr(notebook, "_LONG_SILENCE_S", 2.0)
+    assert list(launch(work, 6.0)) == ["done", "done"]
+
+
+@pytest.mark.parametrize("work", [prints, adds_up])
+def test_a_timeout_that_somebody_names_bounds_the_whole_launch(work):
+    with pytest.raises(WorkerTimeout, match="not done after 2 s"):
+        launch(work, 600.0, timeout=2.0)
+
+
+def test_ranks_that_fell_silent_after_a_while_are_ended(monkeypatch):
+    monkeypatch.setattr(notebook, "_LONG_SILENCE_S", 1.0)
+    monkeypatch.setattr(life, "slowness", lambda: 1)
+
+    def falls_silent() -> None:
+        prints(2.0)
+        time.sleep(600)
+
+    with pytest.raises(WorkerTimeout) as caught:
+        launch(falls_silent)
+    assert "running at" in str(caught.value)

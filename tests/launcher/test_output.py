@@ -19,7 +19,8 @@ import torch.distributed as dist
 from deadline import within
 
 from course_utils import WorkerError, WorkerTimeout, launch
-from course_utils.launcher.worker_handle import KEPT_BYTES, MARK, WorkerHandle
+from course_utils.launcher.captured_output import KEPT_BYTES, MARK, CapturedOutput
+from course_utils.launcher.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -237,13 +238,14 @@ def test_a_flood_without_end_does_not_hold_up_the_deadline():
 
 
 def test_a_rank_that_prints_as_fast_as_the_kernel_reads_does_not_hold_it_up():
-    member = WorkerHandle(0)
-    member.open()
+    worker = WorkerHandle(0)
+    worker.open()
     reads = itertools.repeat(b"z" * 1000, 10**6)
-    own, member.pipe = member.pipe, SimpleNamespace(read=lambda size: next(reads), closed=False)
-    member._read_output()
-    member.pipe = own
-    member.close()
+    reader = worker.output_reader
+    worker.output_reader = SimpleNamespace(read=lambda size: next(reads))
+    worker._read_output()
+    worker.output_reader = reader
+    worker.close()
     assert reads.__length_hint__() > 10**6 - 1000
 
 
@@ -284,20 +286,20 @@ def test_a_silent_run_prints_nothing(printed):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_a_mark_in_the_output_is_found_however_it_arrives_and_is_never_printed(size):
-    member = WorkerHandle(0)
+    output = CapturedOutput()
     data = f"one{MARK.format('7-0')}two\x1e\n{MARK.format('7-1')}three".encode()
     for start in range(0, len(data), size):
-        member._take_in(member._half_a_mark + data[start : start + size], ends=False)
-    member._take_in(member._half_a_mark, ends=True)
-    assert member.text() == "onetwo\x1e\nthree"
-    assert member.pieces() == [("one", "7-0"), ("two\x1e\n", "7-1"), ("three", "")]
+        output.add(data[start : start + size])
+    output.add(b"", is_last=True)
+    assert output.text() == "onetwo\x1e\nthree"
+    assert output.pieces() == [("one", "7-0"), ("two\x1e\n", "7-1"), ("three", "")]
 
 
 def test_a_mark_in_the_middle_that_is_left_out_stands_where_the_gap_is():
-    member = WorkerHandle(0)
+    output = CapturedOutput()
     for mark in ("1-0", "1-1", "1-2"):
-        member._take_in(b"x" * KEPT_BYTES + MARK.format(mark).encode(), ends=False)
-    (head, first), (middle, second), (tail, third), last = member.pieces()
+        output.add(b"x" * KEPT_BYTES + MARK.format(mark).encode())
+    (head, first), (middle, second), (tail, third), last = output.pieces()
     assert (first, second, third, last) == ("1-0", "1-1", "1-2", ("", ""))
     assert len(head) == KEPT_BYTES // 2
-    assert (head + middle + tail) == member.text()
+    assert (head + middle + tail) == output.text()

@@ -210,7 +210,7 @@ def test_a_result_without_room_in_memory_is_an_error():
 
 
 class HasAValue:
-    """Cannot travel, and has an attribute that a recorded rank's parcel has as well."""
+    """Cannot travel, and has an attribute that the recorded result of a rank has as well."""
 
     value = 3
 

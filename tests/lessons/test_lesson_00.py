@@ -3,13 +3,16 @@
 import ast
 
 import labs
+import nbformat
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
 from course_tools.notebooks import build
-from course_utils import digits, launch
+from course_utils import check, digits, launch
 
+SOURCE = build.ROOT / "source/lessons/00_start_here.py"
+BUILT = build.ROOT / "notebooks/00_start_here.ipynb"
 KINDS = ast.Import, ast.ImportFrom, ast.FunctionDef
 EPOCHS = 25  # half of what the lesson trains
 
@@ -17,10 +20,53 @@ EPOCHS = 25  # half of what the lesson trains
 @pytest.fixture(scope="module")
 def lesson():
     names = {"training": digits(train=True), "testing": digits(train=False)}
-    for number, text in enumerate(labs.sources(build.ROOT / "source/lessons/00_start_here.py")):
-        own = [line for line in ast.parse(text).body if isinstance(line, KINDS)]
-        labs.run("\n".join(map(ast.unparse, own)), f"<lesson 00 {number}>", names)
+    for number, text in enumerate(labs.sources(SOURCE)):
+        kept = [line for line in ast.parse(text).body if isinstance(line, KINDS) or _makes(line)]
+        labs.run("\n".join(map(ast.unparse, kept)), f"<lesson 00 {number}>", names)
     return names
+
+
+def _makes(line):
+    return isinstance(line, ast.Assign) and "average_check" in ast.unparse(line.targets[0])
+
+
+WRONG = {
+    "the sum": "return gradient",
+    "of two ranks": "return gradient / 2",
+    "nothing": "gradient / dist.get_world_size()",
+    "another average": "return gradient.mean()",
+    "of none but oneself": "return gradient / (dist.get_rank() + 1)",
+    "an unknown name": "return gradient / world_size",
+}
+
+
+def average_by(lesson, line):
+    text = f"def average(gradient):\n    dist.all_reduce(gradient)\n    {line}"
+    names = dict(lesson)
+    labs.run(text, "<an answer>", names)
+    return names["average"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
+def test_a_wrong_line_is_rejected(lesson, line):
+    assert check(average_by(lesson, line), **lesson["average_check"]).state == "wrong"
+
+
+def test_the_answer_that_the_lesson_folds_is_right(lesson):
+    folded = SOURCE.read_text().partition("<summary>Our answer</summary>")[2]
+    line = folded.partition("<code>")[2].partition("</code>")[0]
+    assert check(average_by(lesson, line), **lesson["average_check"] | labs.PATIENT).require()
+
+
+def test_as_long_as_nothing_is_written_the_check_says_so(lesson):
+    assert check(lesson["average"], **lesson["average_check"]).state == "not attempted"
+
+
+def test_the_line_to_write_and_its_check_are_among_the_first_ten_cells():
+    texts = [cell.source for cell in nbformat.read(BUILT, as_version=4).cells[:10]]
+    assert any("raise NotImplementedError" in text for text in texts)
+    assert any("check(average" in text for text in texts)
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ WORKERS = gpu_workers.workers()
 # Workers that send nothing, that have nothing for a GPU, and one whose number stays on the CPU,
 # where gloo adds it up beside NCCL.
 SENDS_NOTHING = {"introduce", "my_shard", "barrier", "arrivals", "beginning", "shares"}
-TOUCHES_NO_GPU = {"add_up", "introduce", "my_shard", "barrier"}
-ON_THE_CPU = {"add_up"}
+TOUCHES_NO_GPU = {"add_up_twice", "introduce", "my_shard", "barrier"}
+ON_THE_CPU = {"add_up_twice"}
 
 
 def of_both() -> list[tuple[str, str]]:

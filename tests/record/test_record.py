@@ -113,7 +113,7 @@ def test_descriptions_that_are_too_many_are_forgotten_and_no_call_is_harmed(monk
         for number in range(100):
             exec(compile("dist.barrier()", f"cell {number:09}", "exec"))
 
-    monkeypatch.setitem(memory._TOLD, False, 8192)
+    monkeypatch.setattr(memory, "_DESC_BYTES", 8192)
     log = logs_of(work, 1)[0]
     assert not log.complete
     assert 5 < len(log.events) < 90
@@ -182,11 +182,11 @@ def test_what_a_rank_forks_writes_nothing_into_its_rows(trace):
 
 
 def test_rows_that_were_written_anew_while_they_were_read_are_read_again(monkeypatch):
-    part = memory.made(1, whole=False)[0]
+    part = memory.make_parts(1, keep_all=False)[0]
     for _ in range(3):
         part.write({"kind": "barrier"}, None)
-    head = memory._Head(rows=3, told=part.head.told)
-    much_later = memory._Head(rows=3 + 2 * KEPT, told=part.head.told)
+    head = memory._Head(rows=3, desc_bytes=part.head.desc_bytes)
+    much_later = memory._Head(rows=3 + 2 * KEPT, desc_bytes=part.head.desc_bytes)
     heads = iter([head, much_later, head, head])
     monkeypatch.setattr(memory._Head, "from_buffer_copy", lambda _: next(heads))
     record = Record()
@@ -261,7 +261,7 @@ def test_what_ddp_has_to_do_with_a_call_is_known():
         model(torch.ones(1, 2)).sum().backward()
 
     calls = [e for e in logs_of(work)[0].events if e.kind != "return"]
-    assert {e.flags & ~event.ASYNC for e in calls[:-1]} == {event.WRAPS}
+    assert {e.flags & ~event.ASYNC for e in calls[:-1]} == {event.DDP_INIT}
     assert calls[-1].flags & event.BACKWARD
 
 
@@ -295,7 +295,7 @@ def test_a_backward_pass_that_ddp_did_not_average_is_known_at_the_return():
 
 
 def test_a_head_that_cannot_be_is_refused_before_gigabytes_are_copied():
-    (part,) = memory.made(1, whole=True)
-    part.head.rows = part.head.told = 2**60
+    (part,) = memory.make_parts(1, keep_all=True)
+    part.head.rows = part.head.desc_bytes = 2**60
     with pytest.raises(ValueError, match="more descriptions than there is room for"):
         part.read()

@@ -37,6 +37,17 @@ def dies():
 launch(dies)
 """
 
+SOON = "live._STILL_S = 30.0"
+LEFT_BEHIND = """
+def left_behind():
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        time.sleep(2)
+    if dist.get_rank() < 2:
+        dist.barrier(pair)
+launch(left_behind, world_size=3)
+"""
+
 
 @pytest.fixture(scope="module")
 def kernel():
@@ -95,17 +106,17 @@ def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
 
 
 SLOW_TO_START = """
-from course_utils.devices import fork
-inside = fork.ReadyToFork.in_worker
+from course_utils.devices import prepare
+inside = prepare.DeviceSetup.in_worker
 def late(self, rank):
     if rank:
         time.sleep(2)  # as a GPU's context takes
     return inside(self, rank)
-fork.ReadyToFork.in_worker = late
+prepare.DeviceSetup.in_worker = late
 try:
     launch(dist.barrier, world_size=3)
 finally:
-    fork.ReadyToFork.in_worker = inside
+    prepare.DeviceSetup.in_worker = inside
 """
 ALL_JOIN = """
 def all_join():
@@ -248,3 +259,15 @@ def test_a_thread_of_a_rank_that_has_returned_may_still_come_to_a_call(kernel):
     outcome, told = shown(kernel, RETURNS_AT_WORK)
     assert not outcome.errors
     assert told
+
+
+def test_a_rank_that_has_returned_is_waited_for_in_vain_and_that_is_told_at_once(kernel):
+    outcome, told = shown(kernel, f"{SOON}; {HANGS.format(60)}")
+    assert "ranks 0 and 1 would never be done" in outcome.errors[0][1]
+    assert told == []
+
+
+def test_ranks_that_work_on_when_another_has_returned_are_left_alone(kernel):
+    outcome, told = shown(kernel, f"{SOON}\n{LEFT_BEHIND}")
+    assert not outcome.errors
+    assert told == []

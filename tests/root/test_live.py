@@ -12,7 +12,7 @@ from course_utils.pictures.curve import curves, note
 
 def member(rank=0, text=""):
     made = WorkerHandle(rank)
-    made._printed = bytearray(text.encode())
+    made.output.add(text.encode())
     return made
 
 

@@ -118,20 +118,19 @@ def test_where_python_cannot_come_the_picture_stays_with_a_sentence(page, missin
 
 def test_a_prediction_unfolds_its_answer_and_is_there_on_the_next_day(page):
     page.goto("notebooks/00_start_here.html")
-    form, fold = page.locator("form.ask").first, page.locator(".tag_tells-0 details").first
+    form, fold = page.locator("form.ask").nth(1), page.locator(".tag_tells-1 details").first
     assert not fold.evaluate("fold => fold.open")
-    form.locator("[type=text]").fill("10, 10, 10, 9")
+    form.locator("[type=text]").fill("40, 40, 40, 9")
     form.locator("[type=text]").press("Enter")
     form.get_by_text("3 of 4 right").wait_for()
     assert fold.evaluate("fold => fold.open")
-    for form in page.locator("form.ask").all()[1:]:
-        choice = form.locator("[type=radio]")
-        choice.nth(1).check() if choice.count() else form.locator("[type=text]").fill("1")
+    for form in page.locator("form.ask:has([type=radio])").all():
+        form.locator("[type=radio]").nth(1).check()
         form.locator("button").click()
-    assert "4 of 4 predictions made on this page, 2 of them right" in page.inner_text(".score")
+    assert "5 of 5 predictions made on this page, 1 of them right" in page.inner_text(".score")
     page.reload()
-    assert page.locator(".tag_tells-0 details").first.evaluate("fold => fold.open")
-    assert page.locator("form.ask [type=text]").first.input_value() == "10, 10, 10, 9"
+    assert page.locator(".tag_tells-1 details").first.evaluate("fold => fold.open")
+    assert page.locator("form.ask [type=text]").first.input_value() == "40, 40, 40, 9"
     _the_map_knows_and_forgets(page)
 
 
@@ -139,14 +138,14 @@ def _the_map_knows_and_forgets(page) -> None:
     page.goto("notebooks/README.html")
     ticks = page.locator(".tick").all_inner_texts()
     assert ticks[0] == "✓"
-    assert ticks[1] == "0 of 6"
+    assert ticks[1] == "0 of 4"
     with page.expect_download() as saved:
         page.get_by_text("Export").click()
     told = json.loads(saved.value.path().read_text(encoding="utf-8"))
-    assert told["00"]["0"]["answer"] == "10, 10, 10, 9"
+    assert told["00"]["1"]["answer"] == "40, 40, 40, 9"
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_text("Reset").click()
-    assert page.locator(".tick").first.inner_text() == "0 of 4"
+    assert page.locator(".tick").first.inner_text() == "0 of 5"
 
 
 def _found(page, address: str) -> list[str]:
@@ -189,9 +188,10 @@ def test_the_switch_leads_to_the_cell_that_is_read_and_back(page):
 
 def test_in_chinese_a_prediction_is_answered_in_chinese(page):
     page.goto("zh/notebooks/00_start_here.html")
-    page.locator("form.ask [type=text]").first.fill("1")
-    page.locator("form.ask button").first.click()
-    assert "你的预测：1。实测：" in page.locator("form.ask output").first.inner_text()
+    form = page.locator("form.ask:has([type=text])").first
+    form.locator("[type=text]").fill("1")
+    form.locator("button").click()
+    assert "你的预测：1。实测：" in form.locator("output").inner_text()
 
 
 def test_no_page_is_wider_than_its_window(page):

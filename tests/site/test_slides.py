@@ -125,7 +125,7 @@ def test_who_presses_one_key_sees_each_vote_and_then_its_answer(built, chromium)
     steps = [step for _, step in seen]
     first = {mark: n for n, marks in reversed([*enumerate(steps)]) for mark in marks}
     assert sorted(first, key=first.get) == [
-        f"{what} {number}" for number in range(4) for what in ("asks", "tells")
+        f"{what} {number}" for number in range(5) for what in ("asks", "tells")
     ]
     assert len(set(first.values())) == len(first), "each takes a step of its own"
     page.close()

@@ -9,16 +9,16 @@ import pytest
 from kernels import Kernel
 
 from course_utils import launch
-from course_utils.devices import fork
+from course_utils.devices import prepare
 
 NEW = sys.platform == "linux" and tuple(map(int, platform.release().split(".")[:2])) >= (6, 1)
 SETUP = """
 import re
-from course_utils.devices import fork
+from course_utils.devices import prepare
 numbers, words = torch.arange(10_000_000), [str(n) for n in range(100_000)]
 
 def after(ranks, before):
-    fork._started = before
+    prepare._ranks_started = before
     launch(total, world_size=ranks)
     large = re.search("AnonHugePages: +(.*) kB", open("/proc/self/smaps_rollup").read())
     return int(large[1]) // 1024
@@ -56,11 +56,11 @@ MAPS = """\
 def test_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatch, tmp_path):
     asked, maps = [], tmp_path / "maps"
     maps.write_text(MAPS)
-    monkeypatch.setattr(fork, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
-    monkeypatch.setattr(fork, "_MAPS", maps)
-    monkeypatch.setattr(fork, "_started", 0)
+    monkeypatch.setattr(prepare, "LIBC", SimpleNamespace(madvise=lambda *what: asked.append(what)))
+    monkeypatch.setattr(prepare, "_MAPS", maps)
+    monkeypatch.setattr(prepare, "_ranks_started", 0)
     for count, so_far in ((24, 0), (24, 0), (24, 3), (24, 3), (64, 6)):
-        fork.enlarge(count)
+        prepare.collapse_pages(count)
         assert len(asked) == so_far  # at the 64th rank and the 128th
     assert [(hex(begin.value), size.value, how) for begin, size, how in asked[3:]] == [
         ("0x5600000ff000", 0x401000, 25),
@@ -70,10 +70,10 @@ def test_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatc
 
 
 def test_without_proc_a_launch_goes_on(monkeypatch):
-    monkeypatch.setattr(fork, "_started", 63)
-    monkeypatch.setattr(fork, "_MAPS", Path("no such folder"))
+    monkeypatch.setattr(prepare, "_ranks_started", 63)
+    monkeypatch.setattr(prepare, "_MAPS", Path("no such folder"))
     assert launch(lambda: 7, world_size=2, backend="gloo") == [7, 7]
-    assert fork._started == 65
+    assert prepare._ranks_started == 65
 
 
 FOUR_AT_ONCE = """
@@ -105,6 +105,6 @@ def test_first_launches_from_several_threads_do_not_fork_amid_an_import(script):
 
 
 def test_without_what_torch_keeps_private_imports_are_made_all_the_same(monkeypatch):
-    fork.import_what_ranks_need()
+    prepare.import_what_ranks_need()
     monkeypatch.delattr("torch._dynamo.trace_rules.clear_lru_cache")
-    fork.import_what_ranks_need()
+    prepare.import_what_ranks_need()

@@ -1,0 +1,82 @@
+"""Whether an answer can reach memory that all ranks share, made before they were forked."""
+
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from course_utils.record.frames import is_learners
+
+_DEEPEST = 4  # containers within containers that are searched
+_LONGEST = 1000  # items of a container that is searched
+
+
+def shared_value(answer: Any) -> str:
+    """The name of a value that an answer can reach and that all ranks share, or an empty string."""
+    for name, value in _reached(answer, seen=set()):
+        if _is_shared(value, _DEEPEST):
+            return name
+    return ""
+
+
+def file_of(function: Any) -> str:
+    """The file that a function stands in; an empty string if it is none of Python's."""
+    return getattr(getattr(function, "__code__", None), "co_filename", "")
+
+
+def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Globals that a function names, its defaults and what it closes over; of its helpers too."""
+    if not isinstance(function, FunctionType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    code = function.__code__
+    values = dict(zip(code.co_freevars, _cells(function), strict=True))
+    values.update(function.__kwdefaults__ or {})
+    values |= {f"a default of {function.__name__}": list(function.__defaults__ or ())}
+    for name in _names(code):
+        if name in function.__globals__:
+            values[name] = function.__globals__[name]
+    for name, value in values.items():
+        yield name, value
+        if isinstance(value, FunctionType) and is_learners(file_of(value)):
+            yield from _reached(value, seen)
+
+
+def _cells(function: FunctionType) -> Iterator[Any]:
+    """The values that a function closes over."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # nothing is bound to that name yet
+            yield None
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """All names that a piece of code uses, functions within it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_shared(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_shared()
+    if type(value).__module__.startswith(("multiprocessing", "mmap")):
+        return True
+    items = _items(value)
+    if depth == 0 or len(items) > _LONGEST:
+        return False
+    return any(_is_shared(item, depth - 1) for item in items)
+
+
+def _items(value: Any) -> Any:
+    """What a container holds, or an object of the notebook; nothing of a library's object."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple | set):
+        return value
+    if type(value).__module__ in ("__main__", "types"):  # the latter: SimpleNamespace
+        return getattr(value, "__dict__", {}).values()
+    return ()

@@ -1,0 +1,86 @@
+"""What one rank prints, kept in the kernel: not too much of it, and cut where marks stand."""
+
+import re
+
+KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
+_HALF = KEPT_BYTES // 2
+# A rank writes such a mark into its output where something belongs that is no text, such as a
+# figure. `CapturedOutput.pieces` cuts the output there.
+MARK = "\x1emark {}\x1e"
+_MARK = re.compile(rb"\x1emark ([\d-]+)\x1e")
+_BEGINNING_OF_MARK = re.compile(rb"\x1e[mark\d -]{0,40}\Z")  # its end hasn't arrived yet
+# Where torch was built. Of `/__w/pytorch/third_party/pair.cc:464` only `pair.cc:464` is kept.
+_BUILD_FOLDER = re.compile(r"/__w/\S+/(?=\w+\.\w+:\d+)")
+
+
+class CapturedOutput:
+    """The output of one rank, without marks; the middle is dropped when there is too much.
+
+    Attributes:
+        received_bytes: how much has arrived in all, with what was dropped.
+    """
+
+    def __init__(self) -> None:
+        self.received_bytes = 0
+        self._kept = bytearray()
+        self._dropped_bytes = 0
+        self._partial_mark = b""
+        self._marks: list[tuple[int, str]] = []  # after how many bytes, and the mark's name
+
+    def add(self, data: bytes, is_last: bool = False) -> None:
+        """Take in what has arrived; `is_last` says that nothing follows."""
+        self.received_bytes += len(data)
+        parts = _MARK.split(self._partial_mark + data)  # text, name of a mark, text, ..., text
+        last_text = parts.pop()
+        texts, names = parts[::2], parts[1::2]
+        for text, name in zip(texts, names, strict=True):
+            self._append(text)
+            position = self._dropped_bytes + len(self._kept)
+            self._marks.append((position, name.decode()))
+        self._partial_mark = b""
+        partial = _BEGINNING_OF_MARK.search(last_text)
+        if partial and not is_last:
+            self._partial_mark = partial[0]
+        self._append(last_text.removesuffix(self._partial_mark))
+
+    def _append(self, text: bytes) -> None:
+        self._kept += text
+        excess = len(self._kept) - KEPT_BYTES
+        if excess > 0:
+            del self._kept[_HALF : _HALF + excess]
+            self._dropped_bytes += excess
+
+    def text(self) -> str:
+        """All that is kept, with a note where the middle is left out."""
+        return self._text(0, len(self._kept) + 1)
+
+    def pieces(self) -> list[tuple[str, str]]:
+        """What was printed up to each mark, with the mark's name; then the rest, without a name."""
+        pieces = []
+        start = 0
+        for position, name in self._marks:
+            stop = position
+            if position > _HALF:  # it may stand in the middle that is left out
+                stop = max(_HALF, position - self._dropped_bytes)
+            pieces.append((self._text(start, stop), name))
+            start = stop
+        last_piece = self._text(start, len(self._kept) + 1)
+        pieces.append((last_piece, ""))
+        return pieces
+
+    def _text(self, start: int, stop: int) -> str:
+        """The bytes from `start` to `stop` of those that are kept, readable."""
+        kept = bytes(self._kept[start:stop])
+        if self._dropped_bytes and start <= _HALF < stop:
+            gap = f"\n[... {self._dropped_bytes:,} bytes left out ...]\n".encode()
+            before_gap = _HALF - start
+            kept = kept[:before_gap] + gap + kept[before_gap:]
+        text = _BUILD_FOLDER.sub("", kept.decode(errors="replace"))
+        lines = [_last_state(line) for line in text.split("\n")]
+        return "\n".join(lines)
+
+
+def _last_state(line: str) -> str:
+    """Of a progress bar, which rewrites its line, what it looked like in the end."""
+    _, _, last = line.rstrip("\r").rpartition("\r")
+    return last
