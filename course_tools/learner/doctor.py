@@ -70,7 +70,11 @@ def packages(root: Path) -> Iterator[Line]:
     wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "constraints.txt").read_text(), re.M))
     other = []
-    for name, least in (line.split(">=") for line in wanted if ">=" in line):
+    for line in wanted:
+        name, _, versions = line.partition(">=")
+        if not versions:
+            continue
+        least, _, too_new = versions.partition(",<")
         try:
             own = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -83,6 +87,12 @@ def packages(root: Path) -> Iterator[Line]:
         if _number(own) < _number(least):
             said = (
                 f"{name} {own} is too old, {least} is needed: `pip install -c constraints.txt -e .`"
+            )
+            yield Line(WRONG, said)
+        elif too_new and _number(own) >= _number(too_new):
+            said = (
+                f"{name} {own} is too new, below {too_new} is needed: `pip install -c "
+                "constraints.txt -e .`"
             )
             yield Line(WRONG, said)
         elif own.partition("+")[0] != pins.get(name, own):

@@ -217,7 +217,9 @@ def test_every_link_in_every_copy_leads_to_a_copy(tmp_path, monkeypatch):
     links = [
         (name, link)
         for name, text in texts.items()
-        for link in re.findall(r"""(?:\]\(|(?:href|src)=["'])((?!https?:)[^)"'#\s]+)""", text)
+        for link in re.findall(
+            r"""(?:\]\(|(?:href|src)=["'])((?!https?:)[^)"'#\s\[]+)[)"'#\s]""", text
+        )
     ]
     assert [(name, link) for name, link in links if not (tmp_path / link).is_file()] == []
     assert {Path(link).parent for _, link in links} == {Path()}

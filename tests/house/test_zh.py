@@ -314,4 +314,4 @@ def test_ddp_course_takes_the_language_by_an_option(tmp_path, monkeypatch, capsy
     assert "New: lesson_00_start_here.ipynb" in capsys.readouterr().out
     copy = nbformat.read(tmp_path / "zh/lesson_00_start_here.ipynb", as_version=4)
     assert copy.cells[0].source.startswith("# 00 · 从这里开始")
-    assert "](course_map.md)" in copy.cells[0].source
+    assert any("](course_map.md)" in cell.source for cell in copy.cells)
