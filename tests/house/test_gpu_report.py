@@ -131,7 +131,7 @@ def on_the_cpu(monkeypatch):
 def test_the_workers_of_a_chapter_are_run_and_named(on_the_cpu, capsys):
     gpu_items.chapter_workers("03")
     told = capsys.readouterr().out
-    assert "[rank 0] batched_exchange: done in" in told
+    assert "[rank 0] hand_over: done in" in told
     assert "worker, two_pairs: left out, 4 ranks are too many for 1 GPU" in told
 
 

@@ -142,7 +142,7 @@ from course_utils.launcher.launch import launch
 
 file = sys.argv[1]
 tree, names = ast.parse(open(file).read()), {"launch": launch}
-ours = lambda node: isinstance(node, ast.ImportFrom) and node.module.startswith("course_utils")
+ours = lambda node: isinstance(node, ast.ImportFrom) and node.module.startswith("course_")
 kinds = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 defined = [node for node in tree.body if isinstance(node, kinds) and not ours(node)]
 exec(compile(ast.Module(defined, []), file, "exec"), names)
