@@ -1,4 +1,5 @@
 """What chapters show their results with: pictures and small machines that teach nothing themselves.
 
-A module for each chapter that needs one. A cell imports from it what would otherwise be folded up.
+A cell imports from here what would otherwise be folded up. Chapters 00, 02 and 03 have a module of
+their own; `racing`, `twins` and `device_zero` belong to chapter 01.
 """

@@ -24,7 +24,8 @@ PACKAGE = "course_utils"  # its modules are called `launcher.team`, those of the
 HOUSE = "root"  # the modules of the library that are in no room
 JUDGE = "course_checks"
 CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
-PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, TOOLS
+LESSONS = "course_lessons"
+PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TOOLS
 LIBRARY = ("launcher", "record", "hang", "network", "pictures", "devices", HOUSE)
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
@@ -38,6 +39,7 @@ ALLOWED = {
     JUDGE: (HOUSE, "network", "hang", "record", "devices", "launcher"),
     CLUSTER: ("launcher.deadlines",),
     CHALLENGE: (HOUSE, "network", JUDGE),
+    LESSONS: (HOUSE, "pictures", "network", "launcher"),
     TOOLS: ("launcher",),
     "course_tools.notebooks": (TOOLS,),
     "course_tools.i18n": (TOOLS, "course_tools.notebooks"),
@@ -100,6 +102,7 @@ NODES = {
     JUDGE: 9700,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
+    LESSONS: 5150,
     TOOLS: 48800,
 }
 

@@ -9,11 +9,11 @@
 # **Hardware:** two CPU cores are enough. With a GPU for each worker, the same cells run on the GPUs.
 
 # %% tags=["keep-output"]
-from course_material import drawings
+from course_lessons import chapter_00
 from course_utils import show
 
 text = "Two workers, one network: each has digits of its own, and they share their gradients."
-show(drawings.two_workers(), text)
+show(chapter_00.two_workers(), text)
 
 # %% [markdown]
 # **How this page works.** It's made of cells. Click the grey one above the picture and press <kbd>Shift</kbd>+<kbd>Enter</kbd>: it
@@ -211,7 +211,7 @@ held.measured(launch(add_up_twice, world_size=4))
 
 # %%
 print(len(training), "digits to train with,", len(testing), "to test with")
-show(drawings.shards(training), "The upper row was dealt to rank 0, the lower row to rank 1.")
+show(chapter_00.shards(training), "The upper row was dealt to rank 0, the lower row to rank 1.")
 
 # %% [markdown]
 # ## Three lines make it distributed
@@ -307,7 +307,7 @@ print(f"right, trained by two ranks: about {accuracy(results[0]['model']):.1f} %
 # %%
 runs = {"rank 0 of 2": results[0], "rank 1 of 2": results[1], "one rank alone": alone}
 losses = {name: run["losses"] for name, run in runs.items()}
-figure = drawings.losses(losses, steps_per_epoch=23)
+figure = chapter_00.losses(losses, steps_per_epoch=23)
 show(
     figure, "All losses fall from above 1 to below 0.05; one rank alone lies between the other two."
 )

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DataParallel
 
-from course_material import device_zero, racing
-from course_material.twins import RANKS, THREADS, by_ranks, by_threads, network, replica_of
+from course_lessons import device_zero, racing
+from course_lessons.twins import RANKS, THREADS, by_ranks, by_threads, network, replica_of
 from course_utils import check, hardware, launch, predict, show
 
 # %% [markdown]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_material import twins
+from course_lessons import twins
 from course_tools.notebooks import build
 from course_utils import check
 

@@ -18,8 +18,8 @@ from torch.nn import parallel
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from course_lessons.twins import replica_of
 from course_material.recordings import recording
-from course_material.twins import replica_of
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of Okabe and Ito, a device each
 _SHOWN_US = (60_000, 80_000)  # of the recording: the first 20 ms of a step

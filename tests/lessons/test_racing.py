@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from course_material import device_zero, racing
+from course_lessons import device_zero, racing
 from course_utils import launch
 
 
