@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from course_material.predictions import Prediction
 
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # as measurements are printed: 203,530
+
 
 def a_person_looks() -> bool:
     """Whether a person runs this cell; the kernel of a test may not ask for input."""
@@ -92,11 +94,13 @@ def _field(take: Callable[[Any], None]) -> Any:
 
 def parsed(text: str) -> Any:
     """What a learner typed: a number, a truth or a list where it is one, a word otherwise."""
+    if _THOUSANDS.fullmatch(text.strip()):  # Python would read 1,000 as two numbers
+        return int(text.replace(",", ""))
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
         pass
-    try:  # 1, 2, 3 is a tuple for Python, but 1,000 is not a thousand: so commas are no thousands
+    try:
         return float(text)
     except ValueError:
         return text.strip()

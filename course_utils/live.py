@@ -14,6 +14,7 @@ from IPython import get_ipython
 from IPython.display import DisplayHandle
 
 from course_material.messages import said
+from course_material.prediction_forms import a_person_looks
 from course_utils.hang.report import HangReport, table
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.listener import Listener
@@ -221,7 +222,7 @@ class Early(HangReport):
     _view: DisplayHandle | None = None
 
     def __init__(self, record: Record, timeout: float) -> None:
-        still_s = _STILL_S if somebody_looks() else math.inf
+        still_s = _STILL_S if a_person_looks() else math.inf
         super().__init__(record, still_s)
         self._timeout = timeout
         self._is_alone = False
@@ -271,9 +272,3 @@ class Early(HangReport):
         elif text:
             self._view = DisplayHandle()
             self._view.display(bundle, raw=True)
-
-
-def somebody_looks() -> bool:
-    """Whether a person runs this cell: a run that compares outputs could not answer a question."""
-    kernel = getattr(get_ipython(), "kernel", None)
-    return getattr(kernel, "_allow_stdin", False)

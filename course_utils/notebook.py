@@ -10,6 +10,7 @@ from typing import Any
 from IPython import get_ipython
 
 from course_material import messages
+from course_material.prediction_forms import a_person_looks
 from course_utils.devices import prepare
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
@@ -19,7 +20,7 @@ from course_utils.launcher.launch import Results
 from course_utils.launcher.launch import launch as launch_workers
 from course_utils.launcher.listener import Listener
 from course_utils.life import LatePanel, SilenceTimeout
-from course_utils.live import Early, Panel, somebody_looks
+from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
 
@@ -102,7 +103,7 @@ def launch(
         listeners: list[Listener] = [ready, record, Early(record, timeout), displays]
         if live:
             listeners.append(Panel())
-        elif somebody_looks():
+        elif a_person_looks():
             listeners.append(LatePanel())
         if silence_ends_it:
             listeners.append(SilenceTimeout(record, _LONG_SILENCE_S))

@@ -1,4 +1,4 @@
-"""A learner's own copies: notebooks without outputs, and the course map.
+"""A learner's own copies: notebooks without outputs, but for the first picture, and the course map.
 
 A copy knows its original: the notebook's metadata holds, for every cell, the digest of the text
 that was copied, so a cell that the learner has edited is known by its text. No file that a person
@@ -20,9 +20,15 @@ from jupyter_core.paths import jupyter_data_dir
 from nbformat import NotebookNode
 from nbformat.sign import NotebookNotary
 
+from course_material import scores
+
 FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
 MAP, MY_MAP = "README.md", "course_map.md"
 SCORES = ".predictions.json"  # how many predictions were right, chapter by chapter
+SCORE_WORDS = {
+    "": ("## Your predictions", "| chapter | right, of those that you made |"),
+    "zh": ("## 你的预测", "| 章 | 猜对的，以及猜过的 |"),
+}
 LINK = re.compile(  # in Markdown, and in the HTML of folded answers
     r"""(\]\(|href=["'])(?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)"""
 )
@@ -104,7 +110,7 @@ def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
 
 
 def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
-    """Returns a notebook without outputs, whose links lead to the other copies.
+    """Returns a notebook without outputs, but for a welcome, whose links lead to the other copies.
 
     A cell tagged `keep-output` keeps what it shows: a page begins with a picture, not with text.
     """
@@ -216,7 +222,7 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
     original, copy = root / FOLDERS["lesson"] / MAP, folder / MY_MAP
     if not original.exists():
         return []
-    text = relinked(_document(original, root), original, root, folder)
+    text = relinked(_document(original, root), original, root, folder) + scores_of(folder)
     wanted = f"{text}\n<!-- {_digest(text)} -->\n"
     there = copy.read_text(encoding="utf-8") if copy.exists() else wanted
     mine, _, digest = there.rpartition("\n<!-- ")
@@ -226,6 +232,18 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
     if not copy.exists() or there != wanted:
         copy.write_text(wanted, encoding="utf-8")
     return []
+
+
+def scores_of(folder: Path) -> str:
+    """A section of the course map with the learner's predictions; nothing before the first."""
+    known = scores.read(folder / SCORES)
+    if not known:
+        return ""
+    heading, columns = SCORE_WORDS[language()]
+    lines = ["", heading, "", columns, "| --- | --- |"]
+    for chapter, answers in sorted(known.items()):
+        lines.append(f"| {chapter} | {sum(answers.values())} / {len(answers)} |")
+    return "\n".join(lines) + "\n"
 
 
 def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:

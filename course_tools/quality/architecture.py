@@ -103,7 +103,7 @@ NODES = {
     CLUSTER: 2100,
     CHALLENGE: 3900,
     LESSONS: 5150,
-    TOOLS: 48800,
+    TOOLS: 48900,
 }
 
 

@@ -94,3 +94,25 @@ def test_a_copy_says_of_its_language_what_jupyterlab_would_fill_in():
     code = "from ipykernel.ipkernel import IPythonKernel as K; print(dict(K.language_info))"
     kernel = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert eval(kernel) == language
+
+
+def test_the_course_map_says_how_many_predictions_were_right(folder, monkeypatch):
+    monkeypatch.delenv("COURSE_LANG", raising=False)
+    copies.lay_out_map(ROOT, folder)
+    assert "Your predictions" not in (folder / "course_map.md").read_text()
+    (folder / copies.SCORES).write_text('{"03": {"a": true, "b": false}, "00": {"c": true}}')
+    assert copies.lay_out_map(ROOT, folder) == []
+    course_map = (folder / "course_map.md").read_text()
+    assert "## Your predictions" in course_map
+    assert "| 00 | 1 / 1 |\n| 03 | 1 / 2 |\n" in course_map
+
+
+def test_a_course_map_of_ones_own_is_left_as_it_is_when_the_score_changes(folder, monkeypatch):
+    monkeypatch.delenv("COURSE_LANG", raising=False)
+    copies.lay_out_map(ROOT, folder)
+    path = folder / "course_map.md"
+    path.write_text("mine\n" + path.read_text())
+    (folder / copies.SCORES).write_text('{"03": {"a": true}}')
+    copies.lay_out_map(ROOT, folder)
+    assert path.read_text().startswith("mine")
+    assert "Your predictions" not in path.read_text()

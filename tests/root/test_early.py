@@ -3,7 +3,7 @@
 import pytest
 from kernels import Kernel
 
-LOOK = "import course_utils.live as live; live._STILL_S = 0.6; live.somebody_looks = lambda: {}"
+LOOK = "import course_utils.live as live; live._STILL_S = 0.6; live.a_person_looks = lambda: {}"
 SHOWN = """
 from IPython.display import DisplayHandle
 shown = []

@@ -31,7 +31,7 @@ def kernel():
 
 def drawn(kernel, cell, looks=True):
     """What running a cell led to, and every state of the panel."""
-    kernel.run(f"notebook.somebody_looks = lambda: {looks}; shown.clear()", 30)
+    kernel.run(f"notebook.a_person_looks = lambda: {looks}; shown.clear()", 30)
     outcome = kernel.run(cell, 60)
     return outcome, eval(kernel.run("shown", 30).value)
 
