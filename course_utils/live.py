@@ -217,14 +217,21 @@ def _percent_done(step: Any, steps: Any) -> float:
 
 
 class Early(HangReport):
-    """In a notebook: where all ranks are, while they may hang and `timeout` is not yet over."""
+    """In a notebook: where all ranks are, while they may hang and their time is not yet up.
+
+    Args:
+        record: What the ranks call.
+        timeout: Seconds until their time is up.
+        counts_silence: Whether these begin anew with each sign of life; see `SilenceTimeout`.
+    """
 
     _view: DisplayHandle | None = None
 
-    def __init__(self, record: Record, timeout: float) -> None:
+    def __init__(self, record: Record, timeout: float, counts_silence: bool = False) -> None:
         still_s = _STILL_S if a_person_looks() else math.inf
         super().__init__(record, still_s)
         self._timeout = timeout
+        self._counts_silence = counts_silence
         self._is_alone = False
         self._asked_soon = False  # since a rank has last called something
 
@@ -256,7 +263,10 @@ class Early(HangReport):
         waits = any(graph.waits_for.values()) and not is_starting
         if not graph.hangs_for_ever and waits and not self._is_alone:
             still = f"No rank has called anything for {self.still_s:g} s:\n{table(graph)}"
-            self.on_progress(said(f"{still}\nTime is up after {self._timeout:g} s."))
+            limit = f"Time is up after {self._timeout:g} s."
+            if self._counts_silence:
+                limit = f"Time is up after {self._timeout:g} s without a call or a print."
+            self.on_progress(said(f"{still}\n{limit}"))
         return graph.hangs_for_ever
 
     def on_progress(self, text: str = "") -> None:

@@ -100,7 +100,8 @@ def launch(
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
         ready = prepare.DeviceSetup(placement)
-        listeners: list[Listener] = [ready, record, Early(record, timeout), displays]
+        early = Early(record, timeout, counts_silence=silence_ends_it)
+        listeners: list[Listener] = [ready, record, early, displays]
         if live:
             listeners.append(Panel())
         elif a_person_looks():

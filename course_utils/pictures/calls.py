@@ -144,7 +144,8 @@ def _draw_call(
     axes: Axes, corner: tuple[float, float], call: Event, is_open: bool, is_blamed: bool
 ) -> None:
     x, y = corner
-    lines = [call.kind, f"{_shape(call)} {_line(call)}".strip()]
+    shape = _shape(call) if call.shape else ""  # "()" of a single number would be a riddle
+    lines = [call.kind, f"{shape} {_line(call)}".strip()]
     if is_open:
         lines.append("waits here")
     text = "\n".join(line for line in lines if line)

@@ -82,6 +82,7 @@ def test_it_goes_when_a_slow_rank_moves_on(kernel):
     assert not outcome.errors
     assert "rank 0: running at cell" in told[0]
     assert "rank 1: waiting in barrier at cell" in told[0]
+    assert told[0].endswith("\nTime is up after 60 s without a call or a print.")
     assert told[1:] == [""]
 
 
