@@ -110,7 +110,10 @@ def test_a_learners_port_works_where_torch_lets_us_say_so_and_launch_does_withou
 
 def test_this_torch_has_every_name():
     prepare.import_what_ranks_need()
-    assert [name for name in NAMES if torch_private.find(name) is None] == []
+    missing = [name for name in NAMES if torch_private.find(name) is None]
+    if torch.version.cuda is None:  # `make lab CPU=1`: a torch that was built without CUDA
+        missing = [name for name in missing if not name.startswith("torch._C:_cuda_")]
+    assert missing == []
 
 
 def test_private_names_of_torch_are_looked_up_in_one_module():
