@@ -2,8 +2,8 @@
 
 A figure's turn gives two numbers, ours and the baseline's; what counts is the median of their
 ratios and its quartiles, since a drift of the machine hits both alike. `--against FOLDER` runs the
-same figures on another checkout of the project as well, in alternating turns, and prints how much
-longer this one takes.
+same figures of another checkout of the project as well, by its own benchmark, in alternating turns,
+and prints how much longer this one takes.
 
     python -m course_tools.measure.bench [--against FOLDER] [--only WORDS] [--seconds 16]
         [--others] [--json FILE]
@@ -334,11 +334,10 @@ class Checkout:
     """A process that measures with the `course_utils` of a folder, a turn at a time."""
 
     def __init__(self, folder: Path, where: str = "here") -> None:
-        # By its path, not as a module: another checkout is measured by this file as well.
-        command = [sys.executable, __file__, "--serve", where]
-        paths = os.pathsep.join([str(folder), str(ROOT)])
+        # Each checkout is measured by its own benchmark, which knows how its library is laid out.
+        command = [sys.executable, str(benchmark_of(folder)), "--serve", where]
         self._process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": paths},
+            command, env={**os.environ, "PYTHONPATH": str(folder)},
             cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -352,6 +351,15 @@ class Checkout:
         """End it, and wait until it has."""
         self._process.stdin.close()
         self._process.wait()
+
+
+def benchmark_of(folder: Path) -> Path:
+    """The benchmark's file in a checkout of this project, old or new."""
+    places = [folder / "course_tools" / "measure" / "bench.py", folder / "tools" / "bench.py"]
+    for place in places:
+        if place.exists():
+            return place
+    raise SystemExit(f"{folder} is no checkout of this project: it has no {places[0].name}")
 
 
 def serve(figures: dict[str, Figure]) -> None:
