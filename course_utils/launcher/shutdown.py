@@ -30,6 +30,7 @@ from course_utils.launcher.stacks import ENTRY_POINTS, Frame
 _FIRST_REPORT_S = 0.3  # until it is reported what keeps the rank from ending
 _NEXT_REPORT_S = 0.5  # until it is reported again
 _SEGMENTS = "/dev/shm"
+_exit_functions_at_start = 0  # how many this rank had before the learner's function began
 
 
 @dataclass
@@ -53,6 +54,7 @@ class PendingWork:
 
 def leave_the_kernels_alone() -> None:
     """Right after the fork: forget what the kernel would do when it ends."""
+    global _exit_functions_at_start
     atexit._clear()
     atexit.register(logging.shutdown)
     atexit.register(multiprocessing.util._exit_function)
@@ -63,6 +65,7 @@ def leave_the_kernels_alone() -> None:
     _forget_processes()
     _forget_records()
     _start_processes_by_fork()
+    _exit_functions_at_start = atexit._ncallbacks()
 
 
 # Python has no public way to any of these. If one is missing, a rank still ends, if less fully.
@@ -198,17 +201,32 @@ def shut_down(report: Callable[[PendingWork], None]) -> None:
     Args:
         report: hears again and again what keeps the rank from ending.
     """
+    if not _has_something_to_wait_for():
+        _take_every_step()  # without a thread that watches, which would take 1 ms of each launch
+        return
     is_over = threading.Event()
     arguments = report, is_over, threading.get_ident()
     watching = threading.Thread(target=_report_until, args=arguments, daemon=True)
     watching.start()
+    _take_every_step()
+    is_over.set()
+    watching.join()
+
+
+def _has_something_to_wait_for() -> bool:
+    """Whether the learner's function has left threads, processes or functions for the end."""
+    has_threads = threading.active_count() > 1
+    has_processes = bool(multiprocessing.process._children)
+    has_exit_functions = atexit._ncallbacks() > _exit_functions_at_start
+    return has_threads or has_processes or has_exit_functions
+
+
+def _take_every_step() -> None:
     for step in (_join_threads, atexit._run_exitfuncs, flush_files, _end_tracker):
         try:
             step()
         except BaseException:
             traceback.print_exc()  # as Python does at its end, and goes on
-    is_over.set()
-    watching.join()
 
 
 def _join_threads() -> None:
