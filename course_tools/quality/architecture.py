@@ -92,13 +92,13 @@ PUBLIC_NAMES = 16
 # the machine needs at that moment; the panel draws the loss of a training while it runs;
 # in launcher each step has a name, which costs a node or two.
 NODES = {
-    "launcher": 12100,
+    "launcher": 12200,
     "record": 6400,
     "hang": 8700,  # a dataclass for each section of facts, and a name for each step
     "network": 3800,
     "pictures": 7150,
     "devices": 3050,
-    PACKAGE: 45000,  # a panel that comes by itself, silence that ends a launch, names for steps
+    PACKAGE: 45200,  # a panel that comes by itself, silence that ends a launch, names for steps
     JUDGE: 9700,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
