@@ -72,9 +72,10 @@ def _form(prediction: "Prediction", take: Callable[[Any], None]) -> list[Any]:
 
 
 def _button(choice: Any, take: Callable[[Any], None]) -> Any:
-    from ipywidgets import Button
+    from ipywidgets import Button, Layout
 
-    button = Button(description=str(choice))
+    as_wide_as_its_word = Layout(width="auto", min_width="4em")
+    button = Button(description=str(choice), layout=as_wide_as_its_word)
     button.on_click(lambda _: take(choice))
     return button
 

@@ -21,6 +21,7 @@ from nbformat import NotebookNode
 from nbformat.sign import NotebookNotary
 
 from course_material import scores
+from course_tools.learner.buttons import add_buttons
 
 FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
 MAP, MY_MAP = "README.md", "course_map.md"
@@ -123,10 +124,17 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
             if "keep-output" not in cell.metadata.get("tags", []):
                 cell.outputs = []
     fold_explanations(notebook)
+    if original.parent.name == FOLDERS["lab"]:
+        add_buttons(notebook, _solution(original, root), language())
     notebook.metadata["language_info"] = language_of_kernel()
     texts = {cell.id: _digest(cell.source) for cell in notebook.cells}
     notebook.metadata["course"] = {"original": original.name, "texts": texts}
     return notebook
+
+
+def _solution(original: Path, root: Path) -> NotebookNode | None:
+    path = root / "solutions" / original.name
+    return nbformat.read(path, as_version=4) if path.exists() else None
 
 
 def fold_explanations(notebook: NotebookNode) -> None:

@@ -24,6 +24,7 @@ c.ContentsManager.pre_save_hook = "course_saving.keep_pictures"
 c.ServerApp.ip = "127.0.0.1"  # this machine only
 c.LabApp.custom_css = True
 c.LabApp.app_settings_dir = str(HERE)
+c.LabApp.extra_labextensions_path = [str(HERE / "labextensions")]
 # What a kernel says goes over TCP; it warns where others on the machine could listen.
 c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
 c.ServerApp.tornado_settings = {

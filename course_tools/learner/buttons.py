@@ -1,0 +1,100 @@
+"""Buttons below each answer of a learner's lab: check it, see a hint or our answer, count.
+
+They are Markdown, so they are there without a kernel and before anything has run. What they do is
+written in `jupyterlab/labextensions/ddp-course`; a viewer without that shows none of them, and our
+answer stays folded.
+"""
+
+import html
+import json
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
+
+WORDS = {
+    "": ("▶ Check", "Hint", "Our answer", "Progress"),
+    "zh": ("▶ 检查", "提示", "我们的答案", "进度"),
+}
+_MARKS = ("### BEGIN SOLUTION", "### END SOLUTION")
+
+
+def add_buttons(lab: NotebookNode, solution: NotebookNode | None, language: str) -> None:
+    """Put a cell with buttons below each answer.
+
+    Args:
+        lab: The learner's copy of an exercise notebook.
+        solution: The same notebook with answers, or None where learners have none.
+        language: `zh`, or nothing for English.
+    """
+    answers = _answers(lab, solution)
+    for index in reversed(range(len(lab.cells))):
+        cell = lab.cells[index]
+        check = _check_below(lab.cells[index + 1 :])
+        if check is not None and cell.id in answers:
+            row = _row(cell, check, answers[cell.id], WORDS[language])
+            lab.cells.insert(index + 1, row)
+
+
+def _answers(lab: NotebookNode, solution: NotebookNode | None) -> dict[str, str]:
+    """Our answer to each cell that a learner has to write, by the cell's id; empty if unknown."""
+    if solution is None:
+        stubs = [cell for cell in lab.cells if _is_stub(cell)]
+        return {cell.id: "" for cell in stubs}
+    answers = {}
+    for cell, solved in zip(lab.cells, solution.cells, strict=True):
+        if cell.cell_type == "code" and cell.source != solved.source:
+            answers[cell.id] = _unmarked(solved.source)
+    return answers
+
+
+def _is_stub(cell: NotebookNode) -> bool:
+    return cell.cell_type == "code" and "raise NotImplementedError(" in cell.source
+
+
+def _unmarked(source: str) -> str:
+    lines = [line for line in source.split("\n") if not line.strip().startswith(_MARKS)]
+    return "\n".join(lines)
+
+
+def _check_below(cells: list[NotebookNode]) -> NotebookNode | None:
+    """The first cell with a check, unless a heading comes before it: then it is another's."""
+    for cell in cells:
+        if cell.cell_type == "code" and "check(" in cell.source:
+            return cell
+        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+            return None
+    return None
+
+
+def _row(
+    cell: NotebookNode, check: NotebookNode, answer: str, words: tuple[str, ...]
+) -> NotebookNode:
+    check_word, hint_word, answer_word, progress_word = words
+    ids = {"answer": cell.id, "check": check.id}
+    buttons = [_button("check", ids, check_word), _button("hint", ids, hint_word)]
+    if answer:
+        buttons.append(_button("answer", ids, answer_word))
+    buttons.append(_button("progress", {}, progress_word))
+    text = f'<div class="course-buttons" hidden>{" ".join(buttons)}</div>'
+    if answer:
+        text += (
+            f'\n<details class="course-answer"><summary>{answer_word}</summary>'
+            f"<pre><code>{_in_one_line(answer)}</code></pre></details>"
+        )
+    return NotebookNode(new_markdown_cell(text), id=f"buttons-{cell.id}"[:64])
+
+
+def _button(command: str, args: dict[str, str], word: str) -> str:
+    written = html.escape(json.dumps(args))
+    return (
+        f'<button data-commandlinker-command="course:{command}" '
+        f'data-commandlinker-args="{written}">{word}</button>'
+    )
+
+
+def _in_one_line(code: str) -> str:
+    """Code as HTML in which Markdown sees neither an empty line nor mathematics."""
+    text = html.escape(code)
+    for sign in "\n$\\`":
+        text = text.replace(sign, f"&#{ord(sign)};")
+    return text
