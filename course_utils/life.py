@@ -1,10 +1,11 @@
 """Signs of life: a panel that comes by itself, and time for ranks that go on."""
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 
 from course_utils.launcher.deadlines import slowness
+from course_utils.launcher.errors import StacksByRank, WorkerError, WorkerTimeout
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.live import Panel
@@ -54,6 +55,7 @@ class SilenceTimeout(Listener):
         self._started_s = monotonic()
         self._last_sign_s = self._started_s
         self._seen: list[tuple[int, int]] = []
+        self._allowed_s = inf  # until it is asked for
 
     def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> None:
         """Compare what every rank has called and printed with what was there before."""
@@ -69,4 +71,12 @@ class SilenceTimeout(Listener):
     def on_timeout(self) -> float:
         """Seconds from the start to the moment at which the silence has lasted too long."""
         seconds_of_life = self._last_sign_s - self._started_s
-        return ceil(seconds_of_life + slowness() * self._silence_s)
+        self._allowed_s = slowness() * self._silence_s
+        return ceil(seconds_of_life + self._allowed_s)
+
+    def on_error(self, stacks: StacksByRank, error: WorkerError) -> None:
+        """Say that silence has ended the launch, not its length."""
+        silent_s = monotonic() - self._last_sign_s
+        if isinstance(error, WorkerTimeout) and silent_s >= self._allowed_s:  # else it is a hang
+            silence = f"No rank made a call or printed anything in the last {self._allowed_s:g} s."
+            error.parts[0] += f" {silence}"

@@ -20,7 +20,7 @@ from course_tools import ROOT
 NAME, COMPILED = "messages", "course_material/messages.json"
 FILES = (
     "course_checks/*.py", "course_utils/hang/*.py", "course_utils/launcher/*.py",
-    "course_utils/notebook.py", "course_utils/live.py", "course_utils/devices/[fnp]*.py",
+    "course_utils/notebook.py", "course_utils/li[fv]e.py", "course_utils/devices/[fnp]*.py",
     "course_utils/record/event.py", "course_utils/network/schedule.py",
     "course_tools/notebooks/cells.py",
 )  # fmt: skip

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils import WorkerTimeout, launch, life, notebook
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.worker_handle import WorkerHandle
+from course_utils.record.record import Record
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HERE = os.path.basename(__file__)
@@ -277,8 +278,9 @@ def test_who_names_no_timeout_has_as_many_times_more_as_the_machine_is_slow(monk
 def test_on_a_quick_machine_silence_ends_a_launch(monkeypatch):
     monkeypatch.setattr(notebook, "_LONG_SILENCE_S", 1.0)
     monkeypatch.setattr(life, "slowness", lambda: 1)
-    with pytest.raises(WorkerTimeout, match=r"not done after [2-9] s"):
+    with pytest.raises(WorkerTimeout, match=r"not done after [2-9] s") as caught:
         launch(time.sleep, 100, world_size=1)
+    assert "No rank made a call or printed anything in the last 1 s." in str(caught.value)
 
 
 def prints(seconds: float) -> str:
@@ -321,3 +323,12 @@ def test_ranks_that_fell_silent_after_a_while_are_ended(monkeypatch):
     with pytest.raises(WorkerTimeout) as caught:
         launch(falls_silent)
     assert "running at" in str(caught.value)
+    assert "printed anything in the last 1 s" in str(caught.value)
+
+
+def test_a_hang_that_is_proven_before_is_not_told_as_silence():
+    silence = life.SilenceTimeout(Record(), 60.0)
+    silence.on_start(1)
+    error = WorkerTimeout(["Rank 0 would never be done."])
+    silence.on_error({}, error)
+    assert error.parts == ["Rank 0 would never be done."]
