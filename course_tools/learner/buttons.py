@@ -37,7 +37,7 @@ def add_buttons(lab: NotebookNode, solution: NotebookNode | None, language: str)
 
 def _answers(lab: NotebookNode, solution: NotebookNode | None) -> dict[str, str]:
     """Our answer to each cell that a learner has to write, by the cell's id; empty if unknown."""
-    if solution is None:
+    if solution is None or len(solution.cells) != len(lab.cells):
         stubs = [cell for cell in lab.cells if _is_stub(cell)]
         return {cell.id: "" for cell in stubs}
     answers = {}

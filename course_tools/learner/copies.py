@@ -192,18 +192,25 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
     """Makes the copies that are missing; returns what there is to say."""
     said, made = [], 0
     for name, original in originals(root).items():
-        wanted = copied(original, root, folder)
-        if copy := newest(folder, name):
-            mine = _read(copy)
-            if _cells_of_original(mine) != _cells_of_original(wanted):
-                said.append(f"{copy.name} has a newer original: {again}{name}")
-        else:
-            _write(wanted, folder / f"{name}.ipynb")
+        copy = newest(folder, name)
+        if copy is None:
+            _write(copied(original, root, folder), folder / f"{name}.ipynb")
             made += 1
+        elif has_newer_original(root, folder, name):
+            said.append(f"{copy.name} has a newer original: {again}{name}")
     if made:
         place = f"{folder.parent.name}/" * bool(language()) + folder.name
         said.insert(0, f"{made} notebooks of your own are in {place}/: write there.")
     return said + lay_out_scripts(root, folder) + lay_out_map(root, folder)
+
+
+def has_newer_original(root: Path, folder: Path, name: str) -> bool:
+    """Whether the newest copy of that name was made of another original than there is now."""
+    copy = newest(folder, name)
+    if copy is None:
+        return False
+    wanted = copied(originals(root)[name], root, folder)
+    return _cells_of_original(_read(copy)) != _cells_of_original(wanted)
 
 
 def lay_out_scripts(root: Path, folder: Path) -> list[str]:
@@ -230,7 +237,8 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
     original, copy = root / FOLDERS["lesson"] / MAP, folder / MY_MAP
     if not original.exists():
         return []
-    text = relinked(_document(original, root), original, root, folder) + scores_of(folder)
+    text = relinked(_document(original, root), original, root, folder)
+    text = _to_newest(with_links_for_boxes(text), folder) + scores_of(folder)
     wanted = f"{text}\n<!-- {_digest(text)} -->\n"
     there = copy.read_text(encoding="utf-8") if copy.exists() else wanted
     mine, _, digest = there.rpartition("\n<!-- ")
@@ -240,6 +248,44 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
     if not copy.exists() or there != wanted:
         copy.write_text(wanted, encoding="utf-8")
     return []
+
+
+def with_links_for_boxes(text: str) -> str:
+    """The map with a list of links in place of its diagram, in whose boxes nobody can click.
+
+    A subgraph of the diagram becomes a line, and a dotted arrow a detour in brackets.
+    """
+    lesson_of = {link[7:9]: link for link in re.findall(r"\]\((lesson_\w+\.ipynb)\)", text)}
+
+    def box(match: re.Match[str]) -> str:
+        number, label = match.groups()
+        return f"[{label}]({lesson_of[number]})" if number in lesson_of else label
+
+    def as_list(diagram: re.Match[str]) -> str:
+        lines = []
+        for title, inside in re.findall(r"subgraph \w+\[([^]]+)\](.*?)\n +end", diagram[0], re.S):
+            parts = []
+            for row in inside.strip().split("\n"):
+                linked = re.sub(r"(\d\d)\[([^]]+)\]", box, row.strip())
+                if linked.startswith("direction"):
+                    continue
+                if "-.->" in linked:
+                    linked = f"({linked.partition('-.->')[2].strip()})"
+                parts.append(linked.replace(" --> ", " → "))
+            lines.append(f"- **{title}:** {' '.join(parts)}")
+        return "\n".join(lines)
+
+    return re.sub(r"```mermaid\n.*?```", as_list, text, flags=re.S)
+
+
+def _to_newest(text: str, folder: Path) -> str:
+    """The text with links to the newest copies; notebooks go on naming those of the first day."""
+
+    def link(match: re.Match[str]) -> str:
+        newest_copy = newest(folder, match[1])
+        return f"]({newest_copy.name})" if newest_copy else match[0]
+
+    return re.sub(r"\]\(((?:lesson|lab)_\w+)\.ipynb\)", link, text)
 
 
 def scores_of(folder: Path) -> str:
@@ -255,11 +301,17 @@ def scores_of(folder: Path) -> str:
 
 
 def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
-    """Puts a new copy, dated, beside the newest one, with the learner's answers in it."""
+    """Puts a new copy, dated, beside the newest one, with the learner's answers in it.
+
+    None is made where the newest one has all that the original has. Returns what there is to say.
+    """
     original, old = originals(root)[name], newest(folder, name)
     notebook, path = copied(original, root, folder), folder / f"{name}.ipynb"
     number, moved = 1, 0
     mine = _read(old) if old else None
+    changes = _changes(mine, notebook)
+    if mine and not changes:
+        return f"{old.name} is up to date."
     while path.exists():
         path = folder / (f"{name}_{today}" + f"_{number}" * (number > 1) + ".ipynb")
         number += 1
@@ -268,7 +320,27 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     _write(notebook, path)
     unread = "" if mine else "could not be read, and "
     kept = f" Your {old.name} {unread}is as it was." if old else ""
-    return f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
+    new = f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
+    return "\n".join([new, *changes])
+
+
+def _changes(mine: NotebookNode | None, wanted: NotebookNode) -> list[str]:
+    """A line for each cell of the original that is new to a learner's copy, or gone from it."""
+    if mine is None:
+        return []
+    known = _cells_of_original(mine)
+    ids = {cell.id for cell in mine.cells}
+    lines = []
+    for cell in wanted.cells:
+        first_line, _, _ = cell.source.partition("\n")
+        if (cell.id, _digest(cell.source)) not in known:
+            lines.append(f"  new or changed: {first_line:.70}")
+        elif cell.id not in ids and f"mine-{cell.id}"[:64] not in ids:
+            lines.append(f"  back again: {first_line:.70}")
+    taken_away = {id_ for id_, _ in known} - {cell.id for cell in wanted.cells}
+    if taken_away and not lines:
+        lines.append(f"  gone: {len(taken_away)} cell{'s' * (len(taken_away) != 1)}")
+    return lines
 
 
 def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:

@@ -21,6 +21,7 @@ from course_tools import ROOT
 from course_tools.learner.copies import (
     SCORES,
     fresh,
+    has_newer_original,
     home,
     language,
     last_used,
@@ -28,6 +29,8 @@ from course_tools.learner.copies import (
     newest,
     originals,
 )
+
+NEWER = "COURSE_NEWER"  # for JupyterLab: names of the copies that have a newer original
 
 
 def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") -> int:
@@ -88,6 +91,9 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     if sys.prefix != sys.base_prefix:
         environment["VIRTUAL_ENV"] = sys.prefix
     environment[scores.FILE] = str(folder / SCORES)
+    environment["COURSE_MY"] = str(folder.parent if language() else folder)
+    newer = [name for name in originals(root) if has_newer_original(root, folder, name)]
+    environment[NEWER] = " ".join(newer)
     return environment
 
 

@@ -1,5 +1,6 @@
 """What `make lab` opens, and what a cell or a terminal finds there."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -116,3 +117,34 @@ def test_a_course_map_of_ones_own_is_left_as_it_is_when_the_score_changes(folder
     copies.lay_out_map(ROOT, folder)
     assert path.read_text().startswith("mine")
     assert "Your predictions" not in path.read_text()
+
+
+def test_the_page_is_told_of_copies_whose_original_is_newer(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "course_tools" / "learner" / "jupyterlab"))
+    notices = importlib.import_module("course_newer").notices
+    assert notices({}) == []
+    (notice,) = notices({"COURSE_NEWER": "lab_02_x"})
+    assert notice["message"] == "lab_02_x has a newer original."
+    assert notice["command"].endswith("-m course_tools.learner.workspace --fresh lab_02_x)")
+    (notice,) = notices({"COURSE_NEWER": "lab_02_x", "COURSE_LANG": "zh"})
+    assert "lab_02_x 的原件" in notice["message"]
+
+
+def test_jupyterlab_knows_which_copies_have_a_newer_original(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_MY", str(tmp_path))
+    workspace.main([])
+    assert workspace.lab_environment(ROOT, tmp_path)["COURSE_NEWER"] == ""
+    lab = tmp_path / "lab_02_process_groups.ipynb"
+    text = lab.read_text(encoding="utf-8")
+    original = nbformat.reads(text, as_version=4).metadata["course"]["texts"]
+    lab.write_text(text.replace(next(iter(original.values())), "0" * 12), encoding="utf-8")
+    assert workspace.lab_environment(ROOT, tmp_path)["COURSE_NEWER"] == lab.stem
+
+
+def test_a_terminal_has_the_programs_of_the_course_first_whatever_ones_own_settings_say(tmp_path):
+    (tmp_path / ".bashrc").write_text("export PATH=/somewhere/else:$PATH\n")
+    rcfile = ROOT / "course_tools" / "learner" / "jupyterlab" / "terminal.bashrc"
+    command = ["bash", "--rcfile", str(rcfile), "-i", "-c", "echo $PATH"]
+    environment = {**os.environ, "HOME": str(tmp_path), "COURSE_PROGRAMS": "/the/course/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("/the/course/bin:/somewhere/else:")

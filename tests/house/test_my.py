@@ -134,7 +134,9 @@ def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(
     said = copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
     assert said == (
         "New: lab_01_sums_2026-11-22.ipynb, with 2 cells that you wrote. "
-        "Your lab_01_sums.ipynb is as it was."
+        "Your lab_01_sums.ipynb is as it was.\n"
+        "  new or changed: Write `double` and `triple`.\n"
+        "  new or changed: def triple(x):"
     )
     assert lab.read_bytes() == before
     assert sources(lab.with_stem("lab_01_sums_2026-11-22")) == [
@@ -146,6 +148,30 @@ def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(
     ]
     workspace.main([], course)
     assert capsys.readouterr().out.strip() == ""  # the newest copy is the learner's now
+    said = copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    assert said == "lab_01_sums_2026-11-22.ipynb is up to date."
+    assert len(list(lab.parent.glob("lab_*.ipynb"))) == 2
+
+
+def test_a_cell_that_was_thrown_away_comes_back(course):
+    workspace.main([], course)
+    lab = course / "my" / "lab_01_sums.ipynb"
+    notebook = nbformat.read(lab, as_version=4)
+    del notebook.cells[1]
+    nbformat.write(notebook, lab)
+    said = copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    assert said.endswith("\n  back again: Write `double`.")
+    assert len(sources(lab.with_stem("lab_01_sums_2026-11-22"))) == 4
+
+
+def test_the_course_map_leads_to_the_newest_copies(course):
+    (course / "notebooks" / "README.md").write_text("[lab](../exercises/01_sums.ipynb)\n")
+    workspace.main([], course)
+    write(course / "exercises" / "01_sums.ipynb", LAB.replace("Write", "Now write"))
+    copies.fresh(course, course / "my", "lab_01_sums", TODAY)
+    workspace.main([], course)
+    text = (course / "my" / "course_map.md").read_text()
+    assert text.startswith("[lab](lab_01_sums_2026-11-22.ipynb)\n")
 
 
 def test_a_cell_of_ones_own_stays_behind_the_cell_that_it_followed(course):
@@ -154,7 +180,9 @@ def test_a_cell_of_ones_own_stays_behind_the_cell_that_it_followed(course):
     notebook = nbformat.read(lab, as_version=4)
     notebook.cells.insert(1, nbformat.v4.new_code_cell("torch.ones(3)"))
     nbformat.write(notebook, lab)
+    write(course / "exercises" / "01_sums.ipynb", LAB.replace("triple", "thrice"))
     copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    write(course / "exercises" / "01_sums.ipynb", LAB)
     copies.fresh(course, lab.parent, "lab_01_sums", TODAY)  # a second one on the same day
     for name in ("lab_01_sums_2026-11-22", "lab_01_sums_2026-11-22_2"):
         assert sources(lab.with_stem(name))[:3] == [
@@ -251,3 +279,14 @@ def test_the_evidence_of_the_capstone_is_copied_with_its_folders(course):
     (course / "notebooks/incident/monday/calls0").write_bytes(b"\x80\x04")
     workspace.main([], course)
     assert (course / "my/incident/monday/calls0").read_bytes() == b"\x80\x04"
+
+
+def test_the_diagram_of_the_course_map_becomes_links(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_MY", str(tmp_path))
+    workspace.main([])
+    text = (tmp_path / "course_map.md").read_text()
+    assert "mermaid" not in text
+    listed = "\n".join(line for line in text.splitlines() if line.startswith("- **"))
+    lessons = [name for name in copies.originals(ROOT) if name.startswith("lesson_")]
+    assert re.findall(r"\]\((\w+)\.ipynb\)", listed) != []
+    assert sorted(re.findall(r"\]\((\w+)\.ipynb\)", listed)) == sorted(lessons)

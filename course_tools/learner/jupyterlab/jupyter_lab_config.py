@@ -5,6 +5,8 @@ What it sets up on the page stands in overrides.json, and in custom/custom.css.
 
 import atexit
 import importlib
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,7 +29,13 @@ c.LabApp.app_settings_dir = str(HERE)
 c.LabApp.extra_labextensions_path = [str(HERE / "labextensions")]
 # What a kernel says goes over TCP; it warns where others on the machine could listen.
 c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
+if shutil.which("bash") and Path(os.environ.get("SHELL", "bash")).name == "bash":
+    os.environ["COURSE_PROGRAMS"] = str(Path(sys.executable).parent)
+    shell = ["bash", "--rcfile", str(HERE / "terminal.bashrc"), "-i"]
+    c.ServerApp.terminado_settings = {"shell_command": shell}
+newer = importlib.import_module("course_newer")
 c.ServerApp.tornado_settings = {
+    "page_config_data": {"courseNewer": newer.notices(os.environ)},
     "static_custom_path": [str(HERE / "custom")],
     # Of its default Jupyter thinks in milliseconds and Tornado in seconds, which warns. No ping is
     # needed here: the end of a connection within one machine is always noticed.

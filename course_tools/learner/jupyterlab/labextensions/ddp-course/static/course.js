@@ -79,17 +79,16 @@
   }
 
   /* In a terminal, so that one sees what it does. */
-  async function merge(app, { name }) {
+  async function merge(app, { command }) {
     const session = await app.serviceManager.terminals.startNew();
-    const command = `python -m course_tools.learner.workspace --fresh ${name}`;
     session.send({ type: 'stdin', content: [`${command}\r`] });
     await app.commands.execute('terminal:open', { name: session.name });
   }
 
   function tellOfNewer(app) {
     const config = JSON.parse(document.getElementById('jupyter-config-data').textContent);
-    for (const { name, message, label } of config.courseNewer || []) {
-      const actions = [{ label, commandId: 'course:merge', args: { name } }];
+    for (const { message, label, command } of config.courseNewer || []) {
+      const actions = [{ label, commandId: 'course:merge', args: { command } }];
       const options = { autoClose: 20000, actions };
       app.commands.execute('apputils:notify', { message, type: 'info', options });
     }
