@@ -15,6 +15,7 @@ WORDS = {
     "": ("▶ Check", "Hint", "Our answer", "Progress"),
     "zh": ("▶ 检查", "提示", "我们的答案", "进度"),
 }
+_ID = "buttons-"  # and the id of the cell above
 _MARKS = ("### BEGIN SOLUTION", "### END SOLUTION")
 
 
@@ -33,6 +34,11 @@ def add_buttons(lab: NotebookNode, solution: NotebookNode | None, language: str)
         if check is not None and cell.id in answers:
             row = _row(cell, check, answers[cell.id], WORDS[language])
             lab.cells.insert(index + 1, row)
+
+
+def is_buttons(cell: NotebookNode) -> bool:
+    """Whether a cell is one of those that `add_buttons` adds."""
+    return cell.id.startswith(_ID)
 
 
 def _answers(lab: NotebookNode, solution: NotebookNode | None) -> dict[str, str]:
@@ -81,7 +87,7 @@ def _row(
             f'\n<details class="course-answer"><summary>{answer_word}</summary>'
             f"<pre><code>{_in_one_line(answer)}</code></pre></details>"
         )
-    return NotebookNode(new_markdown_cell(text), id=f"buttons-{cell.id}"[:64])
+    return NotebookNode(new_markdown_cell(text), id=f"{_ID}{cell.id}"[:64])
 
 
 def _button(command: str, args: dict[str, str], word: str) -> str:

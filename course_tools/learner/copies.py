@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 from nbformat.sign import NotebookNotary
 
 from course_material import scores
-from course_tools.learner.buttons import add_buttons
+from course_tools.learner.buttons import add_buttons, is_buttons
 
 FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
 MAP, MY_MAP = "README.md", "course_map.md"
@@ -170,7 +170,8 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
     """Moves what the learner wrote in `old` into `new`; returns how many cells that were.
 
     An edited cell takes the place of its original. Where that has changed as well, or where the
-    learner added a cell, it stands before the cell that it stood before: behind the new stub.
+    learner added a cell, it stands before the cell that it stood before: behind the new stub. The
+    buttons of the new stub come below both.
     """
     texts, moved, at = old.metadata["course"]["texts"], 0, len(new.cells)
     for cell in reversed(old.cells):
@@ -180,6 +181,9 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
             continue
         moved += 1
         if known is None:
+            was_a_stub = cell.id in texts
+            if was_a_stub and at > 0 and is_buttons(new.cells[at - 1]):
+                at -= 1
             new.cells.insert(at, NotebookNode(cell, id=f"mine-{cell.id}"[:64]))
         else:
             new.cells[at].source = cell.source
@@ -332,6 +336,8 @@ def _changes(mine: NotebookNode | None, wanted: NotebookNode) -> list[str]:
     ids = {cell.id for cell in mine.cells}
     lines = []
     for cell in wanted.cells:
+        if is_buttons(cell):  # changes with the cell above it
+            continue
         first_line, _, _ = cell.source.partition("\n")
         if (cell.id, _digest(cell.source)) not in known:
             lines.append(f"  new or changed: {first_line:.70}")

@@ -153,6 +153,24 @@ def test_after_an_update_the_answers_move_into_a_new_copy_and_the_old_one_stays(
     assert len(list(lab.parent.glob("lab_*.ipynb"))) == 2
 
 
+def test_an_answer_stands_between_its_new_stub_and_the_buttons(course):
+    text = LAB + "\n# %%\ncheck(triple)\n"
+    write(course / "exercises" / "01_sums.ipynb", text)
+    workspace.main([], course)
+    lab = course / "my" / "lab_01_sums.ipynb"
+    edit(lab, triple="return 3 * x")
+    text = text.replace("triple(x):\n", "triple(x):\n    # three times\n")
+    write(course / "exercises" / "01_sums.ipynb", text)
+
+    said = copies.fresh(course, lab.parent, "lab_01_sums", TODAY)
+    assert said.endswith("as it was.\n  new or changed: def triple(x):")
+    stub, answer, buttons, check = sources(lab.with_stem("lab_01_sums_2026-11-22"))[-4:]
+    assert "# three times" in stub
+    assert answer == "def triple(x):\n    return 3 * x"
+    assert "course-buttons" in buttons
+    assert check == "check(triple)"
+
+
 def test_a_cell_that_was_thrown_away_comes_back(course):
     workspace.main([], course)
     lab = course / "my" / "lab_01_sums.ipynb"
