@@ -31,6 +31,7 @@ from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher import transport
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.language import _
 from course_utils.launcher.launch import launch
 from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Trace
@@ -71,7 +72,9 @@ class Run(NamedTuple):
         return public + secret + self.order if self.fresh else public
 
     def __str__(self) -> str:
-        return f"{self.case}, fresh numbers" if self.fresh else str(self.case)
+        if self.fresh:
+            return _("{case}, fresh numbers", case=self.case)
+        return str(self.case)
 
 
 class RunReport(NamedTuple):
@@ -102,7 +105,7 @@ class Attempt:
         printed = []
         for by_run in self.output:
             printed.append(by_run[number] if number < len(by_run) else "")
-        where = f"{many([self.world_size])}, {self.runs[number]}"
+        where = _("{ranks}, {case}", ranks=many([self.world_size]), case=self.runs[number])
         return Outcome(self.name, WRONG, where, message, rows, printed)
 
 
@@ -186,7 +189,9 @@ def _take_in(done: Attempt, record: Record, results: Sequence[list[tuple]]) -> N
         reports = [RunReport(*row) for row in rows]
         why = record.unread.get(rank)
         if why is not None:  # without this, it would seem to have called nothing
-            spoilt = f"has spoilt the recording of what it calls: {why}"
+            spoilt = _(
+                "Rank {rank} has spoilt the recording of what it calls: {why}", rank=rank, why=why
+            )
             reports[0] = reports[0]._replace(seen=spoilt)
         by_rank.append(reports)
     done.traces = _split(record, by_rank)
@@ -225,7 +230,9 @@ def _returned(fn: Callable, arguments: tuple) -> Any:
         return fn(*arguments)
     except SystemExit as ended:
         code = "" if ended.code is None else repr(ended.code)
-        raise RuntimeError(f"sys.exit({code}) was called: return the result instead") from ended
+        raise RuntimeError(
+            _("sys.exit({code}) was called: return the result instead", code=code)
+        ) from ended
 
 
 def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: tuple[int, int]) -> list[tuple]:
@@ -245,12 +252,17 @@ def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: tuple[int, int]) -> 
 
 def _packed(result: Any, backend: str | None) -> bytes:
     if backend and not dist.is_initialized():
-        raise RuntimeError("the process group is gone: leave it to check, which has made it")
+        raise RuntimeError(_("the process group is gone: leave it to check, which has made it"))
     try:
         return transport.pack(plain(result))
     except Exception as error:
-        kind = type(result).__name__
-        raise TypeError(f"what it returns, a {kind}, cannot be sent back: {error}") from None
+        raise TypeError(
+            _(
+                "what it returns, a {kind}, cannot be sent back: {error}",
+                kind=type(result).__name__,
+                error=error,
+            )
+        ) from None
 
 
 def _split(record: Record, by_rank: list[list[RunReport]]) -> list[Trace]:
@@ -258,7 +270,7 @@ def _split(record: Record, by_rank: list[list[RunReport]]) -> list[Trace]:
     starts = []
     for reports in by_rank:
         starts.append([report.start_s - record.start_s for report in reports])
-    events_of_run = [[] for _ in by_rank[0]]
+    events_of_run = [[] for _run in by_rank[0]]
     for event in record.events():
         runs_begun = bisect(starts[event.rank], event.start_s)
         if runs_begun > 0:

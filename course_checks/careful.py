@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from course_utils.launcher.language import _
+
 _DATA = {
     "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
     "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
@@ -83,13 +85,15 @@ class Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
             return getattr(torch, name)
         if name not in _DATA.get(module, ()):
             kind = f"{module}.{name}"
-            raise pickle.UnpicklingError(f"{kind} is no type of data that a check compares")
+            raise pickle.UnpicklingError(
+                _("{kind} is no type of data that a check compares", kind=kind)
+            )
         return super().find_class(module, name)
 
     def load_build(self) -> None:
         """Give an object its attributes, unless it is a class."""
         if isinstance(self.stack[-2], type):
-            raise pickle.UnpicklingError("a result must not change a class")
+            raise pickle.UnpicklingError(_("a result must not change a class"))
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from course_utils.launcher.language import N_, _
+
 Inputs = Callable[[int, int, Any], Any]
 
 
@@ -19,14 +21,14 @@ _UNITS = {torch.int64: 10_000_001, torch.float64: 1 + 2**-30}
 class Case(NamedTuple):
     """A kind of tensor that an answer has to cope with."""
 
-    name: str  # what a learner reads
+    name: str  # what a learner reads, in English
     number: int  # its place among the cases; with it, each case can have a different root
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     every: int = 1  # 2 for every second element of a longer tensor, which is not contiguous then
 
     def __str__(self) -> str:
-        return self.name
+        return _(self.name)
 
     def tensor(self) -> torch.Tensor:
         """A new tensor of whole units, few of them large: sums are exact in any order.
@@ -41,13 +43,13 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("1 number", 0, (1,)),
-    Case("5 numbers", 1, (5,)),
-    Case("4 whole numbers (int64)", 2, (4,), torch.int64),
-    Case("2 x 3 numbers", 3, (2, 3)),
-    Case("300 numbers in double precision", 4, (300,), torch.float64),
-    Case("no numbers at all", 5, (0,)),
-    Case("every other one of 6 numbers", 6, (3,), every=2),
+    Case(N_("1 number"), 0, (1,)),
+    Case(N_("5 numbers"), 1, (5,)),
+    Case(N_("4 whole numbers (int64)"), 2, (4,), torch.int64),
+    Case(N_("2 x 3 numbers"), 3, (2, 3)),
+    Case(N_("300 numbers in double precision"), 4, (300,), torch.float64),
+    Case(N_("no numbers at all"), 5, (0,)),
+    Case(N_("every other one of 6 numbers"), 6, (3,), every=2),
 )
 
 

@@ -20,22 +20,21 @@ from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, n
 from course_checks.rules import Budget, Rules
 from course_checks.verdict import judge
 from course_checks.watch import Watch
-from course_utils.launcher.errors import WorkerError
+from course_utils.hang.rules import LONG, OR_LONG
+from course_utils.launcher.errors import WorkerError, WorkerTimeout, not_done
+from course_utils.launcher.language import N_, _, capitalized, ngettext
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import ScaledTimeout
-from course_utils.launcher.words import ranks_named as ranks
-from course_utils.launcher.words import were
+from course_utils.launcher.words import ranks_listed
 from course_utils.network.network import Network
 
 _JUDGE_S = 60.0  # for the judge, who reads results and runs the specification
 # Advice of the launcher's, and what to say instead: the timeout is not the learner's to raise.
 _ADVICE = {
-    r"(.*) not done after ([\d.]+ s)\.": r"\1 not done after \2, in which {all} to be done.",
-    r"Raise timeout= if the work is long; look for an endless loop if it is not\.": "Look for an "
-    "endless loop, or for work that is done far more often than it need be.",
-    r"If the work is long, raise timeout=; .*": "Look for different groups, and for a peer or a "
-    "source that does not match.",
+    LONG: N_("Look for an endless loop, or for work that is done far more often than it need be."),
+    OR_LONG: N_("Look for different groups, and for a peer or a source that does not match."),
 }
+_A_STUB = re.compile(r"about (\d+) lines?")  # what the stub of an exercise says; see `cells`
 
 
 def check(
@@ -107,7 +106,10 @@ def check(
         raise ValueError("check needs at least one world size and one case")
     if fn is None:
         return note(Outcome(name, NOT_ATTEMPTED))
-    message = overtaken(fn) if callable(fn) else f"A function is wanted, and this is {fn!r:.60}."
+    if callable(fn):
+        message = overtaken(fn)
+    else:
+        message = _("A function is wanted, and this is {value!r:.60}.", value=fn)
     if message:
         return note(Outcome(name, WRONG, message=message))
     watch = Watch(fn, spec, backend is None, rules)
@@ -162,14 +164,15 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
     if last.error:
         _refuse_misuse(last.error)
         if _is_stub(last.error):
-            return Outcome(last.name, NOT_ATTEMPTED, _headline(last.error).partition(": ")[2])
+            words = _headline(last.error).partition(": ")[2]
+            return Outcome(last.name, NOT_ATTEMPTED, _stub_told(words))
     succeeded = [done for done in attempts if not done.error]
     if succeeded:
         try:
             outcome = _judged(judging, succeeded)
         except WorkerError as error:
             _refuse_misuse(error)
-            message = f"Its results and calls cannot be judged: {error}"
+            message = _("Its results and calls cannot be judged: {error}", error=error)
             return succeeded[-1].wrong(0, message)
         if outcome is not None:
             return outcome
@@ -214,20 +217,42 @@ def _is_stub(error: WorkerError) -> bool:
     return name in line
 
 
+def _stub_told(words: str) -> str:
+    """What a stub says: the length of an answer in the learner's language, or words of its own."""
+    length = _A_STUB.fullmatch(words)
+    if length is None:
+        return words
+    count = int(length[1])
+    return ngettext("about {count} line", "about {count} lines", count, count=count)
+
+
 def _message(failed: Attempt) -> str:
     """The launcher's message, in which ranks that wait for the next case count as returned."""
-    message = str(failed.error)
-    work = "one case is"
-    if len(failed.runs) > 1:
-        runs = len(failed.runs)
-        work = f"all {runs} runs on {many([failed.world_size])} are"
-    for pattern, replacement in _ADVICE.items():
-        message = re.sub(pattern, replacement.replace("{all}", work), message)
-    whereabouts = getattr(failed.error, "waiting", {})
-    busy = [rank for rank, at in whereabouts.items() if at.state != "returned"]
-    if busy:
-        all_ranks = range(failed.world_size)
-        message = message.replace(f"{were(all_ranks)} not", f"{were(busy)} not")
-        never = " would never be done"
-        message = message.replace(f"{ranks(all_ranks)}{never}", f"{ranks(busy)}{never}")
-    return message[0].upper() + message[1:]
+    error = failed.error
+    message = str(error)
+    if isinstance(error, WorkerTimeout):
+        busy = [rank for rank, at in error.waiting.items() if at.state != "returned"]
+        head = _not_done(failed, busy or list(range(failed.world_size)), error.seconds)
+        message = "\n\n".join([head, *filter(None, error.parts[1:])])
+    for advice, instead in _ADVICE.items():
+        message = message.replace(_(advice), _(instead))
+    return capitalized(message)
+
+
+def _not_done(failed: Attempt, busy: list[int], seconds: float) -> str:
+    """Who was not done, and what had to be done in that time."""
+    if seconds == math.inf:
+        return not_done(busy, seconds)
+    count = len(failed.runs)
+    work = _("one case is")
+    if count > 1:
+        ranks = many([failed.world_size])
+        work = _("all {count} runs on {ranks} are", count=count, ranks=ranks)
+    return ngettext(
+        "rank {ranks} was not done after {seconds:g} s, in which {work} to be done.",
+        "ranks {ranks} were not done after {seconds:g} s, in which {work} to be done.",
+        len(busy),
+        ranks=ranks_listed(busy),
+        seconds=seconds,
+        work=work,
+    )

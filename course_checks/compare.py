@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from course_utils.launcher.language import _
+
 # Relative and absolute, by dtype. A plain number may have come from float32; a tensor says.
 _TOLERANCES: dict[Any, tuple[float, float]] = {
     torch.float16: (1e-3, 1e-5),
@@ -47,7 +49,13 @@ def difference(
     try:
         return _Comparison(tolerance, given).difference(wanted, got)
     except Exception as error:  # such as of the result's own __eq__
-        return f"wanted {_kind(wanted)}, got {_kind(got)}: {type(error).__name__}: {error}"
+        return _(
+            "wanted {wanted}, got {got}: {exception}: {error}",
+            wanted=_kind(wanted),
+            got=_kind(got),
+            exception=type(error).__name__,
+            error=error,
+        )
 
 
 class _Comparison:
@@ -66,7 +74,7 @@ class _Comparison:
             return self._of_sequences(wanted, got)
         if isinstance(wanted, dict) and isinstance(got, dict):
             if not _are_keys_of(wanted, got):
-                return f"wanted the keys {list(wanted)}, got {list(got)}"
+                return _("wanted the keys {wanted}, got {got}", wanted=list(wanted), got=list(got))
             return self._of_items(wanted, wanted, got)
         return self._of_values(wanted, got)
 
@@ -76,14 +84,14 @@ class _Comparison:
         if not isinstance(got, Sequence) or isinstance(got, str | bytes):
             return self._of_values(wanted, got)
         if len(wanted) != len(got):
-            return f"wanted {len(wanted)} items, got {len(got)}"
+            return _("wanted {wanted} items, got {got}", wanted=len(wanted), got=len(got))
         return self._of_items(range(len(wanted)), wanted, got)
 
     def _of_items(self, keys: Iterable, wanted: Any, got: Any) -> str | None:
         for key in keys:
             differs = self.difference(wanted[key], got[key])
             if differs:
-                return f"item {key!r}: {differs}"
+                return _of_item(key, differs)
         return None
 
     def _of_values(self, wanted: Any, got: Any) -> str | None:
@@ -120,19 +128,33 @@ class _Comparison:
         if not isinstance(got, torch.Tensor):
             return _mismatch(wanted, got)
         if wanted.layout != got.layout:
-            return f"wanted layout {_short(wanted.layout)}, got {_short(got.layout)}"
+            return _(
+                "wanted layout {wanted}, got {got}",
+                wanted=_short(wanted.layout),
+                got=_short(got.layout),
+            )
         may_differ = wanted.dtype not in given and _holds(got.dtype, wanted.dtype)
         if wanted.dtype != got.dtype and not may_differ:
-            return f"wanted dtype {_short(wanted.dtype)}, got {_short(got.dtype)}"
+            return _(
+                "wanted dtype {wanted}, got {got}",
+                wanted=_short(wanted.dtype),
+                got=_short(got.dtype),
+            )
         if wanted.shape != got.shape:
-            return f"wanted shape {tuple(wanted.shape)}, got {tuple(got.shape)}"
+            return _(
+                "wanted shape {wanted}, got {got}",
+                wanted=tuple(wanted.shape),
+                got=tuple(got.shape),
+            )
         wanted, got = wanted.detach(), got.detach()
         close = self._close(wanted, got)
         if close.all():
             return None
         place = (~close).nonzero()[0].tolist()
         differs = _unlike(wanted[tuple(place)].item(), got[tuple(place)].item())
-        return f"element {place}: {differs}" if place else differs
+        if not place:
+            return differs
+        return _("element {place}: {difference}", place=place, difference=differs)
 
     def _close(self, wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
         """By element, whether it is near enough."""
@@ -177,7 +199,7 @@ def _unlike(wanted: Any, got: Any) -> str:
             start = max(0, _first_difference(wanted_text, got_text) - 8)
             wanted_text = f"... {wanted_text[start:][:_WIDEST]}"
             got_text = f"... {got_text[start:][:_WIDEST]}"
-    return f"wanted {wanted_text}, got {got_text}"
+    return _("wanted {wanted}, got {got}", wanted=wanted_text, got=got_text)
 
 
 def _first_difference(text: str, other: str) -> int:
@@ -188,7 +210,11 @@ def _first_difference(text: str, other: str) -> int:
 
 
 def _mismatch(wanted: Any, got: Any) -> str:
-    return f"wanted {_kind(wanted)}, got {_kind(got)}"
+    return _("wanted {wanted}, got {got}", wanted=_kind(wanted), got=_kind(got))
+
+
+def _of_item(key: Any, difference: str) -> str:
+    return _("item {key!r}: {difference}", key=key, difference=difference)
 
 
 def dtypes_of(value: Any) -> set[torch.dtype]:
@@ -202,7 +228,7 @@ def dtypes_of(value: Any) -> set[torch.dtype]:
 
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor | np.ndarray):
-        return "a tensor"
+        return _("a tensor")
     return "None" if value is None else f"{type(value).__name__} {brief(value)}"
 
 
@@ -217,10 +243,14 @@ def brief(value: Any, difference: str = "") -> str:
         text = _UNSTABLE.sub("...", _text(value)).replace("\n", " ")
         if isinstance(value, dict) and len(text) > _WIDEST:
             for key, item in value.items():
-                if difference.startswith(f"item {key!r}:"):
+                if difference.startswith(_of_item(key, "")):
                     return brief({key: item})
     except Exception as error:  # of a __repr__, or of a list that holds itself
-        text = f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+        text = _(
+            "a {kind} that cannot be shown ({exception})",
+            kind=type(value).__name__,
+            exception=type(error).__name__,
+        )
     return text if len(text) <= _WIDEST else text[: _WIDEST - 4] + " ..."
 
 
@@ -229,7 +259,8 @@ def _text(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, torch.nn.Module):
-        return f"a {type(value).__name__} of {sum(p.numel() for p in value.parameters())} numbers"
+        count = sum(parameter.numel() for parameter in value.parameters())
+        return _("a {kind} of {count} numbers", kind=type(value).__name__, count=count)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
@@ -243,7 +274,7 @@ def _text(value: Any) -> str:
 
 def _tensor(value: torch.Tensor) -> str:
     if value.layout != torch.strided or value.is_meta:
-        return f"a {_short(value.layout)} tensor on {value.device}"
+        return _("a {layout} tensor on {device}", layout=_short(value.layout), device=value.device)
     value = value.detach()
     if value.numel() <= _MOST_VALUES:
         return _text(value.tolist())

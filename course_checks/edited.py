@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from types import FunctionType
 
+from course_utils.launcher.language import _
+
 
 def overtaken(fn: Callable) -> str:
     """Say which later cell should have defined this answer and failed, or nothing."""
@@ -30,7 +32,10 @@ def overtaken(fn: Callable) -> str:
             later.append(number)
     if not later:
         return ""
-    return (
-        f"Cell [{later[-1]}] should have defined {name} and failed: what would be checked is still "
-        f"that of cell [{last}]. Run your cell again until it ends without an error."
+    return _(
+        "Cell [{later}] should have defined {name} and failed: what would be checked is still that "
+        "of cell [{last}]. Run your cell again until it ends without an error.",
+        later=later[-1],
+        name=name,
+        last=last,
     )

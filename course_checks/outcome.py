@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from course_material.messages import said
-from course_utils.launcher.words import ranks_named
+from course_utils.launcher.language import N_, _, ngettext
+from course_utils.launcher.words import ranks_listed
 
-PASSED, NOT_ATTEMPTED, WRONG = "passed", "not attempted", "wrong"
-NOT_CHECKED = "not checked yet"
+PASSED, NOT_ATTEMPTED, WRONG = N_("passed"), N_("not attempted"), N_("wrong")
+NOT_CHECKED = N_("not checked yet")
 _SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", NOT_CHECKED: "–", WRONG: "✗"}
 _COLOURS = {PASSED: "#009E73", WRONG: "#D55E00"}  # two of Okabe and Ito
 _COLOURS |= {NOT_ATTEMPTED: "#888888", NOT_CHECKED: "#888888"}
-_HEAD = ("rank", "given", "wanted", "got")
+_HEAD = (N_("rank"), N_("given"), N_("wanted"), N_("got"))
 _PRINTED = 8  # lines of each rank that are shown
 _CARD = "padding:4px 12px;margin:4px 0;max-width:70em;font-size:13px;line-height:1.5;"
 _CELL = "text-align:left;padding:1px 14px 1px 4px;"
@@ -56,14 +56,19 @@ class Outcome:
         return self
 
     def __repr__(self) -> str:
-        parts = [self._headline(), self._table(), said(self.message), self._output()]
+        parts = [self._headline(), self._table(), self.message, self._output()]
         return "\n\n".join(filter(None, parts))
 
     def _headline(self) -> str:
         """Such as `✗ wrong: broadcast (3 ranks, 5 numbers)`."""
-        where = f" ({self.where})" if self.where else ""
-        text = f"{_SIGNS[self.state]} {self.state}: {self.name}{where}"
-        return said(text, "outcome.Outcome")
+        where = _(" ({where})", where=self.where) if self.where else ""
+        return _(
+            "{sign} {state}: {name}{where}",
+            sign=_SIGNS[self.state],
+            state=_(self.state),
+            name=self.name,
+            where=where,
+        )
 
     def _table(self) -> str:
         """The failing case as text, with an arrow before each wrong rank."""
@@ -89,7 +94,7 @@ class Outcome:
             text += [f"[rank {rank}] {line}" for line in lines[:_PRINTED]]
             if len(lines) > _PRINTED:
                 text.append(f"[rank {rank}] ... and {len(lines) - _PRINTED} more lines")
-        return "\n".join([said("It printed:"), *text]) if text else ""
+        return "\n".join([_("It printed:"), *text]) if text else ""
 
     def _repr_html_(self) -> str:
         colour = _COLOURS[self.state]
@@ -100,7 +105,7 @@ class Outcome:
             head = "".join(f'<th style="{_CELL}">{name}</th>' for name in _head())
             rows = "".join(_row(rank, row) for rank, row in enumerate(self.rows))
             page += f'<table style="margin:6px 0"><tr>{head}</tr>{rows}</table>'
-        for text in filter(None, (said(self.message), self._output())):
+        for text in filter(None, (self.message, self._output())):
             face = ""
             if "\n" in text:  # a report of the launcher's, whose columns need a fixed width
                 face = f"{_MONO}font-size:12px;margin-top:6px"
@@ -109,7 +114,7 @@ class Outcome:
 
 
 def _head() -> list[str]:
-    return [said(name, "outcome._HEAD") for name in _HEAD]
+    return [_(name) for name in _HEAD]
 
 
 def _row(rank: int, row: Row) -> str:
@@ -124,8 +129,11 @@ def _row(rank: int, row: Row) -> str:
 
 def many(sizes: Iterable[int]) -> str:
     """Such as `1 rank` or `1, 2 and 3 ranks`."""
-    numbers = ranks_named(sizes).split(" ", 1)[1]
-    return "1 rank" if numbers == "1" else f"{numbers} ranks"
+    numbers = sorted(sizes)
+    is_one = numbers == [1]
+    return ngettext(
+        "{numbers} rank", "{numbers} ranks", 1 if is_one else 2, numbers=ranks_listed(numbers)
+    )
 
 
 _outcomes: dict[str, Outcome] = {}  # the last one of each answer in this kernel, by its name
@@ -141,10 +149,17 @@ class Overview(list[Outcome]):
     """One line per exercise."""
 
     def __repr__(self) -> str:
-        lines = [f"{sum(map(bool, self))} of {len(self)} exercises pass"]
+        passed = sum(map(bool, self))
+        lines = [_("{passed} of {count} exercises pass", passed=passed, count=len(self))]
         for outcome in self:
-            lines.append(f"{_SIGNS[outcome.state]} {outcome.name}: {outcome.state}")
-        return said("\n".join(lines), "outcome.Overview")
+            line = _(
+                "{sign} {name}: {state}",
+                sign=_SIGNS[outcome.state],
+                name=outcome.name,
+                state=_(outcome.state),
+            )
+            lines.append(line)
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         total, *_ = repr(self).split("\n")
@@ -157,7 +172,7 @@ def _overview_row(outcome: Outcome) -> str:
     return (
         f'<tr><td style="color:{colour};font-weight:bold">{sign}</td>'
         f'<td style="text-align:left"><code>{html.escape(outcome.name)}</code></td>'
-        f'<td style="text-align:left">{said(outcome.state, "outcome")}</td></tr>'
+        f'<td style="text-align:left">{_(outcome.state)}</td></tr>'
     )
 
 

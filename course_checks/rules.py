@@ -9,6 +9,7 @@ from course_checks.cases import Misuse
 from course_checks.compare import Tolerance
 from course_checks.watch import WORDS
 from course_utils.hang.facts import in_short as ranks
+from course_utils.launcher.language import N_, _, capitalized, sentences
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError
 from course_utils.network.trace import Trace
@@ -16,9 +17,12 @@ from course_utils.record.event import COLLECTIVES, KINDS, Event
 
 Budget = Mapping[str, float]
 _SPENT = {
-    "sent_bytes": "sends {:g} bytes; {:g} are enough",
-    "sent_messages": "sends {:g} messages; {:g} are enough",
-    "finish_us": "is done after {:.6g} µs on the modelled network; {:.6g} µs are enough",
+    "sent_bytes": N_("Rank {rank} sends {spent:g} bytes; {enough:g} are enough."),
+    "sent_messages": N_("Rank {rank} sends {spent:g} messages; {enough:g} are enough."),
+    "finish_us": N_(
+        "Rank {rank} is done after {spent:.6g} µs on the modelled network; {enough:.6g} µs are "
+        "enough."
+    ),
 }
 
 
@@ -73,14 +77,17 @@ def broken(
         return reason
     for event in trace:
         if event.kind in rules.forbid:
-            return f"{_call(event)}: this exercise is to be solved without {event.kind}."
+            return _(
+                "{call}: this exercise is to be solved without {kind}.",
+                call=_call(event),
+                kind=event.kind,
+            )
     try:
         trace.schedule("ring")
         reason = _over_budget(trace, case, rules)
     except ReplayError as error:
-        problem = str(error)
-        why = "Every message needs a sender and a receiver."
-        return f"{problem[0].upper()}{problem[1:]} {why}"
+        why = _("Every message needs a sender and a receiver.")
+        return sentences(capitalized(str(error)), why)
     if reason or trace.world_size == 1:
         return reason
     if rules.work:
@@ -112,9 +119,17 @@ def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | N
         lacking = [rank for rank in range(trace.world_size) if rank not in callers]
         if not lacking or (callers and kind not in COLLECTIVES):
             continue
-        who = f"Rank {lacking[0]}" if callers else "It"
-        with_data = " with any data in it" if kind in called else ""
-        return f"{who} never calls {kind}{with_data}: this exercise is to be solved with it."
+        who = _("Rank {rank}", rank=lacking[0]) if callers else _("It")
+        if kind in called:
+            return _(
+                "{who} never calls {kind} with any data in it: this exercise is to be solved with "
+                "it.",
+                who=who,
+                kind=kind,
+            )
+        return _(
+            "{who} never calls {kind}: this exercise is to be solved with it.", who=who, kind=kind
+        )
     return None
 
 
@@ -123,10 +138,13 @@ def _overworked(flops: list[int], total: int, factor: float) -> str | None:
     most, enough = max(flops), factor * total / len(flops)
     if most <= enough:
         return None
-    return (
-        f"Rank {flops.index(most)} computes {most / total:.0%} of what one process computes that "
-        f"does all the work (in floating-point operations, forward and backward); "
-        f"{enough / total:.0%} are enough: the work is to be divided among the ranks."
+    return _(
+        "Rank {rank} computes {share:.0%} of what one process computes that does all the work (in "
+        "floating-point operations, forward and backward); {enough:.0%} are enough: the work is to "
+        "be divided among the ranks.",
+        rank=flops.index(most),
+        share=most / total,
+        enough=enough / total,
     )
 
 
@@ -137,8 +155,11 @@ def unwaited(trace: Trace) -> str | None:
         if event.blocking or event.kind == "wait":
             continue
         if (event.rank, event.index) not in waited_for:
-            until = "until you call wait() on what it returned, its tensor may be neither"
-            return f"{_call(event)} was never waited for: {until} filled nor sent."
+            return _(
+                "{call} was never waited for: until you call wait() on what it returned, its "
+                "tensor may be neither filled nor sent.",
+                call=_call(event),
+            )
     return None
 
 
@@ -148,10 +169,14 @@ def _at_odds(trace: Trace) -> str | None:
     for event in trace:
         first = first_of_group.setdefault(event.group_name, event)
         if first.group != event.group:
-            return (
-                f"Rank {first.rank} uses a group of {ranks(first.group)} where rank {event.rank} "
-                f"uses one of {ranks(event.group)}: every rank has to call new_group for every "
-                "group, member or not, in the same order."
+            return _(
+                "Rank {first} uses a group of {ranks} where rank {other} uses one of "
+                "{other_ranks}: every rank has to call new_group for every group, member or not, "
+                "in the same order.",
+                first=first.rank,
+                ranks=ranks(first.group),
+                other=event.rank,
+                other_ranks=ranks(event.group),
             )
     return None
 
@@ -174,8 +199,8 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
         most = max(spent)
         if most > limit * (1 + 1e-9):
             rank = spent.index(most)
-            spends = _SPENT[name].format(most, limit)
-            return f"Rank {rank} {spends}. {_calls(trace, rank)}".rstrip()
+            spends = _(_SPENT[name], rank=rank, spent=most, enough=limit)
+            return sentences(spends, _calls(trace, rank))
     return None
 
 
@@ -204,9 +229,10 @@ def _calls(trace: Trace, rank: int) -> str:
     calls = []
     for where in lines[:3]:
         count, size = counts[where], sizes[where]
-        calls.append(f"{count} x at {where} ({size} bytes)")
-    return f"It calls {'; '.join(calls)}." if calls else ""
+        call = _("{count} x at {line} ({size} bytes)", count=count, line=where, size=size)
+        calls.append(call)
+    return _("It calls {calls}.", calls=_("; ").join(calls)) if calls else ""
 
 
 def _call(event: Event) -> str:
-    return f"Rank {event.rank}'s {event.what} at {event.where}"
+    return _("Rank {rank}'s {call} at {line}", rank=event.rank, call=event.what, line=event.where)

@@ -16,17 +16,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.transport import bytes_of
 from course_utils.record import frames
 
-_CHANGED = (
-    "the tensor that you sent at {} has changed before this wait() for it. "
-    "Leave it as it is until then: torch may still be reading it"
+_CHANGED = N_(
+    "the tensor that you sent at {line} has changed before this wait() for it. Leave it as it is "
+    "until then: torch may still be reading it"
 )
-_BUSY = (
-    "this tensor is still on its way since {}. Nothing may be received into it before the wait() "
-    "for that: torch reads and writes it at any time until then"
+_BUSY = N_(
+    "this tensor is still on its way since {line}. Nothing may be received into it before the "
+    "wait() for that: torch reads and writes it at any time until then"
 )
 _RECEIVES = ("recv", "recv_anysource")
 
@@ -67,7 +68,7 @@ class Transit:
             if message.receives:
                 message.tensor.copy_(message.copy)
             elif not _same(message.tensor, message.copy):
-                raise RuntimeError(_CHANGED.format(message.line))
+                raise RuntimeError(_(_CHANGED, line=message.line))
             return done
 
         c10d.Work.wait = wait_and_deliver
@@ -83,10 +84,10 @@ class Transit:
                 return call(group, tensors, *args, **options)  # which refuses it
             for message in list(self.messages.values()):  # threads may send as well
                 if (receives or message.receives) and message.overlaps(tensor):
-                    raise RuntimeError(_BUSY.format(message.line))
+                    raise RuntimeError(_(_BUSY, line=message.line))
             copy = torch.empty_like(tensor) if receives else tensor.clone()
             work = call(group, [copy], *args, **options)
-            _, learner_frame = frames.split(sys._getframe(1))
+            _inner, learner_frame = frames.split(sys._getframe(1))
             message = Message(work, tensor, copy, receives, _line(learner_frame))
             self.messages[id(work)] = message
             return work
@@ -97,10 +98,9 @@ class Transit:
 
 def _line(learner_frame: FrameType | None) -> str:
     if learner_frame is None:
-        return "its call"
+        return _("its call")
     code = learner_frame.f_code
-    frame = Frame(code.co_filename, learner_frame.f_lineno, code.co_name)
-    return f"{frame.place}: {frame.code}"
+    return Frame(code.co_filename, learner_frame.f_lineno, code.co_name).place_and_code
 
 
 def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:

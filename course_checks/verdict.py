@@ -20,10 +20,11 @@ from course_checks.flops import flops
 from course_checks.outcome import Outcome, Row
 from course_checks.rules import Rules, broken, unwaited
 from course_utils.hang.facts import in_short as ranks
+from course_utils.launcher.language import N_, _, capitalized, ngettext, sentences, separated
 from course_utils.network.trace import Trace
 
 _CALLS = 5  # if there are more calls, they are only counted
-_ON_FRESH = (
+_ON_FRESH = N_(
     "Right with numbers that are the same in every run, wrong with numbers drawn a moment ago. "
     "Perhaps these are a case that the others are not. If not, what a rank returns does not come "
     "from what it is given and what others send, or it is luck who comes first: a race, such as a "
@@ -99,13 +100,17 @@ def _judge_run(
         for pair in zip(wanted, got, strict=True):
             differences.append(difference(*pair, rules.tolerance, dtypes))
     except Exception as error:  # whatever an answer returns, it is the answer that is wrong
-        why = f"cannot be compared with what is wanted: {type(error).__name__}: {error}"
-        return attempt.wrong(number, f"What it returns {why}")
+        message = _(
+            "What it returns cannot be compared with what is wanted: {exception}: {error}",
+            exception=type(error).__name__,
+            error=error,
+        )
+        return attempt.wrong(number, message)
     if any(differences):
         return _wrong_results(attempt, number, given, wanted, got, differences)
-    for rank, report in enumerate(reports):
+    for report in reports:
         if report.seen:
-            return attempt.wrong(number, f"Rank {rank} {report.seen}")
+            return attempt.wrong(number, report.seen)
     spent = [report.flops for report in reports]
     reason = broken(rules, trace, run.case, spent, count_flops(), _is_empty(wanted))
     return attempt.wrong(number, reason) if reason else None
@@ -130,27 +135,27 @@ def _wrong_results(
         rows.append(Row(arguments, wanted_text, got_text, bool(differences[rank])))
     parts = []
     if len(wrong) > 1:
-        parts.append(f"{ranks(wrong).capitalize()} are wrong.")
-    parts.append(f"Rank {first}: {first_difference}.")
+        parts.append(capitalized(_("{ranks} are wrong.", ranks=ranks(wrong))))
+    parts.append(_("Rank {rank}: {difference}.", rank=first, difference=first_difference))
     parts.append(_hint(wanted, got, wrong))
     if attempt.runs[number].fresh:
-        parts.append(_ON_FRESH)
+        parts.append(_(_ON_FRESH))
     parts.append(_calls(attempt.traces[number], first))
-    return attempt.wrong(number, " ".join(filter(None, parts)), rows)
+    return attempt.wrong(number, sentences(*parts), rows)
 
 
 def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
     """What is often the reason if these ranks are wrong."""
     first = wrong[0]
     if all(got[rank] is None for rank in wrong):
-        return "Does every way through your function come to a `return`?"
+        return _("Does every way through your function come to a `return`?")
     if wanted[first] is None:
-        return "Where None is wanted, nothing is to be returned."
+        return _("Where None is wanted, nothing is to be returned.")
     if not isinstance(got[first], list | tuple):
         return ""
     for n, item in enumerate(got[first]):
         if difference(wanted[first], item) is None:
-            return f"It returns too much: item {n} alone is what is wanted."
+            return _("It returns too much: item {n} alone is what is wanted.", n=n)
     return ""
 
 
@@ -163,8 +168,10 @@ def _calls(trace: Trace, rank: int) -> str:
     if len(calls) > _CALLS:
         calls = []
         for kind, n in Counter(event.kind for event in events).items():
-            calls.append(f"{kind} {f'{n} times' if n > 1 else 'once'}")
-    return f"It called {', '.join(calls)}." if calls else "It called nothing."
+            calls.append(ngettext("{kind} once", "{kind} {n} times", n, kind=kind, n=n))
+    if not calls:
+        return _("It called nothing.")
+    return _("It called {calls}.", calls=separated(calls))
 
 
 def _is_empty(wanted: list[Any]) -> bool:

@@ -25,6 +25,7 @@ import course_utils
 from course_checks.flops import flops
 from course_checks.shared import file_of, shared_value
 from course_checks.transit import Transit
+from course_utils.launcher.language import N_, _, sentences
 from course_utils.launcher.stacks import Frame
 from course_utils.record.frames import is_learners
 
@@ -41,13 +42,13 @@ _FOR_CALLERS = (
     f"{_UTILS}launcher{os.sep}descendants.py",  # through which a rank starts a program
 )
 _DOES = {  # side channels, by their names in `allow`
-    "store": "uses a store",
-    "backend": "calls a backend directly, where nobody sees it",
-    "files": "writes to the file system",
-    "sockets": "uses a socket of its own",
-    "processes": "starts a process",
-    "memory": "shares memory with other processes",
-    "frames": "looks into frames or objects of others",
+    "store": N_("Rank {rank} uses a store at {line}."),
+    "backend": N_("Rank {rank} calls a backend directly, where nobody sees it at {line}."),
+    "files": N_("Rank {rank} writes to the file system at {line}."),
+    "sockets": N_("Rank {rank} uses a socket of its own at {line}."),
+    "processes": N_("Rank {rank} starts a process at {line}."),
+    "memory": N_("Rank {rank} shares memory with other processes at {line}."),
+    "frames": N_("Rank {rank} looks into frames or objects of others at {line}."),
 }
 _EVENTS = {  # by side channel, events that Python reports to `sys.addaudithook`
     "files": "open os.mkdir os.rename os.link os.symlink",
@@ -68,7 +69,7 @@ _FUNCTIONS = {  # by side channel, a class or module, and the names of its funct
     "backend": (_BACKEND, _BACKEND_CALL),
     "files": (os, re.compile("^writev?$")),
 }
-_ONLY = "Here ranks are to know of each other by messages and collectives alone."
+_ONLY = N_("Here ranks are to know of each other by messages and collectives alone.")
 _HOOK = 0x7ACF  # our hook's number with a group; the recorder's is smaller, so that one runs first
 _LATEST_S = 0.006  # how much later than the first rank the last one comes to its first calls
 _NAP_S = 0.0005  # what is left of a learner's sleep where ranks come late
@@ -90,11 +91,13 @@ class _State(NamedTuple):
 
 _OPTIONAL = "random numbers"  # is compared only where an exercise says so
 _KEPT = {
-    "folder": _State(lambda: os.stat(".").st_ino, "the working folder is another one"),
-    "environment": _State(lambda: os.environ._data.copy(), "os.environ has changed"),
-    "grad mode": _State(torch.is_grad_enabled, "gradients are switched over for all that follows"),
-    "dtype": _State(torch.get_default_dtype, "torch's default dtype has changed"),
-    _OPTIONAL: _State(_random_numbers, "the global random numbers are not where they were"),
+    "folder": _State(lambda: os.stat(".").st_ino, N_("the working folder is another one")),
+    "environment": _State(lambda: os.environ._data.copy(), N_("os.environ has changed")),
+    "grad mode": _State(
+        torch.is_grad_enabled, N_("gradients are switched over for all that follows")
+    ),
+    "dtype": _State(torch.get_default_dtype, N_("torch's default dtype has changed")),
+    _OPTIONAL: _State(_random_numbers, N_("the global random numbers are not where they were")),
 }
 # What may stand in options of `check`.
 WORDS = {"allow": {*_DOES, *_KEPT} - {_OPTIONAL}, "keep": {_OPTIONAL}}
@@ -135,6 +138,7 @@ class Watch:
     def listen(self) -> None:
         """In the rank, before the answer runs: notice side channels, and be able to come late."""
         self._pid = os.getpid()
+        self._rank = int(os.environ["RANK"])
         self._exercise: set[str] = set()  # files that wrap the answer
         answer = inspect.unwrap(self.fn, stop=lambda wrapper: self._exercise.add(file_of(wrapper)))
         self._exercise.discard(file_of(answer))
@@ -171,7 +175,7 @@ class Watch:
         self._calls = 0
         self._late_s = None if late is None else late * _LATEST_S
         if self._shared and "memory" not in self._allow:
-            self.seen = f"{_DOES['memory']}: {self._shared} was made before the ranks were. {_ONLY}"
+            self.seen = sentences(self._says_shared(), _(_ONLY))
         self._sleep(self._late_s or 0)
         self._on = True
         with flops(self._counts and late is None) as count:  # which takes time: once is enough
@@ -180,15 +184,25 @@ class Watch:
         self.flops = count()
         left = self._left_behind(before)
         if left and not self.seen:
-            self.seen = f"leaves something behind: {left}."
+            self.seen = _(
+                "Rank {rank} leaves something behind: {left}.", rank=self._rank, left=left
+            )
+
+    def _says_shared(self) -> str:
+        return _(
+            "Rank {rank} shares memory with other processes: {name} was made before the ranks "
+            "were.",
+            rank=self._rank,
+            name=self._shared,
+        )
 
     def _left_behind(self, before: dict[str, Any]) -> str:
         """What the answer has not left as it was, or an empty string."""
         for kind, value in before.items():
             if _KEPT[kind].read() != value:
-                return _KEPT[kind].changed
+                return _(_KEPT[kind].changed)
         if self._makes_group and c10d.is_initialized():
-            return "its process group still exists: dist.destroy_process_group() ends it"
+            return _("its process group still exists: dist.destroy_process_group() ends it")
         return ""
 
     def _delay(self, call: Any) -> None:
@@ -236,7 +250,8 @@ class Watch:
         if frame is None or frame.f_code.co_filename in self._exercise:
             return
         line = Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        self.seen = f"{_DOES[channel]} at {line.place}: {line.code}. {_ONLY}"
+        does = _(_DOES[channel], rank=self._rank, line=line.place_and_code)
+        self.seen = sentences(does, _(_ONLY))
 
 
 def _responsible(frame: FrameType | None) -> FrameType | None:
@@ -254,11 +269,11 @@ def _responsible(frame: FrameType | None) -> FrameType | None:
 def _is_side_channel(channel: str, event: str, arguments: tuple, caller: FrameType | None) -> bool:
     """Whether an event that Python reports can carry something from rank to rank."""
     if event == "open":
-        path, _, flags = arguments
+        path, _mode, flags = arguments
         writes = flags & (os.O_WRONLY | os.O_RDWR)
         return bool(writes) and not isinstance(path, int) and path != os.devnull
     if channel == "memory":
-        descriptor, _, access = arguments[:3]
+        descriptor, _length, access = arguments[:3]
         return descriptor != -1 and access != mmap.ACCESS_READ
     if channel == "frames":
         return _asks_for_frames(event, arguments, caller)
@@ -275,7 +290,7 @@ def _asks_for_frames(event: str, arguments: tuple, caller: FrameType | None) -> 
 
 
 def _no_answer(*arguments: Any, **options: Any) -> None:
-    raise PermissionError("a specification says what is wanted; an answer does not call it")
+    raise PermissionError(_("a specification says what is wanted; an answer does not call it"))
 
 
 def _specifications(names: dict[str, Any]) -> list[Callable]:

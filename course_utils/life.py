@@ -6,6 +6,7 @@ from time import monotonic
 
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import StacksByRank, WorkerError, WorkerTimeout
+from course_utils.launcher.language import _, sentences
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.live import Panel
@@ -78,5 +79,8 @@ class SilenceTimeout(Listener):
         """Say that silence has ended the launch, not its length."""
         silent_s = monotonic() - self._last_sign_s
         if isinstance(error, WorkerTimeout) and silent_s >= self._allowed_s:  # else it is a hang
-            silence = f"No rank made a call or printed anything in the last {self._allowed_s:g} s."
-            error.parts[0] += f" {silence}"
+            silence = _(
+                "No rank made a call or printed anything in the last {seconds:g} s.",
+                seconds=self._allowed_s,
+            )
+            error.parts[0] = sentences(error.parts[0], silence)

@@ -13,10 +13,10 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import DisplayHandle
 
-from course_material.messages import said
 from course_material.prediction_forms import a_person_looks
 from course_utils.hang.report import HangReport, table
 from course_utils.hang.wait_graph import WaitGraph
+from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.pictures.curve import Points, curves, note
@@ -262,11 +262,14 @@ class Early(HangReport):
         is_starting = any(rank.starts for rank in graph.ranks.values())
         waits = any(graph.waits_for.values()) and not is_starting
         if not graph.hangs_for_ever and waits and not self._is_alone:
-            still = f"No rank has called anything for {self.still_s:g} s:\n{table(graph)}"
-            limit = f"Time is up after {self._timeout:g} s."
+            still = _("No rank has called anything for {seconds:g} s:", seconds=self.still_s)
+            limit = _("Time is up after {seconds:g} s.", seconds=self._timeout)
             if self._counts_silence:
-                limit = f"Time is up after {self._timeout:g} s without a call or a print."
-            self.on_progress(said(f"{still}\n{limit}"))
+                limit = _(
+                    "Time is up after {seconds:g} s without a call or a print.",
+                    seconds=self._timeout,
+                )
+            self.on_progress(f"{still}\n{table(graph)}\n{limit}")
         return graph.hangs_for_ever
 
     def on_progress(self, text: str = "") -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from IPython import get_ipython
 
-from course_material import messages
 from course_material.prediction_forms import a_person_looks
 from course_utils.devices import prepare
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
 from course_utils.hang.silent import SilentMistakes
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.language import _, sentences
 from course_utils.launcher.launch import Results
 from course_utils.launcher.launch import launch as launch_workers
 from course_utils.launcher.listener import Listener
@@ -122,13 +122,12 @@ def launch(
     except BaseException as error:
         if isinstance(error, WorkerError):
             error.trace = _trace(record)
-        messages.retell(error)
         raise
     for sentence in mistakes.sentences:
-        print(messages.said(sentence))
+        print(sentence)
     results.trace = _trace(record)
     for sentence in results.unfinished:
-        print(messages.said(sentence))
+        print(sentence)
     return results
 
 
@@ -142,14 +141,18 @@ def _refuse_unknown_options(fn: Any, unknown: dict[str, Any]) -> None:
     """Say what to write instead of an option that other launchers have, or of the function's."""
     for name in unknown:
         if name == "args":
-            advice = "write launch(fn, 1, 2), not launch(fn, args=(1, 2))"
+            advice = _("write launch(fn, 1, 2), not launch(fn, args=(1, 2))")
         elif name in _WORLD_SIZES:
-            advice = "write world_size= for the number of ranks"
+            advice = _("write world_size= for the number of ranks")
         elif name in _parameters(fn):
-            advice = f"launch hands on no keywords: write launch(lambda: fn({name}=...))"
+            advice = _(
+                "launch hands on no keywords: write launch(lambda: fn({name}=...))", name=name
+            )
         else:
-            advice = "its options are world_size, backend, device, nodes, timeout, live and trace"
-        raise TypeError(f"launch has no option {name}: {advice}.")
+            advice = _(
+                "its options are world_size, backend, device, nodes, timeout, live and trace"
+            )
+        raise TypeError(_("launch has no option {name}: {advice}.", name=name, advice=advice))
 
 
 def _parameters(fn: Any) -> list[str]:
@@ -161,14 +164,21 @@ def _parameters(fn: Any) -> list[str]:
 
 def _refuse_what_is_no_function(fn: Any) -> None:
     if isinstance(fn, str):
-        advice = "write launch(fn); a script is started by !torchrun --nproc-per-node=2 train.py"
-        raise TypeError(f"launch needs a function, got a text: {advice}.")
+        raise TypeError(
+            _(
+                "launch needs a function, got a text: write launch(fn); a script is started by "
+                "!torchrun --nproc-per-node=2 train.py."
+            )
+        )
     if not callable(fn):
         got = "None" if fn is None else type(fn).__name__
-        advice = (
-            "write launch(fn) or launch(fn, 1, 2), not launch(fn()), which calls it in the kernel"
+        raise TypeError(
+            _(
+                "launch needs a function, got {got}: write launch(fn) or launch(fn, 1, 2), not "
+                "launch(fn()), which calls it in the kernel.",
+                got=got,
+            )
         )
-        raise TypeError(f"launch needs a function, got {got}: {advice}.")
 
 
 def _refuse_options(world_size: Any, nodes: Any, timeout: Any, live: Any, trace: Any) -> None:
@@ -176,16 +186,32 @@ def _refuse_options(world_size: Any, nodes: Any, timeout: Any, live: Any, trace:
     for name, value in (("world_size", world_size), ("nodes", nodes)):
         is_whole_number = isinstance(value, Integral) and not isinstance(value, bool)
         if not is_whole_number or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+            raise ValueError(
+                _(
+                    "{name} must be a whole number of at least 1, got {value!r}.",
+                    name=name,
+                    value=value,
+                )
+            )
     if world_size % nodes:
-        problem = f"{world_size} ranks cannot be laid out as {nodes} equal nodes"
-        raise ValueError(f"{problem}: make world_size a multiple of nodes.")
+        raise ValueError(
+            _(
+                "{world_size} ranks cannot be laid out as {nodes} equal nodes: make world_size a "
+                "multiple of nodes.",
+                world_size=world_size,
+                nodes=nodes,
+            )
+        )
     is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout < math.inf:
-        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+        raise ValueError(
+            _("timeout must be a number of seconds above 0, got {timeout!r}.", timeout=timeout)
+        )
     for name, value in (("live", live), ("trace", trace)):
         if value not in (True, False):
-            raise ValueError(f"{name} must be True or False, got {value!r}.")
+            raise ValueError(
+                _("{name} must be True or False, got {value!r}.", name=name, value=value)
+            )
 
 
 def _refuse_arguments(fn: Callable[..., Any], args: tuple) -> None:
@@ -200,8 +226,11 @@ def _runs_nothing(fn: Callable[..., Any]) -> str:
     method = getattr(fn, "__call__", None)  # noqa: B004, for an object its method
     for called in (fn, method):
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-            advice = "write a plain def, and call asyncio.run() in it"
-            return f"{name} is an async function, so calling it runs nothing of it: {advice}."
+            return _(
+                "{name} is an async function, so calling it runs nothing of it: write a plain "
+                "def, and call asyncio.run() in it.",
+                name=name,
+            )
     return ""
 
 
@@ -215,22 +244,34 @@ def _misfit(fn: Callable[..., Any], args: tuple) -> str:
         signature.bind(*args)
     except TypeError as error:
         name = getattr(fn, "__name__", type(fn).__name__)
-        hint = _hint(name, args, signature)
-        problem = f"{name}{signature} does not fit the arguments given to launch"
-        return f"{problem} ({len(args)} of them): {error}.{hint}"
+        problem = _(
+            "{name}{signature} does not fit the arguments given to launch ({count} of them): "
+            "{error}.",
+            name=name,
+            signature=signature,
+            count=len(args),
+            error=error,
+        )
+        return sentences(problem, _hint(name, args, signature))
     return ""
 
 
 def _hint(name: str, args: tuple, signature: inspect.Signature) -> str:
     """How to write the call, if the parameters tell what was meant."""
     if len(args) == 1 and isinstance(args[0], int) and not signature.parameters:
-        ranks = args[0]
-        return f" To run it on {ranks} ranks, write launch({name}, world_size={ranks})."
+        return _(
+            "To run it on {ranks} ranks, write launch({name}, world_size={ranks}).",
+            ranks=args[0],
+            name=name,
+        )
     answers = []
     for parameter in signature.parameters:
         if parameter in _ASKED_FOR:
-            answers.append(f"{_ASKED_FOR[parameter]} for {parameter}")
-    return f" A rank asks {' and '.join(answers)}: nobody hands it in." if answers else ""
+            answer = _("{call} for {name}", call=_ASKED_FOR[parameter], name=parameter)
+            answers.append(answer)
+    if not answers:
+        return ""
+    return _("A rank asks {answers}: nobody hands it in.", answers=_(" and ").join(answers))
 
 
 def _explain_call_in_no_rank(result: Any) -> None:
@@ -241,12 +282,16 @@ def _explain_call_in_no_rank(result: Any) -> None:
     if "Default process group has not been init" not in str(error):
         return
     names = []  # of the notebook's functions that were running, the cell itself first
-    for frame, _ in walk_tb(error.__traceback__):
+    for frame, _line in walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == "__main__":
             names.append(frame.f_code.co_name)
     name = names[1] if len(names) > 1 else "fn"
-    advice = f"launch calls it in every rank: write launch({name}), not launch({name}())."
-    print(messages.said(f"This ran in the notebook itself, which is no rank. {advice}"))
+    message = _(
+        "This ran in the notebook itself, which is no rank. launch calls it in every rank: write "
+        "launch({name}), not launch({name}()).",
+        name=name,
+    )
+    print(message)
 
 
 prepare.watch()

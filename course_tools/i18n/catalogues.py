@@ -76,6 +76,11 @@ def read(path: Path) -> Catalog:
     if path.exists():
         with path.open("rb") as file:
             return read_po(file, abort_invalid=True, ignore_obsolete=True)
+    return empty()
+
+
+def empty() -> Catalog:
+    """Returns a catalogue without entries."""
     catalog = Catalog("zh_CN", project="ddp-course", version="1", fuzzy=False)
     catalog.last_translator = catalog.language_team = catalog.msgid_bugs_address = ""
     return catalog

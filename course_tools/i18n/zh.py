@@ -8,7 +8,7 @@
 
 Nothing is executed: code, outputs and ids of cells are copied from the English notebooks. Built are
 the folders zh/, which git ignores, README.zh.md, the pages about the articles, and the catalogue
-of what the course says while it runs (`messages`, see message_templates).
+of what the course says while it runs (see `messages`).
 """
 
 import argparse
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
-from babel.messages.catalog import Message
+from babel.messages.catalog import Catalog, Message
 from babel.messages.pofile import PoFileError
 
 from course_tools.i18n import (
     articles,
     catalogues,
     chinese,
-    message_templates,
+    messages,
     proofread,
     site_languages,
 )
@@ -46,8 +46,8 @@ class Source(NamedTuple):
         """Returns what is to be translated, unit by unit."""
         if self.notebook:
             return catalogues.prose(build.plan(self.notebook))
-        if self.name == message_templates.NAME:
-            return message_templates.prose(self.file.parents[1])
+        if self.name == messages.NAME:
+            return messages.prose(self.file.parent)
         if self.name == chinese.MAP:
             return chinese.sentences_of_map(self.file.parents[1])
         if self.name == "site":
@@ -56,7 +56,22 @@ class Source(NamedTuple):
 
     def known(self) -> dict[str, Message]:
         """Returns the entries of the catalogue by their keys; none if there is no catalogue."""
-        return catalogues.words(catalogues.read(self.catalogue))
+        catalog = catalogues.read(self.catalogue)
+        return messages.known(catalog) if self.name == messages.NAME else catalogues.words(catalog)
+
+    def take_up(self) -> None:
+        """Writes the catalogue as the English is now."""
+        catalog = catalogues.read(self.catalogue)
+        if self.name == messages.NAME:
+            catalog = messages.take_up(catalog, messages.ids(self.file.parent))
+        else:
+            catalog = catalogues.take_up(catalog, self.prose())
+        self.write(catalog)
+
+    def write(self, catalog: Catalog) -> None:
+        """Writes a catalogue of this text."""
+        root = self.catalogue.parents[len(Path(self.name).parts) + 1]
+        catalogues.write(catalog, self.catalogue, self.file.relative_to(root).as_posix())
 
 
 def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
@@ -71,7 +86,7 @@ def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
         for file, target in texts.items()
     }
     documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
-    documents[message_templates.NAME] = root / message_templates.COMPILED
+    documents[messages.NAME] = root / "course_utils"
     documents["site"] = root / "source/site/index.md"
     files |= {name: (file, None) for name, file in documents.items() if file.exists()}
     chosen = {start: [n for n in files if _begins(n, start)] for start in names}
@@ -106,20 +121,13 @@ def edition(root: Path) -> Iterator[tuple[Path, str]]:
         else:
             yield folder / "zh" / file.name, catalogues.deeper(text, folder.name, there)
     yield from articles.pages(root)
-    if (
-        messages := sources(root, [message_templates.NAME])
-        if (root / message_templates.COMPILED).exists()
-        else []
-    ):
-        yield messages[0].file, message_templates.compiled(root, messages[0].known())
 
 
 def update(root: Path, names: list[str]) -> None:
     """Writes the catalogues as the English is now: those that are there, and those named."""
     for source in sources(root, names):
         if names or source.catalogue.exists():
-            catalog = catalogues.take_up(catalogues.read(source.catalogue), source.prose())
-            catalogues.write(catalog, source.catalogue, source.file.relative_to(root).as_posix())
+            source.take_up()
 
 
 def check(root: Path) -> int:
@@ -133,10 +141,8 @@ def check(root: Path) -> int:
             share = 100 * sum(bool(m and m.string and not m.fuzzy) for m in have) // len(wanted)
             where = source.catalogue.relative_to(root)
             found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted, terms)]
-            if source.name == message_templates.NAME:
-                found += [f"{where}: {fault}" for fault in message_templates.faults(root, known)]
-                if source.file.read_text("utf-8") != message_templates.compiled(root, known):
-                    found.append(f"{message_templates.COMPILED} is old: make zh")
+            if source.name == messages.NAME:
+                found += [f"{where}: {fault}" for fault in messages.faults(root)]
         shares.append(f"{number if '/' in number else source.name} {share} %")
     found += articles.faults(root, terms)
     readme, english = root / "README.zh.md", root / "README.md"
@@ -186,7 +192,7 @@ def right(root: Path, text: str) -> int:
     catalog = catalogues.read(source.catalogue)
     catalog[message.id].flags.discard("fuzzy")
     catalog[message.id].user_comments = []
-    catalogues.write(catalog, source.catalogue, source.file.relative_to(root).as_posix())
+    source.write(catalog)
     return 0
 
 
@@ -212,6 +218,8 @@ def main(argv: list[str] | None = None) -> int:
         for path, text in files.items():
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
+        if (root / messages.CATALOGUE).exists():
+            messages.write(root)
         print(f"{len(files)} files in Chinese are built")
         return 0
     except (BuildError, PoFileError) as error:

@@ -7,44 +7,65 @@ import shutil
 import torch
 import torch.distributed as dist
 
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.errors import WorkerError, WorkerTimeout, likely_reason
+from course_utils.launcher.language import N_, _, sentences
 from course_utils.launcher.launch import launch
 from course_utils.launcher.listener import Listener
 
 _PROBE_S = 60.0  # eight GPUs need some ten seconds to find each other
 _SHM_BYTES = 1 << 27  # a container's default of 64 MiB is too little (NVIDIA/nccl#342)
-_MORE = "os.environ['NCCL_DEBUG'] = 'INFO' in a cell before the launch shows more"
 # By settings, how many ranks have added up a number in this kernel.
 _most_ranks: dict[frozenset, int] = {}
-_SHM_IS_FULL = """/dev/shm is too small or full. Start the container with --shm-size=1g or \
---ipc=host, or have NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"""
+_SHM_IS_FULL = N_(
+    "/dev/shm is too small or full. Start the container with --shm-size=1g or --ipc=host, or have "
+    "NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"
+)
 _FORKED = "initialize CUDA in forked subprocess"
 # What words of NCCL, torch or CUDA mean, the special before the general. They are the very words of
 # the pinned libraries: tests/devices/test_nccl.py looks each of them up there, so that it turns red
 # when a newer NCCL says it differently.
 MEANINGS = {
-    "Multiple Ranks are using the same GPU/Partition": "two ranks use one GPU. Each rank's own is "
-    "torch.device('cuda', int(os.environ['LOCAL_RANK'])). To share one on purpose use "
-    "launch(..., backend='gloo', device='cuda')",
+    "Multiple Ranks are using the same GPU/Partition": N_(
+        "two ranks use one GPU. Each rank's own is "
+        "torch.device('cuda', int(os.environ['LOCAL_RANK'])). To share one on purpose use "
+        "launch(..., backend='gloo', device='cuda')"
+    ),
     "shared memory segment": _SHM_IS_FULL,
     "fallocate: Failed to extend": _SHM_IS_FULL,
-    "Watchdog caught collective operation timeout": "a collective that not every rank came to ran "
-    "into the group's own timeout, and torch then ends the process. Give init_process_group() a "
-    "longer timeout than launch, which says who is missing",
-    "no socket interface found": "NCCL_SOCKET_IFNAME names an interface that is not here",
-    "Mismatched NCCL version detected": "the ranks have loaded different versions of NCCL: look at "
-    "LD_LIBRARY_PATH and LD_PRELOAD",
-    "out of memory": "the GPU's memory is full: use a smaller batch or model, and look at "
-    "nvidia-smi for other processes on it",
-    "device-side assert": "an index is out of range, such as a label beyond the classes. The same "
-    "code on the CPU (device='cpu') names the line",
-    _FORKED: "a process that this rank forked, such as a DataLoader's worker, uses CUDA: move "
-    "tensors to the GPU in the rank itself",
-    "No backend type associated with device type ": "NCCL moves GPU tensors only: move the "
-    "tensor to the GPU, or leave backend= out, and gloo moves those of the CPU",
-    "no kernel image is available": "this torch was not built for a GPU of this kind",
-    "unhandled cuda error": f"a call of CUDA failed inside NCCL; {_MORE}",
-    "unhandled system error": f"the system refused NCCL a socket or memory; {_MORE}",
+    "Watchdog caught collective operation timeout": N_(
+        "a collective that not every rank came to ran into the group's own timeout, and torch then "
+        "ends the process. Give init_process_group() a longer timeout than launch, which says who "
+        "is missing"
+    ),
+    "no socket interface found": N_("NCCL_SOCKET_IFNAME names an interface that is not here"),
+    "Mismatched NCCL version detected": N_(
+        "the ranks have loaded different versions of NCCL: look at LD_LIBRARY_PATH and LD_PRELOAD"
+    ),
+    "out of memory": N_(
+        "the GPU's memory is full: use a smaller batch or model, and look at "
+        "nvidia-smi for other processes on it"
+    ),
+    "device-side assert": N_(
+        "an index is out of range, such as a label beyond the classes. The same "
+        "code on the CPU (device='cpu') names the line"
+    ),
+    _FORKED: N_(
+        "a process that this rank forked, such as a DataLoader's worker, uses CUDA: move "
+        "tensors to the GPU in the rank itself"
+    ),
+    "No backend type associated with device type ": N_(
+        "NCCL moves GPU tensors only: move the "
+        "tensor to the GPU, or leave backend= out, and gloo moves those of the CPU"
+    ),
+    "no kernel image is available": N_("this torch was not built for a GPU of this kind"),
+    "unhandled cuda error": N_(
+        "a call of CUDA failed inside NCCL; os.environ['NCCL_DEBUG'] = 'INFO' in a cell before "
+        "the launch shows more"
+    ),
+    "unhandled system error": N_(
+        "the system refused NCCL a socket or memory; os.environ['NCCL_DEBUG'] = 'INFO' in a cell "
+        "before the launch shows more"
+    ),
 }
 
 
@@ -60,7 +81,7 @@ def explain(error: WorkerError) -> None:
         if known == _FORKED and _FORKED in headline and error.parts[1]:
             continue  # the reason is there already, and the failure's place tells more than words
         if known in words:
-            error.parts[1] = f"Likely reason: {meaning}."
+            error.parts[1] = likely_reason(_(meaning))
             return
 
 
@@ -71,8 +92,11 @@ def small_shm() -> str:
     free = shutil.disk_usage("/dev/shm").free
     if free >= _SHM_BYTES:
         return ""
-    return f"""launch: /dev/shm has {free / 2**20:.0f} MiB left, and NCCL takes some 10 MB of it \
-for each connection. If it fails, start the container with --shm-size=1g or --ipc=host."""
+    return _(
+        "launch: /dev/shm has {free_mib:.0f} MiB left, and NCCL takes some 10 MB of it for each "
+        "connection. If it fails, start the container with --shm-size=1g or --ipc=host.",
+        free_mib=free / 2**20,
+    )
 
 
 def share_one_gpu() -> None:
@@ -110,16 +134,20 @@ def probe(world_size: int, backend: str, listeners: list[Listener], shared: bool
     try:
         launch(_add_up, timeout=_PROBE_S, **options)
     except WorkerTimeout:
-        raise RuntimeError(
-            f"{world_size} ranks could not add up one number by NCCL within {_PROBE_S:g} seconds; "
-            f"nothing of yours was started. {_way_on(shared)}"
-        ) from None
+        failed = _(
+            "{world_size} ranks could not add up one number by NCCL within {seconds:g} seconds; "
+            "nothing of yours was started.",
+            world_size=world_size,
+            seconds=_PROBE_S,
+        )
+        raise RuntimeError(sentences(failed, _way_on(shared))) from None
     except WorkerError as error:
         headline, likely = error.failures[0].headline, error.parts[1]
-        raise RuntimeError(
-            f"{world_size} ranks could not add up one number by NCCL; nothing of yours was "
-            f"started.\n{headline}\n{likely}".rstrip()
-        ) from None
+        failed = _(
+            "{world_size} ranks could not add up one number by NCCL; nothing of yours was started.",
+            world_size=world_size,
+        )
+        raise RuntimeError(f"{failed}\n{headline}\n{likely}".rstrip()) from None
     _most_ranks[settings] = world_size
 
 
@@ -135,14 +163,15 @@ def _settings(shared: bool) -> frozenset:
 def _way_on(shared: bool) -> str:
     """What to try when the GPUs have not added up a number in time."""
     if shared:
-        return (
+        return _(
             "Sharing a GPU is experimental in NCCL. Use launch(..., device='cuda'): then ranks "
             "share the GPU through gloo."
         )
-    return (
+    return _(
         "Most often the path from GPU to GPU (peer-to-peer) is broken on such a machine. Run "
         "os.environ['NCCL_P2P_DISABLE'] = '1' in a cell and launch again: it is slower, and works. "
-        f"If it hangs all the same, {_MORE}."
+        "If it hangs all the same, os.environ['NCCL_DEBUG'] = 'INFO' in a cell before the launch "
+        "shows more."
     )
 
 

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from course_utils.devices.driver import usable_gpus
 from course_utils.launcher import torch_private
+from course_utils.launcher.language import _, ngettext
 
 
 @dataclass(frozen=True)
@@ -72,36 +73,52 @@ def place(
     if backend != "auto":
         return Placement(backend, devices, "", visible)
     if on_gpu and one_each:  # under NCCL alone a collective on a CPU tensor would be an error
-        return Placement("cpu:gloo,cuda:nccl", devices, "launch: NCCL, one GPU per rank", visible)
+        return Placement(
+            "cpu:gloo,cuda:nccl", devices, _("launch: NCCL, one GPU per rank"), visible
+        )
     if on_gpu:
-        why = _counts(world_size, count) if has_nccl else "this torch has no NCCL"
-        return Placement("gloo", devices, f"launch: gloo on shared GPUs ({why})", visible)
+        why = _counts(world_size, count) if has_nccl else _("this torch has no NCCL")
+        notice = _("launch: gloo on shared GPUs ({why})", why=why)
+        return Placement("gloo", devices, notice, visible)
     return Placement("gloo", devices, _notice_of_cpu(device, world_size, count), visible)
 
 
 def _notice_of_cpu(device: str, world_size: int, count: int) -> str:
     """Why the ranks run on the CPU, and what to type where there is a GPU."""
     if device == "cpu":
-        return "launch: gloo on the CPU (device='cpu')"
+        return _("launch: gloo on the CPU ({why})", why="device='cpu'")
     if not count:
-        return f"launch: gloo on the CPU ({_no_gpu()})"
+        return _("launch: gloo on the CPU ({why})", why=_no_gpu())
     if not dist.is_nccl_available():
-        return "launch: gloo on the CPU (this torch has no NCCL; device='cuda' uses GPUs by gloo)"
-    ways = "device='cuda' uses it"
-    if world_size > 1:
-        gpus = "it" if count == 1 else "them"
-        ways = f"device='cuda' shares {gpus} by gloo, backend='nccl', share_gpus=True by NCCL"
-    return f"launch: gloo on the CPU ({_counts(world_size, count)}; {ways})"
+        return _(
+            "launch: gloo on the CPU (this torch has no NCCL; device='cuda' uses GPUs by gloo)"
+        )
+    counts = _counts(world_size, count)
+    if world_size == 1:
+        return _("launch: gloo on the CPU ({counts}; device='cuda' uses it)", counts=counts)
+    return ngettext(
+        "launch: gloo on the CPU ({counts}; device='cuda' shares it by gloo, backend='nccl', "
+        "share_gpus=True by NCCL)",
+        "launch: gloo on the CPU ({counts}; device='cuda' shares them by gloo, backend='nccl', "
+        "share_gpus=True by NCCL)",
+        count,
+        counts=counts,
+    )
 
 
 def _notice_of_sharing(world_size: int, count: int) -> str:
-    choice = f"launch: NCCL, {_counts(world_size, count)}"
-    return f"{choice}: sharing a GPU is experimental in NCCL, for about two ranks, and may hang"
+    return _(
+        "launch: NCCL, {counts}: sharing a GPU is experimental in NCCL, for about two ranks, and "
+        "may hang",
+        counts=_counts(world_size, count),
+    )
 
 
 def _no_gpu() -> str:
     refusal = usable_gpus().refusal
-    return f"CUDA cannot use the GPU: {refusal}" if refusal else "no GPU here"
+    if refusal:
+        return _("CUDA cannot use the GPU: {refusal}", refusal=refusal)
+    return _("no GPU here")
 
 
 def _share_out(
@@ -129,36 +146,66 @@ def _share_out(
 
 
 def _refuse(backend: str | None, device: str, world_size: int, gpus: int, share_gpus: bool) -> None:
+    if backend == "mpi":
+        raise ValueError(
+            _(
+                "backend='mpi' (MPI is not built into torch's wheels): choose 'auto', 'gloo', "
+                "'nccl' or None"
+            )
+        )
     if backend not in ("auto", "gloo", "nccl", None):
-        hint = " (MPI is not built into torch's wheels)" if backend == "mpi" else ""
-        raise ValueError(f"backend={backend!r}{hint}: choose 'auto', 'gloo', 'nccl' or None")
+        raise ValueError(
+            _("backend={backend!r}: choose 'auto', 'gloo', 'nccl' or None", backend=backend)
+        )
+    if str(device).startswith("cuda:"):
+        raise ValueError(
+            _(
+                "device={device!r} (launch gives each rank its own GPU): choose 'auto', 'cpu' or "
+                "'cuda'",
+                device=device,
+            )
+        )
     if device not in ("auto", "cpu", "cuda"):
-        hint = " (launch gives each rank its own GPU)" if str(device)[:5] == "cuda:" else ""
-        raise ValueError(f"device={device!r}{hint}: choose 'auto', 'cpu' or 'cuda'")
+        raise ValueError(_("device={device!r}: choose 'auto', 'cpu' or 'cuda'", device=device))
     if share_gpus and backend != "nccl":
-        alternative = "gloo shares GPUs with device='cuda' alone"
-        raise ValueError(f"share_gpus=True is for backend='nccl': {alternative}")
+        raise ValueError(
+            _("share_gpus=True is for backend='nccl': gloo shares GPUs with device='cuda' alone")
+        )
     if device == "cuda" and not gpus:
-        raise ValueError(f"device='cuda' needs a GPU ({_no_gpu()}); use device='cpu'")
+        raise ValueError(
+            _("device='cuda' needs a GPU ({no_gpu}); use device='cpu'", no_gpu=_no_gpu())
+        )
     if backend == "nccl":
         _refuse_nccl(device, world_size, gpus, share_gpus)
 
 
 def _refuse_nccl(device: str, world_size: int, gpus: int, share_gpus: bool) -> None:
     if not dist.is_nccl_available():
-        raise ValueError("backend='nccl': this torch was built without NCCL; use backend='gloo'")
+        raise ValueError(_("backend='nccl': this torch was built without NCCL; use backend='gloo'"))
     if device == "cpu":
-        raise ValueError("NCCL moves GPU tensors only: with device='cpu' use backend='gloo'")
+        raise ValueError(_("NCCL moves GPU tensors only: with device='cpu' use backend='gloo'"))
     counts = _counts(world_size, gpus)
     if not gpus:
-        raise ValueError(f"NCCL needs a GPU: {counts} ({_no_gpu()}); use backend='gloo'")
+        raise ValueError(
+            _(
+                "NCCL needs a GPU: {counts} ({no_gpu}); use backend='gloo'",
+                counts=counts,
+                no_gpu=_no_gpu(),
+            )
+        )
     if world_size > gpus and not share_gpus:
-        fewer = "world_size=1" if gpus == 1 else f"world_size={gpus} or fewer"
-        ways = f"{fewer}, backend='gloo', or share_gpus=True, which is experimental in NCCL"
-        raise ValueError(f"NCCL takes one GPU per rank: {counts}; use {ways}")
+        fewer = "world_size=1" if gpus == 1 else _("world_size={gpus} or fewer", gpus=gpus)
+        raise ValueError(
+            _(
+                "NCCL takes one GPU per rank: {counts}; use {fewer}, backend='gloo', or "
+                "share_gpus=True, which is experimental in NCCL",
+                counts=counts,
+                fewer=fewer,
+            )
+        )
 
 
 def _counts(ranks: int, gpus: int) -> str:
-    ranks_word = "rank" if ranks == 1 else "ranks"
-    gpus_word = "GPU" if gpus == 1 else "GPUs"
-    return f"{ranks} {ranks_word}, {gpus} {gpus_word}"
+    ranks_counted = ngettext("{count} rank", "{count} ranks", ranks, count=ranks)
+    gpus_counted = ngettext("{count} GPU", "{count} GPUs", gpus, count=gpus)
+    return _("{ranks}, {gpus}", ranks=ranks_counted, gpus=gpus_counted)

@@ -24,6 +24,7 @@ from course_utils.devices.placement import CPU, Placement, gpu_count
 from course_utils.launcher import torch_private
 from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stacks import Frame, learners_line
 
@@ -127,16 +128,25 @@ def cuda_in_use(needs_cuda: bool = True) -> str | None:
     """
     if torch.version.cuda is None:
         return None
-    restart = "Restart the kernel and keep CUDA inside the function that launch runs."
     if torch.cuda.is_initialized():
-        return f"this kernel already uses CUDA: {_who()} started it. {restart}"
+        return _already_used()
     if gpu_count() and _autograd_threads():
-        return """this kernel already ran backward() on a machine with a GPU, which started \
-threads that a worker's backward() cannot inherit. Restart the kernel and call backward() only \
-inside the function that launch runs."""
+        return _(
+            "this kernel already ran backward() on a machine with a GPU, which started threads "
+            "that a worker's backward() cannot inherit. Restart the kernel and call backward() "
+            "only inside the function that launch runs."
+        )
     if driver_started() and (needs_cuda or _torch_started_it):
-        return f"this kernel already uses CUDA: {_who()} started it. {restart}"
+        return _already_used()
     return None
+
+
+def _already_used() -> str:
+    return _(
+        "this kernel already uses CUDA: {who} started it. Restart the kernel and keep CUDA inside "
+        "the function that launch runs.",
+        who=_who(),
+    )
 
 
 def driver_started() -> bool:
@@ -209,7 +219,7 @@ def _noting(call: Callable[..., Any]) -> Callable[..., Any]:
         if not _starts:
             line = _line_below(sys._getframe(1))
             if line is not None:
-                _starts.append(f"`{line.code}` ({line.place})")
+                _starts.append(_("`{code}` ({place})", code=line.code, place=line.place))
         return call(*args)
 
     return note_and_call
@@ -228,12 +238,13 @@ def _look(result: Any) -> None:
     """After a cell: note it if the driver has started in it, unless `_noting` has seen the line."""
     if _starts or not driver_started():
         return
-    cell = f"cell [{result.execution_count}]"
+    cell = _("cell [{number}]", number=result.execution_count)
     for number, line in enumerate(result.info.raw_cell.splitlines(), start=1):
         if "backward(" in line:  # autograd's engine counts the GPUs, in C++
-            _starts.append(f"`{line.strip()}` ({cell}, line {number})")
+            place = _("{file}, line {line}", file=cell, line=number)
+            _starts.append(_("`{code}` ({place})", code=line.strip(), place=place))
             return
-    _starts.append(f"something in {cell}")
+    _starts.append(_("something in {cell}", cell=cell))
 
 
 def _who() -> str:
@@ -241,4 +252,6 @@ def _who() -> str:
     if _starts:
         return _starts[0]
     imported = [name for name in _CUDA_PACKAGES if name in sys.modules]
-    return f"perhaps the import of {' or '.join(imported)}" if imported else "a call or an import"
+    if imported:
+        return _("perhaps the import of {packages}", packages=_(" or ").join(imported))
+    return _("a call or an import")

@@ -10,6 +10,7 @@ from itertools import pairwise, permutations
 
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import (
+    FILE_LOCK,
     LOOPS,
     STORE,
     Whereabouts,
@@ -18,8 +19,9 @@ from course_utils.hang.whereabouts import (
     is_message,
     of_group,
 )
+from course_utils.launcher.language import N_, _, ngettext, separated
 from course_utils.launcher.stacks import Frame
-from course_utils.launcher.words import ranks_named, were
+from course_utils.launcher.words import ranks_named
 from course_utils.record.event import (
     ASYNC,
     BACKWARD,
@@ -35,22 +37,33 @@ from course_utils.record.event import (
 # slow, so the first pauses say nothing.
 _MANY_PAUSES, _LAST_PAUSES = 4, 16
 _ADVICE = {  # by what holds a rank inside its own process
-    "a lock": "Nobody opens it: a thread cannot take the same Lock twice, and one that a thread of "
-    "the notebook held at launch stays locked in its copies, the ranks.",
-    "a queue": "Nobody is at its other end: who was to put something in, or to take it out?",
-    "an event": "Nobody sets it: a rank has copies of the notebook's objects, not of its threads.",
-    "a barrier of threads": "It counts threads of one process: for ranks there is dist.barrier().",
-    "a file lock": "Perhaps a rank has it that waits for others: let it go before a call that "
-    "needs every rank.",
-    "a child process": "Each rank is a process already: call the training function "
-    "itself, and not by mp.spawn, notebook_launcher or torchrun.",
-    "a future": "Of a pool that was made in the notebook nobody computes it, since a rank has "
-    "copies of the notebook's objects, not of its threads. Else look at why it does not come to an "
-    "end.",
-    "else": "Look at why that does not come to an end.",
+    "a lock": N_(
+        "Nobody opens it: a thread cannot take the same Lock twice, and one that a thread of "
+        "the notebook held at launch stays locked in its copies, the ranks."
+    ),
+    "a queue": N_("Nobody is at its other end: who was to put something in, or to take it out?"),
+    "an event": N_(
+        "Nobody sets it: a rank has copies of the notebook's objects, not of its threads."
+    ),
+    "a barrier of threads": N_(
+        "It counts threads of one process: for ranks there is dist.barrier()."
+    ),
+    FILE_LOCK: N_(
+        "Perhaps a rank has it that waits for others: let it go before a call that "
+        "needs every rank."
+    ),
+    "a child process": N_(
+        "Each rank is a process already: call the training function "
+        "itself, and not by mp.spawn, notebook_launcher or torchrun."
+    ),
+    "a future": N_(
+        "Of a pool that was made in the notebook nobody computes it, since a rank has copies of "
+        "the notebook's objects, not of its threads. Else look at why it does not come to an end."
+    ),
+    "else": N_("Look at why that does not come to an end."),
 }
-_BATCHES = ": as many batches, each with a backward pass"
-_BACKWARDS = ": as many batches, each with a backward pass, and no_sync() for the same ones"
+_BATCHES = N_(": as many batches, each with a backward pass")
+_BACKWARDS = N_(": as many batches, each with a backward pass, and no_sync() for the same ones")
 
 
 @dataclass
@@ -61,13 +74,14 @@ class Overview:
     some_wait: bool  # for other ranks
     some_held: bool  # by something of their own processes
     has_queued_messages: bool  # which may wait for each other on GPUs, where nobody sees it
+    is_file_lock: bool  # which holds the first of these; it's anybody's
     silent: str  # ranks that gave no answer
-    silent_wait: str  # "it waits" or "they wait"
-    starting: str  # such as "ranks 0 and 1 were"
+    silent_count: int
+    starting: str  # ranks that have not come to the learner's function yet
+    starting_count: int
     busy: str  # the ranks that are held, or else all that have not returned
-    wait: str  # "waits" or "wait"
-    holder: str | None  # what holds the first of them
-    of_its: str  # where that is: " of its own process"
+    held_count: int
+    holder: str  # what holds the first of them
     advice: str
 
 
@@ -84,13 +98,14 @@ def overview(graph: WaitGraph) -> list[Overview]:
         some_wait=bool(waiting),
         some_held=bool(held),
         has_queued_messages=_has_queued_messages(graph),
+        is_file_lock=holder == FILE_LOCK,
         silent=_named(silent),
-        silent_wait=_by_number(silent, "it waits", "they wait"),
-        starting=were(starting) if starting else "",
+        silent_count=len(silent),
+        starting=_named(starting),
+        starting_count=len(starting),
         busy=ranks_named(held or left),
-        wait=_by_number(held, "waits", "wait"),
-        holder=holder,
-        of_its=_of_its(holder, held),
+        held_count=len(held),
+        holder=_(holder) if holder else "",
         advice=_advice(graph, held),
     )
     return [facts]
@@ -103,10 +118,6 @@ def _in_state(graph: WaitGraph, state: str) -> list[int]:
 def _named(ranks: Collection[int]) -> str:
     """Such as `ranks 0 and 2`, and nothing for none."""
     return ranks_named(ranks) if ranks else ""
-
-
-def _by_number(ranks: Collection[int], for_one: str, for_several: str) -> str:
-    return for_one if len(ranks) == 1 else for_several
 
 
 def _is_slow(graph: WaitGraph) -> bool:
@@ -130,24 +141,21 @@ def _has_queued_messages(graph: WaitGraph) -> bool:
     return False
 
 
-def _of_its(holder: str | None, held: Collection[int]) -> str:
-    """Whose it is, what holds some ranks."""
-    if holder == "a file lock":
-        return ""  # anybody's
-    return _by_number(held, " of its own process", " of their own process")
-
-
 def _advice(graph: WaitGraph, held: Sequence[int]) -> str:
     """What to try where something holds some ranks; or what has ended a thread before that."""
     for rank in held:
         if graph.ranks[rank].ended:
             words, line = graph.ranks[rank].ended
-            at = _cell_and_line(line)
-            return f"A thread of rank {rank} has ended before, by {words} ({at})."
+            return _(
+                "A thread of rank {rank} has ended before, by {words} ({at}).",
+                rank=rank,
+                words=words,
+                at=_cell_and_line(line),
+            )
     if not held:
         return ""
     holder = graph.ranks[held[0]].blocker
-    return _ADVICE.get(holder, _ADVICE["else"])
+    return _(_ADVICE.get(holder, _ADVICE["else"]))
 
 
 @dataclass
@@ -214,7 +222,11 @@ def differences(graph: WaitGraph) -> list[Difference]:
     loop, counts = _past_the_loop(graph, meeting)
     facts = Difference(
         kind=kind,
-        name=f"Collective #{meeting.number}{of_group(calls[0], graph.world)}",
+        name=_(
+            "Collective #{number}{of_group}",
+            number=meeting.number,
+            of_group=of_group(calls[0], graph.world),
+        ),
         number=meeting.number,
         by_rank=_by_rank(kind, meeting),
         call=calls[0],
@@ -234,8 +246,9 @@ def _by_rank(kind: str, meeting: Meeting) -> str:
     descriptions = {rank: describe(call) for rank, call in meeting.calls.items()}
     parts = []
     for description, ranks in ranks_by_text(descriptions).items():
-        parts.append(f"{description} on {ranks_named(ranks)}")
-    return ", ".join(parts)
+        part = _("{description} on {ranks}", description=description, ranks=ranks_named(ranks))
+        parts.append(part)
+    return separated(parts)
 
 
 def foreign_call(graph: WaitGraph, meeting: Meeting) -> ForeignCall | None:
@@ -268,7 +281,7 @@ def in_short(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, `ranks 0 to 4` or `ranks 0, 2 and 5`."""
     ranks = list(numbers)
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
+        return _("ranks {first} to {last}", first=ranks[0], last=ranks[-1])
     return ranks_named(ranks)
 
 
@@ -324,8 +337,8 @@ def _counts(graph: WaitGraph, call: Event, other: int) -> Counts:
     other_count = graph.count_in_line(other, call)
     in_ddp = batches = rarer = ""
     if call.flags & (FORWARD | BACKWARD):
-        in_ddp = " in DDP"
-        batches = _BACKWARDS if call.flags & BACKWARD else _BATCHES
+        in_ddp = _(" in DDP")
+        batches = _(_BACKWARDS if call.flags & BACKWARD else _BATCHES)
     if 0 < other_count < count:
         rarer = _times(other_count)
     often = _times(count)
@@ -333,29 +346,28 @@ def _counts(graph: WaitGraph, call: Event, other: int) -> Counts:
 
 
 def _times(count: int) -> str:
-    if count == 1:
-        return "once"
     if count == 2:
-        return "twice"
-    return f"{count} times"
+        return _("twice")
+    return ngettext("once", "{count} times", count, count=count)
 
 
 def _place(call: Event) -> str:
     """Such as ` (cell [3], line 5)`, and nothing for a call outside of the learner's code."""
-    place = call.place.split(", in ")[0]
-    return f" ({place})" if place else ""
+    if not call.place:
+        return ""
+    return _(" ({place})", place=_cell_and_line(Frame(*call.line)))
 
 
 def _cell_and_line(line: Frame | None) -> str:
     """Such as `cell [3], line 5`."""
-    return line.place.partition(", in ")[0] if line else ""
+    return line.file_and_line if line else ""
 
 
 # How calls that differ are told apart, by what differs.
 _DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
-    "new_group": lambda call: f"of {ranks_named(call.group)}",
+    "new_group": lambda call: _("of {ranks}", ranks=ranks_named(call.group)),
     "order": lambda call: f"{call.kind}{_place(call)}",
-    "root": lambda call: f"root {call.root}",
+    "root": lambda call: _("root {root}", root=call.root),
     "lines": lambda call: f"{content(call)}{_place(call)}",
 }
 
@@ -372,7 +384,7 @@ class MessageMismatch:
 def message_mismatches(graph: WaitGraph) -> list[MessageMismatch]:
     """These facts, for each such message."""
     mismatches = []
-    for (sent, _), (received, _) in permutations(graph.open, 2):
+    for (sent, _missing), (received, _missing) in permutations(graph.open, 2):
         if (sent.kind, received.kind, sent.peer) != ("send", "recv", received.rank):
             continue
         sender = received.peer
@@ -430,9 +442,9 @@ class Absence:
     absent: str
     all_returned: bool  # all that are absent
     all_held: bool  # likewise, by something of their own processes
+    is_file_lock: bool  # which holds the first that is absent
     first_waits: str  # "it waits", or "rank 2 waits": the first that is absent
-    holder: str | None  # what holds that one
-    of_its: str  # where that is: " of its own process"
+    holder: str  # what holds that one
     advice: str
     key: str  # its line, if it waits for a key of the store
     have_returned: str  # "its function has returned" or "their functions have returned"
@@ -453,13 +465,13 @@ def absences(graph: WaitGraph) -> list[Absence]:
         absent=ranks_named(absent),
         all_returned=states == {"returned"},
         all_held=states == {"held"},
-        first_waits=_by_number(absent, "it waits", f"rank {first.rank} waits"),
-        holder=first.blocker,
-        of_its=_of_its(first.blocker, absent[:1]),
+        is_file_lock=first.blocker == FILE_LOCK,
+        first_waits=ngettext("it waits", "rank {rank} waits", len(absent), rank=first.rank),
+        holder=_(first.blocker) if first.blocker else "",
         advice=_advice(graph, absent[:1]),
         key=_key(first),
-        have_returned=_by_number(
-            absent, "its function has returned", "their functions have returned"
+        have_returned=ngettext(
+            "its function has returned", "their functions have returned", len(absent)
         ),
         exception=_first_exception(graph),
         missed=_first_missed(graph),
@@ -526,7 +538,7 @@ class MutualWait:
     blockers: set[str]  # what holds those ranks, or all if there are none
     blockers_text: str
     in_store: str  # ranks that wait for a key of the store
-    wait: str  # "waits" or "wait"
+    store_count: int
     key: str  # the line of the first one
     known: bool  # whether the calls of all ranks are known
     is_alone: bool  # there is only one rank
@@ -536,7 +548,7 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
     """These facts, for any graph."""
     in_circle = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
     kinds, group_names = set(), set()
-    for call, _ in graph.open:
+    for call, _missing in graph.open:
         if call.rank in in_circle:
             kinds.add(call.kind)
             group_names.add(call.group_name)
@@ -551,9 +563,9 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
         kinds=kinds,
         group_count=len(group_names),
         blockers=blockers,
-        blockers_text=", ".join(sorted(blockers)),
+        blockers_text=separated(_(blocker) for blocker in sorted(blockers)),
         in_store=_named(keys),
-        wait=_by_number(keys, "waits", "wait"),
+        store_count=len(keys),
         key=next(iter(keys.values()), ""),
         known=graph.known,
         is_alone=len(graph.world) == 1,

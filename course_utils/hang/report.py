@@ -11,6 +11,7 @@ from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import content, is_message, of_group
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.language import N_, _, capitalized
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stacks import Frame, from_dump
 from course_utils.launcher.words import ranks_named
@@ -22,7 +23,7 @@ _WATCHING, _ASKING, _OVER = "watching", "asking", "over"
 _MANY_ROWS = 8  # with more ranks than this, those that do the same share a row
 _ANSWER_S = 3.0  # for ranks to write where they are; longer on a slow machine
 _SIZES = "data size doesn't match"  # what gloo prints before it ends the rank that received
-_UNKNOWN = (
+_UNKNOWN = N_(
     "Likely reason: more arrived in gloo than it was told to expect, most often because the ranks "
     "made one call with different shapes or dtypes (its own words stand in the rank's output)."
 )
@@ -132,7 +133,11 @@ def table(graph: WaitGraph) -> str:
 
 
 def _rows(rows: Iterable[tuple[str, list[int]]]) -> str:
-    return "\n".join(f"  {ranks_named(ranks)}: {row}" for row, ranks in rows)
+    lines = []
+    for row, ranks in rows:
+        line = _("{ranks}: {row}", ranks=ranks_named(ranks), row=row)
+        lines.append(f"  {line}")
+    return "\n".join(lines)
 
 
 def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]) -> str | None:
@@ -152,26 +157,30 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     graph = WaitGraph(all_whereabouts, 0.0)
     difference = graph.difference()
     if not graph.known or difference is None:
-        return _UNKNOWN
+        return _(_UNKNOWN)
     kind, meeting = difference
     calls = list(meeting.calls.values())
     rows = _rows(ranks_by_text({call.rank: _row(call) for call in calls}).items())
     group = of_group(calls[0], graph.world)
-    head = f"Gloo ended it, because collective #{meeting.number}{group} is not the same on all"
-    cure = SAME
+    head = _(
+        "Gloo ended it, because collective #{number}{of_group} is not the same on all ranks:",
+        number=meeting.number,
+        of_group=group,
+    )
+    cure = _(SAME)
     foreign = foreign_call(graph, meeting)
     if foreign:
-        cure = JOIN.format(foreign=foreign)
+        cure = _(JOIN, foreign=foreign)
     elif kind in ("shape", "lines"):
-        cure = "hand in the same shape and dtype on every rank."
-    return f"{head} ranks:\n{rows}\n{cure[0].upper()}{cure[1:]}"
+        cure = _("hand in the same shape and dtype on every rank.")
+    return f"{head}\n{rows}\n{capitalized(cure)}"
 
 
 def _row(call: Event) -> str:
     """Such as `all_reduce, float32 of shape (4,), at cell [3], line 5, in f: dist.all_...`."""
     description = call.kind
     if call.dtype:
-        description = f"{call.kind}, {content(call)}"
+        description = _("{kind}, {content}", kind=call.kind, content=content(call))
     if call.line:
-        return f"{description}, at {call.where}"
+        return _("{description}, at {line}", description=description, line=call.where)
     return description

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from course_utils.hang.facts import ranks_by_text
 from course_utils.hang.wait_graph import differ_in
+from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.words import ranks_named
 from course_utils.launcher.worker_handle import WorkerHandle
@@ -55,31 +56,44 @@ def _of_each_rank(logs: Logs) -> list[str]:
     ranks = _ending_with(UNFINISHED, logs)
     if ranks:
         sentences.append(
-            "launch: the last backward pass of a DDP model stayed unfinished on "
-            f"{ranks_named(ranks)}, so its gradients are not averaged: a parameter took no part "
-            "in the loss. Use it, freeze it before the model is wrapped, or wrap it with "
-            "find_unused_parameters=True."
+            _(
+                "launch: the last backward pass of a DDP model stayed unfinished on {ranks}, so "
+                "its gradients are not averaged: a parameter took no part in the loss. Use it, "
+                "freeze it before the model is wrapped, or wrap it with "
+                "find_unused_parameters=True.",
+                ranks=ranks_named(ranks),
+            )
         )
     ranks = _ending_with(UNAVERAGED, logs)
     if ranks:
         sentences.append(
-            "launch: an optimizer has changed a DDP model whose gradients were never averaged, on "
-            f"{ranks_named(ranks)}. DDP averages them where the forward pass calls the wrapped "
-            "model itself, not model.module, and outside of no_sync()."
+            _(
+                "launch: an optimizer has changed a DDP model whose gradients were never averaged, "
+                "on {ranks}. DDP averages them where the forward pass calls the wrapped model "
+                "itself, not model.module, and outside of no_sync().",
+                ranks=ranks_named(ranks),
+            )
         )
     first, ranks = _first_with(SHARED, logs)
     if first:
         sentences.append(
-            f"launch: {first.kind} at {first.where}, was handed one tensor for several results on "
-            f"{ranks_named(ranks)}, so all of these are the last one. Make a tensor for each: "
-            "[torch.zeros_like(x) for _ in range(world_size)]."
+            _(
+                "launch: {call}, was handed one tensor for several results on {ranks}, so all of "
+                "these are the last one. Make a tensor for each: [torch.zeros_like(x) for _ in "
+                "range(world_size)].",
+                call=_kind_and_line(first),
+                ranks=ranks_named(ranks),
+            )
         )
     first, ranks = _first_with(UNWAITED, logs)
     if first:
         sentences.append(
-            f"launch: nobody has waited for {first.kind} at {first.where}, on "
-            f"{ranks_named(ranks)}: its tensor may have been read before it was ready. Keep what "
-            "the call returns, and call wait() on it."
+            _(
+                "launch: nobody has waited for {call}, on {ranks}: its tensor may have been read "
+                "before it was ready. Keep what the call returns, and call wait() on it.",
+                call=_kind_and_line(first),
+                ranks=ranks_named(ranks),
+            )
         )
     return sentences
 
@@ -145,9 +159,11 @@ def _dtypes(meeting: Meeting) -> str:
     if len(dtypes) < 2 or only_copied:
         return ""
     mixed = _by_rank(meeting, lambda call: call.dtype)
-    return (
-        f"launch: {_call(meeting)}, was handed {mixed}: it took the bits of one for those of the "
-        "other. Hand in the same dtype on every rank."
+    return _(
+        "launch: {call}, was handed {mixed}: it took the bits of one for those of the other. Hand "
+        "in the same dtype on every rank.",
+        call=_call(meeting),
+        mixed=mixed,
     )
 
 
@@ -156,9 +172,11 @@ def _operators(meeting: Meeting) -> str:
     if len(operators) < 2 or not operators <= _OPERATORS:
         return ""
     mixed = _by_rank(meeting, lambda call: call.op)
-    return (
-        f"launch: {_call(meeting)}, was to compute {mixed}: the result is none of these. Name the "
-        "same op on every rank."
+    return _(
+        "launch: {call}, was to compute {mixed}: the result is none of these. Name the same op on "
+        "every rank.",
+        call=_call(meeting),
+        mixed=mixed,
     )
 
 
@@ -168,17 +186,20 @@ def _shapes(meeting: Meeting) -> str:
         return ""
     if differ_in(calls, "dtype"):
         return ""
-    mixed = _by_rank(meeting, lambda call: f"shape {call.shape}")
+    mixed = _by_rank(meeting, lambda call: _("shape {shape}", shape=call.shape))
     if differ_in(calls, "bytes"):
-        return (
-            f"launch: {_call(meeting)}, was handed {mixed}: of the larger tensor only a part was "
-            "used. Hand in the same shape on every rank."
+        return _(
+            "launch: {call}, was handed {mixed}: of the larger tensor only a part was used. Hand "
+            "in the same shape on every rank.",
+            call=_call(meeting),
+            mixed=mixed,
         )
     if _are_transposed(calls):
-        return (
-            f"launch: {_call(meeting)}, was handed {mixed}: numbers travel in the order in which "
-            "they lie in memory, so they stand in other places there. Hand in the same shape on "
-            "every rank."
+        return _(
+            "launch: {call}, was handed {mixed}: numbers travel in the order in which they lie in "
+            "memory, so they stand in other places there. Hand in the same shape on every rank.",
+            call=_call(meeting),
+            mixed=mixed,
         )
     return ""
 
@@ -202,10 +223,12 @@ def _layouts(meeting: Meeting) -> str:
     if not is_wrong or _some_queued(calls):
         return ""
     ranks = [rank for rank, call in meeting.calls.items() if call.layout]
-    return (
-        f"launch: {_call(meeting)}, was handed a tensor that is not contiguous on "
-        f"{ranks_named(ranks)}. Gloo takes its memory as if it were, so the result is wrong. Hand "
-        "in y = x.contiguous(), and copy the result back by x.copy_(y)."
+    return _(
+        "launch: {call}, was handed a tensor that is not contiguous on {ranks}. Gloo takes its "
+        "memory as if it were, so the result is wrong. Hand in y = x.contiguous(), and copy the "
+        "result back by x.copy_(y).",
+        call=_call(meeting),
+        ranks=ranks_named(ranks),
     )
 
 
@@ -219,12 +242,16 @@ def _some_queued(calls: list[Event]) -> bool:
 
 def _call(meeting: Meeting) -> str:
     """Such as `all_reduce at cell [3], line 5, in f: dist.all_reduce(x)`; of a message its recv."""
-    calls = [call for _, call in sorted(meeting.calls.items())]
+    calls = [meeting.calls[rank] for rank in sorted(meeting.calls)]
     first = calls[0]
     for call in calls:
         if call.kind == "recv":
             first = call
-    return f"{first.kind} at {first.where}"
+    return _kind_and_line(first)
+
+
+def _kind_and_line(call: Event) -> str:
+    return _("{kind} at {line}", kind=call.kind, line=call.where)
 
 
 def _by_rank(meeting: Meeting, describe: Callable[[Event], object]) -> str:
@@ -232,5 +259,5 @@ def _by_rank(meeting: Meeting, describe: Callable[[Event], object]) -> str:
     texts = {rank: str(describe(call)) for rank, call in sorted(meeting.calls.items())}
     parts = []
     for words, ranks in ranks_by_text(texts).items():
-        parts.append(f"{words} on {ranks_named(ranks)}")
-    return " and ".join(parts)
+        parts.append(_("{words} on {ranks}", words=words, ranks=ranks_named(ranks)))
+    return _(" and ").join(parts)

@@ -8,36 +8,41 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
 from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
-STORE = "the store"
+STORE = N_("the store")
 _IN_STORE = "wait_in_the_store"  # a function of the recorder, see `record/hooks.py`
+FILE_LOCK = N_("a file lock")
+LOCK = N_("a lock")
+_DDP_FORWARD = N_("DDP's forward")
+_FSDP_FORWARD = N_("FSDP's forward")
 # What holds a rank inside its own process, by the file of a library that it stands in, or by a
 # folder in that file's path.
 _HOLDERS = {
-    "/concurrent/futures/_base.py": "a future",
-    "/multiprocessing/queues.py": "a queue",
-    "/queue.py": "a queue",
-    "/threading.py": "a lock",
-    "/multiprocessing/synchronize.py": "a lock",
-    "/torch/utils/data/dataloader.py": "the DataLoader",
-    "/filelock/": "a file lock",
-    "/subprocess.py": "a subprocess",
-    "/multiprocessing/popen_fork.py": "a child process",
-    "/torch/multiprocessing/spawn.py": "a child process",
-    "/torch/distributed/elastic/agent/": "a child process",
+    "/concurrent/futures/_base.py": N_("a future"),
+    "/multiprocessing/queues.py": N_("a queue"),
+    "/queue.py": N_("a queue"),
+    "/threading.py": LOCK,
+    "/multiprocessing/synchronize.py": LOCK,
+    "/torch/utils/data/dataloader.py": N_("the DataLoader"),
+    "/filelock/": FILE_LOCK,
+    "/subprocess.py": N_("a subprocess"),
+    "/multiprocessing/popen_fork.py": N_("a child process"),
+    "/torch/multiprocessing/spawn.py": N_("a child process"),
+    "/torch/distributed/elastic/agent/": N_("a child process"),
 }
 # What threading and multiprocessing build of locks, by the class of the method that a rank is in.
 _BUILT_OF_LOCKS = {
-    "Barrier": "a barrier of threads",
-    "Condition": "a condition",
-    "Event": "an event",
-    "Semaphore": "a semaphore",
-    "Thread": "a thread's end",
+    "Barrier": N_("a barrier of threads"),
+    "Condition": N_("a condition"),
+    "Event": N_("an event"),
+    "Semaphore": N_("a semaphore"),
+    "Thread": N_("a thread's end"),
 }
 # What a rank may wait for while a thread of its own works.
 _HAND_OVER = {"a thread's end", "a future", "a queue", "an event", "a condition"}
@@ -51,8 +56,8 @@ _COMPILES = "/torch/_inductor/"  # a rank that waits for its workers is slow, an
 LOOPS = (ast.For, ast.While)
 _SLEEPS = re.compile(r"\bsleep\(")
 _ROWS_WITHOUT_LINE = {  # by state
-    "returned": "its function has returned",
-    "silent": "gives no answer: it is stopped by a signal, or held up inside the system",
+    "returned": N_("its function has returned"),
+    "silent": N_("gives no answer: it is stopped by a signal, or held up inside the system"),
 }
 
 
@@ -123,28 +128,29 @@ class Whereabouts:
     def row(self, world: tuple[int, ...]) -> str:
         """One line about it, or two: what it does, at which line, and in which call."""
         if self.state in _ROWS_WITHOUT_LINE:
-            return _ROWS_WITHOUT_LINE[self.state]
+            return _(_ROWS_WITHOUT_LINE[self.state])
         if self.starts:
-            return "starting, before your function"
+            return _("starting, before your function")
         doing = self._doing()
         if self.line is None:
-            return f"{doing}, outside of your code"
-        row = f"{doing} at {self.line.place}: {self.line.code}"
+            return _("{doing}, outside of your code", doing=doing)
+        row = _("{doing} at {line}", doing=doing, line=self.line.place_and_code)
         if self.call is None:
             return row
         indent = " " * 10
         return f"{row}\n{indent}{described(self.call, world)}"
 
     def _doing(self) -> str:
+        blocker = _(self.blocker) if self.blocker else ""
         if self.queued:
-            return f"has queued {self.blocker} and is"
+            return _("has queued {call} and is", call=blocker)
         if self.in_thread:
-            return f"waiting for a thread in {self.blocker}"
+            return _("waiting for a thread in {call}", call=blocker)
         if self.state == "waiting":
-            return f"waiting in {self.blocker}"
+            return _("waiting in {call}", call=blocker)
         if self.state == "held":
-            return f"waiting for {self.blocker}"
-        return "running"
+            return _("waiting for {holder}", holder=blocker)
+        return _("running")
 
 
 def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
@@ -254,42 +260,44 @@ def is_message(call: Event) -> bool:
 def described(call: Event, world: tuple[int, ...]) -> str:
     """Such as `collective #3, float32 of shape (4,), root 0`."""
     if call.kind == "new_group":
-        return f"new group #{call.number}, of {ranks_named(call.group)}"
-    head = f"collective #{call.number}{of_group(call, world)}"
+        return _(
+            "new group #{number}, of {ranks}", number=call.number, ranks=ranks_named(call.group)
+        )
+    head = _("collective #{number}{of_group}", number=call.number, of_group=of_group(call, world))
     if is_message(call):
         head = _message(call)
     data = root = queued = ""
     if call.dtype and call.kind != "barrier":
-        data = f", {content(call)}"
+        data = _(", {content}", content=content(call))
     if call.root is not None:
-        root = f", root {call.root}"
+        root = _(", root {root}", root=call.root)
     if call.queued and call.line:
-        queued = f", queued at {call.where}"
+        queued = _(", queued at {line}", line=call.where)
     return f"{head}{data}{root}{queued}"
 
 
 def _message(call: Event) -> str:
     """Such as `message #2 from any rank with tag 7`."""
-    end = "any rank" if call.peer is None else f"rank {call.peer}"
-    tag = f" with tag {call.tag}" if call.tag else ""
+    end = _("any rank") if call.peer is None else _("rank {rank}", rank=call.peer)
+    tag = _(" with tag {tag}", tag=call.tag) if call.tag else ""
     if call.kind == "send":
-        return f"message #{call.number} to {end}{tag}"
-    return f"message #{call.number} from {end}{tag}"
+        return _("message #{number} to {end}{tag}", number=call.number, end=end, tag=tag)
+    return _("message #{number} from {end}{tag}", number=call.number, end=end, tag=tag)
 
 
 def content(call: Event) -> str:
     """Such as `float32 of shape (4,)`."""
-    return f"{call.dtype} of shape {call.shape}"
+    return _("{dtype} of shape {shape}", dtype=call.dtype, shape=call.shape)
 
 
 def of_group(call: Event, world: tuple[int, ...]) -> str:
     """Such as ` of group 1 (ranks 0 and 2)`; nothing for the group of all ranks."""
     if call.group_name == "0" and call.group == world:
         return ""
-    who = f"({ranks_named(call.group)})"
+    ranks = ranks_named(call.group)
     if call.group_name.isdigit():
-        return f" of group {call.group_name} {who}"
-    return f" of {who}"
+        return _(" of group {name} ({ranks})", name=call.group_name, ranks=ranks)
+    return _(" of ({ranks})", ranks=ranks)
 
 
 def _inner_frames(frames: list[Frame], line: Frame | None) -> list[Frame]:
@@ -329,11 +337,11 @@ def waits_in(frames: list[Frame]) -> str | None:
 def _in_wrapper(frame: Frame) -> str | None:
     """The call of DDP or FSDP, or the backward pass, that a frame belongs to, if any."""
     if frame.file.endswith("nn/parallel/distributed.py"):
-        return "DDP(model)" if frame.name == "__init__" else "DDP's forward"
+        return "DDP(model)" if frame.name == "__init__" else _DDP_FORWARD
     if frame.name == "_engine_run_backward":
         return "backward"
     if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
-        return "FSDP's forward"
+        return _FSDP_FORWARD
     return None
 
 
@@ -358,9 +366,9 @@ def held_by(frames: list[Frame]) -> str | None:
     if inner:
         return None
     if _FILE_LOCKS.search(line.code):
-        return "a file lock"
+        return FILE_LOCK
     if _LOCKS.search(line.code):
-        return "a lock"
+        return LOCK
     return None
 
 

@@ -14,9 +14,10 @@ from math import inf
 from typing import Any
 
 from course_utils.launcher import echoes, reasons, stacks
+from course_utils.launcher.language import _, capitalized, english, ngettext, sentences
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.words import ranks_listed, wrapped
 from course_utils.launcher.words import ranks_named as ranks
-from course_utils.launcher.words import were, wrapped
 
 # By global rank its stack, outermost frame first: [] if it gave none, None if its function has
 # returned.
@@ -49,6 +50,8 @@ class Failure:
 
     Attributes:
         headline: its name and its words, such as `ValueError: boom`.
+        in_english: the headline by which its likely reason is looked up, where the headline is a
+            message of the course and the learner reads a different language; else empty.
         frames: the stack at which it was raised, outermost first.
         echo: what kind of complaint about other ranks it is, see `echoes`; empty for a cause.
         began_otherwise: such a complaint came while an exception of the rank's own was handled.
@@ -64,6 +67,7 @@ class Failure:
     began_otherwise: bool = False
     details: Sequence[str] = ()
     died: bool = False
+    in_english: str = ""
 
     @property
     def is_echo(self) -> bool:
@@ -84,7 +88,7 @@ class Failure:
         if not lines:
             return "\n".join(head)
         *callers, last = lines
-        rows = list(dict.fromkeys(f"  {frame.place}: {frame.code}" for frame in callers))
+        rows = list(dict.fromkeys(f"  {frame.place_and_code}" for frame in callers))
         if len(rows) < len(callers):  # a function calls itself
             rows.append("  ...")
         rows.append(f"  {last.place}\n{last.excerpt()}".rstrip())
@@ -97,7 +101,7 @@ class Failure:
 
     def likely(self, world_size: int, output: str = "") -> str:
         """The likely reason, if there is one to tell."""
-        reason = reasons.of_failure(self.headline, self.frames, output)
+        reason = reasons.of_failure(self.in_english or self.headline, self.frames, output)
         if reason or self.began_otherwise:
             return reason
         return reasons.of_echo(self.echo, world_size)
@@ -153,27 +157,39 @@ class WorkerTimeout(WorkerError):
     Its parts are who was not done, a row for every rank, and why.
 
     Attributes:
-        when: time was up, in seconds on the system's monotonic clock. A listener fills in the rest.
+        when: time was up, in seconds on the system's monotonic clock.
+        seconds: how long the ranks had; infinite if it is proven that they will never be done. A
+            listener fills in the rest.
         waiting: by rank, where it was: its state, its line, its calls, and what it waited in.
         absent: the ranks that others waited for, and that waited for none.
         pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
     """
 
-    def __init__(self, parts: Sequence[str], output: Sequence[str] = (), when: float = 0) -> None:
+    def __init__(
+        self,
+        parts: Sequence[str],
+        output: Sequence[str] = (),
+        when: float = 0,
+        seconds: float = inf,
+    ) -> None:
         super().__init__(parts, output)
         self.when = when
+        self.seconds = seconds
         self.waiting: dict[int, Any] = {}
         self.absent: list[int] = []
         self.pattern: str | None = None
 
 
-def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
+def from_exception(
+    rank: int, error: BaseException, note: str = "", in_english: str = ""
+) -> Failure:
     """In the worker: what an exception says, in words that survive the trip to the kernel.
 
     Args:
         rank: where it was raised.
         error: the exception.
         note: what is said instead of its own words.
+        in_english: the note in English, by which the likely reason is looked up.
     """
     checkpoint_failures = getattr(error, "failures", None)
     if type(error).__name__ == "CheckpointException" and isinstance(checkpoint_failures, dict):
@@ -186,9 +202,9 @@ def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
         headline, *led_to_it = _raised_first(where, tracebacks)
         details = [*led_to_it, *details]
     if isinstance(error, SystemExit):
-        headline = "sys.exit() was called"
+        headline = _("sys.exit() was called")
         if error.code is not None:
-            headline = f"sys.exit({error.code!r}) was called"
+            headline = _("sys.exit({code}) was called", code=repr(error.code))
     kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
     if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
         headline = _LOST_IN_ONE_WORDING
@@ -198,7 +214,9 @@ def from_exception(rank: int, error: BaseException, note: str = "") -> Failure:
     frames = _frames(error)
     when = time.monotonic()
     headline = headline[:_MAX_CHARACTERS]
-    return Failure(rank, when, headline, frames, echo, began_otherwise, details)
+    return Failure(
+        rank, when, headline, frames, echo, began_otherwise, details, in_english=in_english
+    )
 
 
 def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) -> Failure:
@@ -212,12 +230,12 @@ def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) 
     frames = _frames(error)
     when = time.monotonic()
     if rank in failures:
-        cause, _ = failures[rank]
+        cause = failures[rank][0]
         return Failure(rank, when, _named(cause), frames, details=_details(cause))
-    headline = f"CheckpointException: {ranks(failures)} failed"
+    headline = _("CheckpointException: {ranks} failed", ranks=ranks(failures))
     causes = []
-    for other, (cause, _) in failures.items():
-        causes.append(f"rank {other}: {_named(cause)}")
+    for other, (cause, _stack) in failures.items():
+        causes.append(_("rank {rank}: {words}", rank=other, words=_named(cause)))
     details = causes[:_MAX_EXCEPTIONS]
     return Failure(rank, when, headline, frames, echoes.FROM_PEER, details=details)
 
@@ -236,7 +254,7 @@ def _words(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:
-        return "(its message cannot be printed)"
+        return _("(its message cannot be printed)")
 
 
 def _named(error: BaseException) -> str:
@@ -251,9 +269,15 @@ def _raised_first(where: str, tracebacks: str) -> list[str]:
     while parts:
         led_on = parts.pop()
         words, place = _words_and_place(parts.pop())
-        relation = "caused by" if led_on.startswith("The") else "while handling"
-        lines.append(f"{relation} {words}{place}")
+        lines.append(_led_by(f"{words}{place}", is_cause=led_on.startswith("The")))
     return lines
+
+
+def _led_by(name: str, is_cause: bool) -> str:
+    """A line about an exception that led to a different one."""
+    if is_cause:
+        return _("caused by {exception}", exception=name)
+    return _("while handling {exception}", exception=name)
 
 
 def _words_and_place(trace: str) -> tuple[str, str]:
@@ -268,7 +292,7 @@ def _words_and_place(trace: str) -> tuple[str, str]:
     line = stacks.learners_line(frames)
     if line is None:
         return words, ""
-    return words, f", {line.place}: {line.code}"
+    return words, f", {line.place_and_code}"
 
 
 def _frames(error: BaseException) -> list[Frame]:
@@ -282,7 +306,7 @@ def _details(error: BaseException) -> list[str]:
     if isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_EXCEPTIONS]
         for member in members:
-            lines.append(f"one of them: {_named_with_place(member)}")
+            lines.append(_("one of them: {exception}", exception=_named_with_place(member)))
         for member in members:
             lines += [f"  {line}" for line in _details(member)]
     lines += _what_led_to(error)
@@ -295,10 +319,10 @@ def _what_led_to(error: BaseException) -> list[str]:
     while len(lines) < _MAX_EXCEPTIONS:
         if link.__cause__ is not None:
             link = link.__cause__
-            lines.append(f"caused by {_named_with_place(link)}")
+            lines.append(_led_by(_named_with_place(link), is_cause=True))
         elif link.__context__ is not None and not link.__suppress_context__:
             link = link.__context__
-            lines.append(f"while handling {_named_with_place(link)}")
+            lines.append(_led_by(_named_with_place(link), is_cause=False))
         else:
             break
     return lines
@@ -319,19 +343,30 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
         status: its exit status, or minus the signal's number.
         dump: what faulthandler has written about it, if it crashed.
     """
-    headline = how_it_died(status)
-    if status >= 0:
-        headline += " before its function returned"
-    _, _, crash = dump.partition("Fatal Python error")  # before it: stacks that were asked for
-    return Failure(rank, time.monotonic(), headline, stacks.from_dump(crash), died=True)
+    headline = _how_it_died_early(status)
+    with english():
+        in_english = _how_it_died_early(status)
+    crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
+    frames = stacks.from_dump(crash)
+    when = time.monotonic()
+    return Failure(rank, when, headline, frames, died=True, in_english=in_english)
+
+
+def _how_it_died_early(status: int) -> str:
+    if status < 0:
+        return how_it_died(status)
+    return _(
+        "the process left with exit status {status} before its function returned", status=status
+    )
 
 
 def how_it_died(status: int) -> str:
     """Such as `the process died of SIGKILL`, of an exit status or minus a signal's number."""
     if status >= 0:
-        return f"the process left with exit status {status}"
+        return _("the process left with exit status {status}", status=status)
     names = {number.value: number.name for number in signal.Signals}
-    return f"the process died of {names.get(-status, f'signal {-status}')}"
+    name = names.get(-status) or _("signal {number}", number=-status)
+    return _("the process died of {signal}", signal=name)
 
 
 def worker_error(
@@ -359,11 +394,22 @@ def worker_error(
     root = alike[0]
     failed = [failure.rank for failure in alike]
     reason = root.likely(world_size, output[root.rank])
-    likely_reason = f"Likely reason: {reason}." if reason else ""
     rows = _differing_words(alike)
     rows += _about_the_others(failed, others, world_size, stacks_of_others or {})
-    parts = [f"{ranks(failed)} failed: {root.story()}", likely_reason, "\n".join(rows)]
+    failed_so = ngettext(
+        "rank {ranks} failed: {story}",
+        "ranks {ranks} failed: {story}",
+        len(failed),
+        ranks=ranks_listed(failed),
+        story=root.story(),
+    )
+    parts = [failed_so, likely_reason(reason), "\n".join(rows)]
     return WorkerError(parts, output, [*alike, *others])
+
+
+def likely_reason(reason: str) -> str:
+    """A sentence that gives a reason; empty if there is none."""
+    return _("Likely reason: {reason}.", reason=reason) if reason else ""
 
 
 def _differing_words(alike: list[Failure]) -> list[str]:
@@ -372,9 +418,9 @@ def _differing_words(alike: list[Failure]) -> list[str]:
     different = [failure.rank for failure in alike if failure.headline != root.headline]
     if not different:
         return []
-    first_words = f"These are the words of rank {root.rank}."
-    difference = f"Those of {ranks(different)} differ in numbers only."
-    return [f"{first_words} {difference}"]
+    first_words = _("These are the words of rank {rank}.", rank=root.rank)
+    difference = _("Those of {ranks} differ in numbers only.", ranks=ranks(different))
+    return [sentences(first_words, difference)]
 
 
 def _about_the_others(
@@ -389,13 +435,20 @@ def _about_the_others(
     for failure in others:
         if not failure.is_echo:  # an echo isn't worth telling: its rank was stopped, too
             stopped.remove(failure.rank)
-            first_line, _, _ = failure.headline.partition("\n")
+            first_line = failure.headline.partition("\n")[0]
             words = first_line[:_SHORT]
-            rows.append(f"Rank {failure.rank} failed as well: {words}")
+            rows.append(_("Rank {rank} failed as well: {words}", rank=failure.rank, words=words))
     for rank in sorted(stacks_of_others):
-        rows.append(f"Rank {rank} was meanwhile {_position(stacks_of_others[rank])}")
+        position = _position(stacks_of_others[rank])
+        rows.append(_("Rank {rank} was meanwhile {position}", rank=rank, position=position))
     if stopped:
-        rows.append(f"{were(stopped).capitalize()} stopped.")
+        were_stopped = ngettext(
+            "rank {ranks} was stopped.",
+            "ranks {ranks} were stopped.",
+            len(stopped),
+            ranks=ranks_listed(stopped),
+        )
+        rows.append(capitalized(were_stopped))
     return rows
 
 
@@ -414,20 +467,33 @@ def worker_timeout(
         when: time was up, in seconds on the system's monotonic clock.
     """
     running = [rank for rank, frames in stacks_by_rank.items() if frames is not None]
-    head = f"{were(running)} not done after {seconds:g} s."
-    if seconds == inf:
-        head = f"{ranks(running)} would never be done."
     rows = []
     for rank in sorted(stacks_by_rank):
-        rows.append(f"  rank {rank}: {_position(stacks_by_rank[rank])}")
-    return WorkerTimeout([head, "\n".join(rows)], output, when)
+        row = _("rank {rank}: {position}", rank=rank, position=_position(stacks_by_rank[rank]))
+        rows.append(f"  {row}")
+    return WorkerTimeout([not_done(running, seconds), "\n".join(rows)], output, when, seconds)
+
+
+def not_done(running: Collection[int], seconds: float) -> str:
+    """A sentence about ranks that were not done after so many seconds; infinite: never will be."""
+    if seconds == inf:
+        return _("{ranks} would never be done.", ranks=ranks(running))
+    return ngettext(
+        "rank {ranks} was not done after {seconds:g} s.",
+        "ranks {ranks} were not done after {seconds:g} s.",
+        len(running),
+        ranks=ranks_listed(running),
+        seconds=seconds,
+    )
 
 
 def _position(frames: list[Frame] | None) -> str:
     """Where a rank is, in one line."""
     if frames is None:
-        return "its function has returned"
+        return _("its function has returned")
     if not frames:
-        return "gives no answer"
+        return _("gives no answer")
     line = stacks.learners_line(frames)
-    return f"at {line.place}: {line.code}" if line else "outside of your code"
+    if line is None:
+        return _("outside of your code")
+    return _("at {line}", line=line.place_and_code)

@@ -11,6 +11,7 @@ from typing import Any
 
 from course_utils.launcher import nested, worker
 from course_utils.launcher.descendants import LIBC
+from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_group import Stopped, WorkerGroup
 
@@ -63,7 +64,7 @@ def launch(
         WorkerTimeout: the ranks weren't done in time.
     """
     if worker.current_worker:
-        raise RuntimeError(nested.REFUSAL)
+        raise RuntimeError(_(nested.REFUSAL))
     group = WorkerGroup(world_size, nodes, timeout, listeners)
     try:
         with _stop_button() as pressed, contextlib.closing(group):
@@ -105,7 +106,7 @@ def print_in_rank_order(pieces: Pieces) -> None:
     """Print what each rank printed; `pieces` is that of `WorkerGroup.output_pieces`."""
     lines = []
     for rank, pieces_of_rank in enumerate(pieces):
-        for text, _ in pieces_of_rank:
+        for text, _mark in pieces_of_rank:
             if text:
                 lines.append(named(rank, text))
     if lines:  # ipykernel opens a socket for each thread that writes, even nothing

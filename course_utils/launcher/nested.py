@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from course_utils.launcher.language import N_, _
+
 _LAUNCHER = "torch.distributed.launcher.api"  # accelerate's notebook_launcher and torchrun use it
-REFUSAL = """launch was called inside a worker. A rank cannot launch ranks: call launch from the \
-cell, with a larger world_size."""
+REFUSAL = N_(
+    "launch was called inside a worker. A rank cannot launch ranks: call launch from the cell, "
+    "with a larger world_size."
+)
 
 
 def refuse_launchers() -> None:
@@ -33,7 +37,7 @@ def _put_refusal_into(module: ModuleType, rank_pid: int) -> None:
     def refuse(config: Any, *args: Any, **options: Any) -> Any:
         acts_as_host = getattr(config, "max_nodes", 1) > 1
         if os.getpid() == rank_pid and not acts_as_host:
-            raise RuntimeError(REFUSAL)
+            raise RuntimeError(_(REFUSAL))
         return launch_agent(config, *args, **options)
 
     module.launch_agent = refuse

@@ -7,81 +7,124 @@ import socket
 from collections.abc import Sequence
 
 from course_utils.launcher import echoes
+from course_utils.launcher.language import N_, _, sentences
 from course_utils.launcher.stacks import Frame, learners_line
 
-_ON_THE_CPU = (
+_ON_THE_CPU = N_(
     "this launch runs on the CPU, and the line asks for a GPU: take 'cuda' only where "
     "torch.cuda.is_available(), and gloo where it is not"
 )
 _BY_WORDS = {  # a pattern of the headline: the reason
-    "died of SIGKILL": "something outside killed it, most often the system because memory ran out: "
-    "use a smaller batch or model, or fewer ranks",
-    "died of SIGSEGV": "compiled code touched memory that is not its own",
-    "died of SIGABRT": "compiled code gave up (its own words, if any, stand in the rank's output)",
-    "died of SIGBUS": "shared memory is full or a mapped file shrank: look at the size of /dev/shm",
-    "died of SIGFPE": "an integer was divided by zero in compiled code",
-    "died of SIGALRM": "an alarm rang that the function had set, and it has no handler for it: "
-    "give signal.signal one",
-    "can't allocate memory": "it asks for more memory than this machine has left, or than a limit "
-    "of the system, a container or a scheduler allows",
-    "died of SIGTERM": "something asked this one process to end",
-    "left with exit status": "os._exit ends a process at once; let the function return instead",
-    "BdbQuit": "a rank has no keyboard, so a debugger ends at once; print instead",
-    "DataLoader worker .*killed by signal: Killed": "something outside killed it, most often the "
-    "system because memory ran out: use fewer workers, or hold less in the dataset",
-    "RecursionError": "a function calls itself, and nothing ends that",
-    "initialize the default process group twice": "launch makes the group before your function "
-    "runs: leave init_process_group() out, or make the group yourself, once, under "
-    "launch(..., backend=None)",
-    "cannot be rebuilt: .*Default process group": "a DDP model belongs to its process group, "
-    "which ends with the rank: return model.module or model.module.state_dict()",
-    "its result, a (coroutine|generator|async_generator)": "calling such a function runs nothing "
-    "of it: return what it makes, such as list(...) or asyncio.run(...)",
-    "not used in producing loss": "a parameter took no part in the loss, so DDP still waited for "
-    "its gradient when the next step began: use it, freeze it by requires_grad_(False), or allow "
-    "it by DistributedDataParallel(model, find_unused_parameters=True)",
-    "mark a variable ready only once": "a checkpoint with use_reentrant=True runs a backward pass "
-    "of its own inside of yours: use checkpoint(..., use_reentrant=False)",
+    "died of SIGKILL": N_(
+        "something outside killed it, most often the system because memory ran out: "
+        "use a smaller batch or model, or fewer ranks"
+    ),
+    "died of SIGSEGV": N_("compiled code touched memory that is not its own"),
+    "died of SIGABRT": N_(
+        "compiled code gave up (its own words, if any, stand in the rank's output)"
+    ),
+    "died of SIGBUS": N_(
+        "shared memory is full or a mapped file shrank: look at the size of /dev/shm"
+    ),
+    "died of SIGFPE": N_("an integer was divided by zero in compiled code"),
+    "died of SIGALRM": N_(
+        "an alarm rang that the function had set, and it has no handler for it: "
+        "give signal.signal one"
+    ),
+    "can't allocate memory": N_(
+        "it asks for more memory than this machine has left, or than a limit "
+        "of the system, a container or a scheduler allows"
+    ),
+    "died of SIGTERM": N_("something asked this one process to end"),
+    "left with exit status": N_("os._exit ends a process at once; let the function return instead"),
+    "BdbQuit": N_("a rank has no keyboard, so a debugger ends at once; print instead"),
+    "DataLoader worker .*killed by signal: Killed": N_(
+        "something outside killed it, most often the "
+        "system because memory ran out: use fewer workers, or hold less in the dataset"
+    ),
+    "RecursionError": N_("a function calls itself, and nothing ends that"),
+    "initialize the default process group twice": N_(
+        "launch makes the group before your function "
+        "runs: leave init_process_group() out, or make the group yourself, once, under "
+        "launch(..., backend=None)"
+    ),
+    "cannot be rebuilt: .*Default process group": N_(
+        "a DDP model belongs to its process group, "
+        "which ends with the rank: return model.module or model.module.state_dict()"
+    ),
+    "its result, a (coroutine|generator|async_generator)": N_(
+        "calling such a function runs nothing "
+        "of it: return what it makes, such as list(...) or asyncio.run(...)"
+    ),
+    "not used in producing loss": N_(
+        "a parameter took no part in the loss, so DDP still waited for its gradient when the next "
+        "step began: use it, freeze it by requires_grad_(False), or allow it by "
+        "DistributedDataParallel(model, find_unused_parameters=True)"
+    ),
+    "mark a variable ready only once": N_(
+        "a checkpoint with use_reentrant=True runs a backward pass "
+        "of its own inside of yours: use checkpoint(..., use_reentrant=False)"
+    ),
     "Found no NVIDIA|not compiled with CUDA|No CUDA GPUs|at least one CUDA device": _ON_THE_CPU,
-    "device_ids and output_device arguments only work with": "the model is on the CPU, where "
-    "DistributedDataParallel takes no device_ids: leave them out",
-    "EADDRINUSE": "something listens on that port already: a second rank that says it is rank 0 "
-    "(each rank's number is int(os.environ['RANK'])), or a different program",
-    "to connect to": "no rank serves the address in MASTER_ADDR and MASTER_PORT: rank 0 has to "
-    "make its group there, at the same address as the others",
-    r"(in|out)LengthPerRank\[myRank\]": "in all_to_all_single, what a rank sends to itself and "
-    "what it expects of itself differ: entry j of rank i's input_split_sizes has to be entry i "
-    "of rank j's output_split_sizes",
-    r"Global rank \d+ is not part of group": "src and dst are ranks of the whole launch: of a "
-    "rank's number within a group, write group_src= or group_dst=",
-    r"Expected parameter `\w+` of type torch.Tensor": "a collective works on tensors: make one of "
-    "the number, such as torch.tensor([3.5])",
-    r"unexpected pos \d+ vs \d+|No space left on device|failed writing file": "a file could not be "
-    "written to its end, most often because the disk is full",
-    "not compatible with an interactive environment": "Lightning was imported in the notebook "
-    "and took this rank for it: import it inside the function that launch runs",
+    "device_ids and output_device arguments only work with": N_(
+        "the model is on the CPU, where DistributedDataParallel takes no device_ids: leave them out"
+    ),
+    "EADDRINUSE": N_(
+        "something listens on that port already: a second rank that says it is rank 0 "
+        "(each rank's number is int(os.environ['RANK'])), or a different program"
+    ),
+    "to connect to": N_(
+        "no rank serves the address in MASTER_ADDR and MASTER_PORT: rank 0 has to "
+        "make its group there, at the same address as the others"
+    ),
+    r"(in|out)LengthPerRank\[myRank\]": N_(
+        "in all_to_all_single, what a rank sends to itself and "
+        "what it expects of itself differ: entry j of rank i's input_split_sizes has to be entry i "
+        "of rank j's output_split_sizes"
+    ),
+    r"Global rank \d+ is not part of group": N_(
+        "src and dst are ranks of the whole launch: of a "
+        "rank's number within a group, write group_src= or group_dst="
+    ),
+    r"Expected parameter `\w+` of type torch.Tensor": N_(
+        "a collective works on tensors: make one of the number, such as torch.tensor([3.5])"
+    ),
+    r"unexpected pos \d+ vs \d+|No space left on device|failed writing file": N_(
+        "a file could not be written to its end, most often because the disk is full"
+    ),
+    "not compatible with an interactive environment": N_(
+        "Lightning was imported in the notebook "
+        "and took this rank for it: import it inside the function that launch runs"
+    ),
 }
 _BY_FILE = {  # a pattern of a file among its frames: the reason
-    r"\bargparse\.py$": "argparse reads the command line, and a rank has none: hand it a list, "
-    "such as parse_args([])",
-    r"launchers/multiprocessing\.py$": "launch has started the ranks already: use "
-    "Trainer(strategy='ddp'), not 'ddp_notebook'",
+    r"\bargparse\.py$": N_(
+        "argparse reads the command line, and a rank has none: hand it a list, "
+        "such as parse_args([])"
+    ),
+    r"launchers/multiprocessing\.py$": N_(
+        "launch has started the ranks already: use Trainer(strategy='ddp'), not 'ddp_notebook'"
+    ),
 }
 _BY_OUTPUT = {  # a pattern of what a rank printed: the reason
     r"Can't get attribute '.*' on <module '__main__'"  # up to Python 3.13
-    r"|module '__main__' has no attribute": "a process that is started by spawn cannot "
-    "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
-    "function or class into a file",
+    r"|module '__main__' has no attribute": N_(
+        "a process that is started by spawn cannot "
+        "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
+        "function or class into a file"
+    ),
 }
-_CRASHED_AT = "compiled code touched memory that is not its own, called from the line shown above"
-_WAITED = (
+_CRASHED_AT = N_(
+    "compiled code touched memory that is not its own, called from the line shown above"
+)
+_WAITED = N_(
     "the group's own timeout ran out: another rank did not come to this call in time, or not at all"
 )
-_LOST = (
+_LOST = N_(
     "another rank left the group, such as by destroy_process_group(), before this one was done "
     "with it"
 )
-_ENDED = "a process at the other end, such as a DataLoader's worker, has ended"
+_ENDED = N_("a process at the other end, such as a DataLoader's worker, has ended")
 _KEPT = re.compile(r"(?<![=!<>])=\s*(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(")
 _USED = re.compile(r"(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(.*\)\s*[.+*/\[-]")
 _A_LITTLE = 12  # lines
@@ -101,26 +144,28 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
         return interface()
     for pattern, reason in _BY_OUTPUT.items():
         if re.search(pattern, output):
-            return reason
+            return _(reason)
     if "died of SIGSEGV" in headline and any(frame.is_learners for frame in frames):
-        return _CRASHED_AT
+        return _(_CRASHED_AT)
     for pattern, reason in _BY_WORDS.items():
         if re.search(pattern, headline, re.DOTALL):
-            return reason
+            return _(reason)
     for pattern, reason in _BY_FILE.items():
         if any(re.search(pattern, frame.file) for frame in frames):
-            return reason
+            return _(reason)
     if "NoneType" in headline:
         call, advice = _call_whose_none_was_used(frames)
         if call:
-            return f"{call} changes its tensor and returns None: {advice}"
+            return _(
+                "{call} changes its tensor and returns None: {advice}", call=call, advice=advice
+            )
     is_loader = any("torch/utils/data" in frame.file for frame in frames)
     # Once the notebook has looked at torch.cuda, torch says so of each fork. A rank that is to use
     # a GPU doesn't start then, so this is a rank on the CPU, or a process that it has forked.
     if frames and not is_loader and "initialize CUDA in forked subprocess" in headline:
-        return _ON_THE_CPU
+        return _(_ON_THE_CPU)
     if is_loader and re.match("ConnectionResetError|EOFError", headline):
-        return _ENDED
+        return _(_ENDED)
     return ""
 
 
@@ -137,45 +182,58 @@ def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
         return "", ""
     used = _USED.search(linecache.getline(line.file, line.line))
     if used:
-        return used[1], "call it in a line of its own, and use the tensor"
+        return used[1], _("call it in a line of its own, and use the tensor")
     for number in range(line.line, max(0, line.line - _A_LITTLE), -1):
         text = linecache.getline(line.file, number)
         kept = _KEPT.search(text)
         if kept and "async_op" not in text:
-            return kept[1], "leave out the `=` before it"
+            return kept[1], _("leave out the `=` before it")
     return "", ""
 
 
 def of_echo(echo: str, world_size: int) -> str:
     """What an echo says about the other ranks, if it is all that there is."""
     if echo == echoes.WAITED:
-        return _WAITED
+        return _(_WAITED)
     if echo == echoes.LOST and world_size > 1:
-        return _LOST
+        return _(_LOST)
     return ""
 
 
 def interface() -> str:
     """Which network interfaces there are."""
-    names = ", ".join(name for _, name in socket.if_nameindex())
-    return f"GLOO_SOCKET_IFNAME names no network interface of this machine, which has {names}"
+    names = ", ".join(name for _number, name in socket.if_nameindex())
+    return _(
+        "GLOO_SOCKET_IFNAME names no network interface of this machine, which has {names}",
+        names=names,
+    )
 
 
 def of_start(error: OSError, rank: int, world_size: int) -> str:
     """Why no rank could be started, or not all of them, and what to do."""
-    start = f"rank {rank} of {world_size} could not be started: {error.strerror or error}."
+    words = error.strerror or str(error)
+    start = _(
+        "rank {rank} of {world_size} could not be started: {words}.",
+        rank=rank,
+        world_size=world_size,
+        words=words,
+    )
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
-        limits = "`ulimit -n` (open files) and `ulimit -u` (processes)"
-        advice = f"Use fewer ranks, or raise the limits that {limits} show."
-        return f"{start} {advice}"
+        advice = _(
+            "Use fewer ranks, or raise the limits that `ulimit -n` (open files) and `ulimit -u` "
+            "(processes) show."
+        )
+        return sentences(start, advice)
     if error.errno == errno.ENOMEM:
-        advice = "Use fewer ranks, or let go of what the notebook holds in memory."
-        return f"{start} {advice}"
+        advice = _("Use fewer ranks, or let go of what the notebook holds in memory.")
+        return sentences(start, advice)
     if error.errno == errno.EADDRNOTAVAIL:
-        return "launch needs the address 127.0.0.1, which this machine does not have."
+        return _("launch needs the address 127.0.0.1, which this machine does not have.")
     if "temporary directory" in str(error):
-        return "launch finds no folder for temporary files: set TMPDIR to one that can be written."
-    return f"No rank could be started: {error.strerror or error}."
+        return _(
+            "launch finds no folder for temporary files: set TMPDIR to one that can be written."
+        )
+    return _("No rank could be started: {words}.", words=words)
 
 
 def unknown_host(output: Sequence[str]) -> str:
@@ -183,7 +241,9 @@ def unknown_host(output: Sequence[str]) -> str:
     for text in output:
         host = _UNKNOWN_HOST.search(text)
         if host:
-            name = host[1]
-            return f"""nobody here knows a host named {name}: leave MASTER_ADDR as it is, \
-or set it to 127.0.0.1"""
+            return _(
+                "nobody here knows a host named {name}: leave MASTER_ADDR as it is, or set it to "
+                "127.0.0.1",
+                name=host[1],
+            )
     return ""

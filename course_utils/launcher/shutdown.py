@@ -25,6 +25,7 @@ from logging.handlers import QueueHandler, QueueListener
 from multiprocessing import resource_tracker
 from types import FrameType
 
+from course_utils.launcher.language import _
 from course_utils.launcher.stacks import ENTRY_POINTS, Frame
 
 _FIRST_REPORT_S = 0.3  # until it is reported what keeps the rank from ending
@@ -49,7 +50,7 @@ class PendingWork:
         """Such as `, at cell [3], line 7, in save: time.sleep(100)`."""
         if self.line is None:
             return ""
-        return f", at {self.line.place}: {self.line.code}"
+        return _(", at {line}", line=self.line.place_and_code)
 
 
 def leave_the_kernels_alone() -> None:
@@ -288,14 +289,15 @@ def _pending_work(main_thread: int) -> PendingWork:
     frames = sys._current_frames()
     for thread in _threads_at_work():
         if thread.ident != main_thread:
-            return PendingWork(f"thread {thread.name}", _learners_line(frames.get(thread.ident)))
+            description = _("thread {name}", name=thread.name)
+            return PendingWork(description, _learners_line(frames.get(thread.ident)))
     line = _learners_line(frames.get(main_thread))
     for process in multiprocessing.process._children:
-        return PendingWork(f"process {process.name}", line)
+        return PendingWork(_("process {name}", name=process.name), line)
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
-            return PendingWork("a queue that nobody reads", line)
-    return PendingWork("what was registered with atexit", line)
+            return PendingWork(_("a queue that nobody reads"), line)
+    return PendingWork(_("what was registered with atexit"), line)
 
 
 def _learners_line(frame: FrameType | None) -> Frame | None:

@@ -13,6 +13,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_utils.launcher.language import _
+
 # In these methods of `WorkerMain` a rank's own stack begins. Below lies the cell that launched it.
 ENTRY_POINTS = "_run_function", "_park_until_killed"
 STACK = "Stack (most recent call first):"  # above the main thread's stack
@@ -66,13 +68,23 @@ class Frame:
     @property
     def place(self) -> str:
         """Such as `cell [5], line 7, in train`; a file by its name alone, without its folder."""
-        where = Path(self.file).name
+        if self.name == "<module>":
+            return self.file_and_line
+        return _("{file_and_line}, in {name}", file_and_line=self.file_and_line, name=self.name)
+
+    @property
+    def file_and_line(self) -> str:
+        """Such as `cell [5], line 7`."""
+        file = Path(self.file).name
         cells = _cell_numbers()
         if self.file in cells:
-            cell = cells[self.file]
-            where = f"cell [{cell}]"
-        name = "" if self.name == "<module>" else f", in {self.name}"
-        return f"{where}, line {self.line}{name}"
+            file = _("cell [{number}]", number=cells[self.file])
+        return _("{file}, line {line}", file=file, line=self.line)
+
+    @property
+    def place_and_code(self) -> str:
+        """Such as `cell [5], line 7, in train: loss.backward()`."""
+        return _("{place}: {code}", place=self.place, code=self.code)
 
     @property
     def code(self) -> str:
@@ -121,7 +133,7 @@ def from_dump(text: str) -> Stack:
     """
     text = _ESCAPED.sub(_unescaped, text)
     text = _COMPILED.split(text)[0]
-    _, _, crashed = text.partition("Current thread ")
+    crashed = text.partition("Current thread ")[2]
     stack = crashed or text.split(_TITLE_END)[-1]
     rows, _, _ = stack.partition("\n\n")
     frames = Stack()

@@ -4,6 +4,8 @@ import re
 import textwrap
 from collections.abc import Iterable
 
+from course_utils.launcher.language import listed, ngettext
+
 _COLUMNS = 95  # JupyterLab breaks a longer line of an error anywhere, also within a word
 _MANY = 16  # ranks that are named one by one
 _CHINESE = re.compile("[\u4e00-\u9fff]")  # may be broken anywhere
@@ -12,12 +14,15 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")  # may be broken anywhere
 def ranks_named(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, or `ranks 0, 1 and 3`, in order; of many, `ranks 0-17 and 20-31`."""
     in_order = sorted(numbers)
-    is_many = len(in_order) > _MANY
-    names = _runs(in_order) if is_many else [str(number) for number in in_order]
-    last = names.pop()
-    if names:
-        return f"ranks {', '.join(names)} and {last}"
-    return f"ranks {last}" if is_many else f"rank {last}"
+    return ngettext("rank {ranks}", "ranks {ranks}", len(in_order), ranks=ranks_listed(in_order))
+
+
+def ranks_listed(numbers: Iterable[int]) -> str:
+    """The same without the word: `3`, or `0, 1 and 3`, or `0-17 and 20-31`."""
+    in_order = sorted(numbers)
+    if len(in_order) > _MANY:
+        return listed(_runs(in_order))
+    return listed(in_order)
 
 
 def _runs(in_order: Iterable[int]) -> list[str]:
@@ -33,14 +38,6 @@ def _runs(in_order: Iterable[int]) -> list[str]:
 
 def _run_named(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
-
-
-def were(numbers: Iterable[int]) -> str:
-    """Such as `rank 3 was`, or `ranks 0 and 1 were`."""
-    names = ranks_named(numbers)
-    if names.startswith("ranks"):
-        return f"{names} were"
-    return f"{names} was"
 
 
 def wrapped(text: str) -> str:

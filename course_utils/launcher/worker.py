@@ -19,6 +19,7 @@ import torch
 
 from course_utils.launcher import errors, nested, shutdown, stack_writer, torch_private, transport
 from course_utils.launcher.descendants import LIBC, Descendants
+from course_utils.launcher.language import _, english
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
@@ -81,7 +82,10 @@ class WorkerMain:
             self._send(transport.RESULT, result)
             self.has_reported = True
         except Exception as error:
-            self._report_failure(error, _why_it_cannot_be_sent(result, error))
+            note = _why_it_cannot_be_sent(result, error)
+            with english():
+                in_english = _why_it_cannot_be_sent(result, error)
+            self._report_failure(error, note, in_english)
 
     def _send(self, kind: bytes, value: Any) -> None:
         transport.send(self.handle.worker_socket, kind, value)
@@ -123,12 +127,12 @@ class WorkerMain:
                 stream.flush()
         LIBC.fflush(None)  # what compiled code printed
 
-    def _report_failure(self, error: BaseException, note: str = "") -> None:
+    def _report_failure(self, error: BaseException, note: str = "", in_english: str = "") -> None:
         """Report to the kernel; what is raised meanwhile is a failure as well, and goes instead."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises wherever we are
             error = _dead_loader(error) or error
-            failure = errors.from_exception(self.handle.rank, error, note)
+            failure = errors.from_exception(self.handle.rank, error, note, in_english)
             with contextlib.suppress(Exception):  # it may be what failed
                 self._flush()
             self._send(transport.FAILED, failure)
@@ -140,7 +144,11 @@ class WorkerMain:
         """Report what was raised while a failure was reported, and where that failure was."""
         second_error = second_error.with_traceback(error.__traceback__)
         failure = errors.from_exception(self.handle.rank, second_error)
-        failure.headline += f" (raised while a {type(error).__name__} was told)"
+        failure.headline = _(
+            "{headline} (raised while a {exception} was told)",
+            headline=failure.headline,
+            exception=type(error).__name__,
+        )
         self._send(transport.FAILED, failure)
         self.has_reported = True
 
@@ -148,7 +156,7 @@ class WorkerMain:
         """Shut down as a program does, but hold the connections to peers until the kernel kills."""
         try:
             if not self.has_reported:  # whatever was raised, no failure ends in silence
-                error = sys.exc_info()[1] or RuntimeError("its end cannot be told")
+                error = sys.exc_info()[1] or RuntimeError(_("its end cannot be told"))
                 self._report_failure(error)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             shutdown.shut_down(self._report_pending_work)
@@ -167,15 +175,27 @@ def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
     """In words, with the place within the result."""
     place = transport.place_of_what_fails(result)
     if isinstance(error, transport.HoldsAPartError):
-        problem = f"its result has a DTensor at {place}" if place else "its result is a DTensor"
-        return f"""{problem}, of which each rank holds a part: call full_tensor() on every rank, \
-and return that."""
-    kind = type(result).__name__
-    note = f"its result, a {kind}, cannot be sent back: {type(error).__name__}: {error}"
+        if place:
+            return _(
+                "its result has a DTensor at {place}, of which each rank holds a part: call "
+                "full_tensor() on every rank, and return that.",
+                place=place,
+            )
+        return _(
+            "its result is a DTensor, of which each rank holds a part: call full_tensor() on "
+            "every rank, and return that."
+        )
+    note = _(
+        "its result, a {kind}, cannot be sent back: {exception}: {words}",
+        kind=type(result).__name__,
+        exception=type(error).__name__,
+        words=error,
+    )
+    lines = [note]
     if place:
-        note += f"\n  That is what stands at {place} in it."
-    note += "\n  Return tensors, numbers, strings, and lists or dicts of these."
-    return note
+        lines.append(_("That is what stands at {place} in it.", place=place))
+    lines.append(_("Return tensors, numbers, strings, and lists or dicts of these."))
+    return "\n  ".join(lines)
 
 
 def _replace_streams() -> None:
@@ -236,4 +256,6 @@ def _dead_loader(error: BaseException) -> BaseException | None:
 
 def no_keyboard(*_: object, **__: object) -> NoReturn:
     """Instead of what would ask the browser, which hears no rank, or a terminal."""
-    raise EOFError("a rank has no keyboard: ask in the cell, hand that to launch; to debug, print")
+    raise EOFError(
+        _("a rank has no keyboard: ask in the cell, hand that to launch; to debug, print")
+    )

@@ -19,6 +19,7 @@ from course_utils.launcher import echoes, errors, reasons, shutdown, transport
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.descendants import LIBC, Descendants
 from course_utils.launcher.errors import StacksByRank
+from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.queues import DrainedQueues
 from course_utils.launcher.rendezvous import Rendezvous
@@ -42,7 +43,7 @@ class Stopped(KeyboardInterrupt):
     """The stop button was pressed. All ranks are gone, and IPython shows one line."""
 
     def _render_traceback_(self) -> list[str]:
-        return ["Stopped; nothing is left running."]
+        return [_("Stopped; nothing is left running.")]
 
 
 class WorkerGroup:
@@ -236,15 +237,22 @@ class WorkerGroup:
         for worker in self.workers:
             rank = worker.rank
             if worker.late_death:
-                death = worker.late_death
-                sentence = f"""After its function was over, rank {rank} did not end as a program \
-does: {death}. What it returned is safe."""
+                sentence = _(
+                    "After its function was over, rank {rank} did not end as a program does: "
+                    "{death}. What it returned is safe.",
+                    rank=rank,
+                    death=worker.late_death,
+                )
                 self.unfinished.append(sentence)
             elif worker.settled and not worker.is_over:
-                work = worker.pending_work or PendingWork("something of its own")
-                description, place = work.description, work.place()
-                sentence = f"""After its function was over, rank {rank} was stopped, as it still \
-waited for {description}{place}."""
+                work = worker.pending_work or PendingWork(_("something of its own"))
+                sentence = _(
+                    "After its function was over, rank {rank} was stopped, as it still waited for "
+                    "{description}{place}.",
+                    rank=rank,
+                    description=work.description,
+                    place=work.place(),
+                )
                 self.unfinished.append(sentence)
 
     def _error(self, running: list[WorkerHandle]) -> errors.WorkerError:
@@ -266,7 +274,7 @@ waited for {description}{place}."""
                 error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
         reason = "" if failures else reasons.unknown_host(self.output())
         if reason:
-            error.parts.append(f"Likely reason: {reason}.")
+            error.parts.append(errors.likely_reason(reason))
         return error
 
     def _worker_error(

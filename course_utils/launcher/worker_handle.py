@@ -12,6 +12,7 @@ from typing import Any
 
 from course_utils.launcher import errors, stack_writer, transport
 from course_utils.launcher.captured_output import CapturedOutput
+from course_utils.launcher.language import _, english
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
 
@@ -191,7 +192,7 @@ class WorkerHandle:
     def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while True:
-                message, files, _, _ = socket.recv_fds(self.kernel_socket, _READ_BYTES, 1)
+                message, files, *_rest = socket.recv_fds(self.kernel_socket, _READ_BYTES, 1)
                 if not message:
                     return
                 self._read_message(message, files)
@@ -203,9 +204,10 @@ class WorkerHandle:
                 content = transport.receive_buffer(files[0])
             self._take(message_kind, content)
         except Exception as error:
-            kind = type(error).__name__
-            note = f"its result arrived but cannot be rebuilt: {kind}: {error}"
-            failure = errors.from_exception(self.rank, error, note)
+            note = _cannot_be_rebuilt(error)
+            with english():
+                in_english = _cannot_be_rebuilt(error)
+            failure = errors.from_exception(self.rank, error, note, in_english)
             self.failure = self.failure or failure  # once a part is lost, what follows fails, too
 
     def _take(self, kind: bytes, content: Any) -> None:
@@ -227,7 +229,7 @@ class WorkerHandle:
             self.failure = value
 
     def _read_output(self) -> None:
-        for _ in range(_READS):
+        for _attempt in range(_READS):
             if self.output_reader is None:
                 return
             data = self.output_reader.read(_READ_BYTES)
@@ -238,6 +240,14 @@ class WorkerHandle:
                 self.output_reader.close()
                 self.output_reader = None
             self.output.add(data, is_last=at_end_of_file)
+
+
+def _cannot_be_rebuilt(error: Exception) -> str:
+    return _(
+        "its result arrived but cannot be rebuilt: {exception}: {words}",
+        exception=type(error).__name__,
+        words=error,
+    )
 
 
 def _signal_main_thread(pid: int, number: int) -> None:

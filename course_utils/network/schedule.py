@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from course_utils.launcher.language import _
 from course_utils.network.collectives import rounds
 from course_utils.record.event import USER_THREAD, Event, Meeting, meetings
 
@@ -79,10 +80,10 @@ class Schedule:
         first = calls[0]
         root = 0 if first.root is None else first.group.index(first.root)
         parts = tuple(tuple(call.parts) for call in calls)
-        steps: list[list[Step]] = [[] for _ in calls]
+        steps: list[list[Step]] = [[] for _call in calls]
         for transfers in rounds(first.kind, algorithm, len(calls), root, first.bytes, parts):
             first_number = len(self.messages)
-            for number, (source, _, _) in enumerate(transfers, first_number):
+            for number, (source, _target, _size) in enumerate(transfers, first_number):
                 steps[source].append(("send", number, None))
             for number, (source, target, size) in enumerate(transfers, first_number):
                 order = (calls[target].index, len(steps[target]))
@@ -92,7 +93,7 @@ class Schedule:
 
     def _add_programs(self, events: Sequence[Event], world_size: int) -> None:
         ranks_with_threads = {event.rank for event in events if event.flags & USER_THREAD}
-        self.programs = [[("compute", None, None)] for _ in range(world_size)]
+        self.programs = [[("compute", None, None)] for _rank in range(world_size)]
         for event in events:
             if event.rank not in ranks_with_threads:
                 begin, end = self._steps_of(event)
@@ -109,14 +110,14 @@ class Schedule:
             timed.append((event.start_s, begin))
             timed.append((event.end_s, end))
         timed.sort(key=lambda pair: pair[0])
-        return [step for _, steps in timed for step in steps]
+        return [step for _time, steps in timed for step in steps]
 
     def _steps_of(self, event: Event) -> tuple[list[Step], list[Step]]:
         """What an event makes its rank do, after what it computes first; and its waiting."""
         is_wait = event.kind == "wait"
         end = self._ends.get((event.rank, event.of if is_wait else event.index))
         if end is None:
-            raise ReplayError(f"{event!r}: the recording lacks that event.")
+            raise ReplayError(_("{event!r}: the recording lacks that event.", event=event))
         begin: list[Step] = [("compute", event, event)]
         kind, number = end
         if not is_wait and kind == "left":
@@ -134,9 +135,17 @@ def _refuse_lonely(pairs: Sequence[Meeting]) -> None:
     if not alone:
         return
     first = min(alone, key=lambda event: (event.index, event.rank))
-    verb = "receives" if first.kind == "send" else "sends"
-    who = "no rank" if first.peer is None else f"rank {first.peer} never"
-    raise ReplayError(f"{first!r}: it has no partner, {who} {verb} it.")
+    raise ReplayError(_why_lonely(first))
+
+
+def _why_lonely(call: Event) -> str:
+    if call.kind == "send":
+        return _(
+            "{call!r}: it has no partner, rank {peer} never receives it.", call=call, peer=call.peer
+        )
+    if call.peer is None:
+        return _("{call!r}: it has no partner, no rank sends it.", call=call)
+    return _("{call!r}: it has no partner, rank {peer} never sends it.", call=call, peer=call.peer)
 
 
 def _refuse_disagreement(meeting: Meeting) -> None:
@@ -144,8 +153,16 @@ def _refuse_disagreement(meeting: Meeting) -> None:
     for rank in meeting.members:
         call = meeting.calls.get(rank)
         if call is None:
-            raise ReplayError(f"{first!r}: it has no partner, rank {rank} made no such call.")
+            raise ReplayError(
+                _(
+                    "{call!r}: it has no partner, rank {rank} made no such call.",
+                    call=first,
+                    rank=rank,
+                )
+            )
         same_call = (call.kind, call.op, call.root) == (first.kind, first.op, first.root)
         sizes_may_differ = call.kind in ("scatter", "all_to_all")
         if not same_call or (call.bytes != first.bytes and not sizes_may_differ):
-            raise ReplayError(f"{first!r}: it has no partner, it met {call!r}.")
+            raise ReplayError(
+                _("{call!r}: it has no partner, it met {other!r}.", call=first, other=call)
+            )

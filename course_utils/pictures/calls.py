@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from course_utils.hang.facts import ranks_by_text
 from course_utils.hang.wait_graph import differs
 from course_utils.launcher.errors import WorkerTimeout
+from course_utils.launcher.language import english
 from course_utils.launcher.words import ranks_named
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
@@ -62,6 +63,7 @@ def _of_one_group(collectives: list[Meeting], open_calls: list[Event]) -> list[M
     return [meeting for meeting in collectives if meeting.key == first.key]
 
 
+@english()  # as are all other words of pictures
 def words(shown: list[Meeting]) -> str:
     """What is missing and what differs, of several collectives in the first one."""
     sentences = []

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from course_utils.launcher.language import _
+from course_utils.launcher.stacks import Frame
+
 Key = tuple[object, ...]
 # Flags of an event, to be combined with `|`. They are plain integers, since a rank combines them at
 # every call and writes them into a row of the record's memory.
@@ -85,7 +88,8 @@ class Event:
     blocking: bool = False  # whether the caller waited at once, so that no wait follows
     of: int | None = None  # for a wait, the index of the operation waited for
     parts: tuple[int, ...] = ()  # bytes for each rank of the group, where each gets its own part
-    place: str = ""  # the learner's line, such as "cell [5], line 7, in train"; empty if none
+    # The learner's line in English, such as "cell [5], line 7, in train"; empty if there is none.
+    place: str = ""
     code: str = ""  # the text of that line
     finished: bool = True  # False if it was not complete when the launch failed
     # Counted from 1: the rank's collectives in this group, its messages from or to this peer with
@@ -102,15 +106,15 @@ class Event:
     def what(self) -> str:
         """Such as `send of 16 bytes to rank 1` or `all_reduce of 4096 bytes`."""
         if self.kind == "wait":
-            return f"wait for event {self.of}"
-        size = "" if self.kind == "barrier" else f" of {self.bytes} bytes"
+            return _("wait for event {of}", of=self.of)
+        size = "" if self.kind == "barrier" else _(" of {bytes} bytes", bytes=self.bytes)
         if self.kind in ("send", "recv"):
-            peer = "any rank" if self.peer is None else f"rank {self.peer}"
-            tag = f", tag {self.tag}" if self.tag else ""
+            peer = _("any rank") if self.peer is None else _("rank {rank}", rank=self.peer)
+            tag = _(", tag {tag}", tag=self.tag) if self.tag else ""
             if self.kind == "send":
-                return f"{self.kind}{size} to {peer}{tag}"
-            return f"{self.kind}{size} from {peer}{tag}"
-        root = "" if self.root is None else f", root {self.root}"
+                return _("send{size} to {peer}{tag}", size=size, peer=peer, tag=tag)
+            return _("recv{size} from {peer}{tag}", size=size, peer=peer, tag=tag)
+        root = "" if self.root is None else _(", root {root}", root=self.root)
         return f"{self.kind}{size}{root}"
 
     @property
@@ -123,11 +127,14 @@ class Event:
 
     @property
     def where(self) -> str:
-        """Place and text of the learner's line."""
-        return f"{self.place}: {self.code}" if self.place else "outside of your code"
+        """Place and text of the learner's line, in the learner's language."""
+        if not self.place:
+            return _("outside of your code")
+        place = Frame(*self.line).place if self.line else self.place
+        return _("{place}: {code}", place=place, code=self.code)
 
     def __repr__(self) -> str:
-        return f"rank {self.rank}: {self.what} at {self.where}"
+        return _("rank {rank}: {what} at {where}", rank=self.rank, what=self.what, where=self.where)
 
 
 @dataclass(frozen=True)

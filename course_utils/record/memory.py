@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from course_utils.launcher import transport
+from course_utils.launcher.language import english
 from course_utils.launcher.stacks import Frame
 
 KEPT = 1024  # rows of a ring that can be read
@@ -204,6 +205,8 @@ def _described(text: bytes) -> list[dict[str, Any]]:
         line = description.get("line")
         if line:
             frame = Frame(*line)
-            description.update(place=frame.place, code=frame.code)
+            with english():  # pictures look for the line in it
+                place = frame.place
+            description.update(place=place, code=frame.code)
         descriptions.append(description)
     return descriptions

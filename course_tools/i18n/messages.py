@@ -1,0 +1,120 @@
+"""What the course says to a learner while it runs: read off the source by Babel, and in Chinese.
+
+A message is the constant text in a call of `_`, `ngettext`, `N_` or `plural`, see
+`course_utils/launcher/language.py`. In Chinese they stand in `source/zh/messages.po`, of which
+`course_utils/locale` has what gettext reads and what is installed.
+"""
+
+import io
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+from babel.messages.catalog import Catalog, Message
+from babel.messages.extract import extract_from_file
+from babel.messages.mofile import write_mo
+
+from course_tools.i18n import catalogues
+
+NAME = "messages"
+CATALOGUE = f"source/zh/{NAME}.po"
+COMPILED = "course_utils/locale/zh_CN/LC_MESSAGES/course.mo"
+_PACKAGES = ("course_utils", "course_checks")
+_MARKED_BY = {"_": None, "N_": None, "ngettext": (1, 2), "plural": (1, 2)}
+
+Id = str | tuple[str, str]  # a message, or its forms for one and for many
+
+
+def ids(root: Path) -> list[Id]:
+    """Returns all messages in the order of the source, each once."""
+    found: dict[Id, None] = {}
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            for _line, message, _comments, _context in extract_from_file(
+                "python", path, keywords=_MARKED_BY
+            ):
+                found[message] = None
+    return list(found)
+
+
+def text_of(message: Id) -> str:
+    """Returns what a message is known by: its form for one."""
+    return message if isinstance(message, str) else message[0]
+
+
+def prose(root: Path) -> list[str]:
+    """Returns what is to be translated."""
+    return [text_of(message) for message in ids(root)]
+
+
+def known(catalog: Catalog) -> dict[str, Message]:
+    """Returns the entries by their keys, each with one English and one Chinese text."""
+    found = {}
+    for message in catalog:
+        if message.id:
+            text = text_of(message.id)
+            chinese = message.string if isinstance(message.string, str) else message.string[0]
+            found[catalogues.key(text)] = Message(
+                text, chinese, flags=message.flags, user_comments=message.user_comments
+            )
+    return found
+
+
+def take_up(catalog: Catalog, wanted: list[Id]) -> Catalog:
+    """Returns the catalogue for these messages; see `catalogues.take_up`."""
+    flat = catalogues.empty()
+    for message in known(catalog).values():
+        flat.add(
+            message.id, message.string, flags=message.flags, user_comments=message.user_comments
+        )
+    flat = catalogues.take_up(flat, [text_of(message) for message in wanted])
+    result = catalogues.empty()
+    result.creation_date = catalog.creation_date
+    for message in wanted:
+        entry = flat.get(text_of(message))
+        chinese = entry.string if isinstance(message, str) else (entry.string,)
+        result.add(message, chinese, flags=entry.flags, user_comments=entry.user_comments)
+    return result
+
+
+def compiled(root: Path) -> bytes:
+    """Returns the catalogue as gettext reads it; what is fuzzy or missing is not in it."""
+    file = io.BytesIO()
+    write_mo(file, catalogues.read(root / CATALOGUE))
+    return file.getvalue()
+
+
+def write(root: Path) -> None:
+    """Writes the catalogue that is installed."""
+    path = root / COMPILED
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(compiled(root))
+
+
+def faults(root: Path) -> Iterator[str]:
+    """What translations have lost, or have too much, of fields; and a catalogue that is old."""
+    for message in catalogues.read(root / CATALOGUE):
+        forms = [message.id] if isinstance(message.id, str) else list(message.id)
+        chinese = message.string if isinstance(message.string, str) else message.string[0]
+        if not message.id or not chinese:
+            continue
+        for form in forms:
+            odd = fields(form) ^ fields(chinese)
+            if odd:
+                yield f"fields differ: {' '.join(sorted(odd))}: {text_of(message.id)[:70]}"
+                break
+    path = root / COMPILED
+    if not path.exists() or path.read_bytes() != compiled(root):
+        yield f"{COMPILED} is old: make zh"
+
+
+def fields(text: str) -> set[str]:
+    """Returns the fields of a template, such as `{seconds:g}`."""
+    found = set()
+    try:
+        for _words, name, spec, conversion in string.Formatter().parse(text):
+            if name is not None:
+                found.add(f"{name}!{conversion}:{spec}")
+    except ValueError:  # braces that are no field, in a message without fields
+        return set()
+    return found
