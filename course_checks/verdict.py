@@ -20,7 +20,7 @@ from course_checks.flops import flops
 from course_checks.outcome import Outcome, Row
 from course_checks.rules import Rules, broken, unwaited
 from course_utils.hang.facts import in_short as ranks
-from course_utils.launcher.language import N_, _, capitalized, ngettext, sentences, separated
+from course_utils.launcher.language import N_, _, capitalized, sentences, separated
 from course_utils.network.trace import Trace
 
 _CALLS = 5  # if there are more calls, they are only counted
@@ -168,7 +168,10 @@ def _calls(trace: Trace, rank: int) -> str:
     if len(calls) > _CALLS:
         calls = []
         for kind, n in Counter(event.kind for event in events).items():
-            calls.append(ngettext("{kind} once", "{kind} {n} times", n, kind=kind, n=n))
+            if n == 1:
+                calls.append(_("{kind} once", kind=kind))
+            else:
+                calls.append(_("{kind} {n} times", kind=kind, n=n))
     if not calls:
         return _("It called nothing.")
     return _("It called {calls}.", calls=separated(calls))

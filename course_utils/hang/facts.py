@@ -19,7 +19,7 @@ from course_utils.hang.whereabouts import (
     is_message,
     of_group,
 )
-from course_utils.launcher.language import N_, _, ngettext, separated
+from course_utils.launcher.language import N_, _, separated
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named
 from course_utils.record.event import (
@@ -64,6 +64,9 @@ _ADVICE = {  # by what holds a rank inside its own process
 }
 _BATCHES = N_(": as many batches, each with a backward pass")
 _BACKWARDS = N_(": as many batches, each with a backward pass, and no_sync() for the same ones")
+
+_HAS_RETURNED = N_("its function has returned")
+_HAVE_RETURNED = N_("their functions have returned")
 
 
 @dataclass
@@ -346,9 +349,11 @@ def _counts(graph: WaitGraph, call: Event, other: int) -> Counts:
 
 
 def _times(count: int) -> str:
+    if count == 1:
+        return _("once")
     if count == 2:
         return _("twice")
-    return ngettext("once", "{count} times", count, count=count)
+    return _("{count} times", count=count)
 
 
 def _place(call: Event) -> str:
@@ -459,6 +464,7 @@ def absences(graph: WaitGraph) -> list[Absence]:
         return []
     waiting = [rank for rank in graph.waits_for if not graph.reachable(rank).isdisjoint(absent)]
     first = graph.ranks[absent[0]]
+    several = len(absent) > 1
     states = {graph.ranks[rank].state for rank in absent}
     facts = Absence(
         waiting=ranks_named(waiting),
@@ -466,13 +472,11 @@ def absences(graph: WaitGraph) -> list[Absence]:
         all_returned=states == {"returned"},
         all_held=states == {"held"},
         is_file_lock=first.blocker == FILE_LOCK,
-        first_waits=ngettext("it waits", "rank {rank} waits", len(absent), rank=first.rank),
+        first_waits=_("rank {rank} waits", rank=first.rank) if several else _("it waits"),
         holder=_(first.blocker) if first.blocker else "",
         advice=_advice(graph, absent[:1]),
         key=_key(first),
-        have_returned=ngettext(
-            "its function has returned", "their functions have returned", len(absent)
-        ),
+        have_returned=_(_HAVE_RETURNED if several else _HAS_RETURNED),
         exception=_first_exception(graph),
         missed=_first_missed(graph),
     )
