@@ -254,7 +254,7 @@ def _dead_loader(error: BaseException) -> BaseException | None:
     return None
 
 
-def no_keyboard(*_: object, **__: object) -> NoReturn:
+def no_keyboard(*arguments: object, **options: object) -> NoReturn:
     """Instead of what would ask the browser, which hears no rank, or a terminal."""
     raise EOFError(
         _("a rank has no keyboard: ask in the cell, hand that to launch; to debug, print")
