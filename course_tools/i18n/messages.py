@@ -52,12 +52,16 @@ def known(catalog: Catalog) -> dict[str, Message]:
     found = {}
     for message in catalog:
         if message.id:
-            text = text_of(message.id)
-            chinese = message.string if isinstance(message.string, str) else message.string[0]
+            text, chinese = text_of(message.id), chinese_of(message)
             found[catalogues.key(text)] = Message(
                 text, chinese, flags=message.flags, user_comments=message.user_comments
             )
     return found
+
+
+def chinese_of(message: Message) -> str:
+    """Returns a message in Chinese, which has one form for all numbers; empty if nobody has it."""
+    return message.string if isinstance(message.string, str) else message.string[0]
 
 
 def take_up(catalog: Catalog, wanted: list[Id]) -> Catalog:
@@ -92,17 +96,21 @@ def write(root: Path) -> None:
 
 
 def faults(root: Path) -> Iterator[str]:
-    """What translations have lost, or have too much, of fields; and a catalogue that is old."""
+    """What has no translation, or one without all fields; and a compiled catalogue that is old."""
     for message in catalogues.read(root / CATALOGUE):
-        forms = [message.id] if isinstance(message.id, str) else list(message.id)
-        chinese = message.string if isinstance(message.string, str) else message.string[0]
-        if not message.id or not chinese:
+        if not message.id:  # the header
             continue
+        start = text_of(message.id)[:70]
+        chinese = chinese_of(message)
+        if not chinese:
+            yield f"no Chinese: {start}"
+            continue
+        forms = [message.id] if isinstance(message.id, str) else message.id
+        odd: set[str] = set()
         for form in forms:
-            odd = fields(form) ^ fields(chinese)
-            if odd:
-                yield f"fields differ: {' '.join(sorted(odd))}: {text_of(message.id)[:70]}"
-                break
+            odd |= fields(form) ^ fields(chinese)
+        if odd:
+            yield f"fields differ: {' '.join(sorted(odd))}: {start}"
     path = root / COMPILED
     if not path.exists() or path.read_bytes() != compiled(root):
         yield f"{COMPILED} is old: make zh"
