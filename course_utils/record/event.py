@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from course_utils.launcher.language import _
+from course_utils.launcher.language import _, english
 from course_utils.launcher.stacks import Frame
 
 Key = tuple[object, ...]
@@ -130,8 +130,16 @@ class Event:
         """Place and text of the learner's line, in the learner's language."""
         if not self.place:
             return _("outside of your code")
-        place = Frame(*self.line).place if self.line else self.place
-        return _("{place}: {code}", place=place, code=self.code)
+        return _("{place}: {code}", place=self._place_in_words(), code=self.code)
+
+    def _place_in_words(self) -> str:
+        """In the learner's language; in English if only the kernel that recorded knows the cell."""
+        if self.line is None:
+            return self.place
+        frame = Frame(*self.line)
+        with english():
+            is_known_here = frame.place == self.place
+        return frame.place if is_known_here else self.place
 
     def __repr__(self) -> str:
         return _("rank {rank}: {what} at {where}", rank=self.rank, what=self.what, where=self.where)
