@@ -1,7 +1,7 @@
 """The rules of the report of a hang: one table, of which the first rule that applies speaks.
 
 A section of the table looks for its facts in a `WaitGraph` (see `facts.py`). Each of its rules has
-the name of a pattern, or None where nothing is proven; a condition on the facts `f`; and sentences,
+the name of a pattern, or None where nothing is proven; a condition on the facts `f`; and messages,
 in whose braces facts are put. Where the facts prove nothing, no rule names a cause: a wrong
 diagnosis costs more time than none.
 """

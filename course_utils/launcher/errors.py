@@ -50,8 +50,8 @@ class Failure:
 
     Attributes:
         headline: its name and its words, such as `ValueError: boom`.
-        in_english: the headline by which its likely reason is looked up, where the headline is a
-            message of the course and the learner reads a different language; else empty.
+        in_english: the headline in English, by which its likely reason is looked up, where it is a
+            message of the course; else empty.
         frames: the stack at which it was raised, outermost first.
         echo: what kind of complaint about other ranks it is, see `echoes`; empty for a cause.
         began_otherwise: such a complaint came while an exception of the rank's own was handled.

@@ -24,7 +24,7 @@ LOCALE = Path(__file__).parents[1] / "locale"
 DOMAIN = "course"
 CHINESE = "zh_CN"
 _SETTINGS = ("COURSE_LANG", "LC_ALL", "LC_MESSAGES", "LANG")  # the first that is set decides
-_FIELD = re.compile(r" ?(\{[^{}]+\}) ?")
+_FIELD = re.compile(r"( ?)(\{[^{}]+\})( ?)")
 _HAN = re.compile("[\u4e00-\u9fff]")
 _WIDE = re.compile("[\u3000-\u303f\uff00-\uffef]")  # punctuation that brings its own space
 _for_comparison: ContextVar[bool] = ContextVar("_for_comparison", default=False)
@@ -134,30 +134,27 @@ def _filled(template: str, fields: dict[str, Any]) -> str:
     """
     if not fields:
         return template
-    text = ""
-    end = 0
-    had_space = False
-    for place in _FIELD.finditer(template):
-        words = template[end : place.start()]
-        if end:
-            text = _joined(text, words, had_space) if words else text
-        else:
-            text = words
-        value = place[1].format(**fields)
-        begins_with_space = place[0].startswith(" ") or (not words and had_space)
-        text = _joined(text, value, begins_with_space)
-        had_space = place[0].endswith(" ")
-        end = place.end()
-    return _joined(text, template[end:], had_space)
+    text, *rest = _FIELD.split(template)
+    space = ""  # that the template has before the next field
+    for first in range(0, len(rest), 4):
+        before, field, after, words = rest[first : first + 4]
+        text = _joined(text, field.format(**fields), before or space)
+        text = _joined(text, words, after)
+        space = "" if words else after
+    return text
 
 
-def _joined(text: str, other: str, has_space: bool) -> str:
-    """Two parts of a message, of which one is a field."""
+def _joined(text: str, other: str, space: str) -> str:
+    """Two parts of a message, of which one is a field, with a space in between if need be."""
     if not text or not other:
         return text + other
     edges = text[-1], other[0]
-    if any(_WIDE.match(edge) or edge.isspace() for edge in edges):
+    for edge in edges:
+        if _WIDE.match(edge) or edge.isspace():
+            return text + other
+    chinese = [edge for edge in edges if _HAN.match(edge)]
+    if len(chinese) == 1:
+        return f"{text} {other}"
+    if chinese:
         return text + other
-    count = sum(bool(_HAN.match(edge)) for edge in edges)
-    gap = " " if count == 1 or (count == 0 and has_space) else ""
-    return text + gap + other
+    return text + space + other
