@@ -36,14 +36,14 @@ _QUEUED = N_(
 class Plural(NamedTuple):
     """A message in two forms."""
 
-    one: str
-    many: str
+    for_one: str
+    for_many: str
     count: str  # the fact that says which
 
 
-def plural(one: str, many: str, count: str) -> Plural:
+def plural(for_one: str, for_many: str, count: str) -> Plural:
     """Mark both forms for translation, as `N_` marks a message with one."""
-    return Plural(one, many, count)
+    return Plural(for_one, for_many, count)
 
 
 # The name of a pattern, a condition on the facts, and messages about them.
@@ -531,5 +531,6 @@ def _diagnoses(graph: WaitGraph) -> Iterator[tuple[str | None, str]]:
 def _put(message: str | Plural, by_name: dict[str, Any]) -> str:
     """A message with the facts that it names put in."""
     if isinstance(message, Plural):
-        return ngettext(message.one, message.many, by_name[message.count], **by_name)
+        count = by_name[message.count]
+        return ngettext(message.for_one, message.for_many, count, **by_name)
     return _(message, **by_name)

@@ -66,13 +66,13 @@ def _(message: str, /, **fields: Any) -> str:
     return _filled(catalogue.gettext(message), fields)
 
 
-def ngettext(one: str, many: str, count: int, /, **fields: Any) -> str:
-    """A message that depends on a number: `one` if `count` is 1, else `many`, as in English."""
+def ngettext(for_one: str, for_many: str, count: int, /, **fields: Any) -> str:
+    """A message that depends on a number: `for_one` if `count` is 1, else `for_many`."""
     catalogue = _catalogue()
     if catalogue is None:
-        message = one if count == 1 else many
+        message = for_one if count == 1 else for_many
         return message.format(**fields) if fields else message
-    return _filled(catalogue.ngettext(one, many, count), fields)
+    return _filled(catalogue.ngettext(for_one, for_many, count), fields)
 
 
 def N_(message: str) -> str:

@@ -142,7 +142,7 @@ class Event:
         return frame.place if is_known_here else self.place
 
     def __repr__(self) -> str:
-        return _("rank {rank}: {what} at {where}", rank=self.rank, what=self.what, where=self.where)
+        return _("rank {rank}: {call} at {line}", rank=self.rank, call=self.what, line=self.where)
 
 
 @dataclass(frozen=True)
