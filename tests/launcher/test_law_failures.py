@@ -291,10 +291,10 @@ def test_law_5_what_is_raised_while_a_failure_is_told_is_a_failure(monkeypatch):
     """As by torch, wherever a rank is when it hears that a DataLoader's worker is dead."""
     tell = errors.from_exception
 
-    def interrupted(rank: int, error: BaseException, note: str = "") -> errors.Failure:
+    def interrupted(rank: int, error: BaseException, *notes: str) -> errors.Failure:
         if isinstance(error, ConnectionResetError):
             raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-        return tell(rank, error, note)
+        return tell(rank, error, *notes)
 
     def work() -> None:
         raise ConnectionResetError("by peer")
