@@ -18,6 +18,7 @@ _ROOMS = {
     "WorkerTimeout": ".launcher.errors",
     "check": "course_checks.check",
     "digits": "course_material.digits",
+    "dry_run": ".dry_run",
     "explore": ".pictures.widgets",
     "hardware": ".devices.hardware",
     "launch": ".notebook",

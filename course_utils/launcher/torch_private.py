@@ -101,6 +101,13 @@ NAMES = {  # as `pkgutil.resolve_name` takes them
         "Wrapped, to follow a model from its beginning.",
         "Nobody is told of gradients that were not averaged.",
     ),
+    # Dry runs.
+    "torch.testing._internal.distributed.fake_pg:FakeStore": _Name(
+        "The store of a group whose other ranks are pretended.", "dry_run refuses to run."
+    ),
+    "torch._C._distributed_c10d:FakeWork.wait": _Name(
+        "Replaced by Work.wait, which the recorder sees.", "A dry run shows no waits."
+    ),
     # Devices.
     "torch._C:_cuda_getDeviceCount": _Name(
         "Wrapped, to note the line of the kernel that starts CUDA.",
