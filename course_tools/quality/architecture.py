@@ -26,16 +26,17 @@ JUDGE = "course_checks"
 CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
 LESSONS = "course_lessons"
 PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TOOLS
-LIBRARY = ("launcher", "record", "hang", "network", "pictures", "devices", HOUSE)
+LIBRARY = ("launcher", "record", "hang", "flight", "network", "pictures", "devices", HOUSE)
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
     "launcher": (),
     "record": ("launcher",),
     "hang": ("record", "launcher"),
+    "flight": ("hang", "record", "launcher"),
     "network": ("record.event",),
-    "pictures": ("network", "hang", "record", "launcher"),
+    "pictures": ("network", "flight", "hang", "record", "launcher"),
     "devices": ("launcher",),
-    HOUSE: ("launcher", "record", "hang", "network", "pictures", "devices"),
+    HOUSE: ("launcher", "record", "hang", "flight", "network", "pictures", "devices"),
     JUDGE: (HOUSE, "network", "hang", "record", "devices", "launcher"),
     CLUSTER: ("launcher.deadlines",),
     CHALLENGE: (HOUSE, "network", JUDGE),

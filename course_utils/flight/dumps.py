@@ -113,6 +113,8 @@ class Dumps:
     by_rank: dict[int, RankDump]
     world: tuple[int, ...]
     left_out: list[tuple[str, str, str]] = field(default_factory=list)  # file, why, detail
+    # Whether there were messages that no dump has, since gloo's recorder notes none.
+    has_unseen_messages: bool = False
 
     @property
     def missing(self) -> list[int]:
@@ -184,7 +186,9 @@ def from_raw(
             by_rank[rank] = _rank_dump(rank, files[rank], dump, groups)
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
             left_out.append((files[rank], NO_DUMP, ""))
-    return Dumps(by_rank, world, left_out)
+    calls = [call for dump in by_rank.values() for call in dump.calls]
+    is_seen = any(call.is_message for call in calls)
+    return Dumps(by_rank, world, left_out, bool(groups.mixed) and not is_seen)
 
 
 def _world(raw: dict[int, dict[str, Any]]) -> tuple[int, ...]:

@@ -312,6 +312,9 @@ class Judge:
         verdict.evidence = [self.evidence[rank] for rank in sorted(self.evidence)]
         if not verdict.evidence or verdict.certainty == GUESS:
             verdict.outcome = UNKNOWN
+        if self.dumps.has_unseen_messages:
+            absent = [evidence.rank for evidence in verdict.evidence if evidence.why == ABSENT]
+            verdict.gloo_sinks = absent
         self._tell_victims(verdict)
         return verdict
 
@@ -368,7 +371,8 @@ class Judge:
         explained = {edge.waits_for for edge in extra}
         for rank in sinks:
             if rank not in explained:
-                self._add(rank, ABSENT, waited_for[rank].call)
+                certainty = LIKELY if self.dumps.has_unseen_messages else PROVEN
+                self._add(rank, ABSENT, waited_for[rank].call, certainty=certainty)
         held_sinks = []
         for rank in sorted(waited_for):
             if rank in self.dumps.by_rank and rank not in self.graph.edges and rank not in sinks:

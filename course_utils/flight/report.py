@@ -198,4 +198,7 @@ def row(pending: list[Call], last: Call | None) -> str:
     return f"waits in {call_named(pending[0])}{more}"
 
 
+NOT_WATCHED = "This rank cannot explain hangs: {error}"
+LIVE = "A call has been pending for too long, or somebody asked. All dumps are in {folder}."
+STACK_OF = "Where the threads of rank {rank} are:"
 ROW_OF_MISSING = "left no dump"

@@ -32,12 +32,12 @@ _BROKEN = (
     struct.error,
 )
 # What builds plain data, by name in the module pickle; two instructions can have one function.
-_PLAIN = (
-    "PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 "
-    "LONG LONG1 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE "
-    "BINBYTES SHORT_BINBYTES EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND "
-    "APPENDS EMPTY_DICT DICT SETITEM SETITEMS GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE"
-).split()
+_PLAIN = """
+    PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2
+    LONG LONG1 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES
+    EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM
+    SETITEMS GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE
+"""
 
 
 class Unreadable(Exception):
@@ -59,7 +59,7 @@ class _PlainUnpickler(pickle._Unpickler):  # the one that is written in Python
 
     dispatch = {  # noqa: RUF012  the class that it is derived from has it so
         getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]]
-        for name in _PLAIN
+        for name in _PLAIN.split()
     }
 
     def find_class(self, module: str, name: str) -> NoReturn:
@@ -87,7 +87,7 @@ def read(path: Path) -> dict[str, Any]:
     if data.lstrip()[:1] == b"{":
         dump = _from_json(data)
     elif data[:1] == pickle.PROTO:
-        dump = _from_pickle(data)
+        dump = plain(data)
     else:
         raise Unreadable(NO_DUMP)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
@@ -132,7 +132,12 @@ def _from_json(data: bytes) -> Any:
         raise Unreadable(NO_DUMP) from None
 
 
-def _from_pickle(data: bytes) -> Any:
+def plain(data: bytes) -> Any:
+    """What a pickle holds, if it is plain data.
+
+    Raises:
+        Unreadable: It is damaged, or asks for more than plain data.
+    """
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except EOFError:
