@@ -9,6 +9,7 @@ one expects:
 - gloo says who is in a group for the last group only, and notes no send and no receive.
 """
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -42,9 +43,12 @@ _KINDS = {  # names in the flight recorder that are not those of torch.distribut
 MAX_RANKS = 2**20  # more than any job has: a number beyond it is a process id, or a lie
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
-    """A process group: several ranks know the same one by these."""
+    """A process group: several ranks know the same one by these.
+
+    There is one object for each group, so it is compared and hashed as fast as any object.
+    """
 
     desc: str  # such as "TENSOR_MODEL_PARALLEL_GROUP"
     ranks: tuple[int, ...]  # global ranks, in the group's order
@@ -178,8 +182,9 @@ def from_raw(
     left_out: list[tuple[str, str, str]],
 ) -> Dumps:
     """Make records of dumps as they were read, by rank."""
-    world = _world(raw)
-    groups = _Groups(raw, world)
+    tables = {rank: _tables(dump) for rank, dump in raw.items()}
+    world = _world(tables)
+    groups = _Groups(raw, tables, world)
     by_rank = {}
     for rank, dump in sorted(raw.items()):
         try:
@@ -191,16 +196,19 @@ def from_raw(
     return Dumps(by_rank, world, left_out, bool(groups.mixed) and not is_seen)
 
 
-def _world(raw: dict[int, dict[str, Any]]) -> tuple[int, ...]:
+def _world(all_tables: dict[int, "_Tables"]) -> tuple[int, ...]:
     """All ranks that a dump speaks of."""
-    highest = max(raw, default=-1)
-    for dump in raw.values():
-        for _, ranks in _tables(dump).values():
+    highest = max(all_tables, default=-1)
+    for tables in all_tables.values():
+        for _, ranks in tables.values():
             highest = max(highest, *ranks, -1)
     return tuple(range(highest + 1))
 
 
-def _tables(dump: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+_Tables = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def _tables(dump: dict[str, Any]) -> _Tables:
     """By name of a group its description and its ranks, as far as the dump says them."""
     config = dump.get("pg_config")
     if not isinstance(config, dict):
@@ -210,43 +218,55 @@ def _tables(dump: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
         if not isinstance(group, dict):
             continue
         ranks = group.get("ranks", "")
-        if isinstance(ranks, str):
-            ranks = re.findall(r"\d{1,7}", ranks)
-        if not isinstance(ranks, list | tuple):
-            continue
-        numbers = []
-        for rank in ranks:
-            if isinstance(rank, int | str) and int(rank) < MAX_RANKS:
-                numbers.append(int(rank))
-        tables[str(name)] = (str(group.get("desc", "")), tuple(numbers))
+        if isinstance(ranks, list | tuple):
+            ranks = str(list(ranks))
+        tables[str(name)] = (str(group.get("desc", "")), _ranks_in(str(ranks)))
     return tables
+
+
+@functools.lru_cache(4096)  # all ranks of a job have the same text for a group
+def _ranks_in(text: str) -> tuple[int, ...]:
+    """The ranks of a list such as `[0, 1, 2]`."""
+    numbers = map(int, re.findall(r"\d{1,7}", text))
+    return tuple(number for number in numbers if number < MAX_RANKS)
 
 
 class _Groups:
     """Which group a rank means by a name."""
 
-    def __init__(self, raw: dict[int, dict[str, Any]], world: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        raw: dict[int, dict[str, Any]],
+        all_tables: dict[int, _Tables],
+        world: tuple[int, ...],
+    ) -> None:
         self._world = world
+        self._objects: dict[tuple[object, ...], Group] = {}
         self._known: dict[tuple[int, str], Group] = {}
         self.names: dict[int, list[str]] = {}  # by rank the names in its table, in order
         self._last: dict[int, tuple[int, ...]] = {}  # the ranks of the last group, under gloo
         self._users: dict[tuple[str, str], set[int]] = defaultdict(set)
         self.mixed: set[str] = set()  # descriptions of groups that have had messages
-        same_ranks: dict[tuple[int, ...], tuple[int, ...]] = {}  # one object for equal tuples
         for rank, dump in raw.items():
-            tables = _tables(dump)
+            tables = all_tables[rank]
             self.names[rank] = sorted(tables, key=_natural)
             counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
             for name in self.names[rank]:
                 desc, ranks = tables[name]
-                ranks = same_ranks.setdefault(ranks, ranks)
                 if not name:
                     self._last[rank] = ranks
                     continue
-                self._known[rank, name] = Group(desc, ranks, counts[desc, ranks])
+                self._known[rank, name] = self._object(desc, ranks, counts[desc, ranks])
                 counts[desc, ranks] += 1
             self._note_users(rank, dump)
         self._highest = self._highest_names()
+
+    def _object(self, *fields: Any, known: bool = True) -> Group:
+        """The one object for a group."""
+        key = (*fields, known)
+        if key not in self._objects:
+            self._objects[key] = Group(*fields, known=known)
+        return self._objects[key]
 
     def _note_users(self, rank: int, dump: dict[str, Any]) -> None:
         for entry in dump.get("entries", []):
@@ -287,13 +307,13 @@ class _Groups:
         """A group that no table has: gloo's default group, or those who were seen to use it."""
         new_desc = self._desc(name, desc, None)
         if new_desc == DEFAULT:
-            return Group(DEFAULT, self._world)
+            return self._object(DEFAULT, self._world, 0)
         users = self._users[name, desc]
         for user in sorted(users):
             last = self._last.get(user, ())
             if self._highest[user] == name and users <= set(last):
-                return Group(new_desc, last)
-        return Group(new_desc, tuple(sorted(users)), known=False)
+                return self._object(new_desc, last, 0)
+        return self._object(new_desc, tuple(sorted(users)), 0, known=False)
 
 
 def _natural(name: str) -> tuple[int, str]:

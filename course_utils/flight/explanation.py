@@ -1,5 +1,6 @@
 """`explain_dumps`: from a folder with dumps to who is guilty, for people, pictures and programs."""
 
+import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,13 @@ def explain_dumps(folder: str | Path) -> Explanation:
     Raises:
         NotADirectoryError: There is no such folder.
     """
-    return explain(read_folder(folder))
+    collects = gc.isenabled()
+    gc.disable()  # it would look through all calls of all ranks again and again
+    try:
+        return explain(read_folder(folder))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def explain(dumps: Dumps) -> Explanation:

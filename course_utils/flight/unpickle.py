@@ -1,15 +1,16 @@
 """Reads a dump that anybody may have written: plain data only, and never more than a limit.
 
 A pickle can name functions and have them called. A dump of the flight recorder has no need for
-that: it is made of dictionaries, lists, numbers and strings. So only the instructions for these
-are known here, and whatever else a file asks for ends the reading. The reader is Python's own
-slow one, since the fast one allocates whatever memory a hostile file tells it to.
+that: it is made of dictionaries, lists, numbers and strings. So a file is looked through first,
+instruction by instruction, and refused if it has any other one, or one that would make the reader
+take a lot of memory. Only then does Python's own reader see it, and that one refuses classes too.
 """
 
 import gzip
 import io
 import json
 import pickle
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -31,13 +32,17 @@ _BROKEN = (
     ValueError,
     struct.error,
 )
-# What builds plain data, by name in the module pickle; two instructions can have one function.
-_PLAIN = """
-    PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2
-    LONG LONG1 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES
-    EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM
-    SETITEMS GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE
-"""
+# Instructions of a fixed length that build plain data: without an argument, or with one of 1, 2, 4
+# or 8 bytes. LONG_BINPUT (r) says how long the reader's memory of objects has to be, so only a
+# number below 2**22 is let through.
+_PLAIN = (
+    rb"[()\]}Naeudst012l\x85-\x89\x94]|[hqK\x80].|M..|[Jj].{4}|[G\x95].{8}|r..[\x00-\x3f]\x00"
+)
+_RUN = re.compile(rb"(?:" + _PLAIN + rb")*+", re.DOTALL)
+_STARTS = re.compile(rb"[hqK\x80MJjG\x95r]")  # with an argument
+_LONGEST = 9  # bytes of such an instruction with its argument
+_LENGTHS = {b"X": 4, b"B": 4, b"\x8c": 1, b"C": 1, b"\x8a": 1}  # bytes that say how long a text is
+_KNOWN = {getattr(pickle, name) for name in pickle.__all__ if name.isupper() and len(name) > 2}
 
 
 class Unreadable(Exception):
@@ -54,25 +59,48 @@ class Unreadable(Exception):
         self.detail = detail
 
 
-class _PlainUnpickler(pickle._Unpickler):  # the one that is written in Python
-    """Builds plain data, and refuses every class and every call."""
-
-    dispatch = {  # noqa: RUF012  the class that it is derived from has it so
-        getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]]
-        for name in _PLAIN.split()
-    }
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses every class. No instruction leads here, since `_look_through` has seen them all."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Never reached, since no instruction leads here; refuses all the same."""
+        """Refuse."""
         raise Unreadable(CODE, f"{module}.{name}")
 
+    def persistent_load(self, pid: object) -> NoReturn:
+        """Refuse."""
+        raise Unreadable(CODE)
 
-def _refuse(unpickler: _PlainUnpickler) -> NoReturn:
-    raise Unreadable(CODE)
+
+def _look_through(data: bytes) -> None:
+    """Go through a pickle without reading it.
+
+    Raises:
+        Unreadable: It has an instruction that builds no plain data, or it has no end.
+    """
+    position = 0
+    while True:
+        position = _RUN.match(data, position).end()
+        instruction = data[position : position + 1]
+        if instruction == pickle.STOP:
+            return
+        if instruction not in _LENGTHS:
+            _refuse(data, position)
+        size = _LENGTHS[instruction]
+        length = int.from_bytes(data[position + 1 : position + 1 + size], "little")
+        position += 1 + size + length
+        if position > len(data):
+            raise Unreadable(CUT)
 
 
-for _instruction in pickle._Unpickler.dispatch:
-    _PlainUnpickler.dispatch.setdefault(_instruction, _refuse)
+def _refuse(data: bytes, position: int) -> NoReturn:
+    """Say why the instruction at this position is not let through."""
+    instruction = data[position : position + 1]
+    is_last = len(data) - position < _LONGEST
+    if not instruction or (is_last and _STARTS.match(instruction)):
+        raise Unreadable(CUT)
+    if instruction == pickle.LONG_BINPUT:
+        raise Unreadable(LARGE)
+    raise Unreadable(CODE if instruction in _KNOWN else NO_DUMP)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -138,6 +166,7 @@ def plain(data: bytes) -> Any:
     Raises:
         Unreadable: It is damaged, or asks for more than plain data.
     """
+    _look_through(data)
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except EOFError:
