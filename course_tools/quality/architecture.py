@@ -86,7 +86,7 @@ OUTSIDE = {
 }
 MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
 TESTS = "tests/helpers"  # on sys.path in tests alone
-PUBLIC_NAMES = 16
+PUBLIC_NAMES = 18
 # Nodes of the syntax tree, at most. A feature that needs more raises its room's number, and says
 # what for: a rank that ends as a program, blame by place and likely reasons have doubled launcher;
 # CUDA's events, which time what is only queued, stand in record; limits are multiples of what
@@ -96,15 +96,16 @@ NODES = {
     "launcher": 12200,
     "record": 6400,
     "hang": 8700,  # a dataclass for each section of facts, and a name for each step
+    "flight": 9800,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 3800,
-    "pictures": 7150,
+    "pictures": 7900,
     "devices": 3050,
-    PACKAGE: 45200,  # a panel that comes by itself, silence that ends a launch, names for steps
+    PACKAGE: 55800,  # hangs told from dumps, a panel that comes by itself, silence that ends a launch, names for steps
     JUDGE: 9700,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
     LESSONS: 5150,
-    TOOLS: 50400,  # the buttons of a lab, what changed in an original, a count of all labs
+    TOOLS: 51600,  # hangs told, beside torchfrtrace, the buttons of a lab, what changed in an original, a count of all labs
 }
 
 

@@ -77,14 +77,20 @@ def watch_groups() -> None:
     """Have the recorder on, and note messages in all groups, those that exist and those to come."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_MANY))
     torch_private.wrap(f"{C10D}:_register_pg_in_world", _watching)
-    for group in list(c10d._world.pg_names):
+    for group in list(_names()):
         _watch_group(group)
+
+
+def _names() -> dict[Any, str]:
+    """The groups of this rank, with their names."""
+    world = torch_private.find(f"{C10D}:_world")
+    return {} if world is None else dict(world.pg_names)
 
 
 def _watching(register: Any) -> Any:
     def register_and_watch(group: Any, *args: Any, **options: Any) -> None:
         register(group, *args, **options)
-        with contextlib.suppress(AttributeError, RuntimeError):
+        with contextlib.suppress(AttributeError, RuntimeError):  # a torch without these hooks
             _watch_group(group)
 
     return register_and_watch
@@ -142,10 +148,10 @@ def dump(failed: bool = False) -> dict[str, Any]:
         failed: Whether the last call has raised an exception, so that it counts as pending.
     """
     whole: dict[str, Any] = {"version": "2.10", "entries": [], "pg_status": {}}
+    dump_as_torch_does = torch_private.find("torch._C._distributed_c10d:_dump_fr_trace")
     for backend in _BACKENDS:
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, Unreadable, AttributeError):
-            written = torch._C._distributed_c10d._dump_fr_trace(backend=backend)
-            part = plain(written)
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, Unreadable):
+            part = plain(dump_as_torch_does(backend=backend))
             whole = {**part, "entries": whole["entries"] + part.get("entries", [])}
     whole["pg_config"] = _table()
     messages = [_as_entry(message) for message in list(_messages)]
@@ -161,7 +167,7 @@ def dump(failed: bool = False) -> dict[str, Any]:
 def _table() -> dict[str, dict[str, str]]:
     """The groups of this rank, as NCCL's dumps have them; gloo's have the last one only."""
     table = {}
-    for group, name in list(c10d._world.pg_names.items()):
+    for group, name in _names().items():
         if isinstance(group, c10d.ProcessGroup):
             ranks = c10d.get_process_group_ranks(group)
             table[name] = {"name": name, "desc": group.group_desc, "ranks": str(list(ranks))}
@@ -169,7 +175,7 @@ def _table() -> dict[str, dict[str, str]]:
 
 
 def _as_entry(message: _Message) -> dict[str, Any] | None:
-    name = c10d._world.pg_names.get(message.group)
+    name = _names().get(message.group)
     if name is None:
         return None
     own_place = message.group.rank()
@@ -244,7 +250,8 @@ class _Watcher(threading.Thread):
                 os._exit(128 + signal.SIGTERM)
             return
         if self._store is None:
-            store = c10d._get_default_store().clone()  # so that no wait of the rank's is in the way
+            # A store of its own, since the rank may stand in a wait of the other one.
+            store = torch_private.find(f"{C10D}:_get_default_store")().clone()
             self._store = dist.PrefixStore(_KEYS, store)
         must_end = signal.SIGTERM in signals
         is_asking = bool(signals) or self._ask.is_set() or self._is_overdue()
