@@ -100,12 +100,14 @@ NODES = {
     "network": 3800,
     "pictures": 7900,
     "devices": 3050,
-    PACKAGE: 55800,  # hangs told from dumps, a panel that comes by itself, silence that ends a launch, names for steps
+    # Hangs told from dumps, a panel that comes by itself, silence that ends a launch, step names.
+    PACKAGE: 55800,
     JUDGE: 9700,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
     LESSONS: 5150,
-    TOOLS: 51600,  # hangs told, beside torchfrtrace, the buttons of a lab, what changed in an original, a count of all labs
+    # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs.
+    TOOLS: 51600,
 }
 
 

@@ -89,8 +89,10 @@ class Verdict:
 
     @property
     def certainty(self) -> str:
-        """That of the weakest evidence."""
+        """That of the weakest evidence; no more than likely, if there may be more guilty ranks."""
         found = {evidence.certainty for evidence in self.evidence}
+        if self.unknown:
+            found.add(LIKELY)
         for certainty in (GUESS, LIKELY):
             if certainty in found:
                 return certainty
@@ -112,6 +114,7 @@ class WaitGraph:
         self._calls: dict[Meeting, dict[int, Call]] = defaultdict(dict)
         self._messages: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
         self._pending_at: dict[Meeting, set[int]] = defaultdict(set)
+        self._first_pending: dict[tuple[int, Group], int] = {}  # its number
         self._collect()
         self.pending: dict[int, list[Call]] = {}
         self.stale: dict[int, list[Call]] = {}
@@ -129,6 +132,8 @@ class WaitGraph:
                     self._calls[call.group, call.number][rank] = call
                     if not call.finished:
                         self._pending_at[call.group, call.number].add(rank)
+                        first = self._first_pending.get((rank, call.group), call.number)
+                        self._first_pending[rank, call.group] = min(first, call.number)
                 elif not call.finished and call.sender is not None and call.receiver is not None:
                     key = (call.group, call.sender, call.receiver, call.kind)
                     self._messages[key].append(call)
@@ -160,6 +165,8 @@ class WaitGraph:
             if member_call is not None:
                 if member_call.finished and member_call.kind == call.kind:
                     return True
+            elif call.number < self._first_pending.get((member, call.group), 0):
+                return True  # it has come further, and this one is not among its pending calls
             elif call.number <= self.dumps.by_rank[member].last_completed.get(call.group, 0):
                 return True
         return False
@@ -288,6 +295,7 @@ class Judge:
         self.dumps = graph.dumps
         self.evidence: dict[int, Evidence] = {}
         self._in_differing: set[int] = set()
+        self._excused: set[int] = set()  # they have left no dump, and may be victims
 
     def decide(self) -> Verdict:
         """The verdict on these dumps."""
@@ -462,7 +470,7 @@ class Judge:
 
     def _unexplained(self) -> list[int]:
         """Ranks that wait, and neither directly nor through others for a guilty one."""
-        explained = self.graph.explained_by(self.evidence)
+        explained = self.graph.explained_by([*self.evidence, *self._excused])
         waiting = []
         for rank in self.graph.edges:
             if rank not in explained and rank not in self._in_differing:
@@ -470,12 +478,25 @@ class Judge:
         return waiting
 
     def _no_dump(self) -> None:
-        """What no rank with a dump explains is the doing of one without."""
+        """What no rank with a dump explains is the doing of one without.
+
+        One that may wait beside ranks that are explained may be a victim like them.
+        """
+        explained = self.graph.explained_by(self.evidence)
+        beside_victims: set[int] = set()
+        for group in {call.group for rank in explained for call in self._pending_of(rank)}:
+            beside_victims.update(group.ranks)
         missing = set(self.dumps.missing)
+        self._excused = missing & beside_victims
         for rank in self._unexplained():
             for other, edge in self.graph.edges[rank].items():
                 if other in missing:
                     self._add(other, NO_DUMP, edge.call)
+
+    def _pending_of(self, rank: int) -> list[Call]:
+        if rank in self.evidence:
+            return []
+        return self.graph.pending.get(rank, [])
 
     def _minority(self) -> None:
         """In a circle: most members have come to a call, and a few have not."""

@@ -50,6 +50,9 @@ ABSENT_BY_GLOO = (
     "gloo's flight recorder notes no send and no receive, so {ranks} may wait in one. Its stack "
     "tells: course_utils.explain_hangs() records both."
 )
+MAY_BE_GUILTY = (
+    "{ranks} left no dump. Others wait for it, so it may be guilty too, or a victim like them."
+)
 NOTHING_PENDING = "Nothing hangs: no rank has a call pending."
 SLOW = (
     "Nothing hangs, as far as these dumps say: the others wait for {ranks}, but not longer than "
@@ -163,7 +166,9 @@ def step_named(edge: Edge) -> str:
 
 def _not_known(verdict: Verdict, read: Dumps) -> list[str]:
     lines = []
-    missing = set(read.missing) - set(verdict.guilty)
+    missing = set(read.missing) - set(verdict.guilty) - set(verdict.unknown)
+    if verdict.unknown:
+        lines.append(f"  {MAY_BE_GUILTY.format(ranks=ranks_named(verdict.unknown))}")
     if missing:
         lines.append(f"  {ranks_named(missing)} left no dump, so nothing is known of what it did.")
     if verdict.gloo_sinks:

@@ -35,9 +35,7 @@ _BROKEN = (
 # Instructions of a fixed length that build plain data: without an argument, or with one of 1, 2, 4
 # or 8 bytes. LONG_BINPUT (r) says how long the reader's memory of objects has to be, so only a
 # number below 2**22 is let through.
-_PLAIN = (
-    rb"[()\]}Naeudst012l\x85-\x89\x94]|[hqK\x80].|M..|[Jj].{4}|[G\x95].{8}|r..[\x00-\x3f]\x00"
-)
+_PLAIN = rb"[()\]}Naeudst012l\x85-\x89\x94]|[hqK\x80].|M..|[Jj].{4}|[G\x95].{8}|r..[\x00-\x3f]\x00"
 _RUN = re.compile(rb"(?:" + _PLAIN + rb")*+", re.DOTALL)
 _STARTS = re.compile(rb"[hqK\x80MJjG\x95r]")  # with an argument
 _LONGEST = 9  # bytes of such an instruction with its argument
