@@ -144,8 +144,13 @@ class WaitGraph:
         A rank with a single one that others have finished may just be about to finish it.
         """
         for rank, dump in self.dumps.by_rank.items():
-            unfinished = [call for call in dump.calls if not call.finished]
-            over = [call for call in unfinished if self._others_have_finished(call)]
+            unfinished = []
+            over = []
+            for call in dump.calls:
+                if not call.finished:
+                    unfinished.append(call)
+                    if self._others_have_finished(call):
+                        over.append(call)
             self.stale[rank] = over if len(over) > 1 else []
             self.single_stale[rank] = over[:1]
             if len(over) > 1:
@@ -173,7 +178,9 @@ class WaitGraph:
 
     def _differing(self) -> dict[Group, Meeting]:
         first: dict[Group, Meeting] = {}
-        waited_in = {group for group, _ in self._pending_at if self._pending_at[group, _]}
+        waited_in = set()
+        for group, _ in self._pending_at:
+            waited_in.add(group)
         for meeting in sorted(self._calls, key=_by_number):
             group, _ = meeting
             if group in waited_in and group not in first:
@@ -320,9 +327,9 @@ class Judge:
         verdict.evidence = [self.evidence[rank] for rank in sorted(self.evidence)]
         if not verdict.evidence or verdict.certainty == GUESS:
             verdict.outcome = UNKNOWN
-        if self.dumps.has_unseen_messages:
-            absent = [evidence.rank for evidence in verdict.evidence if evidence.why == ABSENT]
-            verdict.gloo_sinks = absent
+        for evidence in verdict.evidence:
+            if self.dumps.has_unseen_messages and evidence.why == ABSENT:
+                verdict.gloo_sinks.append(evidence.rank)
         self._tell_victims(verdict)
         return verdict
 
@@ -484,7 +491,11 @@ class Judge:
         """
         explained = self.graph.explained_by(self.evidence)
         beside_victims: set[int] = set()
-        for group in {call.group for rank in explained for call in self._pending_of(rank)}:
+        groups: set[Group] = set()
+        for rank in explained:
+            for call in self._pending_of(rank):
+                groups.add(call.group)
+        for group in groups:
             beside_victims.update(group.ranks)
         missing = set(self.dumps.missing)
         self._excused = missing & beside_victims
@@ -525,7 +536,10 @@ class Judge:
         """Nobody is missing anywhere, and yet calls don't end."""
         if self.evidence:
             return
-        waiting = [rank for rank, calls in self.graph.pending.items() if calls]
+        waiting = []
+        for rank, calls in self.graph.pending.items():
+            if calls:
+                waiting.append(rank)
         behind = self._furthest_behind(set(waiting)) if waiting else set()
         if 2 * len(behind) < len(waiting):
             for rank in sorted(behind):
@@ -552,7 +566,9 @@ class Judge:
     def _tell_victims(self, verdict: Verdict) -> None:
         guilty = set(self.evidence)
         verdict.victims = sorted(set(verdict.pending) - guilty)
-        waited_for = {other for others in self.graph.edges.values() for other in others}
+        waited_for = set()
+        for others in self.graph.edges.values():
+            waited_for.update(others)
         verdict.unknown = sorted(set(self.dumps.missing) & waited_for - guilty)
         for rank in sorted(guilty):
             chain = self._longest_chain(rank, guilty)

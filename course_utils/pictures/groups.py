@@ -1,6 +1,7 @@
 """Process group by rank, as a picture: who waits where, and the chain that leads to the guilty."""
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from course_utils.flight.dumps import Call, Group
@@ -31,11 +32,13 @@ def plot_groups(explanation: Explanation) -> None:
 
 def _groups_waited_in(explanation: Explanation) -> list[Group]:
     """Those of the chain first."""
-    in_chain = [edge.call.group for edge in explanation.chain]
-    pending = []
+    groups: dict[Group, None] = {}  # a set that keeps its order
+    for edge in explanation.chain:
+        groups[edge.call.group] = None
     for calls in explanation.verdict.pending.values():
-        pending += [call.group for call in calls]
-    return list(dict.fromkeys([*in_chain, *pending]))[:_MOST_GROUPS]
+        for call in calls:
+            groups[call.group] = None
+    return list(groups)[:_MOST_GROUPS]
 
 
 def words(explanation: Explanation, groups: list[Group]) -> str:
@@ -45,7 +48,9 @@ def words(explanation: Explanation, groups: list[Group]) -> str:
     sentences = [f"{ranks_named(explanation.guilty)} guilty, in {len(groups)} groups."]
     chain = explanation.chain
     if chain:
-        steps = [f"rank {edge.waiter}" for edge in chain]
+        steps = []
+        for edge in chain:
+            steps.append(f"rank {edge.waiter}")
         steps.append(f"rank {chain[-1].waits_for}")
         sentences.append(f"The chain: {' waits for '.join(steps)}.")
     return " ".join(sentences)
@@ -90,7 +95,9 @@ def _ranks_shown(explanation: Explanation, groups: list[Group]) -> list[int]:
     return sorted(dict.fromkeys(needed[:_MOST_RANKS]))
 
 
-def _draw_cell(axes, explanation: Explanation, group: Group, rank: int, at: tuple) -> None:
+def _draw_cell(
+    axes: Axes, explanation: Explanation, group: Group, rank: int, at: tuple[int, int]
+) -> None:
     column, row = at
     call = _waits_in(explanation, group, rank)
     is_guilty = rank in explanation.guilty
