@@ -353,15 +353,12 @@ def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> R
 
 
 def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
-    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
-    kind = _KINDS.get(name, name)
+    kind, is_message, places = _kind_of(str(entry.get("profiling_name", "")))
     number = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
     sender = receiver = None
-    message = _MESSAGE.match(name)
-    if message:
-        kind = message[1]
+    if is_message:
         number = _integer(entry.get("p2p_seq_id"))
-        here, there = _global(group, message[2]), _global(group, message[4])
+        here, there = _global(group, places[0]), _global(group, places[1])
         sender, receiver = (here, there) if kind == "send" else (there, here)
     return Call(
         rank=rank,
@@ -378,6 +375,16 @@ def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
         receiver=receiver,
         line=_line(entry.get("frames")),
     )
+
+
+@functools.lru_cache(4096)
+def _kind_of(profiling_name: str) -> tuple[str, bool, tuple[str, ...]]:
+    """The kind of a call, whether it is a message, and then its two places in the group."""
+    name = profiling_name.rpartition(":")[2]
+    message = _MESSAGE.match(name)
+    if message:
+        return message[1], True, (message[2], message[4])
+    return _KINDS.get(name, name), False, ()
 
 
 def _is_finished(entry: dict[str, Any]) -> bool:
@@ -398,7 +405,7 @@ def _global(group: Group, place: str) -> int | None:
 
 
 def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(sizes, list | tuple):
+    if not sizes or not isinstance(sizes, list | tuple):
         return ()
     checked = []
     for size in sizes[:64]:

@@ -1,5 +1,6 @@
 """`explain_dumps`: from a folder with dumps to who is guilty, for people, pictures and programs."""
 
+import functools
 import gc
 import json
 from dataclasses import dataclass
@@ -43,12 +44,15 @@ class Explanation:
     Attributes:
         dumps: What was read.
         verdict: The decision with its evidence.
-        waiting: Where each rank is, by rank.
     """
 
     dumps: Dumps
     verdict: Verdict
-    waiting: dict[int, Whereabouts]
+
+    @functools.cached_property
+    def waiting(self) -> dict[int, Whereabouts]:
+        """Where each rank is, by rank, with all its calls."""
+        return _all_whereabouts(self.dumps, self.verdict, with_calls=True)
 
     @property
     def guilty(self) -> list[int]:
@@ -75,10 +79,10 @@ class Explanation:
         """All ranks, as a wait graph has them."""
         return self.dumps.world
 
-    @property
+    @functools.cached_property
     def ranks(self) -> dict[int, Whereabouts]:
-        """Where each rank is, as a wait graph has it."""
-        return self.waiting
+        """Where each rank is, as a wait graph has it; what a table needs and no more."""
+        return _all_whereabouts(self.dumps, self.verdict, with_calls=False)
 
     @property
     def exit_status(self) -> int:
@@ -86,7 +90,7 @@ class Explanation:
         return EXIT_STATUS[self.verdict.outcome]
 
     def __str__(self) -> str:
-        return report.text(self.verdict, self.dumps, table(self) if self.waiting else "")
+        return report.text(self.verdict, self.dumps, table(self) if self.world else "")
 
     __repr__ = __str__
 
@@ -135,11 +139,14 @@ def explain_dumps(folder: str | Path) -> Explanation:
 
 def explain(dumps: Dumps) -> Explanation:
     """The same, of dumps that have been read."""
-    verdict = guilt.judge(dumps)
-    waiting = {}
+    return Explanation(dumps, guilt.judge(dumps))
+
+
+def _all_whereabouts(dumps: Dumps, verdict: Verdict, with_calls: bool) -> dict[int, Whereabouts]:
+    by_rank = {}
     for rank in dumps.world:
-        waiting[rank] = _whereabouts(rank, dumps, verdict)
-    return Explanation(dumps, verdict, waiting)
+        by_rank[rank] = _whereabouts(rank, dumps, verdict, with_calls)
+    return by_rank
 
 
 def _step(edge: Edge) -> dict[str, Any]:
@@ -153,7 +160,7 @@ def _step(edge: Edge) -> dict[str, Any]:
     }
 
 
-def _whereabouts(rank: int, dumps: Dumps, verdict: Verdict) -> Whereabouts:
+def _whereabouts(rank: int, dumps: Dumps, verdict: Verdict, with_calls: bool) -> Whereabouts:
     dump = dumps.by_rank.get(rank)
     if dump is None:
         silent = FlightWhereabouts(rank, "silent", known=False)
@@ -163,7 +170,7 @@ def _whereabouts(rank: int, dumps: Dumps, verdict: Verdict) -> Whereabouts:
     pending_ids = set(map(id, pending))
     events = []
     open_events = []
-    for call in dump.calls:
+    for call in dump.calls if with_calls else ():
         if call.kind == "coalesced":
             continue
         events.append(_event(call, is_open=id(call) in pending_ids))

@@ -33,7 +33,7 @@ from course_utils.flight import report
 from course_utils.flight.dumps import from_raw
 from course_utils.flight.explanation import Explanation, explain
 from course_utils.flight.unpickle import Unreadable, plain
-from course_utils.launcher import torch_private
+from course_utils.launcher import echoes, torch_private
 from course_utils.launcher.torch_private import C10D
 
 _HOOK = 0xF119  # the number under which the hooks are registered with a group
@@ -141,17 +141,21 @@ def _line(frame: Any) -> dict[str, Any] | None:
     return None
 
 
-def dump(failed: bool = False) -> dict[str, Any]:
+def dump(failed: bool = False, pending_only: bool = False) -> dict[str, Any]:
     """What this rank has called: torch's dump, with the table of groups and with messages.
 
     Args:
         failed: Whether the last call has raised an exception, so that it counts as pending.
+        pending_only: Leave out lines and, as far as torch does, calls that are over.
     """
+    asked = {}
+    if pending_only:
+        asked = {"includeStackTraces": False, "onlyActive": True}
     whole: dict[str, Any] = {"version": "2.10", "entries": [], "pg_status": {}}
     dump_as_torch_does = torch_private.find("torch._C._distributed_c10d:_dump_fr_trace")
     for backend in _BACKENDS:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, Unreadable):
-            part = plain(dump_as_torch_does(backend=backend))
+            part = plain(dump_as_torch_does(backend=backend, **asked))
             whole = {**part, "entries": whole["entries"] + part.get("entries", [])}
     whole["pg_config"] = _table()
     messages = [_as_entry(message) for message in list(_messages)]
@@ -251,7 +255,9 @@ class _Watcher(threading.Thread):
             return
         if self._store is None:
             # A store of its own, since the rank may stand in a wait of the other one.
-            store = torch_private.find(f"{C10D}:_get_default_store")().clone()
+            store = torch_private.find(f"{C10D}:_get_default_store")()
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                store = store.clone()
             self._store = dist.PrefixStore(_KEYS, store)
         must_end = signal.SIGTERM in signals
         is_asking = bool(signals) or self._ask.is_set() or self._is_overdue()
@@ -265,7 +271,7 @@ class _Watcher(threading.Thread):
     def _is_overdue(self) -> bool:
         """Whether a call of this rank has been pending for too long."""
         now_ns = time.time_ns()
-        for entry in dump()["entries"]:
+        for entry in dump(pending_only=True)["entries"]:
             if entry.get("retired") or entry.get("state") == "completed":
                 continue
             limit_s = self._after_s
@@ -351,7 +357,8 @@ def explain_hangs(
     show_exception = sys.excepthook
 
     def report_first(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if dist.is_initialized() and is_echo(error) and not watcher.over.is_set():
+        is_echo = echoes.kind_of(error, str(error))  # of a rank that is gone, or has not come
+        if dist.is_initialized() and is_echo and not watcher.over.is_set():
             watcher.ask(failed=True)
             watcher.over.wait(3 * _COLLECT_S)
         show_exception(kind, error, trace)
@@ -361,11 +368,3 @@ def explain_hangs(
 
 def _do_nothing(number: int, frame: Any) -> None:
     """The watcher has been woken by the byte in its pipe."""
-
-
-def is_echo(error: BaseException) -> bool:
-    """Whether an exception only says that a different rank is gone, or has not come."""
-    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
-        return True
-    words = ("Connection closed by peer", "Connection reset", "Timed out", "Broken pipe")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
