@@ -121,7 +121,8 @@ def _as_torch_wants(file: Path, folder: Path) -> bytes:
         data = gzip.decompress(data)
     dump = json.loads(data) if data[:1] == b"{" else pickle.loads(data)  # only of this repository
     if "0" not in dump["pg_config"]:
-        ranks = str(list(range(len(list(folder.iterdir())))))
+        highest = max(int(re.search(r"\d+", other.name)[0]) for other in folder.iterdir())
+        ranks = str(list(range(highest + 1)))
         dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
     return pickle.dumps(dump)
 

@@ -210,11 +210,16 @@ def _as_entry(message: _Message) -> dict[str, Any] | None:
 
 
 def stacks() -> str:
-    """Where all threads of this rank are."""
+    """Where the threads of this rank are, but for the one that asks."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
-        return file.read()
+        blocks = file.read().split("\n\n")
+    others = []
+    for block in blocks:
+        if not block.startswith("Current thread"):
+            others.append(block)
+    return "\n\n".join(others)
 
 
 class _Watcher(threading.Thread):

@@ -8,6 +8,7 @@ from course_utils.flight.dumps import Call, Dumps
 from course_utils.flight.guilt import Edge, Evidence, Verdict
 from course_utils.launcher.words import ranks_named
 
+_UNNAMED = "undefined"  # what torch calls a group without a description
 _MANY_STEPS = 8  # of a chain, at most
 _MANY_FILES = 8  # that are left out and named one by one
 _LEFT_OUT = {
@@ -127,6 +128,8 @@ def group_named(call: Call) -> str:
     """Such as `TENSOR_PARALLEL (ranks 0 and 1)`."""
     if call.group.is_default:
         return "the default group"
+    if call.group.desc == _UNNAMED:
+        return f"the group of {ranks_named(call.group.ranks)}"
     return f"{call.group.desc} ({ranks_named(call.group.ranks)})"
 
 
