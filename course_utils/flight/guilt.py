@@ -428,10 +428,17 @@ class Judge:
                 self._add(rank, ABSENT, waited_for[rank].call, certainty=LIKELY)
                 continue
             behind = self._furthest_behind(together)
-            why = ABSENT if len(behind) < len(together) else STUCK
-            for member in sorted(behind):
-                certainty = LIKELY if why == ABSENT else GUESS
-                self._add(member, why, waited_for[member].call, certainty=certainty)
+            if len(behind) < len(together):
+                for member in sorted(behind):
+                    self._add(member, ABSENT, waited_for[member].call, certainty=LIKELY)
+                continue
+            for member in self._with_most_pending(together):
+                self._add(member, STUCK, self.graph.pending[member][0])
+
+    def _with_most_pending(self, ranks: set[int]) -> list[int]:
+        """Of ranks that have called as much as each other: those that have finished least."""
+        most = max(len(self.graph.pending[rank]) for rank in ranks)
+        return [rank for rank in sorted(ranks) if len(self.graph.pending[rank]) == most]
 
     def _furthest_behind(self, ranks: set[int]) -> set[int]:
         """Those that have called least in the groups that all of them share; all, if equal."""
@@ -540,10 +547,16 @@ class Judge:
         for rank, calls in self.graph.pending.items():
             if calls:
                 waiting.append(rank)
-        behind = self._furthest_behind(set(waiting)) if waiting else set()
-        if 2 * len(behind) < len(waiting):
-            for rank in sorted(behind):
-                self._add(rank, STUCK, self.graph.pending[rank][0])
+        if not waiting:
+            return
+        for suspects in (
+            self._furthest_behind(set(waiting)),
+            self._with_most_pending(set(waiting)),
+        ):
+            if 2 * len(suspects) < len(waiting):
+                for rank in sorted(suspects):
+                    self._add(rank, STUCK, self.graph.pending[rank][0])
+                return
 
     def _slow(self) -> list[int]:
         """The guilty, if all are only as late as they have been before: then nothing hangs."""

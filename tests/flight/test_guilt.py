@@ -159,6 +159,17 @@ def test_a_call_to_which_all_have_come_names_nobody():
     assert explanation.exit_status == 4
 
 
+def test_of_ranks_that_have_come_to_everything_those_that_finished_least_are_suspected():
+    job = after_two_steps(8, one=[4, 5], other=[6, 7], experts=[4, 5, 6, 7])
+    for group, ranks, over in (("one", (4, 5), ()), ("other", (6, 7), (6, 7))):
+        job.call("_all_gather_base", *ranks, group=group, over=over)
+    job.call("all_to_all", 4, 5, 6, 7, group="experts")
+    job.call("all_reduce", 0, 1, 2, 3)
+    explanation = job.explained()
+    assert explanation.guilty == [4, 5]
+    assert explanation.exit_status == 4
+
+
 def test_nothing_hangs_where_nothing_is_pending():
     explanation = after_two_steps(4).explained()
     assert explanation.exit_status == 3
