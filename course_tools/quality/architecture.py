@@ -96,12 +96,12 @@ NODES = {
     "launcher": 12200,
     "record": 6400,
     "hang": 8700,  # a dataclass for each section of facts, and a name for each step
-    "flight": 9800,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
+    "flight": 10300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 3800,
     "pictures": 7900,
     "devices": 3050,
     # Hangs told from dumps, a panel that comes by itself, silence that ends a launch, step names.
-    PACKAGE: 55800,
+    PACKAGE: 56200,
     JUDGE: 9700,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,

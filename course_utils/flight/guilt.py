@@ -90,11 +90,11 @@ class Verdict:
     @property
     def certainty(self) -> str:
         """That of the weakest evidence; no more than likely, if there may be more guilty ranks."""
-        found = {evidence.certainty for evidence in self.evidence}
+        certainties = {evidence.certainty for evidence in self.evidence}
         if self.unknown:
-            found.add(LIKELY)
+            certainties.add(LIKELY)
         for certainty in (GUESS, LIKELY):
-            if certainty in found:
+            if certainty in certainties:
                 return certainty
         return PROVEN
 
@@ -396,7 +396,7 @@ class Judge:
 
     def _extra(self, sinks: list[int]) -> list[Edge]:
         """A rank alone waits for all the others of a group, which stand at the same place."""
-        found = []
+        edges = []
         for waiter, others in self.graph.edges.items():
             call = next(iter(others.values())).call
             group = call.group
@@ -406,8 +406,8 @@ class Judge:
             places = {self.dumps.by_rank[rank].last_enqueued.get(group, 0) for rank in others}
             if places == {call.number - 1}:
                 for other in others:
-                    found.append(Edge(waiter, other, call))
-        return found
+                    edges.append(Edge(waiter, other, call))
+        return edges
 
     def _of_the_held(self, ranks: list[int], waited_for: dict[int, Edge]) -> None:
         """Ranks that others wait for, and whose own calls have been joined by all members.

@@ -183,7 +183,7 @@ def _as_entry(message: _Message) -> dict[str, Any] | None:
     name = _names().get(message.group)
     if name is None:
         return None
-    own_place = message.group.rank()
+    place = message.group.rank()
     peer = "?" if message.peer < 0 else message.peer
     arrow = "->" if message.kind == "send" else "<-"
     is_over = message.is_over()
@@ -194,7 +194,7 @@ def _as_entry(message: _Message) -> dict[str, Any] | None:
         "collective_seq_id": 0,
         "p2p_seq_id": message.number,
         "op_id": message.op_id,
-        "profiling_name": f"gloo:{message.kind} {own_place}{arrow}{peer}",
+        "profiling_name": f"gloo:{message.kind} {place}{arrow}{peer}",
         "time_created_ns": message.created_ns,
         "input_sizes": message.sizes,
         "input_dtypes": message.dtypes,
