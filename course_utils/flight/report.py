@@ -51,7 +51,10 @@ ABSENT_BY_GLOO = (
     "gloo's flight recorder notes no send and no receive, so {ranks} may wait in one. Its stack "
     "tells: course_utils.explain_hangs() records both."
 )
-MAY_BE_GUILTY = "{ranks} left no dump. Others wait there, so the cause may lie there too, or just one more victim."
+MAY_BE_GUILTY = (
+    "{ranks} left no dump. Others wait there, so the cause may lie there too, or "
+    "it is just one more victim."
+)
 NOTHING_PENDING = "Nothing hangs: no rank has a call pending."
 SLOW = (
     "Nothing hangs, as far as these dumps say: the others wait for {ranks}, but not longer than "
