@@ -7,6 +7,9 @@
     ddp-course progress 03    which of your exercises pass
     ddp-course challenge Ada  what your all-reduce is worth, and the board
     ddp-course doctor         what is wrong with this installation
+    ddp-course hang FOLDER    who is guilty of a hang, by the flight recorder's dumps in a folder;
+                              --json: as an object. It ends with 0, or with 3 if nothing hangs,
+                              or with 4 if it is not known
 
 Nothing is written into the course's own folder, and nobody else can read yours. The course has to
 be installed from a checkout that stays, as `make lab` does: `pip install -e .`.
@@ -39,6 +42,11 @@ def __getattr__(name: str) -> Any:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Does what the command line asks and returns its exit status."""
+    words = sys.argv[1:] if args is None else list(args)
+    if words[:1] == ["hang"]:
+        from course_utils.flight.__main__ import main as hang  # no copies, no notebooks
+
+        return hang(words[1:])
     parser, default = command_line()
     asked, more = parser.parse_known_args(args)
     if not NOTEBOOKS.is_dir():
@@ -82,7 +90,7 @@ def command_line() -> tuple[argparse.ArgumentParser, str]:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("lab", "fresh", "progress", "challenge", "doctor"),
+        choices=("lab", "fresh", "progress", "challenge", "doctor", "hang"),
         default="lab",
     )
     parser.add_argument("names", nargs="*", metavar="NN", help="such as 03; default: all")

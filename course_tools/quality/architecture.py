@@ -26,7 +26,7 @@ JUDGE = "course_checks"
 CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
 LESSONS = "course_lessons"
 PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TOOLS
-LIBRARY = ("launcher", "record", "hang", "network", "pictures", "devices", HOUSE)
+LIBRARY = ("launcher", "record", "hang", "flight", "network", "pictures", "devices", HOUSE)
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
     "launcher": (),
@@ -35,7 +35,7 @@ ALLOWED = {
     "network": ("record.event", "launcher.language"),
     "pictures": ("network", "hang", "record", "launcher"),
     "devices": ("launcher",),
-    HOUSE: ("launcher", "record", "hang", "network", "pictures", "devices"),
+    HOUSE: ("launcher", "record", "hang", "flight", "network", "pictures", "devices"),
     JUDGE: (HOUSE, "network", "hang", "record", "devices", "launcher"),
     CLUSTER: ("launcher.deadlines",),
     CHALLENGE: (HOUSE, "network", JUDGE),
@@ -88,7 +88,7 @@ OUTSIDE = {
 }
 MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
 TESTS = "tests/helpers"  # on sys.path in tests alone
-PUBLIC_NAMES = 16
+PUBLIC_NAMES = 18
 # Nodes of the syntax tree, at most. A feature that needs more raises its room's number, and says
 # what for: a rank that ends as a program, blame by place and likely reasons have doubled launcher;
 # CUDA's events, which time what is only queued, stand in record; limits are multiples of what
@@ -100,14 +100,15 @@ NODES = {
     "record": 6450,
     "hang": 8950,  # a dataclass for each section of facts, and a name for each step
     "network": 4100,  # what a ring of a thousand ranks costs, by formula
-    "pictures": 7150,
+    "pictures": 7900,
     "devices": 3050,
-    PACKAGE: 48100,  # a panel that comes by itself, silence that ends a launch, names for steps
+    PACKAGE: 59100,  # a panel that comes by itself, silence that ends a launch, names for steps
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
     LESSONS: 5150,
-    TOOLS: 49700,  # the buttons of a lab, what changed in an original, a count of all labs
+    TOOLS: 50900,  # the buttons of a lab, what changed in an original, a count of all labs
+    "flight": 10300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
 }
 
 

@@ -37,6 +37,7 @@ LIMITS = {
     "course_utils/launcher": Limit(5.6, 0.0, 3.2, 0.2),
     "course_utils/record": Limit(6.0, 0.0, 3.3, 0.2),
     "course_utils/hang": Limit(5.5, 0.0, 5.1, 0.1),
+    "course_utils/flight": Limit(6.8, 0.0, 4.8, 0.2),
     "course_utils/network": Limit(7.7, 0.0, 8.5, 0.3),  # formulas and vector arithmetic
     "course_utils/pictures": Limit(8.0, 1.2, 9.4, 0.1),  # calls of matplotlib with many arguments
     "course_utils/devices": Limit(5.8, 0.0, 4.6, 0.1),

@@ -108,6 +108,18 @@ NAMES = {  # as `pkgutil.resolve_name` takes them
     "torch._C._distributed_c10d:FakeWork.wait": _Name(
         "Replaced by Work.wait, which the recorder sees.", "A dry run shows no waits."
     ),
+    # Flight recorder.
+    "torch._C._distributed_c10d:_dump_fr_trace": _Name(
+        "Hands out what a rank's flight recorder has noted.",
+        "explain_hangs knows messages alone.",
+    ),
+    f"{C10D}:_world": _Name(
+        "Has all groups of a rank, with their names.", "explain_hangs knows of no group."
+    ),
+    f"{C10D}:_get_default_store": _Name(
+        "The store in which the job has met: through it the dumps come together.",
+        "explain_hangs says that it cannot.",
+    ),
     # Devices.
     "torch._C:_cuda_getDeviceCount": _Name(
         "Wrapped, to note the line of the kernel that starts CUDA.",

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from course_utils.flight.explanation import Explanation
 from course_utils.hang.facts import ranks_by_text
 from course_utils.hang.wait_graph import differs
 from course_utils.launcher.errors import WorkerTimeout
@@ -25,22 +26,22 @@ _DIFFERS = {"linewidth": 2, "edgecolor": INK}
 _IN = {"order": "kind", "evaluation": "mode", "shape": "shape or dtype"}  # else as it is called
 
 
-def plot_calls(source: WorkerTimeout | Trace) -> None:
+def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
     """Show the last five collectives of every rank, in order; what is missing or differs is marked.
 
     Of several groups it is the first in which a rank waits, or else the first one used.
 
     Args:
-        source: The error of ranks that hang, or `results.trace`.
+        source: The error of ranks that hang, `results.trace`, or what `explain_dumps` returns.
 
     Raises:
-        TypeError: `source` is neither.
+        TypeError: `source` is none of these.
         ValueError: No rank is known to have called a collective.
     """
     if isinstance(source, Trace):
         events, world_size = source.events, source.world_size
         open_calls = [call for call in events if not call.finished]
-    elif isinstance(source, WorkerTimeout):
+    elif isinstance(source, WorkerTimeout | Explanation):
         logs = source.waiting.values()
         events, world_size = [call for log in logs for call in log.calls], len(logs)
         open_calls = [call for log in logs for call in log.open]

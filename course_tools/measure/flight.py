@@ -1,0 +1,243 @@
+"""How well and how fast hangs are explained from dumps: a table beside torch's own `torchfrtrace`.
+
+    python -m course_tools.measure.flight [FOLDER...] [--ranks=1024] [--document=FILE]
+
+Each FOLDER has dumps, or folders with dumps; default: the recorded cases of the tests. Who is
+guilty stands in `truth.json` of the folder above, or in `fault_injection.log` beside the dumps.
+At last a job of very many ranks is made up, in which one does not come, and read from its files.
+"""
+
+import argparse
+import contextlib
+import functools
+import gzip
+import io
+import json
+import pickle
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from course_tools import ROOT
+from course_utils.flight.explanation import explain_dumps
+
+CASES = ROOT / "tests" / "data" / "flight"
+TENSOR, PIPELINE = 8, 4  # ranks of such a group in the job that is made up
+
+
+class Row(NamedTuple):
+    """One case."""
+
+    case: str
+    truth: list[int] | None
+    ours: list[int]
+    outcome: str
+    theirs: str
+    seconds: float
+    seconds_theirs: float
+
+
+def rows(folders: list[Path]) -> Iterator[Row]:
+    """A row for every folder with dumps."""
+    for folder in folders:
+        yield measure(folder)
+
+
+def folders_below(folder: Path) -> list[Path]:
+    """The folder itself, or those in it that have files."""
+    inner = sorted(path for path in folder.iterdir() if path.is_dir())
+    return inner or [folder]
+
+
+def measure(folder: Path) -> Row:
+    """Explain one case by both, and look at the clock."""
+    begun_s = time.perf_counter()
+    explanation = explain_dumps(folder)
+    seconds = time.perf_counter() - begun_s
+    _their_tool()  # its import is not counted
+    begun_s = time.perf_counter()
+    theirs = torchfrtrace(folder)
+    seconds_theirs = time.perf_counter() - begun_s
+    return Row(
+        folder.name,
+        truth(folder),
+        explanation.guilty,
+        f"{explanation.verdict.outcome}, {explanation.verdict.certainty}",
+        theirs,
+        seconds,
+        seconds_theirs,
+    )
+
+
+def truth(folder: Path) -> list[int] | None:
+    """Who is guilty in truth; None if nobody has written it down."""
+    log = folder / "fault_injection.log"
+    if log.exists():
+        return sorted(map(int, re.findall(r"^Rank (\d+)", log.read_text(), re.MULTILINE)))
+    known = folder.parent / "truth.json"
+    if known.exists():
+        return json.loads(known.read_text()).get(folder.name)
+    return None
+
+
+def torchfrtrace(folder: Path) -> str:
+    """What torch's own tool says of a case, in short.
+
+    gloo's dumps have no table of groups, at which it stops, so the default group is added.
+    """
+    fr_trace, heard = _their_tool()
+    heard.seek(0)
+    heard.truncate()
+    with tempfile.TemporaryDirectory() as copies:
+        for file in sorted(folder.iterdir()):
+            match = re.search(r"(\d+)(\.json\.gz)?$", file.name)
+            if match:
+                (Path(copies) / f"dump_{match[1]}").write_bytes(_as_torch_wants(file, folder))
+        arguments = [copies, "--prefix=dump_", "--allow-incomplete-ranks"]
+        try:
+            fr_trace.main(arguments)
+        except (Exception, SystemExit) as error:
+            return f"stops: {type(error).__name__}: {str(error)[:60]}"
+    return _said(heard.getvalue())
+
+
+@functools.cache
+def _their_tool() -> tuple[Any, io.StringIO]:
+    """The module behind `torchfrtrace`, and where its words go: to the stream of its import."""
+    heard = io.StringIO()
+    with contextlib.redirect_stderr(heard):
+        from torch.distributed.flight_recorder import fr_trace
+    return fr_trace, heard
+
+
+def _as_torch_wants(file: Path, folder: Path) -> bytes:
+    data = file.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    dump = json.loads(data) if data[:1] == b"{" else pickle.loads(data)  # only of this repository
+    if "0" not in dump["pg_config"]:
+        highest = max(int(re.search(r"\d+", other.name)[0]) for other in folder.iterdir())
+        ranks = str(list(range(highest + 1)))
+        dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    return pickle.dumps(dump)
+
+
+def _said(text: str) -> str:
+    """The ranks that it blames, and its kinds of complaints."""
+    blamed: set[int] = set()
+    for listed in re.findall(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)", text):
+        blamed.update(map(int, re.findall(r"\d+", " ".join(listed))))
+    return str(sorted(blamed)) if blamed else "nobody"
+
+
+def make_up(folder: Path, ranks: int) -> int:
+    """Leave dumps of a job in which one rank does not come; return that rank."""
+    absent = ranks - ranks // 3
+    stages = ranks // PIPELINE
+    for rank in range(ranks):
+        first = rank - rank % TENSOR
+        tensor = list(range(first, first + TENSOR))
+        pipeline = list(range(rank % stages, ranks, stages))
+        groups = {"default_pg": list(range(ranks)), "tensor": tensor, "pipeline": pipeline}
+        entries = []
+        for number in range(1, 101):
+            _add(entries, groups, 1, "nccl:_all_gather_base", number, over=number < 98)
+        calls = [(0, "nccl:all_reduce")] if rank not in tensor_of(absent) else []
+        for name, kind in calls:
+            _add(entries, groups, name, kind, 7, over=False)
+        if rank == absent:
+            entries = [entry for entry in entries if entry["retired"]]
+        elif rank not in tensor_of(absent):
+            for entry in entries:
+                entry["retired"] = entry["retired"] or entry["pg_id"] == 1
+        config = {}
+        for name, (desc, members) in enumerate(groups.items()):
+            config[str(name)] = {"name": str(name), "desc": desc, "ranks": str(members)}
+        dump = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+        (folder / f"_dump_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    return absent
+
+
+def tensor_of(rank: int) -> range:
+    """The tensor group of a rank of the job that is made up."""
+    first = rank - rank % TENSOR
+    return range(first, first + TENSOR)
+
+
+def _add(entries: list, groups: dict, name: int, kind: str, number: int, over: bool) -> None:
+    entries.append(
+        {
+            "process_group": (str(name), list(groups)[name]),
+            "pg_id": name,
+            "profiling_name": kind,
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": number,
+            "time_created_ns": 10**18 + number * 10**6,
+            "input_sizes": [[4096]],
+            "input_dtypes": ["Float"],
+            "state": "completed" if over else "scheduled",
+            "retired": over,
+            "is_p2p": False,
+        }
+    )
+
+
+def large(ranks: int) -> str:
+    """Make up a job of so many ranks, read it, and say how long that took."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        absent = make_up(folder, ranks)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        explanation = explain_dumps(folder)
+        text = str(explanation)
+        seconds, cpu_seconds = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    right = "right" if explanation.guilty == [absent] else f"WRONG, {explanation.guilty}"
+    return (
+        f"{ranks} made-up ranks, {size / 1e6:.0f} MB: read and explained in {seconds:.1f} s "
+        f"({cpu_seconds:.1f} s of CPU time), "
+        f"{right}; the report has {len(text.splitlines())} lines"
+    )
+
+
+def table(measured: list[Row]) -> str:
+    """The rows in Markdown."""
+    lines = [
+        "| case | truth | ours | how sure | torchfrtrace | seconds, ours | theirs |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in measured:
+        lines.append(
+            f"| {row.case} | {row.truth} | {row.ours} | {row.outcome} | {row.theirs} | "
+            f"{row.seconds:.2f} | {row.seconds_theirs:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table; end with 1 if a case is not right."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="*", type=Path, default=[CASES])
+    parser.add_argument("--ranks", type=int, default=1024)
+    asked = parser.parse_args()
+    folders = []
+    for folder in asked.folders:
+        folders += folders_below(folder)
+    measured = list(rows(folders))
+    print(table(measured))
+    print(large(asked.ranks))
+    wrong = [row.case for row in measured if row.truth is not None and row.truth != row.ours]
+    if wrong:
+        sys.exit(f"wrong: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()

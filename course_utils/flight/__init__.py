@@ -1,0 +1,1 @@
+"""Who is guilty of a hang, told from the dumps of PyTorch's flight recorder."""

@@ -1,0 +1,482 @@
+"""The dumps of all ranks as plain records, whatever version of torch or backend wrote them.
+
+Sources: `torch/csrc/distributed/c10d/FlightRecorder.hpp` for the names of the fields, and dumps
+of torch 2.9 (NCCL) and 2.15 (gloo) for what really stands in them. Three things differ from what
+one expects:
+
+- The same group may have several names, so a group is known by its description and its ranks.
+- `p2p_seq_id` counts all messages of a rank in a group, so the two ends of a message don't agree.
+- gloo says who is in a group for the last group only, and notes no send and no receive.
+"""
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from course_utils.flight.unpickle import NO_DUMP, Unreadable, read
+
+NO_RANK, TWICE, NOT_IN_GROUPS = "no rank", "twice", "not in its groups"
+DEFAULT = "default_pg"
+_ENDINGS = re.compile(r"(\.(gz|json|pkl|pickle|bin|dump|pt))+$")
+_RANK = re.compile(r"rank[_-]?(\d+)")
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+_MESSAGE = re.compile(r"(send|recv) (\d+)(->|<-)(\d+|\?)$")
+_KINDS = {  # names in the flight recorder that are not those of torch.distributed
+    "_all_gather_base": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_single": "all_gather",
+    "allgather": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+}
+MAX_RANKS = 2**20  # more than any job has: a number beyond it is a process id, or a lie
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A process group: several ranks know the same one by these.
+
+    There is one object for each group, so it is compared and hashed as fast as any object.
+    """
+
+    desc: str  # such as "TENSOR_MODEL_PARALLEL_GROUP"
+    ranks: tuple[int, ...]  # global ranks, in the group's order
+    index: int = 0  # which one, of several with the same description and ranks
+    known: bool = True  # False if the ranks are only those that were seen to use it
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the group that every job has."""
+        return self.desc == DEFAULT
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One entry of a dump: a collective or one end of a message."""
+
+    rank: int  # global, as are `sender` and `receiver`
+    order: int  # its place among the entries of its rank
+    group: Group
+    kind: str  # such as "all_reduce", "send" or "recv"
+    number: int  # of a collective, in its group; of a message only its rank's own count
+    op_id: int
+    finished: bool
+    created_ns: int
+    sizes: tuple[tuple[int, ...], ...] = ()  # of what the rank hands in
+    dtypes: tuple[str, ...] = ()
+    sender: int | None = None  # of a message; None if any rank may send
+    receiver: int | None = None
+    line: tuple[str, int, str] | None = None  # file, number and function of the user's line
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it has one other end, and not a group."""
+        return self.kind in ("send", "recv")
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it hands in."""
+        total = 0
+        for size in self.sizes:
+            product = 1
+            for length in size:
+                product *= length
+            total += product
+        return total
+
+
+@dataclass(eq=False)
+class RankDump:
+    """What one rank has left."""
+
+    rank: int
+    file: str
+    calls: tuple[Call, ...]
+    last_enqueued: dict[Group, int]  # the number of its last collective in a group
+    last_completed: dict[Group, int]
+    now_ns: int = 0  # when the dump was written; 0 if that is unknown
+    stack: str = ""  # where the rank's threads were, if it has left that too
+    failed: bool = False  # whether an exception had ended it when it left this
+
+
+@dataclass(eq=False)
+class Dumps:
+    """What all ranks have left, and what could not be read."""
+
+    by_rank: dict[int, RankDump]
+    world: tuple[int, ...]
+    left_out: list[tuple[str, str, str]] = field(default_factory=list)  # file, why, detail
+    # Whether there were messages that no dump has, since gloo's recorder notes none.
+    has_unseen_messages: bool = False
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have left no dump."""
+        return [rank for rank in self.world if rank not in self.by_rank]
+
+
+def read_folder(folder: str | Path) -> Dumps:
+    """Read every dump in a folder; what cannot be read is noted in `left_out`.
+
+    Raises:
+        NotADirectoryError: There is no such folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise NotADirectoryError(str(folder))
+    raw: dict[int, dict[str, Any]] = {}
+    files: dict[int, str] = {}
+    left_out = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            continue
+        try:
+            rank, dump = _read_file(path)
+            if rank in raw:
+                raise Unreadable(TWICE, files[rank])
+        except Unreadable as error:
+            left_out.append((path.name, error.why, error.detail))
+        else:
+            raw[rank] = dump
+            files[rank] = path.name
+    return from_raw(raw, files, left_out)
+
+
+def _read_file(path: Path) -> tuple[int, dict[str, Any]]:
+    """The rank of a dump, and what is in it."""
+    dump = read(path)
+    rank = rank_of(path.name)
+    if rank is None:
+        raise Unreadable(NO_RANK)
+    tables = _tables(dump)
+    ranks_known = [ranks for _, ranks in tables.values() if ranks]
+    if ranks_known and all(rank not in ranks for ranks in ranks_known):
+        raise Unreadable(NOT_IN_GROUPS, str(rank))
+    return rank, dump
+
+
+def rank_of(name: str) -> int | None:
+    """The rank that a file's name ends with, such as 3 for `_dump_3` or `rank3.json.gz`."""
+    stem = _ENDINGS.sub("", name)
+    match = _RANK.search(stem) or _LAST_NUMBER.search(stem)
+    if match is None or len(match[1]) > 7:
+        return None
+    rank = int(match[1])
+    return rank if rank < MAX_RANKS else None
+
+
+def from_raw(
+    raw: dict[int, dict[str, Any]],
+    files: dict[int, str],
+    left_out: list[tuple[str, str, str]],
+) -> Dumps:
+    """Make records of dumps as they were read, by rank."""
+    tables = {rank: _tables(dump) for rank, dump in raw.items()}
+    world = _world(tables)
+    groups = _Groups(raw, tables, world)
+    by_rank = {}
+    for rank, dump in sorted(raw.items()):
+        try:
+            by_rank[rank] = _rank_dump(rank, files[rank], dump, groups)
+        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
+            left_out.append((files[rank], NO_DUMP, ""))
+    calls = [call for dump in by_rank.values() for call in dump.calls]
+    is_seen = any(call.is_message for call in calls)
+    return Dumps(by_rank, world, left_out, bool(groups.mixed) and not is_seen)
+
+
+def _world(all_tables: dict[int, "_Tables"]) -> tuple[int, ...]:
+    """All ranks that a dump speaks of."""
+    highest = max(all_tables, default=-1)
+    for tables in all_tables.values():
+        for _, ranks in tables.values():
+            highest = max(highest, *ranks, -1)
+    return tuple(range(highest + 1))
+
+
+_Tables = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def _tables(dump: dict[str, Any]) -> _Tables:
+    """By name of a group its description and its ranks, as far as the dump says them."""
+    config = dump.get("pg_config")
+    if not isinstance(config, dict):
+        return {}
+    tables = {}
+    for name, group in config.items():
+        if not isinstance(group, dict):
+            continue
+        ranks = group.get("ranks", "")
+        if isinstance(ranks, list | tuple):
+            ranks = str(list(ranks))
+        tables[str(name)] = (str(group.get("desc", "")), _ranks_in(str(ranks)))
+    return tables
+
+
+@functools.lru_cache(4096)  # all ranks of a job have the same text for a group
+def _ranks_in(text: str) -> tuple[int, ...]:
+    """The ranks of a list such as `[0, 1, 2]`."""
+    numbers = map(int, re.findall(r"\d{1,7}", text))
+    return tuple(number for number in numbers if number < MAX_RANKS)
+
+
+class _Groups:
+    """Which group a rank means by a name."""
+
+    def __init__(
+        self,
+        raw: dict[int, dict[str, Any]],
+        all_tables: dict[int, _Tables],
+        world: tuple[int, ...],
+    ) -> None:
+        self._world = world
+        self._objects: dict[tuple[object, ...], Group] = {}
+        self._known: dict[tuple[int, str], Group] = {}
+        self.names: dict[int, list[str]] = {}  # by rank the names in its table, in order
+        self._last: dict[int, tuple[int, ...]] = {}  # the ranks of the last group, under gloo
+        self._users: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self.mixed: set[str] = set()  # descriptions of groups that have had messages
+        for rank, dump in raw.items():
+            tables = all_tables[rank]
+            self.names[rank] = sorted(tables, key=_natural)
+            counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+            for name in self.names[rank]:
+                desc, ranks = tables[name]
+                if not name:
+                    self._last[rank] = ranks
+                    continue
+                self._known[rank, name] = self._object(desc, ranks, counts[desc, ranks])
+                counts[desc, ranks] += 1
+            self._note_users(rank, dump)
+        self._highest = self._highest_names()
+
+    def _object(self, *fields: Any, known: bool = True) -> Group:
+        """The one object for a group."""
+        key = (*fields, known)
+        if key not in self._objects:
+            self._objects[key] = Group(*fields, known=known)
+        return self._objects[key]
+
+    def _note_users(self, rank: int, dump: dict[str, Any]) -> None:
+        for entry in dump.get("entries", []):
+            if isinstance(entry, dict):
+                name, desc = _name_and_desc(entry)
+                group = self._known.get((rank, name))
+                if group is None:
+                    self._users[name, desc].add(rank)
+                number = entry.get("collective_seq_id", entry.get("seq_id"))
+                if entry.get("is_p2p") or entry.get("op_id", number) != number:
+                    self.mixed.add(self._desc(name, desc, group))
+
+    def _desc(self, name: str, desc: str, group: Group | None) -> str:
+        """The description that the group of an entry has, or will have."""
+        if group is not None:
+            return group.desc
+        is_default = desc == DEFAULT or name == "0"
+        return DEFAULT if is_default else f"group {name}"
+
+    def _highest_names(self) -> dict[int, str]:
+        """By rank the name of the group that was made last, of those that it has used."""
+        highest: dict[int, str] = {}
+        for name, _ in self._users:
+            for rank in self._users[name, _]:
+                if rank not in highest or _natural(name) > _natural(highest[rank]):
+                    highest[rank] = name
+        return highest
+
+    def of(self, rank: int, name: str, desc: str) -> Group:
+        """The group that this rank calls so."""
+        known = self._known.get((rank, name))
+        if known is None:
+            known = self._guessed(name, desc)
+            self._known[rank, name] = known
+        return known
+
+    def _guessed(self, name: str, desc: str) -> Group:
+        """A group that no table has: gloo's default group, or those who were seen to use it."""
+        new_desc = self._desc(name, desc, None)
+        if new_desc == DEFAULT:
+            return self._object(DEFAULT, self._world, 0)
+        users = self._users[name, desc]
+        for user in sorted(users):
+            last = self._last.get(user, ())
+            if self._highest[user] == name and users <= set(last):
+                return self._object(new_desc, last, 0)
+        return self._object(new_desc, tuple(sorted(users)), 0, known=False)
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Sorts 9 before 10."""
+    return (int(name), "") if name.isdigit() and len(name) < 10 else (10**10, name)
+
+
+def _name_and_desc(entry: dict[str, Any]) -> tuple[str, str]:
+    group = entry.get("process_group")
+    if isinstance(group, list | tuple) and len(group) == 2:
+        return str(group[0]), str(group[1])
+    return str(entry.get("pg_id", "")), ""
+
+
+def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> RankDump:
+    calls = []
+    group_of_id: dict[str, Group] = {}
+    for order, entry in enumerate(dump.get("entries", [])):
+        if not isinstance(entry, dict):
+            raise TypeError(entry)
+        name, desc = _name_and_desc(entry)
+        group = groups.of(rank, name, desc)
+        group_of_id[str(entry.get("pg_id"))] = group
+        calls.append(_call(rank, order, group, entry))
+    status = _status(rank, dump, groups, group_of_id)
+    last_enqueued, last_completed = _last_numbers(calls, status, groups.mixed)
+    return RankDump(
+        rank,
+        file,
+        tuple(calls),
+        last_enqueued,
+        last_completed,
+        now_ns=_integer(dump.get("dumped_ns")),
+        stack=str(dump.get("stack", "")),
+        failed=bool(dump.get("failed", False)),
+    )
+
+
+def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
+    kind, is_message, places = _kind_of(str(entry.get("profiling_name", "")))
+    number = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
+    sender = receiver = None
+    if is_message:
+        number = _integer(entry.get("p2p_seq_id"))
+        here, there = _global(group, places[0]), _global(group, places[1])
+        sender, receiver = (here, there) if kind == "send" else (there, here)
+    return Call(
+        rank=rank,
+        order=order,
+        group=group,
+        kind=kind,
+        number=number,
+        op_id=_integer(entry.get("op_id")),
+        finished=_is_finished(entry),
+        created_ns=_integer(entry.get("time_created_ns")),
+        sizes=_sizes(entry.get("input_sizes")),
+        dtypes=tuple(map(str, entry.get("input_dtypes") or ())),
+        sender=sender,
+        receiver=receiver,
+        line=_line(entry.get("frames")),
+    )
+
+
+@functools.lru_cache(4096)
+def _kind_of(profiling_name: str) -> tuple[str, bool, tuple[str, ...]]:
+    """The kind of a call, whether it is a message, and then its two places in the group."""
+    name = profiling_name.rpartition(":")[2]
+    message = _MESSAGE.match(name)
+    if message:
+        return message[1], True, (message[2], message[4])
+    return _KINDS.get(name, name), False, ()
+
+
+def _is_finished(entry: dict[str, Any]) -> bool:
+    """Whether the call is over: gloo only says so by `retired`."""
+    return entry.get("state") == "completed" or bool(entry.get("retired"))
+
+
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _global(group: Group, place: str) -> int | None:
+    """The rank at a place in a group; None for any rank."""
+    if place == "?":
+        return None
+    number = int(place)
+    return group.ranks[number] if number < len(group.ranks) else number
+
+
+def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
+    if not sizes or not isinstance(sizes, list | tuple):
+        return ()
+    checked = []
+    for size in sizes[:64]:
+        if isinstance(size, list | tuple):
+            checked.append(tuple(map(_integer, size[:16])))
+    return tuple(checked)
+
+
+def _line(frames: Any) -> tuple[str, int, str] | None:
+    """The innermost line outside of torch."""
+    if not isinstance(frames, list | tuple):
+        return None
+    for frame in frames:
+        if not isinstance(frame, dict):
+            return None
+        file = str(frame.get("filename", ""))
+        if file.endswith(".py") and "/torch/" not in file and "course_utils/" not in file:
+            return file, _integer(frame.get("line")), str(frame.get("name", ""))
+    return None
+
+
+def _last_numbers(
+    calls: Iterable[Call], status: dict[Group, dict[str, Any]], mixed: set[str]
+) -> tuple[dict[Group, int], dict[Group, int]]:
+    """The last collective of each group that the rank has called, and that is over.
+
+    `pg_status` counts collectives and messages together, so it is of no use for a group that has
+    had both; `mixed` has the descriptions of such groups.
+    """
+    enqueued: dict[Group, int] = {}
+    completed: dict[Group, int] = {}
+    for call in calls:
+        if call.is_message:
+            continue
+        enqueued[call.group] = max(enqueued.get(call.group, 0), call.number)
+        if call.finished:
+            completed[call.group] = max(completed.get(call.group, 0), call.number)
+    for group, values in status.items():
+        if group.desc in mixed:
+            continue
+        last = _integer(values.get("last_enqueued_collective"))
+        done = _integer(values.get("last_completed_collective"))
+        enqueued[group] = max(enqueued.get(group, 0), last)
+        completed[group] = max(completed.get(group, 0), done)
+    return enqueued, completed
+
+
+def _status(
+    rank: int, dump: dict[str, Any], groups: _Groups, group_of_id: dict[str, Group]
+) -> dict[Group, dict[str, Any]]:
+    """`pg_status` by group. It has a group's id, which only entries connect with its name.
+
+    Both count the groups in the order in which they were made, so they can be laid side by side
+    where there are as many of one as of the other.
+    """
+    status = dump.get("pg_status")
+    if not isinstance(status, dict):
+        return {}
+    ids = sorted(map(str, status), key=_natural)
+    names = groups.names.get(rank, [])
+    side_by_side: dict[str, Group] = {}
+    if len(ids) == len(names) and "" not in names:
+        for pg_id, name in zip(ids, names, strict=True):
+            side_by_side[pg_id] = groups.of(rank, name, "")
+    agrees = True
+    for pg_id, group in group_of_id.items():
+        agrees = agrees and side_by_side.get(pg_id, group) == group
+    by_id = {**side_by_side, **group_of_id} if agrees else group_of_id
+    numbers = {}
+    for pg_id, values in status.items():
+        group = by_id.get(str(pg_id))
+        if group is not None and isinstance(values, dict):
+            numbers[group] = values
+    return numbers

@@ -1,0 +1,624 @@
+"""Who is guilty: the graph of who waits for whom across all groups, and what decides in it.
+
+A rank waits for another one if it has a call pending to which the other has not come. This says
+nothing about blame yet: a rank that waits in a pipeline's recv for a rank that waits in an
+all_reduce is a victim of whoever does not come there. What is evidence, strongest first:
+
+- `DIFFERENT`: a rank calls something else than the other members of the group do.
+- `FAILED`: a rank still shows calls as pending that the others have finished. No member can finish
+  an all_reduce that another one has not taken part in, so its own GPU no longer reports.
+- `ABSENT`: others wait for it, and it waits for nobody: a sink of the graph.
+- `EXTRA`: a rank alone makes one call more, while all others have ended at the same place.
+- `BEHIND`: it waits, but the same waiting has not kept its peers from calling what it never called.
+- `NO_DUMP`: it left none, and what is waited for cannot be explained by any rank that did.
+- `MINORITY`: all wait for each other in a circle, and most members have come to a call where
+  it has not.
+- `CIRCLE`, `STUCK`: nothing sets one rank apart: they wait for each other, or all of them have come
+  to a call that does not end.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from course_utils.flight.dumps import Call, Dumps, Group
+
+DIFFERENT, FAILED, ABSENT, EXTRA = "different", "failed", "absent", "extra"
+BEHIND, NO_DUMP, MINORITY, CIRCLE, STUCK = "behind", "no dump", "minority", "circle", "stuck"
+PROVEN, LIKELY, GUESS = "proven", "likely", "guess"
+FOUND, NOTHING, UNKNOWN = "found", "nothing", "unknown"
+# No member can be through one of these before all have taken part.
+_NEEDS_ALL = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+# Every member hands in as many numbers as the others do.
+_EQUAL_SIZES = {"all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast"}
+_ENOUGH_PAUSES, _LAST_PAUSES = 4, 16
+_CERTAINTY = {
+    DIFFERENT: PROVEN,
+    FAILED: PROVEN,
+    ABSENT: PROVEN,
+    EXTRA: LIKELY,
+    BEHIND: LIKELY,
+    NO_DUMP: LIKELY,
+    MINORITY: LIKELY,
+    CIRCLE: GUESS,
+    STUCK: GUESS,
+}
+Meeting = tuple[Group, int]  # a collective: its group and its number there
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A rank waits in a call for another rank."""
+
+    waiter: int
+    waits_for: int
+    call: Call
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a rank is held to be guilty."""
+
+    rank: int
+    why: str  # one of the constants above, such as `ABSENT`
+    certainty: str
+    call: Call | None = None  # the call that it has not come to, or that differs
+    waiting: tuple[int, ...] = ()  # who waits for it there, directly
+    others: Call | None = None  # what most others call instead
+    count: int = 0  # of `FAILED`: how many calls the others have finished
+
+
+@dataclass
+class Verdict:
+    """The decision, and what it was made of."""
+
+    outcome: str  # `FOUND`, `NOTHING` or `UNKNOWN`
+    evidence: list[Evidence] = field(default_factory=list)
+    victims: list[int] = field(default_factory=list)
+    chains: list[list[Edge]] = field(default_factory=list)  # one for each guilty rank at most
+    slow: list[int] = field(default_factory=list)  # who is late, but no later than before
+    unknown: list[int] = field(default_factory=list)  # waited for, and left no dump
+    pending: dict[int, list[Call]] = field(default_factory=dict)  # what ranks really wait in
+    gloo_sinks: list[int] = field(default_factory=list)  # they may wait in a message of gloo's
+
+    @property
+    def guilty(self) -> list[int]:
+        """Global ranks, in order."""
+        return sorted({evidence.rank for evidence in self.evidence})
+
+    @property
+    def certainty(self) -> str:
+        """That of the weakest evidence; no more than likely, if there may be more guilty ranks."""
+        certainties = {evidence.certainty for evidence in self.evidence}
+        if self.unknown:
+            certainties.add(LIKELY)
+        for certainty in (GUESS, LIKELY):
+            if certainty in certainties:
+                return certainty
+        return PROVEN
+
+
+class WaitGraph:
+    """Who waits for whom, told from dumps.
+
+    Attributes:
+        pending: By rank its calls that are not over, without those that the others have finished.
+        stale: By rank its calls that only it holds to be pending.
+        edges: By rank that waits, one edge for each rank that it waits for.
+        differing: The first collective of each group that is not the same on all ranks.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self.dumps = dumps
+        self._calls: dict[Meeting, dict[int, Call]] = defaultdict(dict)
+        self._messages: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
+        self._pending_at: dict[Meeting, set[int]] = defaultdict(set)
+        self._first_pending: dict[tuple[int, Group], int] = {}  # its number
+        self._collect()
+        self.pending: dict[int, list[Call]] = {}
+        self.stale: dict[int, list[Call]] = {}
+        self.single_stale: dict[int, list[Call]] = {}
+        self._sort_out()
+        self.differing = self._differing()
+        self._absentees: dict[Meeting, set[int]] = {}
+        self.edges: dict[int, dict[int, Edge]] = {}
+        self._connect()
+
+    def _collect(self) -> None:
+        for rank, dump in self.dumps.by_rank.items():
+            for call in dump.calls:
+                if not call.is_message:
+                    self._calls[call.group, call.number][rank] = call
+                    if not call.finished:
+                        self._pending_at[call.group, call.number].add(rank)
+                        first = self._first_pending.get((rank, call.group), call.number)
+                        self._first_pending[rank, call.group] = min(first, call.number)
+                elif not call.finished and call.sender is not None and call.receiver is not None:
+                    key = (call.group, call.sender, call.receiver, call.kind)
+                    self._messages[key].append(call)
+
+    def _sort_out(self) -> None:
+        """Which pending calls are really pending.
+
+        A rank with a single one that others have finished may just be about to finish it.
+        """
+        for rank, dump in self.dumps.by_rank.items():
+            unfinished = []
+            over = []
+            for call in dump.calls:
+                if not call.finished:
+                    unfinished.append(call)
+                    if self._others_have_finished(call):
+                        over.append(call)
+            self.stale[rank] = over if len(over) > 1 else []
+            self.single_stale[rank] = over[:1]
+            if len(over) > 1:
+                # A GPU works in order, so what a rank issued before these is over as well.
+                unfinished = [call for call in unfinished if call.order > over[-1].order]
+            self.pending[rank] = unfinished
+
+    def _others_have_finished(self, call: Call) -> bool:
+        """Whether another member is through with a call that needs all of them."""
+        if call.kind not in _NEEDS_ALL:
+            return False
+        meeting = (call.group, call.number)
+        for member in call.group.ranks:
+            if member == call.rank or member not in self.dumps.by_rank:
+                continue
+            member_call = self._calls[meeting].get(member)
+            if member_call is not None:
+                if member_call.finished and member_call.kind == call.kind:
+                    return True
+            elif call.number < self._first_pending.get((member, call.group), 0):
+                return True  # it has come further, and this one is not among its pending calls
+            elif call.number <= self.dumps.by_rank[member].last_completed.get(call.group, 0):
+                return True
+        return False
+
+    def _differing(self) -> dict[Group, Meeting]:
+        first: dict[Group, Meeting] = {}
+        waited_in = set()
+        for group, _ in self._pending_at:
+            waited_in.add(group)
+        for meeting in sorted(self._calls, key=_by_number):
+            group, _ = meeting
+            if group in waited_in and group not in first:
+                labels = set(map(label, self._calls[meeting].values()))
+                if len(labels) > 1:
+                    first[group] = meeting
+        return first
+
+    def calls_of(self, meeting: Meeting) -> dict[int, Call]:
+        """Who is known to have made this call."""
+        return self._calls[meeting]
+
+    def _connect(self) -> None:
+        for rank, calls in self.pending.items():
+            edges: dict[int, Edge] = {}
+            for call in calls:
+                for other in self.absent_from(call):
+                    edges.setdefault(other, Edge(rank, other, call))
+            if edges:
+                self.edges[rank] = edges
+        self._connect_the_held()
+
+    def _connect_the_held(self) -> None:
+        """A call to which all have come doesn't end if a member is held up before it."""
+        held = set(self.edges)
+        for rank, calls in self.pending.items():
+            if rank in held:
+                continue
+            edges: dict[int, Edge] = {}
+            for call in calls[:1]:
+                for other in _others(call):
+                    if other in held or self.stale.get(other):
+                        edges.setdefault(other, Edge(rank, other, call))
+            if edges:
+                self.edges[rank] = edges
+
+    def absent_from(self, call: Call) -> set[int]:
+        """The ranks that a pending call needs, and that have not come to it or left no dump."""
+        if call.is_message:
+            return self._absent_end(call)
+        if call.kind == "coalesced":
+            return set()
+        meeting = (call.group, call.number)
+        if meeting not in self._absentees:
+            absent = set()
+            for member in call.group.ranks:
+                if not self._has_come(member, meeting):
+                    absent.add(member)
+            self._absentees[meeting] = absent
+        return self._absentees[meeting] - {call.rank}
+
+    def _has_come(self, member: int, meeting: Meeting) -> bool:
+        group, number = meeting
+        dump = self.dumps.by_rank.get(member)
+        if dump is None:
+            return False
+        return member in self._calls[meeting] or number <= dump.last_enqueued.get(group, 0)
+
+    def _absent_end(self, call: Call) -> set[int]:
+        """The other end of a message, if it is not there: the first pending ones meet."""
+        if call.sender is None or call.receiver is None:
+            return set()
+        other_kind = "recv" if call.kind == "send" else "send"
+        other = call.receiver if call.kind == "send" else call.sender
+        if other == call.rank:
+            return set()
+        same_end = self._messages[call.group, call.sender, call.receiver, call.kind]
+        other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
+        return set() if same_end.index(call) < len(other_end) else {other}
+
+    def waiters_of(self, rank: int) -> list[Edge]:
+        """Who waits for a rank directly."""
+        edges = []
+        for others in self.edges.values():
+            if rank in others:
+                edges.append(others[rank])
+        return edges
+
+    def explained_by(self, ranks: Iterable[int]) -> dict[int, Edge | None]:
+        """All ranks that wait for these, directly or through others: each with its next step."""
+        waiters: dict[int, list[Edge]] = defaultdict(list)
+        for others in self.edges.values():
+            for other, edge in others.items():
+                waiters[other].append(edge)
+        steps: dict[int, Edge | None] = dict.fromkeys(ranks)
+        to_visit = deque(steps)
+        while to_visit:
+            for edge in waiters[to_visit.popleft()]:
+                if edge.waiter not in steps:
+                    steps[edge.waiter] = edge
+                    to_visit.append(edge.waiter)
+        return steps
+
+
+def _by_number(meeting: Meeting) -> int:
+    return meeting[1]
+
+
+def _others(call: Call) -> list[int]:
+    """Who else takes part in a call."""
+    if call.is_message:
+        ends = [call.sender, call.receiver]
+        return [end for end in ends if end is not None and end != call.rank]
+    return [member for member in call.group.ranks if member != call.rank]
+
+
+def label(call: Call) -> tuple[object, ...]:
+    """What has to be the same on all ranks."""
+    if call.kind in _EQUAL_SIZES and call.sizes:
+        return call.kind, call.numel, call.dtypes[:1]
+    return (call.kind,)
+
+
+class Judge:
+    """Collects evidence, the strongest first, until every waiting rank is explained."""
+
+    def __init__(self, graph: WaitGraph) -> None:
+        self.graph = graph
+        self.dumps = graph.dumps
+        self.evidence: dict[int, Evidence] = {}
+        self._in_differing: set[int] = set()
+        self._excused: set[int] = set()  # they have left no dump, and may be victims
+
+    def decide(self) -> Verdict:
+        """The verdict on these dumps."""
+        pending = {rank: calls for rank, calls in self.graph.pending.items() if calls}
+        if not pending and not any(self.graph.stale.values()):
+            return self._nothing_pending()
+        self._different()
+        self._failed(self.graph.stale)
+        if not self._in_differing:
+            self._absent()
+        self._behind()
+        self._no_dump()
+        self._minority()
+        if not self.evidence:
+            self._failed(self.graph.single_stale)
+        self._stuck()
+        verdict = Verdict(FOUND, pending=pending)
+        verdict.slow = self._slow()
+        if verdict.slow:
+            verdict.outcome = NOTHING
+            return verdict
+        verdict.evidence = [self.evidence[rank] for rank in sorted(self.evidence)]
+        if not verdict.evidence or verdict.certainty == GUESS:
+            verdict.outcome = UNKNOWN
+        for evidence in verdict.evidence:
+            if self.dumps.has_unseen_messages and evidence.why == ABSENT:
+                verdict.gloo_sinks.append(evidence.rank)
+        self._tell_victims(verdict)
+        return verdict
+
+    def _nothing_pending(self) -> Verdict:
+        """Nobody waits; but were there any dumps at all?"""
+        if not self.dumps.by_rank:
+            return Verdict(UNKNOWN)
+        return Verdict(NOTHING, unknown=self.dumps.missing)
+
+    def _add(self, rank: int, why: str, call: Call | None = None, **more: object) -> None:
+        if rank in self.evidence:
+            return
+        more.setdefault("certainty", _CERTAINTY[why])
+        waiting = sorted({edge.waiter for edge in self.graph.waiters_of(rank)})
+        self.evidence[rank] = Evidence(rank, why, call=call, waiting=tuple(waiting), **more)
+
+    def _different(self) -> None:
+        """A rank calls something else than most of the group do."""
+        for meeting in self.graph.differing.values():
+            calls = self.graph.calls_of(meeting)
+            counts = Counter(map(label, calls.values())).most_common()
+            commonest, often = counts[0]
+            has_majority = 2 * often > len(calls)
+            usual = next(call for call in calls.values() if label(call) == commonest)
+            for rank, call in sorted(calls.items()):
+                if not has_majority:
+                    self._add(rank, DIFFERENT, call, others=usual, certainty=GUESS)
+                elif label(call) != commonest:
+                    self._add(rank, DIFFERENT, call, others=usual)
+            self._in_differing.update(calls)
+
+    def _failed(self, stale: dict[int, list[Call]]) -> None:
+        """A rank still waits in calls that the others have finished."""
+        for rank, calls in stale.items():
+            if calls:
+                certainty = PROVEN if len(calls) > 1 else LIKELY
+                self._add(rank, FAILED, calls[0], count=len(calls), certainty=certainty)
+
+    def _absent(self) -> None:
+        """Others wait for a rank, and it waits for nobody."""
+        waited_for: dict[int, Edge] = {}
+        for others in self.graph.edges.values():
+            for other, edge in others.items():
+                if other not in waited_for or waited_for[other].call.is_message:
+                    waited_for[other] = edge  # a collective says more than a message
+        sinks = []
+        for rank in sorted(waited_for):
+            is_there = rank in self.dumps.by_rank
+            if is_there and rank not in self.graph.edges and not self.graph.pending[rank]:
+                sinks.append(rank)
+        extra = self._extra(sinks)
+        for edge in extra:
+            self._add(edge.waiter, EXTRA, edge.call)
+        explained = {edge.waits_for for edge in extra}
+        for rank in sinks:
+            if rank not in explained:
+                certainty = LIKELY if self.dumps.has_unseen_messages else PROVEN
+                self._add(rank, ABSENT, waited_for[rank].call, certainty=certainty)
+        held_sinks = []
+        for rank in sorted(waited_for):
+            if rank in self.dumps.by_rank and rank not in self.graph.edges and rank not in sinks:
+                held_sinks.append(rank)
+        self._of_the_held(held_sinks, waited_for)
+
+    def _extra(self, sinks: list[int]) -> list[Edge]:
+        """A rank alone waits for all the others of a group, which stand at the same place."""
+        edges = []
+        for waiter, others in self.graph.edges.items():
+            call = next(iter(others.values())).call
+            group = call.group
+            is_alone = set(group.ranks) - {waiter} <= set(sinks) and len(others) >= 2
+            if call.is_message or not is_alone or len(self.graph.edges) > 1:
+                continue
+            places = {self.dumps.by_rank[rank].last_enqueued.get(group, 0) for rank in others}
+            if places == {call.number - 1}:
+                for other in others:
+                    edges.append(Edge(waiter, other, call))
+        return edges
+
+    def _of_the_held(self, ranks: list[int], waited_for: dict[int, Edge]) -> None:
+        """Ranks that others wait for, and whose own calls have been joined by all members.
+
+        Nothing is missing there, and yet they don't end: the GPU of one of them stands still. It is
+        the one that has called less than the others, since its program has met the error.
+        """
+        left = set(ranks)
+        while left:
+            rank = min(left)
+            together = {rank}
+            for call in self.graph.pending[rank]:
+                together |= set(_others(call)) & left
+            left -= together
+            if together & set(self.evidence):
+                continue
+            if len(together) == 1:
+                self._add(rank, ABSENT, waited_for[rank].call, certainty=LIKELY)
+                continue
+            behind = self._furthest_behind(together)
+            if len(behind) < len(together):
+                for member in sorted(behind):
+                    self._add(member, ABSENT, waited_for[member].call, certainty=LIKELY)
+                continue
+            for member in self._with_most_pending(together):
+                self._add(member, STUCK, self.graph.pending[member][0])
+
+    def _with_most_pending(self, ranks: set[int]) -> list[int]:
+        """Of ranks that have called as much as each other: those that have finished least."""
+        most = max(len(self.graph.pending[rank]) for rank in ranks)
+        return [rank for rank in sorted(ranks) if len(self.graph.pending[rank]) == most]
+
+    def _furthest_behind(self, ranks: set[int]) -> set[int]:
+        """Those that have called least in the groups that all of them share; all, if equal."""
+        shared: set[Group] | None = None
+        for rank in ranks:
+            groups = set(self.dumps.by_rank[rank].last_enqueued)
+            shared = groups if shared is None else shared & groups
+        counts = {}
+        for rank in ranks:
+            last = self.dumps.by_rank[rank].last_enqueued
+            counts[rank] = sum(last[group] for group in shared or ())
+        least = min(counts.values())
+        return {rank for rank in ranks if counts[rank] == least}
+
+    def _behind(self) -> None:
+        """A rank that has not come, although what it waits in has kept no peer from coming."""
+        for (group, number), waiting in sorted(
+            self.graph._pending_at.items(), key=lambda item: item[0][1]
+        ):
+            waiting = waiting & set(self.graph.edges)
+            if not waiting or group in self.graph.differing:
+                continue
+            call = self.graph.calls_of((group, number))[min(waiting)]
+            absent = self.graph.absent_from(call)
+            for rank in sorted(absent & set(self.graph.edges)):
+                if 2 * len(waiting) > len(group.ranks) and self._has_no_excuse(rank, call, waiting):
+                    self._add(rank, BEHIND, call)
+
+    def _has_no_excuse(self, rank: int, call: Call, waiting: set[int]) -> bool:
+        """Whether every peer had the same calls pending and came all the same."""
+        calls = self.graph.pending[rank]
+        if not calls:
+            return False
+        for peer in waiting:
+            peer_call = self.graph.calls_of((call.group, call.number))[peer]
+            issued_before = set()
+            for pending in self.graph.pending[peer]:
+                if pending.order < peer_call.order:
+                    issued_before.add(_role(pending))
+            if not all(_role(pending) in issued_before for pending in calls):
+                return False
+        return True
+
+    def _unexplained(self) -> list[int]:
+        """Ranks that wait, and neither directly nor through others for a guilty one."""
+        explained = self.graph.explained_by([*self.evidence, *self._excused])
+        waiting = []
+        for rank in self.graph.edges:
+            if rank not in explained and rank not in self._in_differing:
+                waiting.append(rank)
+        return waiting
+
+    def _no_dump(self) -> None:
+        """What no rank with a dump explains is the doing of one without.
+
+        One that may wait beside ranks that are explained may be a victim like them.
+        """
+        explained = self.graph.explained_by(self.evidence)
+        beside_victims: set[int] = set()
+        groups: set[Group] = set()
+        for rank in explained:
+            for call in self._pending_of(rank):
+                groups.add(call.group)
+        for group in groups:
+            beside_victims.update(group.ranks)
+        missing = set(self.dumps.missing)
+        self._excused = missing & beside_victims
+        for rank in self._unexplained():
+            for other, edge in self.graph.edges[rank].items():
+                if other in missing:
+                    self._add(other, NO_DUMP, edge.call)
+
+    def _pending_of(self, rank: int) -> list[Call]:
+        if rank in self.evidence:
+            return []
+        return self.graph.pending.get(rank, [])
+
+    def _minority(self) -> None:
+        """In a circle: most members have come to a call, and a few have not."""
+        unexplained = set(self._unexplained())
+        suspects: dict[int, Call] = {}
+        for rank in sorted(unexplained):
+            for call in self.graph.pending[rank]:
+                absent = self.graph.absent_from(call)
+                came = len(call.group.ranks) - len(absent)
+                if not call.is_message and absent and came > len(absent):
+                    for other in sorted(absent & unexplained):
+                        suspects.setdefault(other, call)
+        if len(suspects) < len(unexplained):
+            for rank, call in suspects.items():
+                self._add(rank, MINORITY, call)
+        for rank in self._unexplained():
+            if rank in self.graph.explained_by([rank]) and self._is_in_circle(rank):
+                call = next(iter(self.graph.edges[rank].values())).call
+                self._add(rank, CIRCLE, call)
+
+    def _is_in_circle(self, rank: int) -> bool:
+        reached = self.graph.explained_by([rank])
+        return any(other in reached for other in self.graph.edges[rank])
+
+    def _stuck(self) -> None:
+        """Nobody is missing anywhere, and yet calls don't end."""
+        if self.evidence:
+            return
+        waiting = []
+        for rank, calls in self.graph.pending.items():
+            if calls:
+                waiting.append(rank)
+        if not waiting:
+            return
+        for suspects in (
+            self._furthest_behind(set(waiting)),
+            self._with_most_pending(set(waiting)),
+        ):
+            if 2 * len(suspects) < len(waiting):
+                for rank in sorted(suspects):
+                    self._add(rank, STUCK, self.graph.pending[rank][0])
+                return
+
+    def _slow(self) -> list[int]:
+        """The guilty, if all are only as late as they have been before: then nothing hangs."""
+        late = []
+        for evidence in self.evidence.values():
+            if evidence.why not in (ABSENT, EXTRA) or not self._is_usual_pause(evidence.rank):
+                return []
+            late.append(evidence.rank)
+        return sorted(late)
+
+    def _is_usual_pause(self, rank: int) -> bool:
+        """Whether a rank has been as long between two calls before."""
+        dump = self.dumps.by_rank[rank]
+        starts_ns = [call.created_ns for call in dump.calls]
+        if dump.now_ns == 0 or len(starts_ns) <= _ENOUGH_PAUSES:
+            return False
+        pauses_ns = [later - earlier for earlier, later in pairwise(starts_ns)]
+        return dump.now_ns - starts_ns[-1] <= max(pauses_ns[-_LAST_PAUSES:])
+
+    def _tell_victims(self, verdict: Verdict) -> None:
+        guilty = set(self.evidence)
+        verdict.victims = sorted(set(verdict.pending) - guilty)
+        waited_for = set()
+        for others in self.graph.edges.values():
+            waited_for.update(others)
+        verdict.unknown = sorted(set(self.dumps.missing) & waited_for - guilty)
+        for rank in sorted(guilty):
+            chain = self._longest_chain(rank, guilty)
+            if chain:
+                verdict.chains.append(chain)
+
+    def _longest_chain(self, rank: int, guilty: set[int]) -> list[Edge]:
+        """From the victim that is furthest away to a guilty rank, step by step."""
+        steps = self.graph.explained_by([rank])
+        longest: list[Edge] = []
+        lengths: dict[int, int] = {rank: 0}
+        for waiter, edge in steps.items():  # in order of their distance
+            if edge is None or waiter in guilty:
+                lengths[waiter] = 0
+                continue
+            lengths[waiter] = lengths[edge.waits_for] + 1
+        furthest = max(lengths, key=lambda waiter: lengths[waiter])
+        while furthest != rank and furthest not in guilty:
+            edge = steps[furthest]
+            longest.append(edge)
+            furthest = edge.waits_for
+        return longest
+
+
+def _role(call: Call) -> tuple[object, ...]:
+    """What a call is, but for the ranks: equal for peers that do the same in other groups."""
+    group = call.group
+    ends = ()
+    if call.is_message:
+        ends = tuple(group.ranks.index(end) for end in _ends(call) if end in group.ranks)
+    return group.desc, len(group.ranks), call.kind, call.number, ends
+
+
+def _ends(call: Call) -> list[int]:
+    return [end for end in (call.sender, call.receiver) if end is not None]
+
+
+def judge(dumps: Dumps) -> Verdict:
+    """Who is guilty, by what evidence, and who waits for them."""
+    return Judge(WaitGraph(dumps)).decide()

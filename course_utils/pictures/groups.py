@@ -1,0 +1,126 @@
+"""Process group by rank, as a picture: who waits where, and the chain that leads to the guilty."""
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from course_utils.flight.dumps import Call, Group
+from course_utils.flight.explanation import Explanation
+from course_utils.launcher.words import ranks_named
+from course_utils.pictures.shapes import INK
+from course_utils.pictures.style import OKABE_ITO, show
+
+_WAITS, _MEMBER, _GUILTY = "#FDEFD0", "#EEEEEE", OKABE_ITO[1]
+_MOST_GROUPS, _MOST_RANKS = 24, 64  # that fit into a picture
+_NAME = 32  # letters of a group's description
+
+
+def plot_groups(explanation: Explanation) -> None:
+    """Show for each group in which somebody waits its ranks, the guilty ones and the chain to them.
+
+    Args:
+        explanation: What `explain_dumps` returns.
+
+    Raises:
+        ValueError: Nobody waits.
+    """
+    groups = _groups_waited_in(explanation)
+    if not groups:
+        raise ValueError("no rank has a call pending, so there is nothing to draw")
+    show(draw(explanation, groups), words(explanation, groups))
+
+
+def _groups_waited_in(explanation: Explanation) -> list[Group]:
+    """Those of the chain first."""
+    groups: dict[Group, None] = {}  # a set that keeps its order
+    for edge in explanation.chain:
+        groups[edge.call.group] = None
+    for calls in explanation.verdict.pending.values():
+        for call in calls:
+            groups[call.group] = None
+    return list(groups)[:_MOST_GROUPS]
+
+
+def words(explanation: Explanation, groups: list[Group]) -> str:
+    """What is to be seen."""
+    if not explanation.guilty:
+        return f"{len(groups)} groups in which ranks wait; nobody is known to be guilty."
+    sentences = [f"{ranks_named(explanation.guilty)} guilty, in {len(groups)} groups."]
+    chain = explanation.chain
+    if chain:
+        steps = []
+        for edge in chain:
+            steps.append(f"rank {edge.waiter}")
+        steps.append(f"rank {chain[-1].waits_for}")
+        sentences.append(f"The chain: {' waits for '.join(steps)}.")
+    return " ".join(sentences)
+
+
+def draw(explanation: Explanation, groups: list[Group]) -> Figure:
+    """A row for each group, a column for each rank; arrows are the steps of the chain."""
+    ranks = _ranks_shown(explanation, groups)
+    columns = {rank: column for column, rank in enumerate(ranks)}
+    rows = {group: row for row, group in enumerate(groups)}
+    size = (2.5 + 0.45 * len(ranks), 0.8 + 0.42 * len(groups))
+    figure, axes = plt.subplots(figsize=size)
+    for group, row in rows.items():
+        for rank in set(group.ranks) & set(columns):
+            _draw_cell(axes, explanation, group, rank, (columns[rank], row))
+    for edge in explanation.chain:
+        row = rows.get(edge.call.group)
+        if row is None or edge.waiter not in columns or edge.waits_for not in columns:
+            continue
+        ends = {"xy": (columns[edge.waits_for], row), "xytext": (columns[edge.waiter], row)}
+        arrow = {"arrowstyle": "->", "color": INK, "linewidth": 2}
+        axes.annotate("", **ends, arrowprops={**arrow, "connectionstyle": "arc3,rad=-0.35"})
+    axes.set_xticks(range(len(ranks)), ranks)
+    axes.set_yticks(range(len(groups)), [_name(group) for group in groups])
+    axes.set_xlim(-0.6, len(ranks) - 0.4)
+    axes.set_ylim(len(groups) - 0.4, -0.8)
+    axes.set_xlabel("rank (✗: guilty, #: the call it waits in, arrows: the chain)")
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
+def _ranks_shown(explanation: Explanation, groups: list[Group]) -> list[int]:
+    """All ranks; of very many those that the chain and its groups need."""
+    if len(explanation.world) <= _MOST_RANKS:
+        return list(explanation.world)
+    needed = [*explanation.guilty[:8]]
+    for edge in explanation.chain:
+        needed += [edge.waiter, edge.waits_for]
+    for group in groups[:2]:
+        needed += group.ranks[:_MOST_RANKS]
+    return sorted(dict.fromkeys(needed[:_MOST_RANKS]))
+
+
+def _draw_cell(
+    axes: Axes, explanation: Explanation, group: Group, rank: int, at: tuple[int, int]
+) -> None:
+    column, row = at
+    call = _waits_in(explanation, group, rank)
+    is_guilty = rank in explanation.guilty
+    color = _MEMBER
+    if call is not None:
+        color = _WAITS
+    if is_guilty:
+        color = _GUILTY
+    box = plt.Rectangle((column - 0.45, row - 0.42), 0.9, 0.84, facecolor=color, edgecolor="white")
+    axes.add_patch(box)
+    text = "✗" if is_guilty else ""
+    if call is not None and not is_guilty:
+        text = "msg" if call.is_message else f"#{call.number % 1000}"
+    axes.text(column, row, text, ha="center", va="center", fontsize=7, color=INK)
+
+
+def _waits_in(explanation: Explanation, group: Group, rank: int) -> Call | None:
+    for call in explanation.verdict.pending.get(rank, ()):
+        if call.group == group:
+            return call
+    return None
+
+
+def _name(group: Group) -> str:
+    desc = group.desc if len(group.desc) <= _NAME else f"{group.desc[:_NAME]}…"
+    return f"{desc}\n{ranks_named(group.ranks)}" if len(group.ranks) <= 4 else desc
