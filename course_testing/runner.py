@@ -1,12 +1,12 @@
 """Run one test in its ranks, and carry home what each of them has to say."""
 
+import dataclasses
 import inspect
 import os
 import pickle
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
@@ -34,9 +34,11 @@ from course_utils.launcher.launch import Pieces, launch, print_in_rank_order
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.words import ranks_named, were
 from course_utils.life import SilenceTimeout
+from course_utils.record.event import ASYNC, MAY_TIME_OUT, QUEUED
 from course_utils.record.record import Record
 
 _STILL_S = 0.4  # without a call, until ranks are asked where they are
+_TIMES_CROSSED = 3  # that ranks are seen waiting in different collectives, until that is a hang
 _SILENCE_S = 60.0  # without a call or a print, where no timeout is given
 # They read what pytest's own process prints.
 _CAPTURING = ("capsys", "capsysbinary", "capfd", "capfdbinary", "capteesys")
@@ -46,7 +48,7 @@ class RanksWarning(UserWarning):
     """What torch lets pass in a rank, although the result may be wrong."""
 
 
-@dataclass
+@dataclasses.dataclass
 class Word:
     """What a rank tells of the end of its test.
 
@@ -74,13 +76,38 @@ class ProvenHang(HangReport):
 
     def __init__(self, record: Record) -> None:
         super().__init__(record, _STILL_S)
+        self._times_crossed = 0
 
     def on_silence(self, graph: WaitGraph) -> bool:
         """Whether the launch must end; otherwise go on watching."""
         if graph.hangs_for_ever:
             return True
+        self._times_crossed += 1
+        if not _waits_crosswise(graph):
+            self._times_crossed = 0
+        if self._times_crossed == _TIMES_CROSSED:
+            return True
         self._watch()
         return False
+
+    def on_progress(self) -> None:
+        """What was seen of the silence before no longer counts."""
+        self._times_crossed = 0
+
+
+def _waits_crosswise(graph: WaitGraph) -> bool:
+    """Whether all ranks wait, and what they wait in are different collectives that met.
+
+    Gloo may yet end it with an error of its own, which takes a moment.
+    """
+    for whereabouts in graph.ranks.values():
+        call = whereabouts.call
+        if whereabouts.state != "waiting" or call is None:
+            return False
+        if call.flags & (ASYNC | MAY_TIME_OUT | QUEUED):
+            return False
+    difference = graph.difference()
+    return difference is not None and difference[0] == "order"
 
 
 class Mailboxes(Listener):
@@ -209,6 +236,7 @@ class Launch:
         backend = self.options.get("backend", "auto")
         device = self.options.get("device", "auto")
         placement = place(backend, device, self.world_size, nodes, False)
+        placement = dataclasses.replace(placement, notice="")  # a learner's, on what this machine has
         listeners: list[Listener] = [DeviceSetup(placement), self.record, ProvenHang(self.record)]
         if timeout is None:
             listeners.append(SilenceTimeout(self.record, _SILENCE_S))
