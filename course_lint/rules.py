@@ -45,6 +45,7 @@ RUNS_OUT = Cell("07_data_batches_numerics", "3 · When a rank runs out of data",
 SAMPLES = Cell("07_data_batches_numerics", "1 · Who is dealt which sample?", "set_epoch")
 SAME_NUMBERS = Cell("07_data_batches_numerics", "5 · Four ranks, the same random numbers", "seed")
 DEVICES = Cell("04_ddp_training", "`device_ids`", "device_ids=[dist.get_rank()]")
+PAST = Cell("04_ddp_training", "4 · Four mistakes that raise no error", ".module")
 CHECKPOINT = Cell("04_ddp_training", "5 · Stop, and go on as if nothing had happened", "torch.save")
 SHARDED = Cell("13_hold_less", "2 · ZeRO-1: an optimiser for one share", "full_state_dict")
 
@@ -67,13 +68,17 @@ def meets_under_rank(script: Script) -> Iterator[Finding]:
 def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     """Whether the ranks that do not come here make the same call elsewhere in the function.
 
-    So does the well-known pair of barriers around a download.
+    So does the well-known pair of barriers around a download, or what follows an early return.
     """
     function = script.function_of(call)
     test = ast.unparse(condition.test)
+    below = set(ast.walk(condition))
     for other in script.calls:
         if script.function_of(other) is not function or script.meets(other) != script.meets(call):
             continue
+        is_before_an_early_end = isinstance(condition, ast.If) and other in below
+        if is_before_an_early_end and call not in below:
+            return True
         other_condition = script.rank_condition(other)
         if other_condition is None or other_condition is condition:
             continue
@@ -98,13 +103,16 @@ def meets_under_data(script: Script) -> Iterator[Finding]:
 
 
 def _asks_local_data(script: Script, condition: ast.If) -> bool:
-    """Whether a test asks a tensor for what is not a number, and no rank has told it to others."""
+    """Whether a test asks a loss of this rank, and no rank has told it to the others."""
     asked = []
     for node in ast.walk(condition.test):
         if isinstance(node, ast.Call) and script.last_name(node.func) in _ASKS_DATA:
             asked += [ast.unparse(argument) for argument in node.args]
             if isinstance(node.func, ast.Attribute) and not node.args:
                 asked.append(ast.unparse(node.func.value))
+        if isinstance(node, ast.Compare) and isinstance(condition.body[-1], ast.Break):
+            if script.last_name(node.left).endswith("loss"):
+                asked.append(ast.unparse(node.left))
     if not asked:
         return False
     shared = set()
@@ -135,8 +143,10 @@ def _met_by_some(script: Script, condition: ast.If) -> tuple[str, int]:
     if not isinstance(condition.body[-1], ast.Continue | ast.Break):
         return "", 0
     block = _block_of(script, condition)
-    later = block[block.index(condition) + 1 :]
-    for call in _calls_in(later):
+    skipped = block[block.index(condition) + 1 :]
+    if isinstance(condition.body[-1], ast.Break):
+        skipped = block  # of the rounds that do not come
+    for call in _calls_in(skipped):
         if script.meets(call):
             return script.meets(call), call.lineno
     return "", 0
@@ -257,8 +267,10 @@ def no_set_epoch(script: Script) -> Iterator[Finding]:
 
 def _has_epochs(script: Script) -> bool:
     for node in ast.walk(script.tree):
-        if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
-            return True
+        if isinstance(node, ast.For):
+            head = ast.unparse(node.target) + ast.unparse(node.iter)
+            if "epoch" in head.lower():
+                return True
     return False
 
 
@@ -388,6 +400,36 @@ def _is_main(script: Script, function: ast.AST) -> bool:
     return False
 
 
+def past_the_wrapper(script: Script) -> Iterator[Finding]:
+    """A model that was wrapped, and is trained by its inner module all the same."""
+    for call in script.calls:
+        if script.last_name(call.func) not in ("DistributedDataParallel", "DDP"):
+            continue
+        above = script.parent[call]
+        if isinstance(above, ast.Attribute) and above.attr == "module":
+            yield _past(call.lineno, ast.unparse(above.value.func))
+    for node in ast.walk(script.tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Attribute):
+            continue
+        is_inner = node.value.attr == "module" and ast.unparse(node.value.value) in script.replicas
+        function = script.function_of(node)
+        if not is_inner or function is None:
+            continue
+        inner, outer = ast.unparse(node.targets[0]), ast.unparse(node.value.value)
+        called = {ast.unparse(call.func) for call in _calls_in(function.body)}
+        trains = any(name.endswith(".backward") for name in called)
+        if trains and inner in called and outer not in called:
+            yield _past(node.lineno, outer)
+
+
+def _past(line: int, wrapper: str) -> Finding:
+    sentence = (
+        f"The forward pass goes past {wrapper}, which averages gradients only where it is called "
+        "itself, so every rank trains a model of its own."
+    )
+    return Finding(line, "past-the-wrapper", sentence, PAST)
+
+
 Rule = Callable[[Script], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     meets_under_rank,
@@ -399,4 +441,5 @@ RULES: tuple[Rule, ...] = (
     same_random_numbers,
     unseeded_split,
     every_rank_saves,
+    past_the_wrapper,
 )

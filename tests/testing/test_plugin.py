@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import pytest
-import torch.distributed as dist  # noqa: F401, pytester forgets what is first imported inside a run
+import torch.distributed as dist
 
-from course_testing import in_rank, runner  # noqa: F401, likewise
+from course_testing import in_rank, runner  # noqa: F401, see `imported`
+from course_utils import launch
 
 pytest_plugins = "pytester"
 HEAD = """
@@ -20,10 +21,17 @@ import torch.distributed as dist
 """
 
 
+@pytest.fixture(scope="module")
+def imported():
+    """All that a launch imports: pytester forgets modules that are first imported inside a run."""
+    launch(dist.barrier, world_size=2, trace=True)
+
+
 @pytest.fixture
-def outcome_of(pytester, monkeypatch):
+def outcome_of(imported, pytester, monkeypatch):
     """Returns a function that runs a text as a test file, in this process."""
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")  # so that the summary has room for messages
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(HEAD + source)
