@@ -7,6 +7,7 @@
     ddp-course progress 03    which of your exercises pass
     ddp-course challenge Ada  what your all-reduce is worth, and the board
     ddp-course doctor         what is wrong with this installation
+    ddp-course lint train.py  what some ranks do and others don't, in a training script
 
 Nothing is written into the course's own folder, and nobody else can read yours. The course has to
 be installed from a checkout that stays, as `make lab` does: `pip install -e .`.
@@ -41,6 +42,10 @@ def main(args: Sequence[str] | None = None) -> int:
     """Does what the command line asks and returns its exit status."""
     parser, default = command_line()
     asked, more = parser.parse_known_args(args)
+    if asked.what == "lint":
+        from course_lint import command
+
+        return command.main([*asked.names, *more])
     if not NOTEBOOKS.is_dir():
         parser.error("the course's folder is not here: install it from there, pip install -e .")
     if more and asked.what != "lab":
@@ -82,7 +87,7 @@ def command_line() -> tuple[argparse.ArgumentParser, str]:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("lab", "fresh", "progress", "challenge", "doctor"),
+        choices=("lab", "fresh", "progress", "challenge", "doctor", "lint"),
         default="lab",
     )
     parser.add_argument("names", nargs="*", metavar="NN", help="such as 03; default: all")

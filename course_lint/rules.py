@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from course_lint.script import Script
 
-_LOADERS = ("loader", "dataloader", "batches", "train_dl", "val_dl", "train_iter", "train_data")
-_RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial", "normal"}
+_LOADERS = ("loader", "batches", "train_dl", "train_iter", "train_data")
+_RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial"}
 _ASKS_DATA = {"isnan", "isinf", "isfinite"}
 
 
@@ -45,7 +45,7 @@ RUNS_OUT = Cell("07_data_batches_numerics", "3 · When a rank runs out of data",
 SAMPLES = Cell("07_data_batches_numerics", "1 · Who is dealt which sample?", "set_epoch")
 SAME_NUMBERS = Cell("07_data_batches_numerics", "5 · Four ranks, the same random numbers", "seed")
 DEVICES = Cell("04_ddp_training", "`device_ids`", "device_ids=[dist.get_rank()]")
-PAST = Cell("04_ddp_training", "4 · Four mistakes that raise no error", ".module")
+PAST = Cell("04_ddp_training", "2 · One model, or two that look alike?", "manual_seed")
 CHECKPOINT = Cell("04_ddp_training", "5 · Stop, and go on as if nothing had happened", "torch.save")
 SHARDED = Cell("13_hold_less", "2 · ZeRO-1: an optimiser for one share", "full_state_dict")
 
@@ -76,10 +76,9 @@ def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool
     for other in script.calls:
         if script.function_of(other) is not function or script.meets(other) != script.meets(call):
             continue
-        is_before_an_early_end = isinstance(condition, ast.If) and other in below
-        if is_before_an_early_end and call not in below:
-            return True
         other_condition = script.rank_condition(other)
+        if other_condition is condition and (other in below) != (call in below):
+            return True  # one ends early after it, the others come to it later
         if other_condition is None or other_condition is condition:
             continue
         if ast.unparse(other_condition.test) != test:
@@ -110,9 +109,9 @@ def _asks_local_data(script: Script, condition: ast.If) -> bool:
             asked += [ast.unparse(argument) for argument in node.args]
             if isinstance(node.func, ast.Attribute) and not node.args:
                 asked.append(ast.unparse(node.func.value))
-        if isinstance(node, ast.Compare) and isinstance(condition.body[-1], ast.Break):
-            if script.last_name(node.left).endswith("loss"):
-                asked.append(ast.unparse(node.left))
+        ends_the_loop = isinstance(condition.body[-1], ast.Break)
+        if ends_the_loop and isinstance(node, ast.Compare) and _is_loss(script, node.left):
+            asked.append(ast.unparse(node.left))
     if not asked:
         return False
     shared = set()
@@ -124,10 +123,14 @@ def _asks_local_data(script: Script, condition: ast.If) -> bool:
             if isinstance(assigned, ast.Assign):
                 for target in assigned.targets:
                     shared |= _names_in(target)
+    names = set()
     for text in asked:
-        if _names_in(ast.parse(text)) & shared:
-            return False
-    return True
+        names |= _names_in(ast.parse(text))
+    return not names & shared
+
+
+def _is_loss(script: Script, node: ast.AST) -> bool:
+    return script.last_name(node).endswith("loss")
 
 
 def _names_in(node: ast.AST) -> set[str]:

@@ -35,7 +35,7 @@ _RANKS = {
 _ASKS_FOR_RANK = {"get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank"}
 _RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID"}
 # Calls whose result depends on the rank if an argument does.
-_TRANSPARENT = {"int", "bool", "len", "range", "list", "tuple", "sorted", "enumerate", "tqdm", "min"}
+_TRANSPARENT = {"int", "bool", "len", "range", "list", "tuple", "sorted", "enumerate", "tqdm"}
 _NO_RANK = (-1, None)  # what a rank is compared with to ask whether there is a group at all
 
 
@@ -102,14 +102,13 @@ class Script:
     def _names_made_by(self, makers: set[str]) -> set[str]:
         names = set()
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if self.last_name(node.value.func) in makers:
-                    names.update(ast.unparse(target) for target in node.targets)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                call = node.value
-                is_in_place = self.last_name(call.func) == "fully_shard"
-                if is_in_place and "fully_shard" in makers and call.args:
-                    names.add(ast.unparse(call.args[0]))
+            call = getattr(node, "value", None)
+            if not isinstance(call, ast.Call) or self.last_name(call.func) not in makers:
+                continue
+            if isinstance(node, ast.Assign):
+                names.update(ast.unparse(target) for target in node.targets)
+            elif isinstance(node, ast.Expr) and call.args:  # in place, as fully_shard does
+                names.add(ast.unparse(call.args[0]))
         return names
 
     # --- the rank
@@ -251,10 +250,10 @@ class Script:
         child = node
         for above in self.above(node):
             if isinstance(above, _FUNCTIONS):
-                return self._early_end(child, above.body) or None
-            if isinstance(above, ast.If | ast.IfExp) and child is not above.test:
-                if self.depends_on_rank(above.test) and not self.is_balanced(above):
-                    return above
+                return self._early_end(child, above.body)
+            is_below_test = isinstance(above, ast.If | ast.IfExp) and child is not above.test
+            if is_below_test and self.depends_on_rank(above.test) and not self.is_balanced(above):
+                return above
             for block in _blocks(above):
                 if child in block:
                     early = self._early_end(child, block)

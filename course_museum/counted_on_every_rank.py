@@ -35,7 +35,7 @@ EXHIBIT = Exhibit(
     "the latter once per rank, so clipping set in too early.",
     question="A norm's weights are on all of four ranks. How often do they count?",
     answer=LIES,
-    symptom="wrong",
+    symptom="wanted 4.95924, got 5.59858",
     bug=bug,
     cure=cure,
     spec=spec,

@@ -61,7 +61,7 @@ EXHIBIT = Exhibit(
     "say of this rank's samples never came back.",
     question="Each rank's loss looks at all ranks' samples. Whose losses reach a rank's samples?",
     answer=LIES,
-    symptom="wrong",
+    symptom="wanted 0.314019, got 0.246202",
     bug=bug,
     cure=cure,
     spec=spec,

@@ -21,7 +21,7 @@ def bug(weights, batch):
     weights = weights.clone().requires_grad_()
     means = (batch * weights).mean(0) / dist.get_world_size()
     total = means.clone()
-    dist.all_reduce(total.data)
+    dist.all_reduce(total)
     loss_of(total).backward()
     return averaged(weights.grad)
 
@@ -51,7 +51,7 @@ EXHIBIT = Exhibit(
     "gradient too small by a factor of the world size, without a word.",
     question="The loss is that of the whole batch. By which factor is the gradient wrong?",
     answer=LIES,
-    symptom="wrong",
+    symptom="wanted 0.269542, got 0.134771",
     bug=bug,
     cure=cure,
     spec=spec,

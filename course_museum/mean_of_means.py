@@ -44,7 +44,7 @@ EXHIBIT = Exhibit(
     "of a short batch weighed more than those of a long one.",
     question="Rank 0 has two tokens and rank 1 has seven. Does each token weigh the same?",
     answer=LIES,
-    symptom="wrong",
+    symptom="wanted 1.05317, got 1.06967",
     bug=bug,
     cure=cure,
     spec=spec,

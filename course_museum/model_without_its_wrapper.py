@@ -42,7 +42,7 @@ EXHIBIT = Exhibit(
     "part of the data, and only rank 0's was kept.",
     question="The model was wrapped, and its inner module is called. Are its gradients averaged?",
     answer=LIES,
-    symptom="wrong",
+    symptom="wanted 1.93124, got 1.21868",
     bug=bug,
     cure=cure,
     spec=spec,

@@ -38,7 +38,7 @@ EXHIBIT = Exhibit(
     question="Three gradients of one shape are added up, in another order on each rank. What is "
     "the sum of the weights?",
     answer=LIES,
-    symptom="wrong",
+    symptom="wanted 115, got 94",
     bug=bug,
     cure=cure,
     spec=spec,

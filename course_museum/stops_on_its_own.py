@@ -49,7 +49,7 @@ EXHIBIT = Exhibit(
     "the others waited for it in the next all-reduce.",
     question="Rank 0 is content after two steps, rank 1 is not. What happens in the third?",
     answer=HANGS,
-    symptom="waiting in all_reduce",
+    symptom="Rank 1 waited for rank 0, which never arrived",
     bug=bug,
     cure=cure,
     spec=spec,

@@ -32,7 +32,7 @@ EXHIBIT = Exhibit(
     "squares add up, and norms do not.",
     question="Two shards have a norm of 3 and 4. What is the norm of the whole gradient?",
     answer=LIES,
-    symptom="wrong",
+    symptom="wanted 4.22422, got 5.97208",
     bug=bug,
     cure=cure,
     spec=spec,

@@ -1,7 +1,6 @@
 """A sampler that is never told the epoch."""
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_museum.exhibit import LIES, Exhibit
@@ -49,7 +48,7 @@ EXHIBIT = Exhibit(
     story="A trainer used a DistributedSampler and never called set_epoch.",
     question="Three epochs are shuffled. In how many different orders does a rank see its samples?",
     answer=LIES,
-    symptom="wrong",
+    symptom="item 1: item 0: wanted 101, got 108",
     bug=bug,
     cure=cure,
     spec=spec,

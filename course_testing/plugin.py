@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from course_testing.failure import SIZE, RankFailed
+
 MARK = "ranks"
-SIZE = "_number_of_ranks"  # the fixture that a marked test is parametrized by
 SHARED = pytest.StashKey[dict[str, Any]]()  # what fixtures hand to the launch of their test
 _OPTIONS = {"backend", "device", "nodes", "timeout"}
 _MARK_HELP = (
@@ -20,18 +21,6 @@ _MARK_HELP = (
     "run the test in so many real ranks, once for each of these numbers."
 )
 _LARGEST_SEED = 10**6
-
-
-class RankFailed(Exception):
-    """A test failed in its ranks.
-
-    Attributes:
-        shown: what pytest shows instead of this exception, in pytest's own form; None for text.
-    """
-
-    def __init__(self, message: str, shown: Any = None) -> None:
-        super().__init__(message)
-        self.shown = shown
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,7 +22,7 @@ from _pytest._code.code import (
 from _pytest.outcomes import Exit, Skipped, XFailed
 
 from course_material import messages
-from course_testing.plugin import SIZE, RankFailed
+from course_testing.failure import SIZE, RankFailed
 from course_utils.devices.placement import place
 from course_utils.devices.prepare import DeviceSetup
 from course_utils.hang.report import HangReport
@@ -236,7 +236,7 @@ class Launch:
         backend = self.options.get("backend", "auto")
         device = self.options.get("device", "auto")
         placement = place(backend, device, self.world_size, nodes, False)
-        placement = dataclasses.replace(placement, notice="")  # a learner's, on what this machine has
+        placement = dataclasses.replace(placement, notice="")  # on what this machine has
         listeners: list[Listener] = [DeviceSetup(placement), self.record, ProvenHang(self.record)]
         if timeout is None:
             listeners.append(SilenceTimeout(self.record, _SILENCE_S))

@@ -25,7 +25,8 @@ HOUSE = "root"  # the modules of the library that are in no room
 JUDGE = "course_checks"
 CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
 LESSONS = "course_lessons"
-PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TOOLS
+TESTING, LINT, MUSEUM = "course_testing", "course_lint", "course_museum"
+PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, TOOLS
 LIBRARY = ("launcher", "record", "hang", "network", "pictures", "devices", HOUSE)
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
@@ -40,6 +41,9 @@ ALLOWED = {
     CLUSTER: ("launcher.deadlines",),
     CHALLENGE: (HOUSE, "network", JUDGE),
     LESSONS: (HOUSE, "pictures", "network", "launcher"),
+    TESTING: (HOUSE, "network", "hang", "record", "devices", "launcher"),
+    LINT: (),
+    MUSEUM: (JUDGE,),
     TOOLS: ("launcher",),
     "course_tools.notebooks": (TOOLS,),
     "course_tools.i18n": (TOOLS, "course_tools.notebooks"),
@@ -80,6 +84,8 @@ OUTSIDE = {
     "launcher": {"torch"},
     "network": set(),
     "record.event": set(),
+    LINT: {LINT},  # it reads scripts where nothing of theirs is installed
+    "course_testing.plugin": {"pytest", TESTING},  # every run of pytest imports it
     # It says what is missing; jupyter_client is asked only where it is installed.
     "course_tools.learner.doctor": {TOOLS, "jupyter_client"},
 }
@@ -93,7 +99,7 @@ PUBLIC_NAMES = 16
 # in launcher each step has a name, which costs a node or two.
 NODES = {
     "launcher": 12200,
-    "record": 6400,
+    "record": 6450,  # a rank may ask for its own events
     "hang": 8700,  # a dataclass for each section of facts, and a name for each step
     "network": 3800,
     "pictures": 7150,
@@ -103,6 +109,9 @@ NODES = {
     CLUSTER: 2100,
     CHALLENGE: 3900,
     LESSONS: 5150,
+    TESTING: 3600,
+    LINT: 5800,
+    MUSEUM: 3000,
     TOOLS: 50400,  # the buttons of a lab, what changed in an original, a count of all labs
 }
 
