@@ -39,8 +39,11 @@ def spec(losses):
 
 
 def inputs(rank, world_size, case):
-    last = torch.zeros(1)
-    return torch.cat([0.45 + 0.1 * torch.rand(2) + 0.2 * rank, 0.6 + torch.rand(3), last])
+    early = 0.45 + 0.1 * torch.rand(2) + 0.2 * rank
+    late = 0.6 + torch.rand(4)
+    stop = 1 if case == "first numbers" else 2
+    late[stop] = 0.3 * torch.rand(1)
+    return torch.cat([early, late])
 
 
 EXHIBIT = Exhibit(
