@@ -10,6 +10,7 @@
     ddp-course hang FOLDER    who is guilty of a hang, by the flight recorder's dumps in a folder;
                               --json: as an object. It ends with 0, or with 3 if nothing hangs,
                               or with 4 if it is not known
+    ddp-course lint train.py  what some ranks do and others don't, in a training script
 
 Nothing is written into the course's own folder, and nobody else can read yours. The course has to
 be installed from a checkout that stays, as `make lab` does: `pip install -e .`.
@@ -49,6 +50,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return hang(words[1:])
     parser, default = command_line()
     asked, more = parser.parse_known_args(args)
+    if asked.what == "lint":
+        from course_lint import command
+
+        return command.main([*asked.names, *more])
     if not NOTEBOOKS.is_dir():
         parser.error("the course's folder is not here: install it from there, pip install -e .")
     if more and asked.what != "lab":
@@ -90,7 +95,7 @@ def command_line() -> tuple[argparse.ArgumentParser, str]:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("lab", "fresh", "progress", "challenge", "doctor", "hang"),
+        choices=("lab", "fresh", "progress", "challenge", "doctor", "hang", "lint"),
         default="lab",
     )
     parser.add_argument("names", nargs="*", metavar="NN", help="such as 03; default: all")

@@ -37,7 +37,8 @@ require({more})
 # What learners need of the course; notebooks/ has the answers to no graded exercise.
 LEARNERS = (
     "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
-    "course_lessons", "course_tools", "notebooks", "exercises",
+    "course_lessons", "course_lint", "course_museum", "course_testing", "course_tools",
+    "notebooks", "exercises",
     "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
     "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
 )  # fmt: skip

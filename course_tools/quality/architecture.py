@@ -25,7 +25,8 @@ HOUSE = "root"  # the modules of the library that are in no room
 JUDGE = "course_checks"
 CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
 LESSONS = "course_lessons"
-PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TOOLS
+TESTING, LINT, MUSEUM = "course_testing", "course_lint", "course_museum"
+PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, TOOLS
 LIBRARY = ("launcher", "record", "hang", "flight", "network", "pictures", "devices", HOUSE)
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
@@ -33,12 +34,16 @@ ALLOWED = {
     "record": ("launcher",),
     "hang": ("record", "launcher"),
     "network": ("record.event", "launcher.language"),
-    "pictures": ("network", "hang", "record", "launcher"),
+    "flight": ("hang", "record", "launcher"),
+    "pictures": ("network", "flight", "hang", "record", "launcher"),
     "devices": ("launcher",),
     HOUSE: ("launcher", "record", "hang", "flight", "network", "pictures", "devices"),
     JUDGE: (HOUSE, "network", "hang", "record", "devices", "launcher"),
     CLUSTER: ("launcher.deadlines",),
     CHALLENGE: (HOUSE, "network", JUDGE),
+    TESTING: (HOUSE, "network", "hang", "record", "devices", "launcher"),
+    LINT: (),
+    MUSEUM: (JUDGE,),
     LESSONS: (HOUSE, "pictures", "network", "launcher"),
     TOOLS: ("launcher",),
     "course_tools.notebooks": (TOOLS,),
@@ -81,6 +86,8 @@ OUTSIDE = {
     "network": set(),
     "record.event": set(),
     # What both say is in the learner's language, and names lines.
+    LINT: {LINT},  # it reads scripts where nothing of theirs is installed
+    "course_testing.plugin": {"pytest", TESTING},  # every run of pytest imports it
     "launcher.language": set(),
     "launcher.stacks": set(),
     # It says what is missing; jupyter_client is asked only where it is installed.
@@ -88,7 +95,7 @@ OUTSIDE = {
 }
 MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
 TESTS = "tests/helpers"  # on sys.path in tests alone
-PUBLIC_NAMES = 18
+PUBLIC_NAMES = 20
 # Nodes of the syntax tree, at most. A feature that needs more raises its room's number, and says
 # what for: a rank that ends as a program, blame by place and likely reasons have doubled launcher;
 # CUDA's events, which time what is only queued, stand in record; limits are multiples of what
@@ -97,18 +104,23 @@ PUBLIC_NAMES = 18
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
     "launcher": 13000,
-    "record": 6450,
+    "record": 6500,  # a rank may ask for its own events
     "hang": 8950,  # a dataclass for each section of facts, and a name for each step
-    "network": 4100,  # what a ring of a thousand ranks costs, by formula
+    "flight": 10300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
+    "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
     "devices": 3050,
-    PACKAGE: 59100,  # a panel that comes by itself, silence that ends a launch, names for steps
+    # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
+    PACKAGE: 59300,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
     LESSONS: 5150,
-    TOOLS: 50900,  # the buttons of a lab, what changed in an original, a count of all labs
-    "flight": 10300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
+    TESTING: 3600,
+    LINT: 5800,
+    MUSEUM: 3000,
+    # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs.
+    TOOLS: 51600,
 }
 
 

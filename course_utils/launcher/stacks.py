@@ -39,6 +39,7 @@ _PACKAGES = (
     "course_checks",
     "course_cluster",
     "course_challenge",
+    "course_testing",
     "course_tools",
 )
 # With a slash at the end: `course_utils_lab/` next to them is a learner's.

@@ -69,6 +69,14 @@ class Record(Listener):
         """How many rows each rank has written."""
         return [part.head.rows for part in self._parts]
 
+    def events_until_now(self, rank: int) -> tuple[Event, ...]:
+        """With `trace`, what a rank has called so far, as `events` has it; asked in that rank."""
+        part = self._read(rank)
+        if part is None:
+            raise self.unread[rank]
+        rows, _ = part
+        return _events(rank, rows, True, self.start_s)
+
     def _read(self, rank: int) -> tuple[Rows, bool] | None:
         """A rank's rows, and whether these are all that it has written."""
         for _ in range(_TRIES):  # the rank may be writing

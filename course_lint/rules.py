@@ -1,0 +1,448 @@
+"""The rules, one function each: what it looks for, what it says, which cell shows it happen."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from course_lint.script import Script
+
+_LOADERS = ("loader", "batches", "train_dl", "train_iter", "train_data")
+_RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial"}
+_ASKS_DATA = {"isnan", "isinf", "isfinite"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in the course where one sees it happen.
+
+    Attributes:
+        chapter: the notebook's name.
+        section: the heading above the cell.
+        code: words that stand in the cell.
+    """
+
+    chapter: str
+    section: str
+    code: str
+
+    def __str__(self) -> str:
+        anchor = self.section.replace(" ", "-")
+        return f"notebooks/{self.chapter}.ipynb#{anchor}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule has to say of a line."""
+
+    line: int
+    rule: str
+    sentence: str
+    shown: Cell
+
+
+HANGS = Cell("08_it_hangs_lies_or_dies", "2 · Who never arrived?", "launch")
+RUNS_OUT = Cell("07_data_batches_numerics", "3 · When a rank runs out of data", "Join")
+SAMPLES = Cell("07_data_batches_numerics", "1 · Who is dealt which sample?", "set_epoch")
+SAME_NUMBERS = Cell("07_data_batches_numerics", "5 · Four ranks, the same random numbers", "seed")
+DEVICES = Cell("04_ddp_training", "`device_ids`", "device_ids=[dist.get_rank()]")
+PAST = Cell("04_ddp_training", "2 · One model, or two that look alike?", "manual_seed")
+CHECKPOINT = Cell("04_ddp_training", "5 · Stop, and go on as if nothing had happened", "torch.save")
+SHARDED = Cell("13_hold_less", "2 · ZeRO-1: an optimiser for one share", "full_state_dict")
+
+
+def meets_under_rank(script: Script) -> Iterator[Finding]:
+    """A call that all ranks have to make, below an `if` that asks for the rank."""
+    for call in script.calls:
+        meeting = script.meets(call)
+        condition = script.rank_condition(call) if meeting else None
+        if condition is None or _has_counterpart(script, call, condition):
+            continue
+        sentence = (
+            f"{meeting} needs every rank, but the condition in line {condition.lineno} "
+            "lets only some ranks come here, so these wait for the others for ever."
+        )
+        shown = SHARDED if "sharded" in meeting else HANGS
+        yield Finding(call.lineno, "meets-under-rank", sentence, shown)
+
+
+def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool:
+    """Whether the ranks that do not come here make the same call elsewhere in the function.
+
+    So does the well-known pair of barriers around a download, or what follows an early return.
+    """
+    function = script.function_of(call)
+    test = ast.unparse(condition.test)
+    below = set(ast.walk(condition))
+    for other in script.calls:
+        if script.function_of(other) is not function or script.meets(other) != script.meets(call):
+            continue
+        other_condition = script.rank_condition(other)
+        if other_condition is condition and (other in below) != (call in below):
+            return True  # one ends early after it, the others come to it later
+        if other_condition is None or other_condition is condition:
+            continue
+        if ast.unparse(other_condition.test) != test:
+            return True
+    return False
+
+
+def meets_under_data(script: Script) -> Iterator[Finding]:
+    """A call that all ranks have to make, which some skip because of what their own data say."""
+    for condition in ast.walk(script.tree):
+        if not isinstance(condition, ast.If) or not _asks_local_data(script, condition):
+            continue
+        meeting, line = _met_by_some(script, condition)
+        if not meeting:
+            continue
+        sentence = (
+            f"The condition asks this rank's own data, so one rank may skip {meeting} in line "
+            f"{line} while the others wait in it: let all ranks decide by an all_reduce."
+        )
+        yield Finding(condition.lineno, "meets-under-data", sentence, HANGS)
+
+
+def _asks_local_data(script: Script, condition: ast.If) -> bool:
+    """Whether a test asks a loss of this rank, and no rank has told it to the others."""
+    asked = []
+    for node in ast.walk(condition.test):
+        if isinstance(node, ast.Call) and script.last_name(node.func) in _ASKS_DATA:
+            asked += [ast.unparse(argument) for argument in node.args]
+            if isinstance(node.func, ast.Attribute) and not node.args:
+                asked.append(ast.unparse(node.func.value))
+        ends_the_loop = isinstance(condition.body[-1], ast.Break)
+        if ends_the_loop and isinstance(node, ast.Compare) and _is_loss(script, node.left):
+            asked.append(ast.unparse(node.left))
+    if not asked:
+        return False
+    shared = set()
+    for call in script.calls:
+        name = script.last_name(call.func)
+        if "reduce" in name or "gather" in name or "broadcast" in name:
+            shared |= _names_in(call)
+            assigned = script.parent.get(call)
+            if isinstance(assigned, ast.Assign):
+                for target in assigned.targets:
+                    shared |= _names_in(target)
+    names = set()
+    for text in asked:
+        names |= _names_in(ast.parse(text))
+    return not names & shared
+
+
+def _is_loss(script: Script, node: ast.AST) -> bool:
+    return script.last_name(node).endswith("loss")
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _met_by_some(script: Script, condition: ast.If) -> tuple[str, int]:
+    """The first call for all ranks that is made below a condition, or skipped by its `continue`."""
+    if not condition.orelse:
+        for call in _calls_in(condition.body):
+            if script.meets(call):
+                return script.meets(call), call.lineno
+    if not isinstance(condition.body[-1], ast.Continue | ast.Break):
+        return "", 0
+    block = _block_of(script, condition)
+    skipped = block[block.index(condition) + 1 :]
+    if isinstance(condition.body[-1], ast.Break):
+        skipped = block  # of the rounds that do not come
+    for call in _calls_in(skipped):
+        if script.meets(call):
+            return script.meets(call), call.lineno
+    return "", 0
+
+
+def _calls_in(block: list[ast.stmt]) -> Iterator[ast.Call]:
+    for statement in block:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call):
+                yield node
+
+
+def _block_of(script: Script, statement: ast.stmt) -> list[ast.stmt]:
+    parent = script.parent[statement]
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(parent, name, None)
+        if isinstance(block, list) and statement in block:
+            return block
+    return [statement]
+
+
+def meets_under_exception(script: Script) -> Iterator[Finding]:
+    """A call that all ranks have to make, and an exception of one rank that leads around it."""
+    for attempt in ast.walk(script.tree):
+        if not isinstance(attempt, ast.Try):
+            continue
+        for handler in attempt.handlers:
+            yield from _met_in_handler(script, handler)
+            yield from _met_before_it_was_swallowed(script, attempt, handler)
+
+
+def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Iterator[Finding]:
+    for call in _calls_in(handler.body):
+        meeting = script.meets(call)
+        if meeting and script.last_name(call.func) != "destroy_process_group":
+            sentence = (
+                f"{meeting} needs every rank, but only a rank that has caught an exception comes "
+                "here."
+            )
+            yield Finding(call.lineno, "meets-under-exception", sentence, HANGS)
+
+
+def _met_before_it_was_swallowed(
+    script: Script, attempt: ast.Try, handler: ast.ExceptHandler
+) -> Iterator[Finding]:
+    """A rank that catches its own exception goes on, and has skipped what the others wait in."""
+    if not _goes_on(handler) or not _in_loop(script, attempt):
+        return
+    for call in _calls_in(attempt.body):
+        meeting = script.meets(call)
+        if meeting:
+            sentence = (
+                f"A rank that catches an exception here goes on without {meeting} in line "
+                f"{call.lineno}, in which the others wait: let it fail, or let all ranks decide."
+            )
+            yield Finding(handler.lineno, "meets-under-exception", sentence, HANGS)
+            return
+
+
+def _goes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler neither raises nor leaves the loop or the program."""
+    name = ast.unparse(handler.type) if handler.type else ""
+    if any(word in name for word in ("KeyboardInterrupt", "StopIteration", "SystemExit")):
+        return False
+    for node in ast.walk(handler):
+        if isinstance(node, ast.Raise | ast.Return | ast.Break):
+            return False
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("exit", "abort")):
+            return False
+    return True
+
+
+def _in_loop(script: Script, node: ast.AST) -> bool:
+    return any(isinstance(above, ast.For | ast.While) for above in script.above(node))
+
+
+def meets_in_uneven_loop(script: Script) -> Iterator[Finding]:
+    """A call that all ranks have to make, in a loop that has another length on each rank."""
+    for loop in ast.walk(script.tree):
+        if not isinstance(loop, ast.For) or not script.depends_on_rank(loop.iter):
+            continue
+        for call in _calls_in(loop.body):
+            meeting = script.meets(call)
+            if meeting:
+                sentence = (
+                    f"The length of this loop depends on the rank, and {meeting} in line "
+                    f"{call.lineno} needs every rank each time: the rank with the longest loop "
+                    "waits alone."
+                )
+                yield Finding(loop.lineno, "meets-in-uneven-loop", sentence, RUNS_OUT)
+                break
+
+
+def no_set_epoch(script: Script) -> Iterator[Finding]:
+    """A DistributedSampler that shuffles, in a script with epochs that never tells it which one."""
+    names = {script.last_name(call.func) for call in script.calls}
+    if "set_epoch" in names or not _has_epochs(script):
+        return
+    for call in script.calls:
+        if script.last_name(call.func) != "DistributedSampler":
+            continue
+        target = script.parent.get(call)
+        while isinstance(target, ast.IfExp | ast.Call | ast.keyword):
+            target = script.parent.get(target)
+        text = ast.unparse(target).split("=")[0].lower() if target else ""
+        of_dataset = ast.unparse(call.args[0]).lower() if call.args else ""
+        for_evaluation = ("val", "test", "eval", "dev_")
+        if any(word in text or word in of_dataset for word in for_evaluation):
+            continue
+        if _keyword(call, "shuffle") == "False":
+            continue
+        sentence = (
+            "This sampler is never told the epoch, so every epoch deals the same samples in the "
+            "same order: call set_epoch(epoch) before each."
+        )
+        yield Finding(call.lineno, "no-set-epoch", sentence, SAMPLES)
+
+
+def _has_epochs(script: Script) -> bool:
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.For):
+            head = ast.unparse(node.target) + ast.unparse(node.iter)
+            if "epoch" in head.lower():
+                return True
+    return False
+
+
+def _keyword(call: ast.Call, name: str) -> str:
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return ast.unparse(keyword.value)
+    return ""
+
+
+def device_by_global_rank(script: Script) -> Iterator[Finding]:
+    """A GPU chosen by the global rank, which on a second node counts on."""
+    for call in script.calls:
+        name = script.last_name(call.func)
+        numbers: list[ast.AST] = []
+        if name in ("DistributedDataParallel", "DDP"):
+            for keyword in call.keywords:
+                if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List):
+                    numbers += keyword.value.elts
+        elif name == "set_device" and call.args:
+            numbers.append(call.args[0])
+        if any(script.is_global_rank(number) for number in numbers):
+            sentence = (
+                f"{name} takes the global rank for the number of a GPU: on the second node there "
+                "is no such GPU. Use the local rank, os.environ['LOCAL_RANK']."
+            )
+            yield Finding(call.lineno, "device-by-global-rank", sentence, DEVICES)
+
+
+def same_random_numbers(script: Script) -> Iterator[Finding]:
+    """Every rank seeded alike, in a script that draws random numbers for each batch."""
+    seeds = [call for call in script.calls if script.last_name(call.func) == "manual_seed"]
+    seeds = [call for call in seeds if script.name(call.func).startswith("torch.")]
+    if not seeds or not script.is_distributed():
+        return
+    for call in seeds:
+        text = ast.unparse(call)
+        if any(script.depends_on_rank(argument) for argument in call.args) or "rank" in text:
+            return
+    for call in script.calls:
+        if script.last_name(call.func) not in _RANDOM or _keyword(call, "generator"):
+            continue
+        is_torch = script.name(call.func).startswith("torch.")
+        if is_torch and _draws_for_batch(script, call):
+            sentence = (
+                f"Every rank was seeded alike in line {seeds[0].lineno}, so "
+                f"{script.last_name(call.func)} draws the same numbers on every rank: add the rank "
+                "to the seed once the model is made."
+            )
+            yield Finding(call.lineno, "same-random-numbers", sentence, SAME_NUMBERS)
+            return
+
+
+def _draws_for_batch(script: Script, call: ast.Call) -> bool:
+    """Whether a call stands in a loop over batches that also trains."""
+    for above in script.above(call):
+        if isinstance(above, ast.For):
+            names = {script.last_name(inner.func) for inner in _calls_in(above.body)}
+            over = ast.unparse(above.iter).lower()
+            if "backward" in names and any(word in over for word in _LOADERS):
+                return True
+    return False
+
+
+def unseeded_split(script: Script) -> Iterator[Finding]:
+    """A random split of the data that every rank draws for itself."""
+    if not script.is_distributed():
+        return
+    for call in script.calls:
+        if "seed" in script.last_name(call.func) and "get" not in script.last_name(call.func):
+            return
+    for call in script.calls:
+        if script.last_name(call.func) != "random_split" or _keyword(call, "generator"):
+            continue
+        if script.rank_condition(call) is not None:
+            continue
+        sentence = (
+            "No seed is set, so every rank splits the data in a way of its own, and what one rank "
+            "holds out another one trains on: hand in a generator with a fixed seed."
+        )
+        yield Finding(call.lineno, "unseeded-split", sentence, SAME_NUMBERS)
+
+
+def every_rank_saves(script: Script) -> Iterator[Finding]:
+    """A checkpoint that all ranks write to one path."""
+    if not script.is_distributed():
+        return
+    for call in script.calls:
+        if script.name(call.func) != "torch.save" or len(call.args) < 2:
+            continue
+        path = ast.unparse(call.args[1])
+        if "rank" in path or _is_of_one_rank(script, call, ()):
+            continue
+        sentence = (
+            f"Every rank writes {path}, all at once, so the file may be torn: let rank 0 save, and "
+            "the others wait at a barrier."
+        )
+        yield Finding(call.lineno, "every-rank-saves", sentence, CHECKPOINT)
+
+
+def _is_of_one_rank(script: Script, node: ast.AST, seen: tuple[str, ...]) -> bool:
+    """Whether only some ranks come to a node, as far as this file tells."""
+    if script.rank_condition(node) is not None:
+        return True
+    function = script.function_of(node)
+    if function is None:
+        return False
+    for decorator in function.decorator_list:
+        if any(word in ast.unparse(decorator) for word in ("rank", "master", "main_process")):
+            return True
+    callers = []
+    for call in script.calls:
+        if script.last_name(call.func) == function.name:
+            callers.append(call)
+    if not callers or function.name in seen:
+        return not _is_main(script, function)
+    return all(_is_of_one_rank(script, call, (*seen, function.name)) for call in callers)
+
+
+def _is_main(script: Script, function: ast.AST) -> bool:
+    """Whether a function that nobody calls by name is run all the same, as `mp.spawn` does."""
+    for call in script.calls:
+        if script.last_name(call.func) in ("spawn", "launch", "Process", "main"):
+            for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                if isinstance(argument, ast.Name) and argument.id == function.name:
+                    return True
+    return False
+
+
+def past_the_wrapper(script: Script) -> Iterator[Finding]:
+    """A model that was wrapped, and is trained by its inner module all the same."""
+    for call in script.calls:
+        if script.last_name(call.func) not in ("DistributedDataParallel", "DDP"):
+            continue
+        above = script.parent[call]
+        if isinstance(above, ast.Attribute) and above.attr == "module":
+            yield _past(call.lineno, ast.unparse(above.value.func))
+    for node in ast.walk(script.tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Attribute):
+            continue
+        is_inner = node.value.attr == "module" and ast.unparse(node.value.value) in script.replicas
+        function = script.function_of(node)
+        if not is_inner or function is None:
+            continue
+        inner, outer = ast.unparse(node.targets[0]), ast.unparse(node.value.value)
+        called = {ast.unparse(call.func) for call in _calls_in(function.body)}
+        trains = any(name.endswith(".backward") for name in called)
+        if trains and inner in called and outer not in called:
+            yield _past(node.lineno, outer)
+
+
+def _past(line: int, wrapper: str) -> Finding:
+    sentence = (
+        f"The forward pass goes past {wrapper}, which averages gradients only where it is called "
+        "itself, so every rank trains a model of its own."
+    )
+    return Finding(line, "past-the-wrapper", sentence, PAST)
+
+
+Rule = Callable[[Script], Iterator[Finding]]
+RULES: tuple[Rule, ...] = (
+    meets_under_rank,
+    meets_under_data,
+    meets_under_exception,
+    meets_in_uneven_loop,
+    no_set_epoch,
+    device_by_global_rank,
+    same_random_numbers,
+    unseeded_split,
+    every_rank_saves,
+    past_the_wrapper,
+)

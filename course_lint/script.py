@@ -1,0 +1,349 @@
+"""What rules ask of a script: who calls what, below which conditions, and what depends on the rank.
+
+All of it is read off the syntax tree of one file. Names are followed within that file only.
+"""
+
+import ast
+from collections.abc import Iterator
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+# Of torch.distributed: all ranks of a group have to call them.
+COLLECTIVES = {
+    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast"),
+    *("broadcast_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor", "gather"),
+    *("gather_object", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single"),
+    *("barrier", "monitored_barrier", "new_group"),
+}
+# Names that are collectives whoever offers them: none of them means anything else.
+_CLEAR = {
+    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor"),
+    *("broadcast_object_list", "reduce_scatter", "reduce_scatter_tensor", "gather_object"),
+    *("all_to_all_single", "monitored_barrier", "wait_for_everyone"),
+}
+_DDP = {"DistributedDataParallel", "DDP"}
+_SHARDED = {"FullyShardedDataParallel", "FSDP", "fully_shard"}
+# What programs call their rank, or the answer to whether they are the first one.
+_RANKS = {
+    *("rank", "local_rank", "global_rank", "world_rank", "node_rank", "proc_id", "rank_id"),
+    *("ddp_rank", "ddp_local_rank", "dist_rank", "is_main_process", "is_main", "is_master"),
+    *("is_master_process", "master_process", "main_process", "is_rank_0", "is_rank0"),
+    *("is_rank_zero", "is_global_zero", "is_local_main_process", "is_local_master", "is_primary"),
+    *("rank_zero", "is_first_rank", "is_chief", "is_zero_rank", "_is_rank_zero", "main_rank"),
+}
+_ASKS_FOR_RANK = {"get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank"}
+_RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID"}
+# Calls whose result depends on the rank if an argument does.
+_TRANSPARENT = {"int", "bool", "len", "range", "list", "tuple", "sorted", "enumerate", "tqdm"}
+_NO_RANK = (-1, None)  # what a rank is compared with to ask whether there is a group at all
+
+
+class Script:
+    """A parsed script."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.parent: dict[ast.AST, ast.AST] = {}
+        for node in ast.walk(tree):
+            for child in ast.iter_child_nodes(node):
+                self.parent[child] = node
+        self.imported = _imported(tree)
+        self.functions = {}
+        for node in ast.walk(tree):
+            if isinstance(node, _FUNCTIONS):
+                self.functions[node.name] = node
+        self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        self.by_rank = self._names_by_rank()
+        self.global_ranks = self._global_ranks()
+        self.replicas = self._names_made_by(_DDP)
+        self.shards = self._names_made_by(_SHARDED)
+        self.meeting = self._functions_that_meet()
+
+    # --- names
+
+    def name(self, node: ast.AST) -> str:
+        """The dotted name of an expression, with imports resolved; empty if it has none."""
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        parts.append(self.imported.get(node.id, node.id))
+        return ".".join(reversed(parts))
+
+    def last_name(self, node: ast.AST) -> str:
+        """The last part of an expression's name."""
+        if isinstance(node, ast.Attribute):
+            return node.attr
+        return self.name(node).rpartition(".")[2]
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        """The function that a node stands in; None at the top of the script."""
+        for above in self.above(node):
+            if isinstance(above, _FUNCTIONS):
+                return above
+        return None
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """All nodes that a node stands in, innermost first."""
+        while node in self.parent:
+            node = self.parent[node]
+            yield node
+
+    def is_distributed(self) -> bool:
+        """Whether the script itself joins a group or wraps a model."""
+        if self.replicas or self.shards:
+            return True
+        names = {self.last_name(call.func) for call in self.calls}
+        return bool(names & {"init_process_group", *_DDP, *_SHARDED})
+
+    def _names_made_by(self, makers: set[str]) -> set[str]:
+        names = set()
+        for node in ast.walk(self.tree):
+            call = getattr(node, "value", None)
+            if not isinstance(call, ast.Call) or self.last_name(call.func) not in makers:
+                continue
+            if isinstance(node, ast.Assign):
+                names.update(ast.unparse(target) for target in node.targets)
+            elif isinstance(node, ast.Expr) and call.args:  # in place, as fully_shard does
+                names.add(ast.unparse(call.args[0]))
+        return names
+
+    # --- the rank
+
+    def depends_on_rank(self, node: ast.AST) -> bool:
+        """Whether the value of an expression differs from rank to rank, by what rank it is."""
+        if isinstance(node, ast.Compare) and _asks_whether_there_is_a_group(node):
+            return False
+        if isinstance(node, ast.Name):
+            return node.id in self.by_rank or node.id in _RANKS
+        if isinstance(node, ast.Attribute):
+            return node.attr in _RANKS or ast.unparse(node) in self.by_rank
+        if isinstance(node, ast.Subscript) and self._is_rank_variable(node):
+            return True
+        if isinstance(node, ast.Call):
+            name = self.last_name(node.func)
+            if name in _ASKS_FOR_RANK or name in _RANKS or self._is_rank_variable(node):
+                return True
+            if name not in _TRANSPARENT:
+                return False
+            return any(self.depends_on_rank(argument) for argument in node.args)
+        return any(self.depends_on_rank(child) for child in ast.iter_child_nodes(node))
+
+    def _is_rank_variable(self, node: ast.AST) -> bool:
+        """Whether this is `os.environ["RANK"]`, `os.getenv("RANK")` or `os.environ.get("RANK")`."""
+        if isinstance(node, ast.Subscript):
+            is_environment = self.last_name(node.value) == "environ"
+            return is_environment and _constant(node.slice) in _RANK_VARIABLES
+        if not node.args or _constant(node.args[0]) not in _RANK_VARIABLES:
+            return False
+        return self.name(node.func).endswith(("environ.get", "getenv"))
+
+    def _names_by_rank(self) -> set[str]:
+        """Names that are only ever given values that depend on the rank."""
+        self.by_rank: set[str] = set()
+        assigned = _assignments(self.tree)
+        while True:
+            names = set()
+            for name, values in assigned.items():
+                rank_dependent = [value for value in values if self.depends_on_rank(value)]
+                rest = [value for value in values if value not in rank_dependent]
+                if rank_dependent and all(isinstance(value, ast.Constant) for value in rest):
+                    names.add(name)
+            if names <= self.by_rank:
+                return self.by_rank
+            self.by_rank |= names
+
+    def _global_ranks(self) -> set[str]:
+        """Names whose value is the global rank itself, in a script that has several nodes."""
+        names = set()
+        for name, values in _assignments(self.tree).items():
+            if all(self.is_global_rank(value) for value in values):
+                names.add(name)
+        return names
+
+    def is_global_rank(self, node: ast.AST) -> bool:
+        """Whether an expression is the global rank, as `dist.get_rank()` is."""
+        if isinstance(node, ast.Name):
+            return node.id in getattr(self, "global_ranks", set())
+        if isinstance(node, ast.Subscript):
+            is_environment = self.last_name(node.value) == "environ"
+            return is_environment and _constant(node.slice) == "RANK"
+        if not isinstance(node, ast.Call):
+            return False
+        if self.last_name(node.func) == "int" and len(node.args) == 1:
+            return self.is_global_rank(node.args[0])
+        if self.name(node.func).endswith(("environ.get", "getenv")):
+            return bool(node.args) and _constant(node.args[0]) == "RANK"
+        return self.name(node.func).endswith(("distributed.get_rank", "dist.get_rank"))
+
+    # --- what has to be called by all ranks
+
+    def meets(self, call: ast.Call) -> str:
+        """How a call that all ranks have to make is named to a reader; empty for other calls."""
+        name = self.last_name(call.func)
+        keywords = {keyword.arg for keyword in call.keywords}
+        has_group = "group" in keywords or "process_group" in keywords
+        if name in ("barrier", "monitored_barrier") and call.args:
+            has_group = True
+        if has_group:
+            return ""  # of a part of the ranks, which may well be asked for by rank
+        if name in COLLECTIVES and self._is_of_torch(call):
+            return name
+        if name == "backward" and (self.replicas or self.shards):
+            return "backward()" if isinstance(call.func, ast.Attribute) else ""
+        target = ast.unparse(call.func)
+        if target in self.replicas or target in self.shards:
+            return f"the forward pass of {target}"
+        if self._is_sharded_state(call, name):
+            return f"{name}() of a sharded model"
+        if isinstance(call.func, ast.Name) and call.func.id in self.meeting:
+            return f"{name}(), which calls {self.meeting[call.func.id]}"
+        return ""
+
+    def _is_of_torch(self, call: ast.Call) -> bool:
+        name = self.last_name(call.func)
+        full_name = self.name(call.func)
+        if "torch.distributed" in full_name or full_name.startswith("dist."):
+            return True
+        return name in _CLEAR and isinstance(call.func, ast.Attribute)
+
+    def _is_sharded_state(self, call: ast.Call, name: str) -> bool:
+        if name in ("get_model_state_dict", "get_state_dict", "full_optim_state_dict"):
+            return bool(self.shards)
+        is_of_shards = isinstance(call.func, ast.Attribute) and name == "state_dict"
+        return is_of_shards and ast.unparse(call.func.value) in self.shards
+
+    def _functions_that_meet(self) -> dict[str, str]:
+        """Functions of the script that all ranks have to call, each with the reason."""
+        self.meeting: dict[str, str] = {}
+        while True:
+            known = len(self.meeting)
+            for name, function in self.functions.items():
+                if name in self.meeting or self._is_method(function):
+                    continue
+                reason = self._meets_within(function)
+                if reason:
+                    self.meeting[name] = reason
+            if len(self.meeting) == known:
+                return self.meeting
+
+    def _is_method(self, function: Function) -> bool:
+        return isinstance(self.parent.get(function), ast.ClassDef)
+
+    def _meets_within(self, function: Function) -> str:
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call) or self.function_of(node) is not function:
+                continue
+            reason = self.meets(node)
+            is_model = reason.startswith(("the forward", "backward"))
+            if reason and not is_model and self.rank_condition(node) is None:
+                return reason.partition("(), which calls ")[2] or reason
+        return ""
+
+    # --- conditions
+
+    def rank_condition(self, node: ast.AST) -> ast.If | ast.IfExp | None:
+        """What lets only some ranks come to a node, by their number; None if nothing does."""
+        child = node
+        for above in self.above(node):
+            if isinstance(above, _FUNCTIONS):
+                return self._early_end(child, above.body)
+            is_below_test = isinstance(above, ast.If | ast.IfExp) and child is not above.test
+            if is_below_test and self.depends_on_rank(above.test) and not self.is_balanced(above):
+                return above
+            for block in _blocks(above):
+                if child in block:
+                    early = self._early_end(child, block)
+                    if early is not None:
+                        return early
+            child = above
+        return None
+
+    def _early_end(self, node: ast.AST, block: list[ast.stmt]) -> ast.If | None:
+        """Above a statement in its block, an `if` on the rank that leaves the block."""
+        for statement in block:
+            if statement is node or node in ast.walk(statement):
+                return None
+            if not isinstance(statement, ast.If) or statement.orelse:
+                continue
+            leaves = isinstance(statement.body[-1], ast.Return | ast.Continue | ast.Break)
+            if leaves and self.depends_on_rank(statement.test):
+                return statement
+        return None
+
+    def is_balanced(self, condition: ast.AST) -> bool:
+        """Whether both branches of a condition make the same calls that all ranks have to make."""
+        if not isinstance(condition, ast.If):
+            return False
+        return bool(condition.orelse) and self._met_in(condition.body) == self._met_in(
+            condition.orelse
+        )
+
+    def _met_in(self, block: list[ast.stmt]) -> list[str]:
+        names = []
+        for statement in block:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and self.meets(node):
+                    names.append(self.meets(node))
+        return names
+
+
+def _asks_whether_there_is_a_group(node: ast.Compare) -> bool:
+    """Whether a rank is compared with -1 or None, or asked whether it is at least 0."""
+    if len(node.ops) != 1:
+        return False
+    value = node.comparators[0]
+    operator = node.ops[0]
+    if _constant(value) in _NO_RANK:
+        return True
+    return isinstance(operator, ast.GtE | ast.Lt) and _constant(value) == 0
+
+
+def _is_minus_one(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def _constant(node: ast.AST) -> object:
+    """The value of a number, a text or None; a mark that equals nothing for all else."""
+    if _is_minus_one(node) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value
+    return node.value if isinstance(node, ast.Constant) else ...
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """By name in this script, the full name of what was imported."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname:
+                    names[alias.asname] = alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def _assignments(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """By name, such as `rank` or `args.save`, all values that are assigned to it."""
+    values: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name | ast.Attribute):
+                    values.setdefault(ast.unparse(target), []).append(node.value)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            values.setdefault(node.target.id, []).append(node.value)
+    return values
+
+
+def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
+    blocks = []
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            blocks.append(block)
+    return blocks

@@ -1,0 +1,1 @@
+"""Test before you scale: tests that run in real ranks (`plugin`), on one machine, without a GPU."""
