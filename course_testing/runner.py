@@ -21,7 +21,6 @@ from _pytest._code.code import (
 )
 from _pytest.outcomes import Exit, Skipped, XFailed
 
-from course_material import messages
 from course_testing.failure import SIZE, RankFailed
 from course_utils.devices.placement import place
 from course_utils.devices.prepare import DeviceSetup
@@ -224,7 +223,6 @@ class Launch:
             results = self._launch()
             unfinished = results.unfinished
         except WorkerError as failure:
-            messages.retell(failure)
             error = failure
             unfinished = []
         self._warn([*self.mistakes.sentences, *unfinished])
@@ -304,7 +302,7 @@ class Launch:
             warnings.warn_explicit(message, category, file, line)
         file, line = _place(self.item)
         for sentence in sentences:
-            warnings.warn_explicit(messages.said(sentence), RanksWarning, file, line)
+            warnings.warn_explicit(sentence, RanksWarning, file, line)
 
     def _tell_outcome(self, error: WorkerError | None) -> None:
         words = self.mail.words
