@@ -61,12 +61,14 @@ def late(async_op: bool, needs_result: bool = True):
 
     def work() -> None:
         dist.init_process_group("queues")
+        store = dist.distributed_c10d._get_default_store()
         x = torch.ones(2)
         if dist.get_rank() == 1:
-            time.sleep(0.3)
+            store.wait(["queued"])
         began = dist.all_reduce(x, async_op=async_op)
         if async_op:
             began.wait()
+        store.set("queued", "")
         if needs_result:
             x.sum().item()
 
