@@ -3,7 +3,7 @@
 #
 # **What do you add to a training loop so that several processes train one model, and how do you know that it is the right model?**
 #
-# In 120 minutes, best in two sittings, you will be able to
+# In 140 minutes, best in two sittings of 85 and 55, you will be able to
 #
 # 1. turn a training loop into a distributed one with six lines, and say what each is for;
 # 2. prove that the model is the one that a single process would get, and say when exactly the ranks talk;
@@ -188,8 +188,6 @@ def train_with_ddp(model, data, global_batch, epochs):
 
 # %%
 check(ddp_exercises.by_weights(train_with_ddp), **ddp_exercises.SIX_LINES)
-
-# %%
 chapter_04.draw_training(train_with_ddp)
 
 # %% [markdown]
@@ -374,13 +372,11 @@ def spread(values):
 # for <code>has_nan = values.isnan().any().float()</code>.
 # </details>
 
+# %% [markdown]
+# After the check, a picture shows what *your* function returns in three ranks, if one weight differs, and if one is `nan`.
+
 # %%
 check(ddp_exercises.keeping_weights(spread), **ddp_exercises.SPREAD)
-
-# %% [markdown]
-# This is what *your* function returns in three ranks, if one weight differs, and if one is `nan`:
-
-# %%
 chapter_04.draw_spread(spread)
 
 # %% [markdown]
@@ -644,7 +640,7 @@ unseen.measured(int(equal_ranks))
 # ### The same loop for a language model
 #
 # A sampler can deal out digits because they form a list. A language model reads one long text and draws each batch as a handful of random **windows**. There's
-# no sampler, so only the random numbers keep the ranks from reading the same windows.
+# no sampler, so only the random numbers keep the ranks from reading the same windows. `SmallGPT` learns to continue *Pride and Prejudice*, letter by letter.
 
 # %%
 tokens, alphabet = novel()
@@ -653,11 +649,6 @@ guess = math.log(len(alphabet))
 print(f"{len(alphabet)} characters: a blind guess has the loss {guess:.1f}")
 
 
-# %% [markdown]
-# Here `SmallGPT` learns to continue *Pride and Prejudice*, letter by letter, with AdamW and with a limit on the norm of its gradient.
-
-
-# %%
 def draw_windows(generators):
     starts = [torch.randint(len(tokens) - 32, (8, 1), generator=each) for each in generators]
     return tokens[torch.cat(starts) + torch.arange(33)]  # 8 windows from each generator
@@ -665,6 +656,10 @@ def draw_windows(generators):
 
 def small_gpt(dtype):
     return SmallGPT(len(alphabet), depth=1, context=32).to(my_device(), dtype)
+
+
+# %% [markdown]
+# The loop is the one you know, with AdamW, and with a limit on the norm of the gradient.
 
 
 # %%
@@ -701,7 +696,7 @@ for seeds in ([0, 0, 0, 0], [0, 1, 2, 3]):
     print(f"from about {losses[0][0]:.1f} to about {losses[0][-1]:.1f}")
     for name, reference in {"rank 3": trained[3], **single}.items():
         differences[f"{seeds} to {name}"] = (trained[0] - reference).abs().max().item()
-show(chapter_04.difference_bars(differences, "rank 0"), "With one seed, 8 windows do as well.")
+show(chapter_04.difference_bars(differences, "rank 0"), "One seed is worth 8 windows.")
 
 # %% [markdown]
 # With one seed, all four ranks draw the same 8 windows, and the average of four equal gradients is that gradient. **Four ranks learn, to the last bit, what one learns from a quarter of
