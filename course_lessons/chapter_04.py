@@ -33,6 +33,7 @@ from course_utils.pictures.style import KINDS, plain_style, rank_style, show
 
 ROUNDING = 1e-6  # of a weight in single precision; a larger difference is a different model
 SHOWN_DIGITS = 16
+_DRAWING_S = 20.0  # on a quiet machine, for what is drawn; a loop that hangs ends then
 MISTAKES = ("one sampler for all", "no broadcast", "no division", "one rank's loss")
 
 
@@ -64,8 +65,8 @@ class _ReadingDiary(Dataset):
     def __len__(self) -> int:
         return SHOWN_DIGITS
 
-    def __getitem__(self, index: int) -> Any:
-        self.read.append(int(index))
+    def __getitem__(self, index: int | torch.Tensor) -> Any:
+        self.read += torch.as_tensor(index).flatten().tolist()  # a number, or those of a batch
         return self.data[index]
 
 
@@ -86,7 +87,9 @@ def draw_training(train: Callable[..., nn.Module]) -> None:
         return diary.read, nn.utils.parameters_to_vector(network.parameters()).detach()
 
     try:
-        results = launch_quietly(worker, world_size=2, backend="gloo", timeout=20)
+        results = launch_quietly(
+            worker, world_size=2, backend="gloo", timeout=_DRAWING_S * slowness()
+        )
     except (WorkerError, WorkerTimeout) as error:
         print("No picture yet:", error.failures[0].headline if error.failures else error)
         return
@@ -151,7 +154,9 @@ def draw_spread(spread: Callable[[torch.Tensor], Any]) -> None:
         return [float(spread(rows[dist.get_rank()].clone())) for rows in case_rows]
 
     try:
-        answers = launch_quietly(worker, world_size=3, backend="gloo", timeout=20)
+        answers = launch_quietly(
+            worker, world_size=3, backend="gloo", timeout=_DRAWING_S * slowness()
+        )
     except (WorkerError, WorkerTimeout) as error:
         print("No picture yet:", error.failures[0].headline if error.failures else error)
         return

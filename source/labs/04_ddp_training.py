@@ -517,10 +517,12 @@ def first_fork_spec(histories):
 
 # Which rank goes astray (-1: the last), after which step, at which weight, and whether for good.
 forks = {
-    "never": (None, 0, 0, False), "the last rank, from step 3 on": (-1, 3, 4, True),
-    "rank 0, after step 5 only": (0, 5, 0, False), "a nan on rank 0, from step 2 on": (0, 2, 1, True),
+    "never": (None, 0, 0, False),
+    "the last rank, from step 3 on": (-1, 3, 4, True),
+    "rank 0, after step 5 only": (0, 5, 0, False),
+    "a nan on rank 0, from step 2 on": (0, 2, 1, True),
     "a nan on the last rank, after step 4 only": (-1, 4, 2, False),
-}  # fmt: skip
+}
 
 
 # %% jupyter={"source_hidden": true}

@@ -21,7 +21,7 @@
 #
 # Five cells ask you to **predict**: replace the three dots, and a later cell compares your answer with real ranks. Five cells ask you to **write**.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import functools
 import math
 import os
