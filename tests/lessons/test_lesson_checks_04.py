@@ -1,34 +1,51 @@
-"""What a learner writes in chapter 04: what its check rejects and what it accepts."""
+"""What a learner writes in chapter 04: what its checks reject and what they accept."""
 
-import ast
+import importlib
+import os
 
 import labs
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
+from course_lessons import chapter_04, ddp_exercises
 from course_utils import check
 
 LESSON = labs.ROOT / "source/lessons/04_ddp_training.py"
+EXERCISES = ("train", "train_with_ddp", "spread", "finished_spread", "join", "train_epoch", "save")
 MAX, MIN = dist.ReduceOp.MAX, dist.ReduceOp.MIN
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def lesson():
-    """What the cells of the exercise define."""
-    names = {"__name__": "__main__", "torch": torch, "dist": dist, "check": lambda *_, **__: None}
+    """What the cells of the exercises define, stubs and finished answers."""
+    names = {
+        "__name__": "__main__", "torch": torch, "dist": dist, "DataLoader": DataLoader,
+        "DistributedSampler": DistributedSampler, "cross_entropy": cross_entropy,
+        "DistributedDataParallel": DistributedDataParallel, "my_device": lambda: "cpu",
+        "print_loss": lambda *_: None,
+    }  # fmt: skip
     for number, source in enumerate(labs.sources(LESSON)):
-        if "def spread" in source:
+        if any(f"def {name}(" in source for name in EXERCISES):
             labs.run(source, f"<lesson 04 {number}>", names)
-        elif "import functools" in source:
-            own = [line for line in ast.parse(source).body if "functools" in ast.unparse(line)]
-            labs.run("\n".join(map(ast.unparse, own)), f"<lesson 04 {number}>", names)
     return names
 
 
-def judged(lesson, answer, **options):
-    return check(lesson["keeping_weights"](answer), **lesson["spread_check"] | options)
+@pytest.fixture(scope="module")
+def script():
+    """The script to take home, whose functions are our answers to the three steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(labs.ROOT / "notebooks"))
+        yield importlib.import_module("train_ddp")
+
+
+def judged(answer, **options):
+    return check(ddp_exercises.keeping_weights(answer), **ddp_exercises.SPREAD | options)
 
 
 def reduced(row, operator):
@@ -131,17 +148,432 @@ def by_negation(mine):
 
 
 @pytest.mark.parametrize("answer", WRONG)
-def test_a_wrong_comparison_is_rejected(lesson, answer):
-    outcome = judged(lesson, answer, **labs.HUNG)
+def test_a_wrong_comparison_is_rejected(answer):
+    outcome = judged(answer, **labs.HUNG)
     assert outcome.state == "wrong", outcome
     assert outcome.message
 
 
 @pytest.mark.parametrize("answer", [by_all_gather, by_negation])
-def test_another_right_comparison_passes(lesson, answer):
-    assert judged(lesson, answer, **labs.PATIENT).require()
+def test_another_right_comparison_passes(answer):
+    assert judged(answer, **labs.PATIENT).require()
 
 
 def test_our_own_answer_passes_and_the_stub_is_not_attempted(lesson):
-    assert judged(lesson, lesson["spread_done"], **labs.PATIENT).require()
-    assert judged(lesson, lesson["spread"]).state == "not attempted"
+    assert judged(lesson["finished_spread"], **labs.PATIENT).require()
+    assert judged(lesson["spread"]).state == "not attempted"
+
+
+# ---- six lines -----------------------------------------------------------------------------------
+
+
+def loop(model, loader, epochs, before_epoch=lambda epoch: None, between=lambda: None, rate=0.001):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for epoch in range(epochs):
+        before_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            between()
+            optimizer.step()
+    return model
+
+
+def dealt(data, batch_size):
+    sampler = DistributedSampler(data)
+    return DataLoader(data, batch_size=batch_size, sampler=sampler), sampler.set_epoch
+
+
+def share(global_batch):
+    return global_batch // dist.get_world_size()
+
+
+def without_ddp(model, data, global_batch, epochs):
+    loader, set_epoch = dealt(data, share(global_batch))
+    return loop(model, loader, epochs, set_epoch)
+
+
+def without_a_sampler(model, data, global_batch, epochs):
+    loader = DataLoader(data, batch_size=share(global_batch), shuffle=True)
+    return loop(DistributedDataParallel(model), loader, epochs).module
+
+
+def one_sampler_for_all(model, data, global_batch, epochs):
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    loader = DataLoader(data, batch_size=global_batch, sampler=sampler)
+    return loop(DistributedDataParallel(model), loader, epochs, sampler.set_epoch).module
+
+
+def batch_not_divided(model, data, global_batch, epochs):
+    loader, set_epoch = dealt(data, global_batch)
+    return loop(DistributedDataParallel(model), loader, epochs, set_epoch).module
+
+
+def without_set_epoch(model, data, global_batch, epochs):
+    loader, _ = dealt(data, share(global_batch))
+    return loop(DistributedDataParallel(model), loader, epochs).module
+
+
+def returns_the_wrapper(model, data, global_batch, epochs):
+    loader, set_epoch = dealt(data, share(global_batch))
+    return loop(DistributedDataParallel(model), loader, epochs, set_epoch)
+
+
+def returns_nothing(model, data, global_batch, epochs):
+    loader, set_epoch = dealt(data, share(global_batch))
+    loop(DistributedDataParallel(model), loader, epochs, set_epoch)
+
+
+def rate_times_world_size(model, data, global_batch, epochs):
+    loader, set_epoch = dealt(data, share(global_batch))
+    rate = 0.001 * dist.get_world_size()
+    return loop(DistributedDataParallel(model), loader, epochs, set_epoch, rate=rate).module
+
+
+def each_from_its_own_beginning(model, data, global_batch, epochs):
+    loader, set_epoch = dealt(data, share(global_batch))
+    return loop(DistributedDataParallel(model, init_sync=False), loader, epochs, set_epoch).module
+
+
+def divided_by_two(model, data, global_batch, epochs):
+    loader, set_epoch = dealt(data, global_batch // 2)
+    return loop(DistributedDataParallel(model), loader, epochs, set_epoch).module
+
+
+WRONG_TRAININGS = [
+    without_ddp, without_a_sampler, one_sampler_for_all, batch_not_divided, without_set_epoch,
+    returns_the_wrapper, returns_nothing, rate_times_world_size, each_from_its_own_beginning,
+    divided_by_two,
+]  # fmt: skip
+
+
+def with_gradients_averaged_by_hand(model, data, global_batch, epochs):
+    """Deals and averages by itself, without DDP and without a sampler."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), src=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for epoch in range(epochs):
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
+        for batch in order.split(global_batch):
+            images, labels = data[batch[rank::world_size]]
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= world_size
+            optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("answer", WRONG_TRAININGS)
+def test_a_wrong_training_is_rejected(answer):
+    outcome = check(ddp_exercises.by_weights(answer), **ddp_exercises.SIX_LINES)
+    assert outcome.state == "wrong", outcome
+    assert outcome.message
+
+
+def test_another_right_training_passes():
+    answer = ddp_exercises.by_weights(with_gradients_averaged_by_hand)
+    assert check(answer, **ddp_exercises.SIX_LINES | labs.PATIENT).require()
+
+
+def test_our_own_training_passes_and_the_stub_is_not_attempted(lesson):
+    finished = ddp_exercises.by_weights(lesson["train_with_ddp"])
+    assert check(finished, **ddp_exercises.SIX_LINES | labs.PATIENT).require()
+    stub = ddp_exercises.by_weights(lesson["train"])
+    assert check(stub, **ddp_exercises.SIX_LINES).state == "not attempted"
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (with_gradients_averaged_by_hand, "0 of 16 digits are read by nobody and 0 twice"),
+        (one_sampler_for_all, "0 of 16 digits are read by nobody and 16 twice"),
+        (without_set_epoch, "epoch 1 has the same order again"),
+        (each_from_its_own_beginning, "with different weights, not those of one process"),
+        (batch_not_divided, "with equal weights, not those of one process"),
+    ],
+)
+def test_a_training_is_drawn_right_or_wrong(answer, sentence, monkeypatch):
+    displayed = []
+    monkeypatch.setattr(
+        "course_utils.pictures.style.display", lambda content, **_: displayed.append(content)
+    )
+    chapter_04.draw_training(answer)
+    assert sentence in displayed[-1]["text/plain"]
+
+
+def test_what_cannot_be_drawn_says_why(lesson, capsys):
+    chapter_04.draw_training(lesson["train"])
+    chapter_04.draw_spread(lesson["spread"])
+    assert capsys.readouterr().out.count("No picture yet: NotImplementedError: about") == 2
+
+
+# ---- the script ----------------------------------------------------------------------------------
+
+
+def joins_always():
+    dist.init_process_group()
+    return torch.device("cpu")
+
+
+def knows_torchrun_alone():
+    if not dist.is_initialized():
+        dist.init_process_group()
+    return torch.device("cpu")
+
+
+def returns_no_device():
+    _names_from_slurm()
+    if not dist.is_initialized():
+        dist.init_process_group()
+
+
+def _names_from_slurm():
+    if "RANK" not in os.environ:
+        os.environ["RANK"] = os.environ["SLURM_PROCID"]
+        os.environ["WORLD_SIZE"] = os.environ["SLURM_STEP_NUM_TASKS"]
+
+
+def two_ranks_for_ever():
+    _names_from_slurm()
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
+    return torch.device("cpu")
+
+
+def joins_nothing():
+    return torch.device("cpu")
+
+
+def in_reverse():
+    _names_from_slurm()
+    if not dist.is_initialized():
+        world_size = int(os.environ["WORLD_SIZE"])
+        rank = world_size - 1 - int(os.environ["RANK"])
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    return torch.device("cpu")
+
+
+def by_arguments():
+    if not dist.is_initialized():
+        rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
+        size = os.environ.get("WORLD_SIZE") or os.environ["SLURM_STEP_NUM_TASKS"]
+        dist.init_process_group("gloo", rank=int(rank), world_size=int(size))
+    return torch.device("cpu")
+
+
+def epoch_of(step_of, mean_of):
+    """A way to write `train_epoch`, put together from its parts."""
+
+    def train_epoch(model, loader, optimizer, clip, device):
+        losses = []
+        for inputs, labels in loader:
+            loss = cross_entropy(model(inputs), labels)
+            optimizer.zero_grad()
+            step_of(model, loss, optimizer, clip)
+            losses.append((loss.detach(), len(labels)))
+        return mean_of(losses)
+
+    return train_epoch
+
+
+def clipped_step(model, loss, optimizer, clip):
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+
+
+def step_without_clipping(model, loss, optimizer, clip):
+    loss.backward()
+    optimizer.step()
+
+
+def step_clipped_too_early(model, loss, optimizer, clip):
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    step_without_clipping(model, loss, optimizer, clip)
+
+
+def mean_over_samples(losses):
+    total = torch.zeros(2, dtype=torch.float64)
+    for loss, count in losses:
+        total += torch.tensor([loss.item() * count, count])
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+def mean_by_gathering(losses):
+    numbers = [None] * dist.get_world_size()
+    dist.all_gather_object(numbers, [(loss.item(), count) for loss, count in losses])
+    pairs = [pair for pairs_of_rank in numbers for pair in pairs_of_rank]
+    return sum(loss * count for loss, count in pairs) / sum(count for _, count in pairs)
+
+
+def mean_over_batches(losses):
+    mean = torch.stack([loss for loss, _ in losses]).mean()
+    dist.all_reduce(mean)
+    return (mean / dist.get_world_size()).item()
+
+
+def mean_of_this_rank(losses):
+    return sum(loss.item() * count for loss, count in losses) / sum(count for _, count in losses)
+
+
+def sum_of_losses(losses):
+    return mean_over_samples(losses) * len(losses)
+
+
+def last_loss(losses):
+    return losses[-1][0].item()
+
+
+WRONG_EPOCHS = {
+    "without clipping": epoch_of(step_without_clipping, mean_over_samples),
+    "clipped too early": epoch_of(step_clipped_too_early, mean_over_samples),
+    "mean over batches": epoch_of(clipped_step, mean_over_batches),
+    "one rank's mean": epoch_of(clipped_step, mean_of_this_rank),
+    "a sum": epoch_of(clipped_step, sum_of_losses),
+    "the last loss": epoch_of(clipped_step, last_loss),
+}
+
+
+def parts_of(model, optimizer, epoch):
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+
+
+def loads(path, model, optimizer):
+    if not path.exists():
+        return 0
+    parts = torch.load(path)
+    model.load_state_dict(parts["model"])
+    optimizer.load_state_dict(parts["optimizer"])
+    return parts["epoch"]
+
+
+def saves(path, model, optimizer, epoch):
+    if dist.get_rank() == dist.get_world_size() - 1:
+        torch.save(parts_of(model, optimizer, epoch), f"{path}.part")
+        os.rename(f"{path}.part", path)
+    dist.all_reduce(torch.zeros(1))  # nobody goes on before all have come
+
+
+def saves_by_every_rank(path, model, optimizer, epoch):
+    draft = f"{path}.{dist.get_rank()}"
+    torch.save(parts_of(model, optimizer, epoch), draft)
+    os.replace(draft, path)
+    dist.barrier()
+
+
+def saves_over_the_old_file(path, model, optimizer, epoch):
+    if dist.get_rank() == 0:
+        torch.save(parts_of(model, optimizer, epoch), path)
+    dist.barrier()
+
+
+def saves_and_nobody_waits(path, model, optimizer, epoch):
+    if dist.get_rank() == 0:
+        torch.save(parts_of(model, optimizer, epoch), f"{path}.part")
+        os.replace(f"{path}.part", path)
+
+
+def saves_and_leaves_a_draft(path, model, optimizer, epoch):
+    if dist.get_rank() == 0:
+        torch.save(parts_of(model, optimizer, epoch), f"{path}.part")
+        path.unlink(missing_ok=True)
+        os.link(f"{path}.part", path)
+    dist.barrier()
+
+
+def saves_no_optimizer(path, model, optimizer, epoch):
+    saves(path, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), epoch)
+
+
+def saves_the_next_epoch(path, model, optimizer, epoch):
+    saves(path, model, optimizer, epoch + 1)
+
+
+def loads_on_rank_0_alone(path, model, optimizer):
+    return loads(path, model, optimizer) if dist.get_rank() == 0 else 2 * path.exists()
+
+
+def loads_and_forgets_the_optimizer(path, model, optimizer):
+    other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return loads(path, model, other)
+
+
+WRONG_PAIRS = [
+    (saves_by_every_rank, loads), (saves_over_the_old_file, loads), (saves_and_nobody_waits, loads),
+    (saves_and_leaves_a_draft, loads), (saves_no_optimizer, loads), (saves_the_next_epoch, loads),
+    (saves, loads_on_rank_0_alone), (saves, loads_and_forgets_the_optimizer),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        *(joins_always, knows_torchrun_alone, returns_no_device, two_ranks_for_ever),
+        *(joins_nothing, in_reverse),
+    ],
+)
+def test_a_wrong_way_to_join_is_rejected(join):
+    outcome = check(ddp_exercises.joining(join), **ddp_exercises.JOIN | labs.HUNG)
+    assert outcome.state == "wrong", outcome
+
+
+@pytest.mark.parametrize("name", WRONG_EPOCHS)
+def test_a_wrong_epoch_is_rejected(name):
+    answer = ddp_exercises.over_an_epoch(WRONG_EPOCHS[name])
+    assert check(answer, **ddp_exercises.EPOCH).state == "wrong"
+
+
+@pytest.mark.parametrize(("save", "load"), WRONG_PAIRS)
+def test_a_wrong_checkpoint_is_rejected(save, load):
+    outcome = check(ddp_exercises.stopping(save, load), **ddp_exercises.STOPPING | labs.HUNG)
+    assert outcome.state == "wrong", outcome
+
+
+def test_the_scripts_own_functions_pass(script):
+    for answer, options in [
+        (ddp_exercises.joining(script.join), ddp_exercises.JOIN),
+        (ddp_exercises.over_an_epoch(script.train_epoch), ddp_exercises.EPOCH),
+        (ddp_exercises.stopping(script.save, script.load), ddp_exercises.STOPPING),
+    ]:
+        assert check(answer, **options | labs.PATIENT).require()
+
+
+def test_functions_in_a_different_style_pass():
+    gathering = epoch_of(clipped_step, mean_by_gathering)
+    for answer, options in [
+        (ddp_exercises.joining(by_arguments), ddp_exercises.JOIN),
+        (ddp_exercises.over_an_epoch(gathering), ddp_exercises.EPOCH),
+        (ddp_exercises.stopping(saves, loads), ddp_exercises.STOPPING),
+    ]:
+        assert check(answer, **options | labs.PATIENT).require()
+
+
+def test_the_stubs_of_the_script_are_not_attempted(lesson):
+    for answer, options in [
+        (ddp_exercises.joining(lesson["join"]), ddp_exercises.JOIN),
+        (ddp_exercises.over_an_epoch(lesson["train_epoch"]), ddp_exercises.EPOCH),
+        (ddp_exercises.stopping(lesson["save"], lesson["load"]), ddp_exercises.STOPPING),
+    ]:
+        assert check(answer, **options).state == "not attempted"
+
+
+def join():
+    return "written by a learner"
+
+
+def test_functions_that_are_written_take_the_place_of_the_scripts_own(lesson, tmp_path):
+    original = labs.ROOT / "notebooks/train_ddp.py"
+    copy = tmp_path / "mine.py"
+
+    def train_epoch():
+        raise NotImplementedError("about 12 lines")
+
+    assert chapter_04.write_script(copy, original, join, train_epoch) == ["join"]
+    text = copy.read_text()
+    assert "written by a learner" in text
+    assert "init_process_group" not in text
+    assert text.count("def train_epoch(") == text.count("def join(") == 1

@@ -39,7 +39,8 @@ def _printed(slug, digits, last, monkeypatch, tmp_path):
 @pytest.mark.slow
 @mnist_files.needs_mnist
 def test_a_lesson_trains_on_the_real_mnist(monkeypatch, tmp_path):
-    printed = _printed("04_ddp_training", 1_000, "launch(seeded, train, 1", monkeypatch, tmp_path)
+    last = "launch(seeded, train_with_ddp"
+    printed = _printed("04_ddp_training", 1_000, last, monkeypatch, tmp_path)
     losses = [float(loss) for loss in re.findall(r"batch \d+: loss ([\d.]+)", printed)]
     assert losses[-1] < losses[0]
 

@@ -186,6 +186,18 @@ def gathered(model, inputs, targets):
     return torch.stack(every).mean(dim=0)
 
 
+def written_into_one_tensor(model, inputs, targets):
+    """The results go into memory that was allocated before the first step."""
+    losses = torch.zeros(len(inputs), dtype=torch.float64)
+    model = DistributedDataParallel(model)
+    optimizer = lab.sgd(model)
+    for step in range(len(inputs)):
+        losses[step] = lab.take_step(model, optimizer, inputs[step], targets[step])
+    dist.all_reduce(losses)
+    losses /= dist.get_world_size()
+    return losses
+
+
 class ModelAlone(lab.Stoppable):
     def save(self, path):
         if dist.get_rank() == 0:
@@ -713,6 +725,86 @@ def everybodys_by_elements(model, global_batch, epochs):
     return torch.cat([weight.flatten(), bias])
 
 
+def _reduced(tensor, operator):
+    copy = tensor.clone()
+    dist.all_reduce(copy, operator)
+    return copy
+
+
+def _first(bad_steps):
+    numbers = bad_steps.nonzero().flatten().tolist()
+    return numbers[0] if numbers else -1
+
+
+def _differs(history):
+    largest = _reduced(history, dist.ReduceOp.MAX)
+    return (largest != _reduced(history, dist.ReduceOp.MIN)).any(dim=1)
+
+
+def fork_without_asking_for_nan(history):
+    return _first(_differs(history))
+
+
+def fork_that_asks_itself_alone(history):
+    return _first(_differs(history) | history.isnan().any(dim=1))
+
+
+def fork_from_rank_0(history):
+    first = history.clone()
+    dist.broadcast(first, src=0)
+    return _first((history != first).any(dim=1))
+
+
+def last_fork(history):
+    everybodys = [torch.empty_like(history) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybodys, history)
+    bad_steps = (torch.stack(everybodys) != everybodys[0]).any(dim=2).any(dim=0)
+    numbers = bad_steps.nonzero().flatten().tolist()
+    return numbers[-1] if numbers else -1
+
+
+def fork_counted_from_one(history):
+    return by_gathered_histories(history) + 1
+
+
+def how_many_forks(history):
+    everybodys = [torch.empty_like(history) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybodys, history)
+    return int((torch.stack(everybodys) != everybodys[0]).any(dim=2).any(dim=0).sum())
+
+
+def fork_of_sums(history):
+    return _first(_differs(history.sum(dim=1, keepdim=True)))
+
+
+def fork_at_the_end_alone(history):
+    is_bad = _differs(history[-1:])
+    return len(history) - 1 if is_bad.any() else -1
+
+
+def zero_if_never(history):
+    return max(0, by_gathered_histories(history))
+
+
+def by_gathered_histories(history):
+    everybodys = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, history)
+    for step in range(len(history)):
+        for other in everybodys:
+            if not torch.equal(other[step], everybodys[0][step]):
+                return step
+    return -1
+
+
+def by_flags_from_rank_0(history):
+    """Compares with rank 0 and adds up flags; a nan is unequal to everything."""
+    first = history.clone()
+    dist.broadcast(first, src=0)
+    flags = (history != first).any(dim=1).float()
+    dist.all_reduce(flags)
+    return _first(flags)
+
+
 WRONG = {
     "train": [
         whole_batch_on_each_rank, trained_on_rank_0_alone, batches_of_12, one_epoch,
@@ -744,6 +836,10 @@ WRONG = {
         divided_by_the_world_as_well, talks_at_the_number_asked_for, one_backward_for_all_parts,
         outputs_put_together, two_parts_at_a_time,
     ],
+    "first_fork": [
+        fork_without_asking_for_nan, fork_that_asks_itself_alone, fork_from_rank_0, last_fork,
+        fork_counted_from_one, how_many_forks, fork_of_sums, fork_at_the_end_alone, zero_if_never,
+    ],
 }  # fmt: skip
 STOPS = {
     "StateOfTheWrapper",
@@ -761,9 +857,10 @@ STOPS = {
 }
 RIGHT = {
     "train": dealt_by_hand,
-    "global_losses": [gathered, losses_as_objects],
+    "global_losses": [gathered, losses_as_objects, written_into_one_tensor],
     "Stoppable": [GatheredAsTensors, WrittenAndThenNamed],
     "accumulate": [added_up_by_hand, sample_by_sample, without_a_context],
+    "first_fork": [by_gathered_histories, by_flags_from_rank_0],
 }
 for answers in (WRONG, RIGHT):
     answers["Stoppable"] = [*map(lab.stopping, answers["Stoppable"])]
