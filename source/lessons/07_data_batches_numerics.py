@@ -3,7 +3,7 @@
 #
 # **Which samples does each rank see, and how do you make an epoch that loses nothing and counts nothing twice?**
 #
-# In 50 minutes you will be able to say which sample goes to which rank, train and measure on uneven shards, and decide who gets which seed and who downloads.
+# In 55 minutes you will be able to say which sample goes to which rank, train and measure on uneven shards, and decide who gets which seed and who downloads.
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU.
 # **Before:** [06 · What communication costs](06_what_communication_costs.ipynb).
@@ -100,7 +100,7 @@ text = "Samples 0 and 1 are dealt a second time (hatched); or samples 8 and 9 ar
 show(chapter_07.ten_samples(padded, dropped), text)
 
 # %% [markdown]
-# Twelve or eight, never ten. In training this matters little, since each epoch doubles different samples. In **validation** it does. One rank trains a small network on the digits, in float64, where rounding plays no part. Then eight ranks test it.
+# It's twelve or eight, never ten. In training this matters little, because each epoch doubles different samples. In **validation** it does matter. One rank trains a small network on the digits, in float64, where rounding plays no part. Then eight ranks test it.
 
 # %%
 training, testing = digits(train=True), digits(train=False)
@@ -202,7 +202,7 @@ def with_join(initial):
 # %% [markdown]
 # Under [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html), a rank that has run out answers the others' collectives with zeros. In step 3, only rank 0 has a gradient, the mean over 8 digits.
 #
-# **Predict** the weight of each of these digits as a denominator: `[16, 8]` says 1/16 by default and 1/8 with `divide_by_initial_world_size=False`.
+# **Predict** the weight of each of these digits as a denominator: `[32, 8]` would say 1/32 by default and 1/8 with `divide_by_initial_world_size=False`.
 
 # %%
 divisors = predict("each of the last 8 digits weighs 1 over, by default and with False", ...)
@@ -399,10 +399,10 @@ def fetch_once(disk, fetch):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Under which name may half a file lie, so that nobody takes it for a whole one?
+# Which name can half a file have, so that nobody takes it for a whole one?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# If data is there, nothing is to be done. Else fetch under the other name, and rename when it is complete.
+# If data is there, nothing is to be done. Otherwise fetch under a different name, and rename it when it's complete.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>fetch("part")</code> and <code>disk.rename("part", "data")</code> in a <code>try</code>, and <code>return str(error)</code> in its <code>except OSError as error</code>.

@@ -3,7 +3,7 @@
 #
 # **The numbers of many ranks aren't quite those of one process: is the difference rounding or a bug?**
 #
-# In 65 minutes you will be able to tell rounding from a bug, choose a global batch, and clip, average and normalise as one process would.
+# In 75 minutes you will be able to tell rounding from a bug, choose a global batch, and clip, average and normalise as one process would.
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU, so that you can compare every digit.
 # **Before:** [07 · Data and batches](07_data_batches_numerics.ipynb).
@@ -43,7 +43,7 @@ from course_utils import check, digits, launch, predict, show
 training = digits(train=True)
 
 # %% [markdown]
-# ## 1 · Copies that average to something else
+# ## 1 · The average of copies
 #
 # Every rank holds the same 100,000 numbers, divides them by the number of ranks, and adds them up with the others. Dividing by a power of two doesn't round.
 #
@@ -200,7 +200,7 @@ show(
 # %% [markdown]
 # At 256, a 1 is rounded away. A ring adds one after the other, so with many ranks add in float32, or in pairs.
 #
-# ## 4 · More ranks, another learning rate?
+# ## 4 · More ranks, a different learning rate?
 #
 # "Multiply the learning rate by the number of GPUs" is common advice. Whether it's right depends on what stays the same. We train on 1,280 digits.
 
@@ -356,9 +356,9 @@ text = "The noise scale grows while the network trains; two batches find it, rou
 show(chapter_15.noise(exact, estimated), text)
 
 # %% [markdown]
-# No gradient of a single digit was needed: DDP has both batches anyway. As the gradient shrinks, its noise doesn't, so larger batches pay later in training.
+# No gradient of a single digit was needed: DDP has both batches anyway. The scale grows, so larger batches pay later in training.
 #
-# ## 6 · Clip once, and count tokens
+# ## 6 · Clipping and tokens
 #
 # `clip_grad_norm_` shrinks all gradients if their **global norm** is above a limit. Either each rank clips its own gradient, or all clip the average.
 
@@ -529,9 +529,9 @@ text = "BatchNorm's error falls with the local batch; SyncedNorm and LayerNorm l
 show(chapter_15.norms(off, (2, 8, 32, 128)), text)
 
 # %% [markdown]
-# Running statistics are **buffers**, which nothing averages. DDP copies rank 0's to all ranks in the first forward pass of each step; `forward_sync_buffers=False` turns that off.
+# Running statistics are **buffers**, which nothing averages. By default DDP copies rank 0's to all ranks; `forward_sync_buffers=False` turns that off.
 #
-# **Predict.** Whose come closest to one process's: with copying (1) rank 0's or (2) the average, without (3) rank 0's or (4) the average?
+# **Predict.** Whose come closest to one process's: with copying (1) rank 0's or (2) the average, without (3) rank 0's or (4) the average? Answer with a number.
 
 
 # %%

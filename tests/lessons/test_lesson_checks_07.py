@@ -1,5 +1,6 @@
 """What a learner writes in chapter 07, what its checks reject, and who fetches a file."""
 
+from contextlib import suppress
 from itertools import islice
 
 import labs
@@ -7,11 +8,13 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
+from course_lessons import chapter_07
+from course_lessons.chapter_07 import fetch_judged, fetching, stream_judged, streaming
 from course_utils import check, launch
 
 LESSON = labs.ROOT / "source/lessons/07_data_batches_numerics.py"
-WANTED = "import functools", "class Stream(", "class MyStream", "stream_judged =", "class Shard("
-WANTED = (*WANTED, "def own_path", "def fetch_once_per_node")
+WANTED = "import random", "class Stream(", "class MyStream", "def fetch_once"
+WANTED = (*WANTED, "def fetch_on_each_node", "def impatient")
 pytestmark = pytest.mark.slow
 
 
@@ -150,31 +153,181 @@ WRONG_STREAMS = [
 
 
 @pytest.mark.parametrize("kind", WRONG_STREAMS)
-def test_a_wrong_stream_is_rejected(lesson, kind):
-    outcome = check(lesson["streaming"](kind), **lesson["stream_judged"])
+def test_a_wrong_stream_is_rejected(kind):
+    outcome = check(streaming(kind), **stream_judged)
     assert outcome.state == "wrong", outcome
     assert outcome.message
 
 
 @pytest.mark.parametrize("kind", [CountsTheReaders, ByModulo, BySlices, BlockOfTheRank])
-def test_another_right_stream_passes(lesson, kind):
-    assert check(lesson["streaming"](kind), **lesson["stream_judged"]).require()
+def test_another_right_stream_passes(kind):
+    assert check(streaming(kind), **stream_judged).require()
+
+
+class FinishedStream(Read):
+    """What the hints lead to."""
+
+    def __iter__(self):
+        mine, info = range(self.rank, self.length, self.world_size), get_worker_info()
+        return iter(mine[info.id :: info.num_workers] if info else mine)
 
 
 def test_the_finished_stream_passes_and_the_stub_is_not_attempted(lesson):
-    stream = lesson["streaming"]
-    assert check(stream(lesson["Shard"]), **lesson["stream_judged"]).require()
-    stub = check(stream(lesson["MyStream"]), **lesson["stream_judged"])
-    assert stub.state == "not attempted"
+    assert check(streaming(FinishedStream), **stream_judged).require()
+    assert check(streaming(lesson["MyStream"]), **stream_judged).state == "not attempted"
 
 
-def test_what_was_fetched_is_not_fetched_again_at_the_next_start(lesson, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "often"), [(FinishedStream, "[1]"), (EverybodyReadsAll, "[4]"), (ByRank, "[2]")]
+)
+def test_a_right_and_a_wrong_stream_are_drawn(kind, often, capsys):
+    chapter_07.draw_stream(kind)
+    assert f"A sample is read this often: {often}." in capsys.readouterr().out
+
+
+def test_a_stream_that_fails_is_no_picture_and_says_why(capsys):
+    class Fails(Read):
+        def __iter__(self):
+            raise ValueError("no such stride")
+
+    chapter_07.draw_stream(Fails)
+    assert "No picture yet: ValueError: no such stride" in capsys.readouterr().out
+
+
+def fetched_under_another_name(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        fetch("part")
+        disk.rename("part", "data")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def with_else(disk, fetch):
+    trouble = None
+    if not disk.has("data"):
+        try:
+            fetch("part")
+        except OSError as error:
+            trouble = f"could not fetch: {error}"
+        else:
+            disk.rename("part", "data")
+    return trouble
+
+
+def under_a_name_of_its_own(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        fetch("data.tmp")
+    except Exception as error:
+        return repr(error)
+    disk.rename("data.tmp", "data")
+    return None
+
+
+def straight_to_its_name(disk, fetch):
+    if not disk.has("data"):
+        try:
+            fetch("data")
+        except OSError as error:
+            return str(error)
+    return None
+
+
+def at_every_start(disk, fetch):
+    try:
+        fetch("part")
+        disk.rename("part", "data")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def trusts_what_is_left_over(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        if not disk.has("part"):
+            fetch("part")
+        disk.rename("part", "data")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def raises(disk, fetch):
+    if not disk.has("data"):
+        fetch("part")
+        disk.rename("part", "data")
+
+
+def keeps_the_error_to_itself(disk, fetch):
+    if not disk.has("data"):
+        with suppress(OSError):
+            fetch("part")
+            disk.rename("part", "data")
+
+
+def renames_what_failed(disk, fetch):
+    if disk.has("data"):
+        return None
+    trouble = None
+    try:
+        fetch("part")
+    except OSError as error:
+        trouble = str(error)
+    disk.rename("part", "data")
+    return trouble
+
+
+def never_renames(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        fetch("part")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+WRONG_FETCHES = [
+    straight_to_its_name, at_every_start, trusts_what_is_left_over, raises,
+    keeps_the_error_to_itself, renames_what_failed, never_renames,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", WRONG_FETCHES)
+def test_a_wrong_fetch_is_rejected(answer):
+    outcome = check(fetching(answer), **fetch_judged)
+    assert outcome.state == "wrong", outcome
+    assert outcome.message
+
+
+@pytest.mark.parametrize("answer", [fetched_under_another_name, with_else, under_a_name_of_its_own])
+def test_a_right_fetch_passes(answer):
+    assert check(fetching(answer), **fetch_judged).require()
+
+
+def test_an_unwritten_fetch_is_not_attempted(lesson):
+    assert check(fetching(lesson["fetch_once"]), **fetch_judged).state == "not attempted"
+
+
+def test_what_was_fetched_is_not_fetched_again_and_what_was_interrupted_is(lesson, tmp_path):
     def fetch(path):
         with (tmp_path / "fetched").open("a") as log:
             log.write("once\n")
         path.write_text("sample\n" * 100)
 
+    failed = launch(lesson["fetch_on_each_node"], tmp_path, chapter_07.no_server, backend="gloo")
+    assert list(failed) == [["rank 0: the server is down"]] * 2
     for _ in range(2):
-        told = launch(lesson["fetch_once_per_node"], tmp_path, fetch, backend="gloo")
-        assert list(told) == [True, True]
+        complete = launch(lesson["fetch_on_each_node"], tmp_path, fetch, backend="gloo")
+        assert list(complete) == [True, True]
     assert (tmp_path / "fetched").read_text() == "once\n"
+
+
+def test_a_group_with_too_little_patience_gives_up_during_a_download(lesson, tmp_path):
+    assert launch(lesson["impatient"], tmp_path, backend="gloo")[1] == "gave up"

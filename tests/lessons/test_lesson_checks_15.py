@@ -10,12 +10,14 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+from course_lessons import chapter_15
+from course_lessons.chapter_15 import clip_judged, in_ddp, in_numbers, noise_judged
 from course_utils import check, launch
 
 LESSON = labs.ROOT / "source/lessons/15_numerics.py"
-WANTED = "import functools", "def clipped(", "clip_judged =", "def clipped_once"
+WANTED = "import warnings", "def noise_and_signal", "def clipped(", "def average_of_copies"
 WANTED = (*WANTED, "class SumOverRanks", "class SyncedNorm", "def gradient_through")
-WANTED = (*WANTED, "def average_of_copies")
+WANTED = (*WANTED, "def one_after_the_other", "def noise_at", "def accumulate")
 pytestmark = pytest.mark.slow
 
 
@@ -149,31 +151,130 @@ WRONG_CLIPS = [
 
 
 @pytest.mark.parametrize("answer", WRONG_CLIPS)
-def test_a_wrong_place_to_clip_is_rejected(lesson, answer):
-    outcome = check(lesson["in_ddp"](answer), **lesson["clip_judged"])
+def test_a_wrong_place_to_clip_is_rejected(answer):
+    outcome = check(in_ddp(answer), **clip_judged)
     assert outcome.state == "wrong", outcome
     assert outcome.message
 
 
-def test_a_missing_return_is_told_as_none_beside_arguments_in_a_few_words(lesson):
+def test_a_missing_return_is_told_as_none_beside_arguments_in_a_few_words():
     def no_return(model, pieces, limit):
         accumulate(model, pieces)
         clip_grad_norm_(model.parameters(), limit)
 
-    outcome = check(lesson["in_ddp"](no_return), **lesson["clip_judged"])
+    outcome = check(in_ddp(no_return), **clip_judged)
     assert "got None" in outcome.message
     assert {row.given for row in outcome.rows} == {"1 piece, limit 0.1"}
 
 
 @pytest.mark.parametrize("answer", [by_hand, all_pieces_at_once, averaged_by_hand, sent_each_time])
-def test_another_right_place_to_clip_passes(lesson, answer):
-    assert check(lesson["in_ddp"](answer), **lesson["clip_judged"]).require()
+def test_another_right_place_to_clip_passes(answer):
+    assert check(in_ddp(answer), **clip_judged).require()
 
 
-def test_the_finished_form_passes_and_the_stub_is_not_attempted(lesson):
-    assert check(lesson["in_ddp"](lesson["clipped_once"]), **lesson["clip_judged"]).require()
-    stub = check(lesson["in_ddp"](lesson["clipped"]), **lesson["clip_judged"])
+def test_the_stubs_are_not_attempted(lesson):
+    assert check(in_ddp(lesson["clipped"]), **clip_judged).state == "not attempted"
+    stub = check(in_numbers(lesson["noise_and_signal"]), **noise_judged)
     assert stub.state == "not attempted"
+
+
+def squared_norms(gradient):
+    """The ranks' average of the squared norms, and that of the average."""
+    small = (gradient**2).sum()
+    dist.all_reduce(small)
+    average = gradient.clone()
+    dist.all_reduce(average)
+    world_size = dist.get_world_size()
+    return small / world_size, ((average / world_size) ** 2).sum()
+
+
+def in_fewer_terms(gradient, local_batch):
+    small, big = squared_norms(gradient)
+    ranks = dist.get_world_size()
+    return local_batch * ranks * (small - big) / (ranks - 1), (ranks * big - small) / (ranks - 1)
+
+
+def from_gathered(gradient, local_batch):
+    every = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, gradient)
+    rows = torch.stack(every)
+    variance = local_batch * rows.var(dim=0).sum()  # of a mean over the local batch, times it
+    squared_norm = (rows.mean(dim=0) ** 2).sum() - variance / local_batch / len(rows)
+    return variance.item(), squared_norm.item()
+
+
+def of_its_own_norm(gradient, local_batch):
+    _, big = squared_norms(gradient)
+    few, many = local_batch, local_batch * dist.get_world_size()
+    small = (gradient**2).sum()
+    return (small - big) / (1 / few - 1 / many), (many * big - few * small) / (many - few)
+
+
+def biased(gradient, local_batch):
+    small, big = squared_norms(gradient)
+    return local_batch * (small - big), big
+
+
+def sum_instead_of_average(gradient, local_batch):
+    ranks = dist.get_world_size()
+    small, big = squared_norms(gradient)
+    few, many, big = local_batch, local_batch * ranks, ranks**2 * big
+    return (small - big) / (1 / few - 1 / many), (many * big - few * small) / (many - few)
+
+
+def norms_not_squared(gradient, local_batch):
+    small, big = (number.sqrt() for number in squared_norms(gradient))
+    few, many = local_batch, local_batch * dist.get_world_size()
+    return (small - big) / (1 / few - 1 / many), (many * big - few * small) / (many - few)
+
+
+def the_two_exchanged(gradient, local_batch):
+    return in_fewer_terms(gradient, local_batch)[::-1]
+
+
+def forgets_the_local_batch(gradient, local_batch):
+    return in_fewer_terms(gradient, 1)
+
+
+def already_divided(gradient, local_batch):
+    variance, squared_norm = in_fewer_terms(gradient, local_batch)
+    return variance / squared_norm, squared_norm
+
+
+WRONG_NOISE = [
+    of_its_own_norm, biased, sum_instead_of_average, norms_not_squared, the_two_exchanged,
+    forgets_the_local_batch, already_divided,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", WRONG_NOISE)
+def test_a_wrong_noise_scale_is_rejected(answer):
+    outcome = check(in_numbers(answer), **noise_judged)
+    assert outcome.state == "wrong", outcome
+    assert outcome.message
+
+
+@pytest.mark.parametrize("answer", [in_fewer_terms, from_gathered, chapter_15.two_batches])
+def test_a_right_noise_scale_passes(answer):
+    assert check(in_numbers(answer), **noise_judged).require()
+
+
+def test_two_batches_find_the_noise_scale_of_all_samples_within_a_half(lesson):
+    exact, estimated = launch(lesson["noise_at"], 40, world_size=4, backend="gloo")[0]
+    assert estimated == pytest.approx(exact, rel=0.5)
+
+
+def test_ones_in_bfloat16_stop_at_256_one_after_the_other_and_not_in_pairs(lesson):
+    assert lesson["one_after_the_other"](1024) == 256
+    assert lesson["in_pairs"](1024) == 1024
+
+
+def test_buffers_travel_in_the_first_forward_of_an_accumulation_alone(lesson):
+    trace = launch(lesson["accumulate"], backend="gloo", trace=True).trace
+    kinds = [event.kind for event in trace.of_rank(0)]
+    first, *others = " ".join(kinds[kinds.index("barrier") + 1 :]).split("barrier")
+    assert "broadcast" in first
+    assert not any("broadcast" in part for part in others)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
@@ -207,12 +308,10 @@ def test_an_average_of_copies_is_the_number_on_two_and_on_four_ranks(lesson, wor
 
 def test_backward_through_a_plain_all_reduce_is_wrong_and_only_warns(lesson):
     def gradients():
-        return [
-            lesson["gradient_through"](add_up)
-            for add_up in (lesson["SumOverRanks"].apply, lesson["total_in_place"])
-        ]
+        ways = lesson["SumOverRanks"].apply, lesson["functional_total"], lesson["total_in_place"]
+        return [lesson["gradient_through"](add_up) for add_up in ways]
 
-    for right, wrong in launch(gradients, backend="gloo"):
-        assert right == (8.0, [])
-        assert wrong[0] == 4.0
-        assert "autograd kernel was not registered" in wrong[1][0]
+    for by_hand, functional, plain in launch(gradients, backend="gloo"):
+        assert by_hand == functional == (8.0, [])
+        assert plain[0] == 4.0
+        assert "autograd kernel was not registered" in plain[1][0]
