@@ -263,10 +263,14 @@ NOISE_CASES = {"batches of 1": 1, "batches of 8": 8, "batches of 64": 64}
 
 
 def _noise_spec(gradients: list[Tensor], local_batches: list[int]) -> list[tuple[float, float]]:
-    small = torch.stack([(gradient**2).sum() for gradient in gradients]).mean().item()
-    big = (torch.stack(gradients).mean(dim=0) ** 2).sum().item()
-    few, many = local_batches[0], len(gradients) * local_batches[0]
-    return [_from_norms(small, big, few, many)] * len(gradients)
+    rows = torch.stack(gradients)
+    small = (rows**2).sum(dim=1).mean().item()
+    average = rows.mean(dim=0)
+    big = (average**2).sum().item()
+    few = local_batches[0]
+    many = len(gradients) * few
+    both = _from_norms(small, big, few, many)
+    return [both] * len(gradients)
 
 
 def _noise_inputs(rank: int, world_size: int, case: str) -> tuple[Tensor, int]:
@@ -335,7 +339,8 @@ def _clip_inputs(rank: int, world_size: int, case: str) -> Step:
     count, limit = CLIP_CASES[case]
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     numbers = (1 + rank) * torch.randn(count, 3, 6, dtype=torch.float64)
-    return Step(model, [(piece[:, :4], piece[:, 4:]) for piece in numbers], limit)
+    pieces = [(piece[:, :4], piece[:, 4:]) for piece in numbers]
+    return Step(model, pieces, limit)
 
 
 clip_judged = {"spec": _clip_spec, "inputs": _clip_inputs, "cases": list(CLIP_CASES)}

@@ -102,7 +102,7 @@ NODES = {
     JUDGE: 9700,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 9400,  # pictures and judges of chapters 07 and 15, which their cells no longer hold
+    LESSONS: 9500,  # pictures and judges of chapters 07 and 15, which their cells no longer hold
     TOOLS: 50400,  # the buttons of a lab, what changed in an original, a count of all labs
 }
 
