@@ -383,7 +383,8 @@ def clipped_gradient(where, limit=0.5):
 shares = {}
 for where in ("before", "after"):
     gradient = launch(clipped_gradient, where, world_size=4, backend="gloo")[0]
-    shares[f"clipped {where} the average"] = (gradient - one_process).norm() / one_process.norm()
+    difference = (gradient - one_process).norm() / one_process.norm()
+    shares[f"clipped {where} the average"] = difference.item()
 text = "Only clipping after the average gives what one process has."
 show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 
