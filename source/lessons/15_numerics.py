@@ -63,8 +63,8 @@ def average_of_copies(numbers):
 numbers = torch.from_numpy(np.random.default_rng(0).standard_normal(100_000, dtype=np.float32))
 differing = {}
 for world_size in (2, 3, 4, 8):
-    options = {"world_size": world_size, "backend": "gloo"}
-    differing[world_size] = launch(average_of_copies, numbers, **options)[0]
+    counts = launch(average_of_copies, numbers, world_size=world_size, backend="gloo")
+    differing[world_size] = counts[0]
 exact_for.measured({ranks for ranks, count in differing.items() if count == 0})
 text = "Two and four ranks: none differs. Three and eight: many do."
 show(chapter_15.copies(differing, of=len(numbers)), text)
