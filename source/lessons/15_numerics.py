@@ -470,11 +470,11 @@ def total_in_place(local):
     return total
 
 
+# %%
 def functional_total(local):
     return functional_all_reduce(local, "sum", dist.group.WORLD)
 
 
-# %%
 def gradient_through(add_up):
     local = torch.ones(1, requires_grad=True)
     with warnings.catch_warnings(record=True) as caught:
