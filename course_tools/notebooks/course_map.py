@@ -38,7 +38,8 @@ flowchart TB
     end
     subgraph B[One model in many processes]
         direction LR
-        04[04 DDP] --> 05[05 from scratch] --> 06[06 costs] --> 07[07 data, numerics]
+        04[04 DDP] --> 05[05 from scratch] --> 06[06 costs] --> 07[07 data]
+        07 -.-> 15[15 numerics]
     end
     subgraph C[When it gets serious]
         direction LR
@@ -243,8 +244,8 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
         say(
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
-            "to\n14 are read after 06, with a GPU or without. Minutes are counted: words, lines "
-            "of code\nin sight, and predictions."
+            "to\n14 are read after 06, with a GPU or without, and 15 after 07. Minutes are "
+            "counted: words, lines of code\nin sight, and predictions."
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Lab 07 · Data, batches and numerics
 #
-# Five exercises on [chapter 07](../notebooks/07_data_batches_numerics.ipynb) and a bonus, 50 minutes without the bonus, on any computer. The chapter deals samples, adds up sums and counts, and
-# averages gradients. Here each of these meets a case in which its simple form fails: an epoch cut in two, a median, numbers far from zero, tokens in micro-batches, a run that goes on at any step.
+# Five exercises and a bonus, 50 minutes without the bonus, on any computer. Exercises 1, 2 and 5 go with [chapter 07](../notebooks/07_data_batches_numerics.ipynb), 3 and 4 with [chapter 15](../notebooks/15_numerics.ipynb).
+# The chapters deal samples, add up sums and counts, and average gradients. Here each of these meets a case in which its simple form fails: an epoch cut in two, a median, numbers far from zero, tokens in micro-batches, a run that goes on at any step.
 #
 # You write the body of a function. `check` runs it in real workers and compares what they return with a **specification**: one process that has the data of all ranks. The ranks' shares are hardly ever
 # equally large, and some rank may have nothing at all. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.

@@ -12,7 +12,7 @@
 #
 # **Hardware:** any computer with two cores; all ranks here use gloo on the CPU.
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb) and [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
-# **Next:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
+# **Next:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 # **Lab:** [06 · What communication costs](../exercises/06_what_communication_costs.ipynb).
 #
 # Six cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside the result. One cell asks you to **write**
@@ -883,6 +883,6 @@ predict()
 # Compare two of the six with your own guess. Rank 0 is not 400 µs late both ways: with the direct way it is 240, because it works while it waits. And 64 times as many ranks do not need
 # 64 times the batch: ResNet-50 needs about five times.
 #
-# **Next:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
+# **Next:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 #
 # *More sources.* R. Hockney, The communication challenge for MPP, Parallel Computing 20, 1994. Z. Hu and others, [Demystifying NCCL](https://arxiv.org/abs/2507.04786), 2025, on protocols and algorithms.

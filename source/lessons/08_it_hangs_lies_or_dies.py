@@ -11,7 +11,7 @@
 # 4. find the same failures in a plain `torchrun` training, with logs, stacks, the flight recorder and the debug level, knowing to what each is deaf.
 #
 # **Hardware:** two cores, Linux for the part on memory; all ranks use gloo on the CPU.
-# **Before:** [07 · Data, batches and numerics](07_data_batches_numerics.ipynb).
+# **Before:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 # **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [08 · It hangs, lies or dies](../exercises/08_it_hangs_lies_or_dies.ipynb).
 #

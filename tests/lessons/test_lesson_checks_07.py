@@ -1,24 +1,20 @@
-"""What a learner writes in chapter 07, what its checks reject, and the norm that it compares."""
+"""What a learner writes in chapter 07, what its checks reject, and who fetches a file."""
 
-from contextlib import nullcontext
+from contextlib import suppress
 from itertools import islice
 
 import labs
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import mse_loss
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import IterableDataset, get_worker_info
 
+from course_lessons import chapter_07
+from course_lessons.chapter_07 import fetch_judged, fetching, stream_judged, streaming
 from course_utils import check, launch
 
 LESSON = labs.ROOT / "source/lessons/07_data_batches_numerics.py"
-WANTED = "import functools", "class Stream(", "class MyStream", "stream_judged =", "class Shard("
-WANTED = (*WANTED, "def clipped(", "clip_judged =", "def clipped_once")
-WANTED = (*WANTED, "class SumOverRanks", "class SyncedNorm", "def gradient_through")
-WANTED = (*WANTED, "def own_path", "def fetch_once_per_node", "def average_of_copies")
+WANTED = "import random", "class Stream(", "class MyStream", "def fetch_once"
+WANTED = (*WANTED, "def fetch_on_each_node", "def impatient")
 pytestmark = pytest.mark.slow
 
 
@@ -157,220 +153,181 @@ WRONG_STREAMS = [
 
 
 @pytest.mark.parametrize("kind", WRONG_STREAMS)
-def test_a_wrong_stream_is_rejected(lesson, kind):
-    outcome = check(lesson["streaming"](kind), **lesson["stream_judged"])
+def test_a_wrong_stream_is_rejected(kind):
+    outcome = check(streaming(kind), **stream_judged)
     assert outcome.state == "wrong", outcome
     assert outcome.message
 
 
 @pytest.mark.parametrize("kind", [CountsTheReaders, ByModulo, BySlices, BlockOfTheRank])
-def test_another_right_stream_passes(lesson, kind):
-    assert check(lesson["streaming"](kind), **lesson["stream_judged"]).require()
+def test_another_right_stream_passes(kind):
+    assert check(streaming(kind), **stream_judged).require()
 
 
-def accumulate(model, pieces, divide=True):
-    for number, (inputs, targets) in enumerate(pieces, 1):
-        with nullcontext() if number == len(pieces) else model.no_sync():
-            (mse_loss(model(inputs), targets) / (len(pieces) if divide else 1)).backward()
+class FinishedStream(Read):
+    """What the hints lead to."""
+
+    def __iter__(self):
+        mine, info = range(self.rank, self.length, self.world_size), get_worker_info()
+        return iter(mine[info.id :: info.num_workers] if info else mine)
 
 
-def each_piece(model, pieces, limit):
-    for number, (inputs, targets) in enumerate(pieces, 1):
-        with nullcontext() if number == len(pieces) else model.no_sync():
-            (mse_loss(model(inputs), targets) / len(pieces)).backward()
-        norm = clip_grad_norm_(model.parameters(), limit)
-    return norm
+def test_the_finished_stream_passes_and_the_stub_is_not_attempted(lesson):
+    assert check(streaming(FinishedStream), **stream_judged).require()
+    assert check(streaming(lesson["MyStream"]), **stream_judged).state == "not attempted"
 
 
-def average(model):
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+@pytest.mark.parametrize(
+    ("kind", "often"), [(FinishedStream, "[1]"), (EverybodyReadsAll, "[4]"), (ByRank, "[2]")]
+)
+def test_a_right_and_a_wrong_stream_are_drawn(kind, often, capsys):
+    chapter_07.draw_stream(kind)
+    assert f"A sample is read this often: {often}." in capsys.readouterr().out
 
 
-def each_rank(model, pieces, limit):
-    with model.no_sync():
-        for inputs, targets in pieces:
-            (mse_loss(model(inputs), targets) / len(pieces)).backward()
-    norm = clip_grad_norm_(model.parameters(), limit)
-    average(model)
-    return norm
+def test_a_stream_that_fails_is_no_picture_and_says_why(capsys):
+    class Fails(Read):
+        def __iter__(self):
+            raise ValueError("no such stride")
+
+    chapter_07.draw_stream(Fails)
+    assert "No picture yet: ValueError: no such stride" in capsys.readouterr().out
 
 
-def each_parameter(model, pieces, limit):
-    accumulate(model, pieces)
-    return max(clip_grad_norm_([parameter], limit) for parameter in model.parameters())
+def fetched_under_another_name(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        fetch("part")
+        disk.rename("part", "data")
+    except OSError as error:
+        return str(error)
+    return None
 
 
-def by_value(model, pieces, limit):
-    accumulate(model, pieces)
-    norm = clip_grad_norm_(model.parameters(), 1e9)
-    clip_grad_value_(model.parameters(), limit)
-    return norm
+def with_else(disk, fetch):
+    trouble = None
+    if not disk.has("data"):
+        try:
+            fetch("part")
+        except OSError as error:
+            trouble = f"could not fetch: {error}"
+        else:
+            disk.rename("part", "data")
+    return trouble
 
 
-def not_at_all(model, pieces, limit):
-    accumulate(model, pieces)
-    return clip_grad_norm_(model.parameters(), float("inf"))
+def under_a_name_of_its_own(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        fetch("data.tmp")
+    except Exception as error:
+        return repr(error)
+    disk.rename("data.tmp", "data")
+    return None
 
 
-def sum_of_the_pieces(model, pieces, limit):
-    accumulate(model, pieces, divide=False)
-    return clip_grad_norm_(model.parameters(), limit)
+def straight_to_its_name(disk, fetch):
+    if not disk.has("data"):
+        try:
+            fetch("data")
+        except OSError as error:
+            return str(error)
+    return None
 
 
-def norm_after_clipping(model, pieces, limit):
-    accumulate(model, pieces)
-    clip_grad_norm_(model.parameters(), limit)
-    return clip_grad_norm_(model.parameters(), limit)
+def at_every_start(disk, fetch):
+    try:
+        fetch("part")
+        disk.rename("part", "data")
+    except OSError as error:
+        return str(error)
+    return None
 
 
-def always_to_the_limit(model, pieces, limit):
-    accumulate(model, pieces)
-    norm = clip_grad_norm_(model.parameters(), float("inf"))
-    for parameter in model.parameters():
-        parameter.grad *= limit / norm
-    return norm
+def trusts_what_is_left_over(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        if not disk.has("part"):
+            fetch("part")
+        disk.rename("part", "data")
+    except OSError as error:
+        return str(error)
+    return None
 
 
-def the_last_piece_alone(model, pieces, limit):
-    for inputs, targets in pieces:
-        model.zero_grad()
-        mse_loss(model(inputs), targets).backward()
-    return clip_grad_norm_(model.parameters(), limit)
+def raises(disk, fetch):
+    if not disk.has("data"):
+        fetch("part")
+        disk.rename("part", "data")
 
 
-def a_sum_of_norms(model, pieces, limit):
-    accumulate(model, pieces)
-    norm = sum(parameter.grad.norm() for parameter in model.parameters())
-    for parameter in model.parameters():
-        parameter.grad *= min(1.0, limit / norm)
-    return norm
+def keeps_the_error_to_itself(disk, fetch):
+    if not disk.has("data"):
+        with suppress(OSError):
+            fetch("part")
+            disk.rename("part", "data")
 
 
-def divided_by_the_ranks_again(model, pieces, limit):
-    accumulate(model, pieces)
-    for parameter in model.parameters():
-        parameter.grad /= dist.get_world_size()
-    return clip_grad_norm_(model.parameters(), limit)
+def renames_what_failed(disk, fetch):
+    if disk.has("data"):
+        return None
+    trouble = None
+    try:
+        fetch("part")
+    except OSError as error:
+        trouble = str(error)
+    disk.rename("part", "data")
+    return trouble
 
 
-def by_hand(model, pieces, limit):
-    accumulate(model, pieces)
-    gradients = [parameter.grad for parameter in model.parameters()]
-    norm = sum((gradient**2).sum() for gradient in gradients) ** 0.5
-    for gradient in gradients:
-        gradient *= min(1.0, limit / norm)
-    return norm.item()
+def never_renames(disk, fetch):
+    if disk.has("data"):
+        return None
+    try:
+        fetch("part")
+    except OSError as error:
+        return str(error)
+    return None
 
 
-def all_pieces_at_once(model, pieces, limit):
-    inputs, targets = map(torch.cat, zip(*pieces, strict=True))
-    mse_loss(model(inputs), targets).backward()
-    return clip_grad_norm_(model.parameters(), limit)
-
-
-def averaged_by_hand(model, pieces, limit):
-    with model.no_sync():
-        sum(mse_loss(model(inputs), targets) for inputs, targets in pieces).backward()
-    for parameter in model.parameters():
-        parameter.grad /= len(pieces)
-    average(model)
-    return clip_grad_norm_(model.parameters(), limit)
-
-
-def sent_each_time(model, pieces, limit):
-    for inputs, targets in pieces:
-        (mse_loss(model(inputs), targets) / len(pieces)).backward()
-    return clip_grad_norm_(model.parameters(), limit)
-
-
-WRONG_CLIPS = [
-    each_piece, each_rank, each_parameter, by_value, not_at_all, sum_of_the_pieces,
-    norm_after_clipping, always_to_the_limit, the_last_piece_alone, a_sum_of_norms,
-    divided_by_the_ranks_again,
+WRONG_FETCHES = [
+    straight_to_its_name, at_every_start, trusts_what_is_left_over, raises,
+    keeps_the_error_to_itself, renames_what_failed, never_renames,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", WRONG_CLIPS)
-def test_a_wrong_place_to_clip_is_rejected(lesson, answer):
-    outcome = check(lesson["in_ddp"](answer), **lesson["clip_judged"])
+@pytest.mark.parametrize("answer", WRONG_FETCHES)
+def test_a_wrong_fetch_is_rejected(answer):
+    outcome = check(fetching(answer), **fetch_judged)
     assert outcome.state == "wrong", outcome
     assert outcome.message
 
 
-def test_a_missing_return_is_told_as_none_beside_arguments_in_a_few_words(lesson):
-    def no_return(model, pieces, limit):
-        accumulate(model, pieces)
-        clip_grad_norm_(model.parameters(), limit)
-
-    outcome = check(lesson["in_ddp"](no_return), **lesson["clip_judged"])
-    assert "got None" in outcome.message
-    assert {row.given for row in outcome.rows} == {"1 piece, limit 0.1"}
+@pytest.mark.parametrize("answer", [fetched_under_another_name, with_else, under_a_name_of_its_own])
+def test_a_right_fetch_passes(answer):
+    assert check(fetching(answer), **fetch_judged).require()
 
 
-@pytest.mark.parametrize("answer", [by_hand, all_pieces_at_once, averaged_by_hand, sent_each_time])
-def test_another_right_place_to_clip_passes(lesson, answer):
-    assert check(lesson["in_ddp"](answer), **lesson["clip_judged"]).require()
+def test_an_unwritten_fetch_is_not_attempted(lesson):
+    assert check(fetching(lesson["fetch_once"]), **fetch_judged).state == "not attempted"
 
 
-def test_the_finished_forms_pass_and_stubs_are_not_attempted(lesson):
-    stream, clip = lesson["streaming"], lesson["in_ddp"]
-    assert check(stream(lesson["Shard"]), **lesson["stream_judged"]).require()
-    assert check(clip(lesson["clipped_once"]), **lesson["clip_judged"]).require()
-    stub = check(stream(lesson["MyStream"]), **lesson["stream_judged"])
-    assert stub.state == "not attempted"
-    assert check(clip(lesson["clipped"]), **lesson["clip_judged"]).state == "not attempted"
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_the_synced_norm_is_that_of_one_process_on_batches_of_unequal_size(lesson, offset):
-    samples = offset + torch.randn(11, 3, generator=torch.Generator().manual_seed(0))
-
-    def on_ranks(norm, cuts):
-        mine = samples[cuts[dist.get_rank()] : cuts[dist.get_rank() + 1]].clone()
-        layer = norm(3)
-        normed = layer(mine.requires_grad_())
-        (normed**3).sum().backward()
-        statistics = [layer.running_mean, layer.running_var]
-        return normed.detach(), mine.grad, layer.eval()(mine).detach(), *statistics
-
-    alone = launch(on_ranks, nn.BatchNorm1d, [0, 11], world_size=1, backend="gloo")[0]
-    ranks = launch(on_ranks, lesson["SyncedNorm"], [0, 1, 4, 11], world_size=3, backend="gloo")
-    close = {"rtol": 1e-3, "atol": 1e-3 if not offset else 5e-3}
-    for number, wanted in enumerate(alone):
-        got = [own[number] for own in ranks]
-        got = torch.cat(got) if number < 3 else got[1]
-        torch.testing.assert_close(got, wanted, **close)
-
-
-def test_what_was_fetched_is_not_fetched_again_at_the_next_start(lesson, tmp_path):
+def test_what_was_fetched_is_not_fetched_again_and_what_was_interrupted_is(lesson, tmp_path):
     def fetch(path):
         with (tmp_path / "fetched").open("a") as log:
             log.write("once\n")
         path.write_text("sample\n" * 100)
 
+    failed = launch(lesson["fetch_on_each_node"], tmp_path, chapter_07.no_server, backend="gloo")
+    assert list(failed) == [["rank 0: the server is down"]] * 2
     for _ in range(2):
-        told = launch(lesson["fetch_once_per_node"], tmp_path, fetch, backend="gloo")
-        assert list(told) == [True, True]
+        complete = launch(lesson["fetch_on_each_node"], tmp_path, fetch, backend="gloo")
+        assert list(complete) == [True, True]
     assert (tmp_path / "fetched").read_text() == "once\n"
 
 
-@pytest.mark.parametrize(("world_size", "exact"), [(2, True), (3, False), (4, True), (8, False)])
-def test_an_average_of_copies_is_the_number_on_two_and_on_four_ranks(lesson, world_size, exact):
-    numbers = torch.randn(10_000)
-    options = {"world_size": world_size, "backend": "gloo"}
-    differing = launch(lesson["average_of_copies"], numbers, **options)[0]
-    assert (differing == 0) is exact
-
-
-def test_backward_through_a_plain_all_reduce_is_wrong_and_only_warns(lesson):
-    def gradients():
-        return [
-            lesson["gradient_through"](add_up)
-            for add_up in (lesson["SumOverRanks"].apply, lesson["total_in_place"])
-        ]
-
-    for right, wrong in launch(gradients, backend="gloo"):
-        assert right == (8.0, [])
-        assert wrong[0] == 4.0
-        assert "autograd kernel was not registered" in wrong[1][0]
+def test_a_group_with_too_little_patience_gives_up_during_a_download(lesson, tmp_path):
+    assert launch(lesson["impatient"], tmp_path, backend="gloo")[1] == "gave up"

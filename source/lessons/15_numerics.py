@@ -1,0 +1,591 @@
+# %% [markdown]
+# # 15 · The numbers of many ranks
+#
+# **The numbers of many ranks aren't quite those of one process: is the difference rounding or a bug?**
+#
+# In 75 minutes you will be able to tell rounding from a bug, choose a global batch, and clip, average and normalise as one process would.
+#
+# **Hardware:** any computer; all ranks here use gloo on the CPU, so that you can compare every digit.
+# **Before:** [07 · Data and batches](07_data_batches_numerics.ipynb).
+# **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb).
+# **Lab:** exercises 3 and 4 of [lab 07](../exercises/07_data_batches_numerics.ipynb).
+
+# %% jupyter={"source_hidden": true}
+import warnings
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_reduce as functional_all_reduce
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from course_lessons import chapter_15
+from course_lessons.chapter_15 import (
+    answers,
+    clip_judged,
+    in_ddp,
+    in_numbers,
+    loss_of,
+    make_model,
+    noise_judged,
+    small_gpt,
+    update,
+    windows,
+)
+from course_utils import check, digits, launch, predict, show
+
+training = digits(train=True)
+
+# %% [markdown]
+# ## 1 · The average of copies
+#
+# Every rank holds the same 100,000 numbers, divides them by the number of ranks, and adds them up with the others. Dividing by a power of two doesn't round.
+#
+# **Predict.** For which of 2, 3, 4 and 8 ranks is every average equal, bit for bit, to its number? Answer with a set.
+
+# %%
+exact_for = predict("ranks whose averages of copies are all exact", ...)
+
+
+def average_of_copies(numbers):
+    average = numbers / dist.get_world_size()
+    dist.all_reduce(average)
+    return int((average != numbers).sum())
+
+
+# %%
+numbers = torch.from_numpy(np.random.default_rng(0).standard_normal(100_000, dtype=np.float32))
+differing = {}
+for world_size in (2, 3, 4, 8):
+    counts = launch(average_of_copies, numbers, world_size=world_size, backend="gloo")
+    differing[world_size] = counts[0]
+exact_for.measured({ranks for ranks, count in differing.items() if count == 0})
+text = "Two and four ranks: none differs. Three and eight: many do."
+show(chapter_15.copies(differing, of=len(numbers)), text)
+
+# %% [markdown]
+# Eight ranks aren't exact, although eight is a power of two: what rounds is the adding, of the third, fifth or seventh copy. So order matters. Below, `all_reduce` is compared with a plain loop. Then `ring_orders` cuts the tensor into quarters, and looks for an order that gives all bits of each.
+
+
+# %%
+def add(dtype):
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    brought = (1000 * torch.rand(4000, generator=generator, dtype=torch.float64)).to(dtype)
+    total = brought.clone()
+    dist.all_reduce(total)
+    return brought, total
+
+
+for dtype in (torch.int64, torch.float32, torch.float64):
+    brought, totals = zip(*launch(add, dtype, world_size=4, backend="gloo"))
+    assert all(torch.equal(total, totals[0]) for total in totals)  # bits agree on all ranks
+    differ = (totals[0] != sum(brought)).sum().item()
+    print(f"{dtype!s:14} {differ} of 4000 differ from the loop")
+
+# %%
+brought, totals = zip(*launch(add, torch.float32, world_size=4, backend="gloo"))
+orders = chapter_15.ring_orders(brought, totals[0])
+show(chapter_15.ring(orders), f"The orders that give every bit: {orders}.")
+
+# %% [markdown]
+# That's a **ring**: a different algorithm or number of ranks changes the order, and with it last bits.
+#
+# ## 2 · A test that tells them apart
+#
+# A small GPT trains for 40 steps. We compare three runs with one process: two ranks; two ranks with half the loss, a bug; and a **control**, one process with batches reversed.
+#
+# **Predict.** How many of the three differences shrink a thousandfold from float32 to float64?
+
+# %%
+shrinking = predict("differences that shrink in float64, of three", ...)
+
+
+def long_run(dtype, order=tuple(range(8)), factor=1.0):
+    model = DistributedDataParallel(small_gpt(dtype))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)  # in fewer calls
+    torch.manual_seed(1)
+    shard, weights = list(order[dist.get_rank() :: dist.get_world_size()]), []
+    for step in range(1, 41):
+        inputs, targets = windows(8)
+        update(optimizer, factor * loss_of(model, inputs[shard], targets[shard]))
+        if step % 4 == 0:
+            weights.append(parameters_to_vector(model.parameters()).detach())
+    return torch.stack(weights)
+
+
+# %%
+runs = {"2 ranks": (2,), "control: 1 process, reversed": (1, tuple(reversed(range(8))))}
+runs |= {"bug: 2 ranks, factor forgotten": (2, tuple(range(8)), 0.5)}
+apart = {}
+for dtype in (torch.float32, torch.float64):
+    (reference,) = launch(long_run, dtype, world_size=1, backend="gloo")
+    for name, (world_size, *settings) in runs.items():
+        weights = launch(long_run, dtype, *settings, world_size=world_size, backend="gloo")[0]
+        apart[name, dtype] = (weights - reference).abs().amax(dim=1)
+
+last = {kind: steps[-1].item() for kind, steps in apart.items()}
+small = [1000 * last[name, torch.float64] < last[name, torch.float32] for name in runs]
+shrinking.measured(sum(small))
+text = "Left, in float32, the three lines meet. Right, in float64, rounding ends below 1e-9"
+show(chapter_15.apart(apart), f"{text}, the bug above 1e-4.")
+
+# %% [markdown]
+# In float32 nobody can tell them apart; in float64 **the bug stays**. That is the test to keep: *compare in float64, beside a control*.
+#
+# ## 3 · Sums in bfloat16
+#
+# A float32 has 24 significant bits, a bfloat16 has 8.
+#
+# **Predict.** Eight ranks add random numbers. By which factor is the error larger in bfloat16? Answer with a power of two, such as `2**4`.
+
+# %%
+ratio = predict("bfloat16's error is float32's times", ...)
+
+
+def error_of_sum(dtype):
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    brought = torch.randn(4000, generator=generator, dtype=torch.float64)
+    exact = brought.clone()
+    dist.all_reduce(exact)
+    total = brought.to(dtype)
+    dist.all_reduce(total)
+    return ((total.double() - exact).norm() / exact.norm()).item()
+
+
+# %%
+errors = {"bfloat16": {}, "float32": {}}
+for world_size in (2, 4, 8, 16):
+    for name, by_ranks in errors.items():
+        dtype = getattr(torch, name)
+        by_ranks[world_size] = launch(error_of_sum, dtype, world_size=world_size, backend="gloo")[0]
+ratio.measured(errors["bfloat16"][8] / errors["float32"][8], within=0.5, about=True)
+text = "Both errors grow slowly with the number of ranks; bfloat16's is the larger by 2 to the 16."
+show(chapter_15.errors_by_ranks(errors), text)
+
+# %% [markdown]
+# Sixteen bits fewer are a factor of 2¹⁶. Here errors of both signs cancel in part. What if they can't? In a *model* without processes, each of *n* ranks brings a 1, added one after the other or in pairs.
+
+
+# %%
+def one_after_the_other(ranks):
+    total = torch.zeros((), dtype=torch.bfloat16)
+    for _ in range(ranks):
+        total += 1
+    return int(total)
+
+
+def in_pairs(ranks):
+    parts = torch.ones(ranks, dtype=torch.bfloat16)
+    while len(parts) > 1:
+        parts = parts[::2] + parts[1::2]
+    return int(parts)
+
+
+# %%
+counts = [64, 128, 256, 512, 1024]
+totals = {"one after the other": [one_after_the_other(ranks) for ranks in counts]}
+totals["in pairs"] = [in_pairs(ranks) for ranks in counts]
+print(totals)
+show(
+    chapter_15.ones(totals, counts),
+    "One after the other, the total stops at 256; in pairs it doesn't.",
+)
+
+# %% [markdown]
+# At 256, a 1 is rounded away. A ring adds one after the other, so with many ranks add in float32, or in pairs.
+#
+# ## 4 · More ranks, a different learning rate?
+#
+# "Multiply the learning rate by the number of GPUs" is common advice. Whether it's right depends on what stays the same. We train on 1,280 digits.
+
+
+# %%
+def train(global_batch, learning_rate, criterion=cross_entropy):
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    part = Subset(training, range(1280))
+    sampler = DistributedSampler(part)
+    loader = DataLoader(part, global_batch // dist.get_world_size(), sampler=sampler)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            update(optimizer, criterion(model(images), labels))
+    return parameters_to_vector(model.parameters()).detach()
+
+
+# %% [markdown]
+# In all five runs the **global batch** stays 64. The reference is one rank with the mean loss and a rate of 0.05. **Predict.** Which of the five end with the reference's weights? Answer with a set.
+
+# %%
+same_runs = predict("runs that end with the weights of one rank", ...)
+total = partial(cross_entropy, reduction="sum")
+
+
+def total_times_ranks(output, labels):
+    return dist.get_world_size() * total(output, labels)
+
+
+runs = {
+    "1: 2 ranks, rate 0.05": (2, 64, 0.05),
+    "2: 4 ranks, rate 0.05": (4, 64, 0.05),
+    "3: 4 ranks, rate 0.05 × 4": (4, 64, 0.2),
+    "4: 4 ranks, sum loss, rate 0.05 / 64": (4, 64, 0.05 / 64, total),
+    "5: 4 ranks, sum loss × 4, rate 0.05 / 64": (4, 64, 0.05 / 64, total_times_ranks),
+}
+
+# %%
+(reference,) = launch(train, 64, 0.05, world_size=1, backend="gloo")
+same = set()
+for name, (world_size, *settings) in runs.items():
+    weights = launch(train, *settings, world_size=world_size, backend="gloo")[0]
+    difference = (weights - reference).abs().max().item()
+    print(f"{name:42}", "differs by rounding" if difference < 1e-6 else f"by {difference:.2f}")
+    if difference < 1e-6:
+        same.add(int(name[0]))
+same_runs.measured(same)
+
+# %% [markdown]
+# With the same global batch and a **mean** loss nothing needs changing. With a **sum** loss, DDP's division by four is one too many. Now the *local* batch stays 64, so four ranks take 256 digits per step. [Goyal and others (2017)](https://arxiv.org/abs/1706.02677) multiply SGD's rate by the factor of the batch.
+
+
+# %%
+def scaled(batch, rate, samples=8192):
+    """Train on a number of samples, in batches of any size; return the training loss at the end."""
+    model = make_model(seed=dist.get_rank())  # each of three ranks trains alone
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for _ in range(samples // batch):
+        drawn = torch.randint(len(training), (batch,))
+        update(optimizer, cross_entropy(model(training.data[drawn]), training.targets[drawn]))
+    return cross_entropy(model(training.data), training.targets).item()
+
+
+# %%
+ends = {0.05: {}, 0.2: {}}
+trials = {"64": (64, 1), "256": (256, 1), "256, rate × 4": (256, 4)}
+for rate, losses in ends.items():
+    for name, (batch, factor) in trials.items():
+        losses[name] = launch(scaled, batch, rate * factor, world_size=3, backend="gloo")
+assert min(ends[0.05]["256"]) > max(ends[0.05]["256, rate × 4"])
+assert max(ends[0.2]["256"]) < min(ends[0.2]["256, rate × 4"])
+text = "Circles are three seeds. Rate × 4 helps on the left and ruins training on the right."
+show(chapter_15.batches(ends), text)
+
+# %% [markdown]
+# So the rule is one to try, over several seeds, and no law. And an optimiser may hide a wrong factor: AdamW divides each gradient by its own running size ([Kingma and Ba, 2015](https://arxiv.org/abs/1412.6980)). Here the loss of the GPT is four times too small, for 30 steps in float64.
+
+
+# %%
+sgd, adamw = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.AdamW, lr=3e-3)
+changes = {}
+for name, settings in {"SGD": (sgd,), "AdamW": (adamw,), "AdamW, clipped": (adamw, 0.5)}.items():
+    kind, *limit = settings
+    (whole,) = launch(chapter_15.train_gpt, kind, 1.0, *limit, world_size=1, backend="gloo")
+    (quarter,) = launch(chapter_15.train_gpt, kind, 0.25, *limit, world_size=1, backend="gloo")
+    changes[name] = ((whole - quarter).norm() / whole.norm()).item()
+    print(f"{name:15} {100 * changes[name]:.1f} %")
+text = "A factor of 1/4 moves SGD and AdamW with clipping, and hardly AdamW alone."
+show(chapter_15.off_one_process(changes, "change of the path, in percent"), text)
+
+# %% [markdown]
+# AdamW swallows the bug until something looks at the **size** of the gradient, as clipping does.
+#
+# ## 5 · How large a batch pays?
+#
+# As long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient, by |G|², the squared norm of the true one: the **noise scale**, in samples.
+
+# %% [markdown]
+# ### Write it
+#
+# *About 8 minutes.* With *b* samples, the squared norm of a gradient is on average |G|² + S/*b*. A rank has *b* = `local_batch` samples, and the average over all *n* ranks has *n* · *b*. Measure both (the first as the ranks' average), and solve for S and |G|².
+
+
+# %%
+def noise_and_signal(gradient, local_batch):
+    """Return S and |G|². `gradient` is this rank's, of shape (numbers,); not to be changed."""
+    raise NotImplementedError("about 9 lines")
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Two equations, two unknowns: how much smaller is the squared norm of the average?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# small = |G|² + S/b and big = |G|² + S/(nb). Subtract one from the other.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>S = (small - big) / (1 / b - 1 / (n * b))</code> and <code>(n * b * big - b * small) / (n * b - b)</code>.
+# </details>
+
+# %%
+check(in_numbers(noise_and_signal), **noise_judged)
+
+# %% [markdown]
+# Now on the network, in float64, as it trains. At some steps we estimate from 100 gradients of four ranks, 16 digits each. The control takes the gradient of every single digit.
+
+
+# %%
+def noise_at(steps, estimate=chapter_15.two_batches, local_batch=16):
+    model = make_model().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = training.data.double(), training.targets
+    for _ in range(steps):  # the same on all ranks
+        drawn = torch.randint(len(training), (64,))
+        update(optimizer, cross_entropy(model(images[drawn]), labels[drawn]))
+    gradients = chapter_15.sample_gradients(model, images, labels)
+    torch.manual_seed(1000 + dist.get_rank())
+    sums = torch.zeros(2, dtype=torch.float64)
+    for _ in range(100):
+        drawn = torch.randint(len(training), (local_batch,))
+        sums += torch.tensor(estimate(gradients[drawn].mean(dim=0), local_batch))
+    return chapter_15.exact_noise_scale(gradients), (sums[0] / sums[1]).item()
+
+
+# %%
+exact, estimated = {}, {}
+for steps in (0, 40, 80, 120):
+    measured = launch(noise_at, steps, world_size=4, backend="gloo")[0]
+    exact[steps], estimated[steps] = measured
+    print(f"{steps:3} steps: all digits {exact[steps]:.0f}, two batches {estimated[steps]:.0f}")
+text = "The noise scale grows while the network trains; two batches find it, roughly."
+show(chapter_15.noise(exact, estimated), text)
+
+# %% [markdown]
+# No gradient of a single digit was needed: DDP has both batches anyway. The scale grows, so larger batches pay later in training.
+#
+# ## 6 · Clipping and tokens
+#
+# `clip_grad_norm_` shrinks all gradients if their **global norm** is above a limit. Either each rank clips its own gradient, or all clip the average.
+
+
+# %%
+def clipped_gradient(where, limit=0.5):
+    model = small_gpt(torch.float64)
+    torch.manual_seed(1)
+    shard = slice(dist.get_rank(), 16, dist.get_world_size())  # of the same 16 windows
+    loss_of(model, *(part[shard] for part in windows(16))).backward()
+    if where == "before":
+        clip_grad_norm_(model.parameters(), limit)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+    if where == "after":
+        clip_grad_norm_(model.parameters(), limit)
+    return parameters_to_vector(parameter.grad for parameter in model.parameters())
+
+
+# %%
+(one_process,) = launch(clipped_gradient, "after", world_size=1, backend="gloo")
+shares = {}
+for where in ("before", "after"):
+    gradient = launch(clipped_gradient, where, world_size=4, backend="gloo")[0]
+    difference = (gradient - one_process).norm() / one_process.norm()
+    shares[f"clipped {where} the average"] = difference.item()
+text = "Only clipping after the average gives what one process has."
+show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
+
+# %% [markdown]
+# ### Write it
+#
+# *About 6 minutes.* `model` is a DDP already; `pieces` are this rank's micro-batches of one step, `(inputs, targets)`, all of one size, equally many on all ranks. Leave in the gradients what one process would have from the mean of `mse_loss` over all pieces, clipped to `limit`. Return the norm before clipping.
+
+
+# %%
+def clipped(model, pieces, limit):
+    raise NotImplementedError("about 5 lines")
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# When is the gradient complete, over pieces and over ranks?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# A backward per piece, of its loss divided by the number of pieces. Clip once, at the end. The function that clips returns the norm.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>return clip_grad_norm_(model.parameters(), limit)</code>, after the loop.
+# </details>
+
+# %%
+check(in_ddp(clipped), **clip_judged)
+
+# %% [markdown]
+# A mean over tokens has the same trap. Answers in a chat have 5 tokens or 500; what isn't answer has the target −100, which `cross_entropy` ignores. Its mean is over the tokens **left in this batch**. Four ranks make four such means.
+
+
+# %%
+def mean_over_all(model, inputs, targets):
+    """A rank's share of the mean over the tokens of all ranks, which DDP is going to divide."""
+    count = (targets != -100).sum()
+    dist.all_reduce(count)
+    return dist.get_world_size() * loss_of(model, inputs, targets, reduction="sum") / count
+
+
+def gradient_of(loss):
+    model = DistributedDataParallel(small_gpt(torch.float64))
+    torch.manual_seed(1)
+    inputs, targets = answers(16)
+    shard = slice(dist.get_rank(), 16, dist.get_world_size())
+    loss(model, inputs[shard], targets[shard]).backward()
+    return parameters_to_vector(parameter.grad for parameter in model.parameters())
+
+
+# %%
+(one_process,) = launch(gradient_of, loss_of, world_size=1, backend="gloo")
+shares = {}
+for name, loss in {"mean of means": loss_of, "sum × 4 / all tokens": mean_over_all}.items():
+    gradient = launch(gradient_of, loss, world_size=4, backend="gloo")[0]
+    shares[name] = ((gradient - one_process).norm() / one_process.norm()).item()
+assert shares["mean of means"] > 0.01
+assert shares["sum × 4 / all tokens"] < 1e-12
+text = "The mean of means is off; sums, divided by the number of all tokens, are not."
+show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
+
+# %% [markdown]
+# In October 2024 this was found in many trainers ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging Face](https://huggingface.co/blog/gradient_accumulation)); see exercise 4 of the lab.
+#
+# ## 7 · A norm over all ranks
+#
+# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces; the gradient of 2(*a* + *b*)² is 4(*a* + *b*) = 8.
+
+
+# %%
+class SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, local):
+        total = local.clone()
+        dist.all_reduce(total)
+        return total
+
+    backward = forward  # every rank's loss depends on my number through the total
+
+
+def total_in_place(local):
+    total = local.clone()
+    dist.all_reduce(total)
+    return total
+
+
+# %%
+def functional_total(local):
+    return functional_all_reduce(local, "sum", dist.group.WORLD)
+
+
+def gradient_through(add_up):
+    local = torch.ones(1, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (add_up(local) ** 2).sum().backward()
+    return local.grad.item(), [str(each.message).split(". ")[0] for each in caught]
+
+
+for add_up in SumOverRanks.apply, total_in_place, functional_total:
+    print(*launch(gradient_through, add_up, backend="gloo")[0])
+
+# %% [markdown]
+# Through the plain `all_reduce` the gradient is silently wrong: only a warning says so. The functional one is right, but its module isn't public yet. Now the norm:
+
+
+# %%
+class SyncedNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        count = SumOverRanks.apply(torch.tensor(1.0 * len(x)))  # batches may differ in size
+        mean = SumOverRanks.apply(x.sum(dim=0)) / count
+        variance = SumOverRanks.apply(((x - mean) ** 2).sum(dim=0)) / count
+        unbiased = variance * count / (count - 1)  # what torch keeps for eval()
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(unbiased, self.momentum)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+# %%
+def normed_gradients(norm, sizes=(2, 8, 32, 128)):
+    gradients = []
+    for local_batch in sizes:
+        torch.manual_seed(0)
+        layers = nn.Linear(784, 32), norm(32), nn.ReLU(), nn.Linear(32, 10)
+        model = DistributedDataParallel(nn.Sequential(nn.Flatten(), *layers))
+        shard = slice(dist.get_rank(), 4 * local_batch, dist.get_world_size())
+        cross_entropy(model(training.data[shard]), training.targets[shard]).backward()
+        gradients.append(parameters_to_vector(p.grad for p in model.parameters()))
+    return torch.stack(gradients)
+
+
+# %%
+off = {}
+controls = {nn.BatchNorm1d: nn.BatchNorm1d, SyncedNorm: nn.BatchNorm1d, nn.LayerNorm: nn.LayerNorm}
+for norm, in_one_process in controls.items():
+    (whole,) = launch(normed_gradients, in_one_process, world_size=1, backend="gloo")
+    gradients = launch(normed_gradients, norm, world_size=4, backend="gloo")[0]
+    off[norm.__name__] = (gradients - whole).norm(dim=1) / whole.norm(dim=1)
+    print(f"{norm.__name__:11} 2 per rank: {100 * off[norm.__name__][0]:3.0f} % off")
+text = "BatchNorm's error falls with the local batch; SyncedNorm and LayerNorm leave rounding only."
+show(chapter_15.norms(off, (2, 8, 32, 128)), text)
+
+# %% [markdown]
+# Running statistics are **buffers**, which nothing averages. By default DDP copies rank 0's to all ranks; `forward_sync_buffers=False` turns that off.
+#
+# **Predict.** Whose come closest to one process's: with copying (1) rank 0's or (2) the average, without (3) rank 0's or (4) the average? Answer with a number.
+
+
+# %%
+closest = predict("closest to one process are", ...)
+
+
+def running_statistics(copied):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
+    model = DistributedDataParallel(network, forward_sync_buffers=copied)
+    for begin in range(0, 320, 32):
+        model(training.data[begin + rank : begin + 32 : world_size]).sum().backward()
+    return torch.stack([network[1].running_mean, network[1].running_var])
+
+
+# %%
+(of_one,) = launch(running_statistics, True, world_size=1, backend="gloo")
+distances = []
+for copied in (True, False):
+    ranks = torch.stack(launch(running_statistics, copied, world_size=4, backend="gloo"))
+    for statistics in (ranks[0], ranks.mean(dim=0)):
+        distances.append((statistics - of_one).abs().amax(dim=1).sum().item())
+closest.measured(1 + distances.index(min(distances)))
+
+# %% [markdown]
+# Copying throws away what three ranks had found. So **synchronise the norm**, or turn copying off and average the buffers before you save.
+#
+# When are buffers sent? Here's one step of three micro-batches, the first two under `no_sync`.
+
+
+# %%
+def accumulate():
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
+    model = DistributedDataParallel(network)
+    for part in range(3):
+        with nullcontext() if part == 2 else model.no_sync():
+            dist.barrier()  # marks the beginning of a micro-batch in the record
+            model(training.data[:4]).sum().backward()
+
+
+trace = launch(accumulate, backend="gloo", trace=True).trace
+kinds = [event.kind for event in trace.of_rank(0)]
+print(*kinds[kinds.index("barrier") :])
+
+# %% [markdown]
+# The broadcasts come in the first micro-batch, and in no other.
+#
+# ## What you know now
+
+# %%
+predict()
+
+# %% [markdown]
+# A difference that shrinks in float64, as its control does, is rounding. One that stays is a bug: a divisor, a clip, a mean of means, a norm of a quarter of the batch.
+#
+# **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb).
