@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lessons import chapter_05
 from course_lessons.chapter_05 import (
     Buckets,
     Equal,
@@ -56,13 +57,10 @@ from course_lessons.chapter_05 import (
     order_judged,
     overlap_judged,
     plain,
-    recorded_all,
-    replayed,
     same_network,
     silence_judged,
     start_judged,
     starting,
-    step_ms,
     trained,
     unaided,
     weights,
@@ -452,10 +450,13 @@ draw(forms, "Overlapped begins to send after 2.5 ms, and its port never rests un
 sizes_mb = [1e-6, 1, 2, 4, 6, 16]  # the first is less than any tensor has
 print("bucket     alone", *(f"{size:5} MB" for size in sizes_mb[1:]))
 sized = [functools.partial(Overlapped, limit_bytes=int(mb * 2**20)) for mb in sizes_mb]
-runs = recorded_all(*sized)
+runs = chapter_05.recorded_all(*sized)
 for latency_us in (30, 300):
     slower = replace(network, latency_us=latency_us)
-    replayed_ms = [step_ms(replayed(*run, 0.2 / 1000, slower)[0]) for run in runs]
+    replayed_ms = []
+    for run in runs:
+        replay, _ = chapter_05.replayed(*run, 0.2 / 1000, slower)
+        replayed_ms.append(chapter_05.step_ms(replay))
     print(f"{latency_us:4} µs", *(f"{ms:5.1f} ms" for ms in replayed_ms))
 
 # %% [markdown]
