@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 06 · What communication costs
 #
-# Four exercises on [chapter 06](../notebooks/06_what_communication_costs.ipynb) and a bonus, 55 minutes without the bonus, on any computer. `check` runs your function in
+# Five exercises on [chapter 06](../notebooks/06_what_communication_costs.ipynb) and a bonus, 75 minutes without the bonus, on any computer. `check` runs your function in
 # real workers, compares what they return with a **specification**, and replays their recording on a modelled network: a right
 # sum that takes too many bytes or too long does not pass. It measures virtual time, so a slow computer changes nothing. Each exercise says how difficult
 # it is and how important for the rest of the course, from ●○○ to ●●●.
@@ -23,7 +23,7 @@ alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte
 # %% [markdown]
 # ## 1 · Up the tree and down again
 #
-# *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter keeps its tree folded up. Write your own before you look: small tensors, such as a loss, travel by trees. **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n*
+# *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter imports its tree. Write your own: small tensors, such as a loss, travel by trees. **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n*
 # messages, rounded up, and all must be done within the chapter's 2 log₂ *n* · (alpha + *S* · beta), its logarithm rounded up too. Any number of ranks may come.
 
 
@@ -192,7 +192,7 @@ def fit(sizes, times_us):
 # The mean of all ranks' own lines is another line. But what does a fit need to know of the measurements? Set the derivatives to zero, and look at what is left.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# With <i>u</i> = 1 / time and <i>v</i> = size / time, the line shall make <i>u</i> · alpha + <i>v</i> · beta equal to 1, as nearly as can be. The derivatives vanish where
+# With <i>u</i> = 1 / time and <i>v</i> = size / time, the line should make <i>u</i> · alpha + <i>v</i> · beta equal to 1, as nearly as can be. The derivatives vanish where
 # Σ<i>uu</i> · alpha + Σ<i>uv</i> · beta = Σ<i>u</i> and Σ<i>uv</i> · alpha + Σ<i>vv</i> · beta = Σ<i>v</i>. Sums can be added up over ranks.
 # </details>
 # <details><summary>Hint 3: the code</summary>
@@ -226,8 +226,8 @@ check(fit, spec=fit_spec, inputs=fit_inputs, **options)
 # %% [markdown]
 # ## 4 · Choose, and agree
 #
-# *Difficulty ●●○ · importance ●●○ · 13 minutes.* Every rank has measured the network, and no two measured the same. If one chooses the ring and another the tree, they wait for each other
-# for ever. **Goal:** return `"direct"`, `"tree"` or `"ring"`: whichever takes the least time for `size_bytes` on all *n* ranks, given the **worst** latency and the
+# *Difficulty ●●○ · importance ●●○ · 13 minutes.* Every rank has measured the network, and no two measured the same. If one chooses the ring and another the tree, each waits for a message that
+# never comes. **Goal:** return `"direct"`, `"tree"` or `"ring"`: whichever takes the least time for `size_bytes` on all *n* ranks, given the **worst** latency and the
 # **worst** bandwidth that any rank has measured.
 
 
@@ -338,6 +338,83 @@ options = {"cases": list(situations), "world_sizes": (2, 6, 8)}
 check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 
 # %% [markdown]
+# ## 5 · Two levels
+#
+# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks stand in nodes of `per_node`, in order; inside a node a byte is ten times as fast as between nodes. One ring through all of them leaves each node by one card only, and the
+# others idle. **Goal:** return the sum of all ranks' `x` on every rank, within the time of two levels: add up inside each node, so that each rank has its part of the node's sum; add up these parts across the nodes; share them
+# inside the node. Any number of nodes and any shape may come. Collectives and groups are allowed; they are replayed as rings.
+
+
+# %%
+def two_levels_spec(tensors, all_per_node):
+    return [sum(tensors) for _ in tensors]
+
+
+# %%
+def two_levels(x, per_node):
+    ### BEGIN SOLUTION # groups first, and every rank makes all of them
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for first in range(0, world_size, per_node):
+        ranks = list(range(first, first + per_node))
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            node = group
+    for local_rank in range(per_node):
+        ranks = list(range(local_rank, world_size, per_node))
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            across = group
+    part_length = math.ceil(x.numel() / per_node)
+    padded = torch.zeros(part_length * per_node, dtype=x.dtype)
+    padded[: x.numel()] = x.flatten()
+    part = torch.empty(part_length, dtype=x.dtype)
+    dist.reduce_scatter_tensor(part, padded, group=node)
+    dist.all_reduce(part, group=across)
+    dist.all_gather_into_tensor(padded, part, group=node)
+    return padded[: x.numel()].view_as(x)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Which ranks talk to each other in the first step, and which in the second? How many groups does that make, and who has to call <code>new_group</code> for each of them?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# A group for each node, and one for each local rank; every rank makes all of them, in the same order. A tensor whose length cannot be divided by <code>per_node</code> needs some zeros first. Then
+# <code>reduce_scatter_tensor</code> inside, <code>all_reduce</code> across, and <code>all_gather_into_tensor</code> inside.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>dist.reduce_scatter_tensor(part, padded, group=node)</code>, then <code>dist.all_reduce(part, group=across)</code>.
+# </details>
+
+
+# %%
+lengths = {
+    "one number": (1,),
+    "an odd length": (1_001,),
+    "two dimensions": (30, 50),
+    "a megabyte": (250_000,),
+}
+two_nodes = Network(latency_us=2, gbit_s=800, nodes=2, between=(10, 80))
+
+
+def two_levels_inputs(rank, world_size, case):
+    return torch.randint(-1000, 1000, lengths[case], dtype=torch.float32), world_size // 2
+
+
+def two_levels_budget(world_size, case):
+    per_node = world_size // 2
+    part = math.ceil(math.prod(lengths[case]) / per_node)  # numbers, of 4 bytes each
+    inside_us = 2 * (per_node - 1) * (2 + 4 * part * beta / 10)
+    between_us = 2 * (10 + 4 * math.ceil(part / 2) * beta)
+    return {"finish_us": inside_us + between_us + 0.01}
+
+
+options = {"cases": list(lengths), "world_sizes": (2, 4, 6), "budget": two_levels_budget}
+options["network"] = two_nodes
+check(two_levels, spec=two_levels_spec, inputs=two_levels_inputs, **options)
+
+# %% [markdown]
 # ## Bonus · Where does your own line break?
 #
 # *As long as you like; there is no check and no single answer.* Time `dist.all_reduce` on a machine of your own: ten sizes from 1 KiB to 100 MB, the fastest of
@@ -351,4 +428,4 @@ check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress("tree_all_reduce", "left_over", "fit", "choose")
+progress("tree_all_reduce", "left_over", "fit", "choose", "two_levels")

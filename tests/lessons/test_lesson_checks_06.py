@@ -1,4 +1,10 @@
-"""The line that a learner fits in chapter 06: what its check rejects, and what its model says."""
+"""The four formulas that a learner writes in chapter 06: what their checks reject, and the model.
+
+What is right is no formula of the course: recordings of real ranks are replayed.
+"""
+
+import functools
+import math
 
 import labs
 import numpy as np
@@ -6,12 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_lessons import chapter_06, finished
 from course_material.recordings import recording
 from course_utils import Network, check, launch
 
 LESSON = labs.ROOT / "source/lessons/06_what_communication_costs.py"
-WANTED = ("import numpy", "def fit(", "def fit_spec", "def finished_fit", "def longer_ms")
-WANTED = (*WANTED, "def percent_longer", "def step_ms", "def add_up(", "def four_rings")
+WANTED = ("import numpy", "def fit(", "def longer_ms", "def percent_longer", "def step_ms")
+WANTED = (*WANTED, "def direct", "def hierarchical", "def all_reduce_us", "def crossing_us")
+WANTED = (*WANTED, "def hiding_batch")
 pytestmark = pytest.mark.slow
 
 
@@ -19,6 +27,17 @@ pytestmark = pytest.mark.slow
 def lesson():
     """What the cells of the exercise and of the last part define."""
     return labs.defined(LESSON, WANTED)
+
+
+@pytest.fixture(scope="module")
+def judged(lesson):
+    """The options of each check, by the name of the exercise."""
+    return {
+        "all_reduce_us": chapter_06.price_check(lesson["direct"]),
+        "fit": chapter_06.fit_check,
+        "crossing_us": chapter_06.crossing_check(lesson["hierarchical"]),
+        "hiding_batch": chapter_06.hiding_check(lesson["direct"]),
+    }
 
 
 def _line(sizes, times_us, weights):
@@ -91,28 +110,183 @@ def by_normal_equations_in_torch(sizes, times_us):
     return torch.linalg.solve(line @ line.T, line.sum(dim=1)).tolist()
 
 
-WRONG = [
+def _price(direct, tree, ring):
+    def all_reduce_us(algorithm, n, size, alpha, beta):
+        if algorithm == "direct":
+            return direct(n, size, alpha, beta)
+        if algorithm == "tree":
+            return tree(n, size, alpha, beta)
+        return ring(n, size, alpha, beta)
+
+    return all_reduce_us
+
+
+def _direct(n, size, alpha, beta):
+    return 2 * alpha + 2 * (n - 1) * size * beta
+
+
+def _tree(n, size, alpha, beta):
+    return (alpha + size * beta) * 2 * math.log2(n)
+
+
+def _ring(n, size, alpha, beta):
+    return (n - 1) * (2 * alpha + 2 * size * beta / n)
+
+
+PRICES = {
+    "each tensor pays the latency": lambda n, size, a, b: 2 * (n - 1) * (a + size * b),
+    "only in": lambda n, size, a, b: a + (n - 1) * size * b,
+    "n tensors": lambda n, size, a, b: 2 * (a + n * size * b),
+    "all at once": lambda n, size, a, b: 2 * (a + size * b),
+    "bits": lambda n, size, a, b: 2 * (a + (n - 1) * size * 8 * b),
+}
+WRONG_PRICES = [_price(price, _tree, _ring) for price in PRICES.values()] + [
+    _price(_direct, lambda n, size, a, b: math.log2(n) * (a + size * b), _ring),
+    _price(_direct, lambda n, size, a, b: 2 * (n - 1) * (a + size * b), _ring),
+    _price(_direct, lambda n, size, a, b: 2 * math.log(n) * (a + size * b), _ring),
+    _price(_direct, lambda n, size, a, b: 2 * math.log2(n) * (a + size / n * b), _ring),
+    _price(_direct, _tree, lambda n, size, a, b: 2 * (n - 1) * (a + size * b)),
+    _price(_direct, _tree, lambda n, size, a, b: 2 * n * (a + size / n * b)),
+    _price(_direct, _tree, lambda n, size, a, b: 2 * a + 2 * (n - 1) / n * size * b),
+    _price(_direct, _tree, lambda n, size, a, b: (n - 1) * (a + size / n * b)),
+    _price(_direct, _tree, lambda n, size, a, b: 2 * (n - 1) / n * size * b),
+    _price(_direct, _ring, _tree),
+]
+
+
+def price_by_a_table(algorithm, n, size, alpha, beta):
+    steps = {"direct": 2, "tree": 2 * (n.bit_length() - 1), "ring": 2 * n - 2}
+    tensors = {"direct": n - 1, "tree": 1, "ring": 1 / n}
+    return steps[algorithm] * (alpha + tensors[algorithm] * size * beta)
+
+
+def _crossing(one, several, two):
+    def crossing_us(way, nodes, per_node, size, beta):
+        share = {"one ring": one, "several rings": several, "two levels": two}[way]
+        return share(nodes, per_node) * size * beta
+
+    return crossing_us
+
+
+def _one(nodes, k):
+    return 2 - 2 / (nodes * k)
+
+
+def _several(nodes, k):
+    return (2 - 2 / (nodes * k)) / k
+
+
+def _two(nodes, k):
+    return (2 - 2 / nodes) / k
+
+
+WRONG_CROSSINGS = [
+    _crossing(lambda nodes, k: 2 - 2 / nodes, _several, _two),
+    _crossing(lambda nodes, k: 1 - 1 / (nodes * k), _several, _two),
+    _crossing(lambda nodes, k: 2, _several, _two),
+    _crossing(_one, _one, _two),
+    _crossing(_one, lambda nodes, k: (2 - 2 / (nodes * k)) / nodes, _two),
+    _crossing(_one, _two, _two),
+    _crossing(_one, _several, _several),
+    _crossing(_one, _several, lambda nodes, k: 2 - 2 / nodes),
+    _crossing(_one, _several, lambda nodes, k: (2 - 2 / k) / nodes),
+    _crossing(_one, _several, lambda nodes, k: (1 - 1 / nodes) / k),
+]
+
+
+def one_latency_for_all(n, size, buckets, backward_us, alpha, beta):
+    return 2 * (n - 1) * (alpha + size / n * beta) / backward_us
+
+
+def without_latency(n, size, buckets, backward_us, alpha, beta):
+    return 2 * (n - 1) / n * size * beta / backward_us
+
+
+def each_bucket_sends_everything(n, size, buckets, backward_us, alpha, beta):
+    return buckets * 2 * (n - 1) * (alpha + size / n * beta) / backward_us
+
+
+def for_many_ranks(n, size, buckets, backward_us, alpha, beta):
+    return (2 * n * buckets * alpha + 2 * size * beta) / backward_us
+
+
+def half_a_ring(n, size, buckets, backward_us, alpha, beta):
+    return (n - 1) * (buckets * alpha + size / n * beta) / backward_us
+
+
+def upside_down(n, size, buckets, backward_us, alpha, beta):
+    return backward_us / (2 * (n - 1) * (buckets * alpha + size / n * beta))
+
+
+def rounded_up(n, size, buckets, backward_us, alpha, beta):
+    return math.ceil(2 * (n - 1) * (buckets * alpha + size / n * beta) / backward_us)
+
+
+def bucket_by_bucket(n, size, buckets, backward_us, alpha, beta):
+    total_us = 0.0
+    for _ in range(buckets):
+        total_us += 2 * (n - 1) * alpha + 2 * (n - 1) / n * size / buckets * beta
+    return total_us / backward_us
+
+
+WRONG_BATCHES = [
+    one_latency_for_all, without_latency, each_bucket_sends_everything, for_many_ranks,
+    half_a_ring, upside_down, rounded_up,
+]  # fmt: skip
+WRONG_FITS = [
     absolute_errors, weights_by_the_root, weights_squared_twice, weighted_by_size, first_and_last,
     latency_of_the_smallest, errors_of_the_logarithm, the_other_way_round, gbit_for_beta,
     through_the_origin, relative_to_the_line,
 ]  # fmt: skip
+WRONG = {
+    "all_reduce_us": WRONG_PRICES, "fit": WRONG_FITS, "crossing_us": WRONG_CROSSINGS,
+    "hiding_batch": WRONG_BATCHES,
+}  # fmt: skip
+RIGHT = {
+    "all_reduce_us": [_price(_direct, _tree, _ring), price_by_a_table],
+    "fit": [by_polyfit, by_normal_equations_in_torch],
+    "crossing_us": [_crossing(_one, _several, _two)],
+    "hiding_batch": [bucket_by_bucket],
+}
 
 
-@pytest.mark.parametrize("fit", WRONG)
-def test_a_wrong_fit_is_rejected(lesson, fit):
-    outcome = check(fit, **lesson["judged"])
-    assert outcome.state == "wrong", outcome
-    assert outcome.message
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_formulas_are_rejected(judged, name):
+    assert len(WRONG[name]) >= 5
+    for number, answer in enumerate(WRONG[name]):
+        outcome = check(answer, **judged[name])
+        assert outcome.state == "wrong", (number, outcome)
+        assert outcome.message
 
 
-@pytest.mark.parametrize("fit", [by_polyfit, by_normal_equations_in_torch])
-def test_another_right_fit_passes(lesson, fit):
-    assert check(fit, **lesson["judged"]).require()
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_formulas_in_a_different_form_pass(judged, name):
+    for answer in (*RIGHT[name], getattr(chapter_06, name)):
+        assert check(answer, **judged[name]).require()
 
 
-def test_the_finished_fit_passes_and_a_stub_is_not_attempted(lesson):
-    assert check(lesson["finished_fit"], **lesson["judged"]).require()
-    assert check(lesson["fit"], **lesson["judged"]).state == "not attempted"
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_stub_is_not_attempted(lesson, judged, name):
+    assert check(lesson[name], **judged[name]).state == "not attempted"
+
+
+@pytest.mark.parametrize("name", ["all_reduce_us", "hiding_batch"])
+def test_formulas_are_judged_at_eight_rank_counts(judged, name):
+    counts = set()
+    for case in judged[name]["cases"]:
+        counts.update(int(word) for word in case.replace(",", "").split() if word.isdigit())
+    assert counts >= set(chapter_06.RANK_COUNTS)
+    assert len(chapter_06.RANK_COUNTS) == 8
+
+
+def test_a_finished_form_is_printed_when_the_answer_has_passed_or_on_demand(capsys):
+    go_on_with = finished.go_on_with
+    assert go_on_with(half_a_ring, False, bucket_by_bucket) is bucket_by_bucket
+    assert "total_us" not in capsys.readouterr().out
+    assert go_on_with(half_a_ring, False, bucket_by_bucket, show=True) is bucket_by_bucket
+    assert "total_us" in capsys.readouterr().out
+    assert go_on_with(half_a_ring, True, bucket_by_bucket) is half_a_ring
+    assert "total_us" in capsys.readouterr().out
 
 
 def test_the_last_bucket_is_never_hidden_and_all_of_them_are_without_a_backward_pass(lesson):
@@ -143,8 +317,9 @@ def test_the_batch_that_hides_is_where_a_step_gets_5_percent_longer(lesson, mode
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_four_rings_add_up_and_use_every_card_between_nodes_alike(lesson, nodes):
-    calls = lesson["add_up"], lesson["four_rings"], 16 * nodes * 20
+def test_four_rings_add_up_and_use_every_card_between_nodes_alike(nodes):
+    four_rings = functools.partial(chapter_06.several_rings, per_node=4)
+    calls = chapter_06.add_up, four_rings, 16 * nodes * 20
     trace = launch(*calls, world_size=4 * nodes, backend="gloo", trace=True).trace
     crossing = [0] * (4 * nodes)
     for event in trace:

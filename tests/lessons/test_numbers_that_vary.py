@@ -64,10 +64,9 @@ def test_readers_with_one_seed_are_one_reader_and_others_read_what_one_process_w
 def test_a_gpt_in_our_ddp_and_in_pytorchs_differ_by_less_than_a_step():
     (path,) = (build.ROOT / "tests/lessons/wrong").glob("05_*.py")
     lesson = runpy.run_path(str(path))["lesson"]
-    theirs, ours, less = (
-        launch(lesson.train_gpt, wrap, steps, backend="gloo")
-        for wrap, steps in ((DistributedDataParallel, 20), (lesson.OurDDP, 20), (lesson.OurDDP, 19))
-    )
+    theirs = launch(lesson.train_gpt, DistributedDataParallel, 20, backend="gloo")
+    ours = launch(lesson.train_gpt, lesson.Unaided, 20, backend="gloo")
+    less = launch(lesson.train_gpt, lesson.Unaided, 19, backend="gloo")
     assert lesson.apart(ours, theirs) < 1e-6
     assert lesson.apart(less, theirs) > 1e-4
 

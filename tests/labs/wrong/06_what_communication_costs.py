@@ -609,6 +609,105 @@ def of_16_measurements(sizes, times_us):
     return alpha, 8 / beta / 1000
 
 
+def _rows_and_columns(per_node):
+    """This rank's group in its node, and its group across the nodes."""
+    grid = torch.arange(dist.get_world_size()).view(-1, per_node)
+    mine = []
+    for lines in (grid, grid.T):
+        for ranks in lines.tolist():
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine.append(group)
+    return mine
+
+
+def _in_parts(x, per_node, node, across, divide=1):
+    parts = math.ceil(x.numel() / per_node) * per_node
+    padded = torch.cat([x.flatten(), x.new_zeros(parts - x.numel())])
+    part = x.new_empty(parts // per_node)
+    dist.reduce_scatter_tensor(part, padded, group=node)
+    if across is not None:
+        dist.all_reduce(part, group=across)
+    dist.all_gather_into_tensor(padded, part / divide, group=node)
+    return padded[: x.numel()].view_as(x)
+
+
+def one_flat_ring(x, per_node):
+    dist.all_reduce(x)
+    return x
+
+
+def whole_tensors_in_two_levels(x, per_node):
+    node, across = _rows_and_columns(per_node)
+    dist.all_reduce(x, group=node)
+    dist.all_reduce(x, group=across)
+    return x
+
+
+def never_across(x, per_node):
+    node, _ = _rows_and_columns(per_node)
+    return _in_parts(x, per_node, node, None)
+
+
+def across_before_inside(x, per_node):
+    node, across = _rows_and_columns(per_node)
+    dist.all_reduce(x, group=across)
+    return _in_parts(x, per_node, node, None)
+
+
+def one_leader_per_node(x, per_node):
+    node, across = _rows_and_columns(per_node)
+    leader = dist.get_rank() // per_node * per_node
+    dist.reduce(x, leader, group=node)
+    if dist.get_rank() == leader:
+        dist.all_reduce(x, group=across)
+    dist.broadcast(x, leader, group=node)
+    return x
+
+
+def the_mean_of_the_nodes(x, per_node):
+    node, across = _rows_and_columns(per_node)
+    return _in_parts(x, per_node, node, across, divide=dist.get_world_size() // per_node)
+
+
+def nodes_and_cards_mixed_up(x, per_node):
+    node, across = _rows_and_columns(dist.get_world_size() // per_node)
+    return _in_parts(x, dist.get_world_size() // per_node, node, across)
+
+
+def what_is_left_over_dropped(x, per_node):
+    node, across = _rows_and_columns(per_node)
+    usable = x.numel() // per_node * per_node
+    total = x.clone().flatten()
+    if usable:
+        total[:usable] = _in_parts(x.flatten()[:usable], per_node, node, across)
+    return total.view_as(x)
+
+
+def everything_gathered_inside_first(x, per_node):
+    node, across = _rows_and_columns(per_node)
+    every = [torch.empty_like(x) for _ in range(per_node)]
+    dist.all_gather(every, x, group=node)
+    total = sum(every)
+    dist.all_reduce(total, group=across)
+    return total
+
+
+def two_levels_by_lists(x, per_node):
+    """Lists of parts instead of one tensor; the parts are padded one by one."""
+    node, across = _rows_and_columns(per_node)
+    length = math.ceil(x.numel() / per_node)
+    parts = []
+    for k in range(per_node):
+        piece = x.flatten()[k * length : (k + 1) * length]
+        parts.append(torch.nn.functional.pad(piece, (0, length - len(piece))))
+    total = torch.empty_like(parts[0])
+    dist.reduce_scatter(total, parts, group=node)
+    dist.all_reduce(total, group=across, async_op=True).wait()
+    dist.all_gather(parts, total, group=node)
+    return torch.cat(parts)[: x.numel()].reshape(x.shape)
+
+
 WRONG = {
     "tree_all_reduce": [
         by_powers_of_two, directly, one_after_the_other, only_up, the_root_tells_everybody,
@@ -640,6 +739,11 @@ WRONG = {
     ]),
         a_word_that_says_it_is_equal,
     ],
+    "two_levels": [
+        one_flat_ring, whole_tensors_in_two_levels, never_across, across_before_inside,
+        one_leader_per_node, the_mean_of_the_nodes, nodes_and_cards_mixed_up,
+        what_is_left_over_dropped, everything_gathered_inside_first,
+    ],
 }  # fmt: skip
 STOPS = {
     "always_single_precision",
@@ -652,4 +756,5 @@ RIGHT = {
     "left_over": [backwards_from_the_end, in_float32],
     "fit": [fit_by_weighted_means, fit_in_float32_between_barriers],
     "choose": [*map(lab.choosing, [choose_with_everybodys_numbers, a_word_of_numpys])],
+    "two_levels": [two_levels_by_lists],
 }

@@ -1,4 +1,4 @@
-"""Wrong answers to the seven steps of chapter 05, and for each step other right ones.
+"""Wrong answers to the eight steps of chapter 05, and for each step other right ones.
 
 Published: parameters broadcast and buffers not; weights averaged instead of gradients; a world of
 two, written into the code; an all_reduce for each parameter where buckets are asked for; "overlap"
@@ -20,7 +20,15 @@ import torch.distributed as dist
 from torch import nn
 
 SLUG = "05_ddp_from_scratch"
-RUNS = ("launch(", "clock(", "predict(", "fate(", "recorded", "replayed(")  # what takes workers
+RUNS = (
+    "check(",
+    "launch(",
+    "clock(",
+    "predict(",
+    "fate(",
+    "recorded",
+    "replayed(",
+)  # what takes workers
 DEFINES = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 
 
@@ -721,26 +729,26 @@ class FakesAsLargeAsTheRealOnes(lesson.InOrder):
 # 7 · silence
 
 
-class NoSyncDoesNothing(lesson.OurDDP):
+class NoSyncDoesNothing(lesson.Silent):
     @contextmanager
     def no_sync(self):
         yield
 
 
-class BuffersInEachPart(lesson.OurDDP):
+class BuffersInEachPart(lesson.Silent):
     def forward(self, *inputs):
         _from_rank_0(self.module.buffers())
         return self.module(*inputs)
 
 
-class BuffersWithTheGradients(lesson.OurDDP):
+class BuffersWithTheGradients(lesson.Silent):
     def forward(self, *inputs):
         if self.talks:
             _from_rank_0(self.module.buffers())
         return self.module(*inputs)
 
 
-class BuffersInSilenceOnly(lesson.OurDDP):
+class BuffersInSilenceOnly(lesson.Silent):
     def forward(self, *inputs):
         if self.shares_buffers and not self.talks:
             _from_rank_0(self.module.buffers())
@@ -748,7 +756,7 @@ class BuffersInSilenceOnly(lesson.OurDDP):
         return self.module(*inputs)
 
 
-class BuffersWithoutTheFirst(lesson.OurDDP):
+class BuffersWithoutTheFirst(lesson.Silent):
     def __init__(self, network, limit_bytes):
         super().__init__(network, limit_bytes)
         self.shares_buffers = False
@@ -756,12 +764,12 @@ class BuffersWithoutTheFirst(lesson.OurDDP):
 
 class AroundForwardOnly(lesson.InOrder):
     talks = shares_buffers = True
-    forward, no_sync = lesson.OurDDP.forward, lesson.OurDDP.no_sync
+    forward, no_sync = lesson.Silent.forward, lesson.Silent.no_sync
 
 
 class TheHookTalksOn(lesson.InOrder):
     talks = shares_buffers = True
-    forward, no_sync = lesson.OurDDP.forward, lesson.OurDDP.no_sync
+    forward, no_sync = lesson.Silent.forward, lesson.Silent.no_sync
 
     def finish(self):
         if self.talks:
@@ -774,7 +782,7 @@ class FinishTalksOn(AroundForwardOnly):
             super().gradient_is_here(parameter)
 
 
-class NotSetBackByAStop(lesson.OurDDP):
+class NotSetBackByAStop(lesson.Silent):
     @contextmanager
     def no_sync(self):
         self.talks = False
@@ -782,14 +790,14 @@ class NotSetBackByAStop(lesson.OurDDP):
         self.talks = True
 
 
-class NeverSetBack(lesson.OurDDP):
+class NeverSetBack(lesson.Silent):
     @contextmanager
     def no_sync(self):
         self.talks = False
         yield
 
 
-class TheWrongWayRound(lesson.OurDDP):
+class TheWrongWayRound(lesson.Silent):
     @contextmanager
     def no_sync(self):
         self.talks = True
@@ -799,26 +807,26 @@ class TheWrongWayRound(lesson.OurDDP):
             self.talks = False
 
 
-class WithoutGradients(lesson.OurDDP):
+class WithoutGradients(lesson.Silent):
     @contextmanager
     def no_sync(self):
         with torch.no_grad():
             yield
 
 
-class ForgetsSilentParts(lesson.OurDDP):
+class ForgetsSilentParts(lesson.Silent):
     def finish(self):
         super().finish()
         if not self.talks:
             self.module.zero_grad()
 
 
-class BuffersOfItsOwn(lesson.OurDDP):
+class BuffersOfItsOwn(lesson.Silent):
     def forward(self, *inputs):
         return self.module(*inputs)
 
 
-class BuffersAfterwards(lesson.OurDDP):
+class BuffersAfterwards(lesson.Silent):
     def forward(self, *inputs):
         outputs = self.module(*inputs)
         if self.shares_buffers:
@@ -827,7 +835,7 @@ class BuffersAfterwards(lesson.OurDDP):
         return outputs
 
 
-class OneBufferAlone(lesson.OurDDP):
+class OneBufferAlone(lesson.Silent):
     def forward(self, *inputs):
         if self.shares_buffers:
             dist.broadcast(self.module.shift, src=0)
@@ -835,7 +843,7 @@ class OneBufferAlone(lesson.OurDDP):
         return self.module(*inputs)
 
 
-class SetBackByAStopAlone(lesson.OurDDP):
+class SetBackByAStopAlone(lesson.Silent):
     @contextmanager
     def no_sync(self):
         self.talks = False
@@ -847,7 +855,7 @@ class SetBackByAStopAlone(lesson.OurDDP):
         self.talks = True
 
 
-class SwallowsWhatIsRaised(lesson.OurDDP):
+class SwallowsWhatIsRaised(lesson.Silent):
     @contextmanager
     def no_sync(self):
         self.talks = False
@@ -856,7 +864,7 @@ class SwallowsWhatIsRaised(lesson.OurDDP):
         self.talks = True
 
 
-class BuffersOnlyOnce(lesson.OurDDP):
+class BuffersOnlyOnce(lesson.Silent):
     def forward(self, *inputs):
         if not hasattr(self, "begun"):
             self.begun = True
@@ -894,6 +902,108 @@ class CountsItsDoors(Counting):
         self.silent -= 1
 
 
+# 8 · nobody calls finish
+
+
+class InTheLastHook(lesson.Silent):
+    """Waits once all gradients are there, and so never where an expert rests."""
+
+    def gradient_is_here(self, parameter):
+        super().gradient_is_here(parameter)
+        if self.talks and len(self.arrived) == len(self.learning):
+            self.finish()
+
+
+class ForEveryGradient(lesson.Silent):
+    def gradient_is_here(self, parameter):
+        if self.talks:
+            lesson.after_backward(self.finish)
+        super().gradient_is_here(parameter)
+
+
+class NeverAsks(lesson.Silent):
+    pass
+
+
+class AsksInTheFirstStepAlone(lesson.Silent):
+    asked = False
+
+    def gradient_is_here(self, parameter):
+        if self.talks and not self.asked:
+            self.asked = True
+            lesson.after_backward(self.finish)
+        super().gradient_is_here(parameter)
+
+
+class AsksInForward(lesson.Silent):
+    def forward(self, *inputs):
+        lesson.after_backward(self.finish)
+        return super().forward(*inputs)
+
+
+class InTheNextForward(lesson.Silent):
+    def forward(self, *inputs):
+        if self.arrived:
+            self.finish()
+        return super().forward(*inputs)
+
+
+class AtTheFirstGradient(lesson.Silent):
+    def gradient_is_here(self, parameter):
+        is_first = not self.arrived
+        super().gradient_is_here(parameter)
+        if self.talks and is_first:
+            self.finish()
+
+
+class CollectsOnly(lesson.Silent):
+    """Buckets that are not full never leave."""
+
+    def gradient_is_here(self, parameter):
+        if self.talks and not self.arrived:
+            lesson.after_backward(self.collect_and_forget)
+        super().gradient_is_here(parameter)
+
+    def collect_and_forget(self):
+        self.collect()
+        self.arrived = set()
+
+
+class InSilentPartsOnly(lesson.Silent):
+    def gradient_is_here(self, parameter):
+        if not self.talks and not self.arrived:
+            lesson.after_backward(self.finish)
+        super().gradient_is_here(parameter)
+
+
+class ByAHookOfTheOutputs(lesson.Silent):
+    """The gradient of the outputs is the first that a backward pass has."""
+
+    def forward(self, *inputs):
+        outputs = super().forward(*inputs)
+        if self.talks:
+            outputs.register_hook(lambda gradient: lesson.after_backward(self.finish))
+        return outputs
+
+
+class ByAFlag(lesson.Silent):
+    will_finish = False
+
+    def gradient_is_here(self, parameter):
+        super().gradient_is_here(parameter)
+        if self.talks and not self.will_finish:
+            self.will_finish = True
+            lesson.after_backward(self.end)
+
+    def end(self):
+        self.will_finish = False
+        self.finish()
+
+
+class BuffersWithTheGradientsUnaided(lesson.Unaided):
+    forward = BuffersWithTheGradients.forward
+
+
 class PyTorchsOwn(nn.parallel.DistributedDataParallel):
     """The oracle: what the check asks for is what PyTorch's DDP does."""
 
@@ -920,6 +1030,7 @@ STEPS = {  # the adapter, the options of the check, and the stub
     "overlap": (lesson.trained, lesson.overlap_judged, lesson.MyOverlap),
     "order": (lesson.trained, lesson.order_judged, lesson.MyOrder),
     "silence": (lesson.accumulating, lesson.silence_judged, lesson.MySilence),
+    "unaided": (lesson.unaided, lesson.silence_judged, lesson.MyUnaided),
 }
 WRONG = {
     "start": [
@@ -964,6 +1075,10 @@ WRONG = {
         BuffersOfItsOwn, BuffersAfterwards, OneBufferAlone, SetBackByAStopAlone,
         SwallowsWhatIsRaised, BuffersOnlyOnce,
     ],
+    "unaided": [
+        InTheLastHook, ForEveryGradient, NeverAsks, AsksInTheFirstStepAlone, AsksInForward,
+        InTheNextForward, AtTheFirstGradient, CollectsOnly, InSilentPartsOnly,
+    ],
 }  # fmt: skip
 STOPS = {
     "Overlapped",
@@ -987,13 +1102,16 @@ STOPS = {
     "CountsGradientsOnly",
     "InOrderBlocking",
     "WithoutGradients",
+    *("InTheLastHook", "ForEveryGradient", "AsksInForward", "AtTheFirstGradient"),
+    *("CollectsOnly", "AsksInTheFirstStepAlone", "InTheNextForward", "InSilentPartsOnly"),
 }
 RIGHT = {
-    "start": [in_one_flat_tensor, all_on_their_way_between_barriers],
-    "average": [backwards_by_torchs_mean, lesson.Flat],
-    "flat": [gradients_become_views],
-    "buckets": [CollectsBackwards],
-    "overlap": [lesson.InOrder, Counting, DividesInAThen],
-    "order": [Counting, DividesInAThen],
-    "silence": [CountsItsDoors],
+    "start": [lesson.Equal, in_one_flat_tensor, all_on_their_way_between_barriers],
+    "average": [lesson.PerParameter, backwards_by_torchs_mean, lesson.Flat],
+    "flat": [lesson.Flat, gradients_become_views],
+    "buckets": [lesson.Buckets, CollectsBackwards],
+    "overlap": [lesson.Overlapped, lesson.InOrder, Counting, DividesInAThen],
+    "order": [lesson.InOrder, Counting, DividesInAThen],
+    "silence": [CountsItsDoors, lesson.Silent],
+    "unaided": [lesson.Unaided, ByAHookOfTheOutputs, ByAFlag],
 }
