@@ -144,9 +144,7 @@ chapter_14.draw_lanes(by_hand, kernel.start_us - 700, kernel.start_us + 1100, te
 
 # %%
 def exposed_ms(rows):
-    compute = [row for row in rows if row.kind == "compute"]
-    collectives = [row for row in rows if row.kind == "collective"]
-    # each row has start_us, end_us and us
+    # row.kind is "compute" or "collective"; each row has start_us, end_us and us
     raise NotImplementedError("about 10 lines")
 
 
@@ -228,8 +226,8 @@ chapter_14.draw_lanes(recommender, longest.start_us - 1300, longest.end_us + 700
 
 # %%
 def blocked_in_item(rows):
-    items = [row for row in rows if row.name == "aten::item"]
-    raise NotImplementedError("about 10 lines")
+    # row.name, row.lane, row.start_us, row.end_us, row.us
+    raise NotImplementedError("about 12 lines")
 
 
 # %%
@@ -368,7 +366,10 @@ excess_us = view_us["buckets"] - view_us["recommender"]
 saved_us = operators * excess_us
 step_us = sum(row.us for row in resnet if row.kind == "step") / 3
 share = parts["compute"] * step_us / (step_us - saved_us)
-print(f"{operators:,.0f} operators, each {excess_us:.1f} µs too long: {saved_us / 1e3:.0f} ms", end=" ")
+print(
+    f"{operators:,.0f} operators, each {excess_us:.1f} µs too long: {saved_us / 1e3:.0f} ms",
+    end=" ",
+)
 print(f"of {step_us / 1e3:.0f}. Without them, computing would fill {share:.0%} of a step.")
 
 # %% [markdown]
@@ -560,7 +561,9 @@ def all_reduce_times(size_mb=64):
 
 # %% tags=["nbval-ignore-output"]
 if gpus < 1:
-    print("no GPU here: this would print when gloo's all_reduce, wait() and synchronize() are over.")
+    print(
+        "no GPU here: this would print when gloo's all_reduce, wait() and synchronize() are over."
+    )
 else:
     at_ms = launch(all_reduce_times, backend="gloo")[0]
     for line, ms in zip(("all_reduce", "wait()", "synchronize()"), at_ms):
