@@ -3,24 +3,23 @@
 #
 # **A model no longer fits on one GPU: what does it cost if every rank holds only a share of it?**
 #
-# In 60 minutes you will be able to
+# In 40 minutes you will be able to
 #
-# 1. compute what a model holds per GPU, and choose between sharding over all ranks and inside a node;
-# 2. turn DDP into ZeRO-1, 2 and 3 by three small changes, and measure what each holds and sends;
+# 1. turn DDP into ZeRO-1, 2 and 3 by three small changes;
+# 2. say what each stage holds and sends per rank, and measure both;
 # 3. hide the gathering of weights behind computing;
-# 4. train, clip and save with FSDP2, and go on with a different number of ranks.
+# 4. choose between sharding over all ranks and inside a node.
 #
 # **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs; what is only recorded is recorded with gloo. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
 # [06 · What communication costs](06_what_communication_costs.ipynb); [12 · Send less](12_send_less.ipynb) is its other half. **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb). **Lab:** [13 · Hold less](../exercises/13_hold_less.ipynb).
 #
-# Four cells ask you to **write**, five to **predict**. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
+# Three cells ask you to **write** a stage, four to **predict**. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
 
 # %% jupyter={"source_hidden": true}
 import functools
 import os
 import socket
 import struct
-import tempfile
 import time
 import weakref
 from contextlib import suppress
@@ -29,7 +28,6 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-import train_fsdp2
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,75 +36,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, mse_loss, pad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.checkpoint import checkpoint_sequential
 
-from course_lessons import chapter_13
 from course_material.language import SmallGPT, novel
 from course_utils import Network, check, launch, predict, show
 
 # %% [markdown]
-# ## A budget in bytes
-#
-# Large models train in mixed precision with Adam. Per parameter that's 2 bytes for the weight and 2 for its gradient, both in bf16, and 12 for the optimiser: the weight and two moments, in float32.
-# [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) divides them among *n* ranks.
-
-# %% [markdown]
-# Stage 1 divides the optimiser's bytes, stage 2 the gradients as well, and stage 3 the weights, too. Stage 0 divides nothing: it's DDP.
-#
-# **Predict.** How many GB does each of 64 GPUs hold of a model with 70 billion parameters, replicated and at stage 3? Answer with a list of two numbers.
-
-# %%
-held_gb = predict("GB per GPU of 70B on 64, replicated and at stage 3", ...)
-
-# %% [markdown]
-# **Write** (3 minutes) the formula. It should hold for any number of parameters and ranks, and for stages 0 to 3.
-
-
-# %%
-def held_bytes(parameters, ranks, stage):
-    raise NotImplementedError("about 4 lines")
-
-
-# %%
-check(held_bytes, **chapter_13.HELD)
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-# Three terms, for weights, gradients and optimiser. Each is divided by the ranks from some stage on, and whole before it.
-# </details>
-# <details><summary>Our answer</summary>
-# <pre>
-# def held_bytes(parameters, ranks, stage):
-#     weights = 2 / ranks if stage >= 3 else 2
-#     gradients = 2 / ranks if stage >= 2 else 2
-#     optimizer = 12 / ranks if stage >= 1 else 12
-#     return parameters * (weights + gradients + optimizer)
-# </pre>
-# </details>
-
-# %% [markdown]
-# Here is what your function says of 7 and 70 billion parameters:
-
-# %%
-chapter_13.draw_budgets(held_bytes)
-
-# %%
-print("GB per GPU   stage 0  stage 1  stage 2  stage 3")
-for billions in (7, 70):
-    for ranks in (8, 64):
-        gb = [chapter_13.budget_bytes(billions * 10**9, ranks, stage) / 1e9 for stage in range(4)]
-        print(f"{billions:2}B on {ranks:2}    ", *(f"{each:8,.1f}" for each in gb))
-held_gb.measured([70 * 16, 70 * 16 / 64], within=0.01)
-
-# %% [markdown]
-# On GPUs of 80 GB, not even 7 billion parameters fit replicated, since 16 · 7 = 112. The 70 billion fit on 64 GPUs at stage 3, but not on 8. Activations come on top.
-#
-# From here on we use float32 throughout, so it's 4 + 4 + 8 = 16 bytes as well.
-
-# %% [markdown]
 # ## 1 · What a replica holds
 #
-# DDP gives every rank everything: with Adam 4 bytes for a weight, 4 for its gradient and 8 for two moments. Why should *n* ranks keep the same numbers *n* times? We start from chapter 05's DDP, in its shortest form.
+# DDP gives every rank everything: with Adam 4 bytes for a weight, 4 for its gradient and 8 for two moments. [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) asks why *n* ranks should keep the same
+# numbers *n* times. We start from chapter 05's DDP, in its shortest form.
 
 
 # %%
@@ -127,7 +65,7 @@ class OurDDP(nn.Module):
 
 
 # %% [markdown]
-# The folded `report` trains eight layers, each `relu(x @ weight)` with 256 × 256 weights, on four ranks. It adds up the memory that's in use when the gradients are averaged, and counts shared memory once. **Peak** is the most
+# The folded `report` trains eight layers, each `relu(x @ weight)` with 256 × 256 weights, on four ranks. It counts the tensors that are alive when the gradients are averaged, each piece of memory once. **Peak** is the most
 # that was alive at any time, with activations and temporary tensors. What libraries allocate for themselves is not counted. Bytes come from the recording, where a collective is a ring.
 #
 # **Predict.** How many MiB do weights, gradients and optimiser take together on each rank, and how many would a rank hold if the team had each number only once? Answer with a list of two numbers.
@@ -601,13 +539,6 @@ zero2, _ = report(Zero2)
 zero3_sends = predict("times 3/4 of the weights that ZeRO-3 sends", ...)
 
 # %% [markdown]
-# This is what happens to one layer's weight in a step. The first row says what is called, the second what the rank holds.
-
-# %%
-text = "One layer in a step of ZeRO-3: its weight is whole only from a gather to the next free."
-show(chapter_13.figure_of_a_layer(), text)
-
-# %% [markdown]
 # ### Write it
 #
 # *About 6 minutes.* `Gather.apply(shard, self)`, folded, gathers a weight, and reduces its gradient when backward comes by. `self.shard_of` knows the storage of each gathered weight that is alive. `read` keeps gathered weights in `self.whole`, and `free` is
@@ -860,64 +791,6 @@ if hasattr(socket, "TCP_INFO"):  # Linux
 # %% [markdown]
 # Two of three agree. Gloo's reduce-scatter sends twice as much: PyTorch [makes it of an all-reduce](https://github.com/pytorch/pytorch/pull/118911), of which each rank keeps a part. So with gloo the stages come to 3, 3 and 4 times 3/4. NCCL has a reduce-scatter of its own, which we cannot measure here.
 #
-# ### Activations
-#
-# Sharding divides none of the activations that forward saves for backward. **Activation checkpointing** keeps only some of them, and computes the others again in backward. Eight layers with 4,096 samples, in one process:
-
-
-# %%
-def peak_mib(segments):
-    network, x = stack(), torch.randn(4096, 256)
-    with Meter() as meter:
-        if segments:
-            result = checkpoint_sequential(network, segments, x, use_reentrant=False)
-        else:
-            result = network(x)
-        result.square().mean().backward()
-    gradients = [parameter.grad for parameter in network.parameters()]
-    return meter.peak / 2**20, gradients
-
-
-# %%
-torch.manual_seed(0)
-for segments in (None, 4, 2):
-    peak, _ = launch(peak_mib, segments, world_size=1, backend="gloo")[0]
-    print(f"{segments or 'no'} checkpointed segments: peak about {peak:.0f} MiB")
-
-# %% [markdown]
-# The price is one more forward, about a third of the computing. Under ZeRO-3 it also gathers once more, unless the recomputed block's weights are still whole.
-
-# %% [markdown]
-# ### To take home
-#
-# [train_fsdp2.py](train_fsdp2.py) is a script for your own job, under `torchrun` or `launch`. It clips with `clip_grad_norm_`, which sums the squares of all ranks' shards, and saves with
-# `torch.distributed.checkpoint`: each rank writes what it holds.
-
-# %% [markdown]
-# Four ranks train two steps and save. Then three ranks read that and train two more. The control is a run of three ranks that nobody disturbed.
-
-
-# %%
-def resumed_and_undisturbed():
-    with tempfile.TemporaryDirectory() as folder:
-        for world_size, steps in ((4, 2), (3, 4)):
-            launch(train_fsdp2.train, f"{folder}/a", steps, world_size=world_size, backend="gloo")
-        resumed = launch(train_fsdp2.train, f"{folder}/a", 4, world_size=3, backend="gloo")[0]
-        undisturbed = launch(train_fsdp2.train, f"{folder}/b", 4, world_size=3, backend="gloo")[0]
-        two_steps = launch(train_fsdp2.train, f"{folder}/c", 2, world_size=3, backend="gloo")[0]
-    return resumed, undisturbed, two_steps
-
-
-# %%
-resumed, undisturbed, two_steps = resumed_and_undisturbed()
-print(f"resumed with three ranks: about {apart([resumed], undisturbed):.0e} apart")
-print(f"after two steps, as a control: about {apart([two_steps], undisturbed):.0e} apart")
-
-# %% [markdown]
-# Rounding again. In a checkpoint of shards the file says which part of which tensor lies where, so each rank reads the parts that it holds now.
-
-
-# %% [markdown]
 # ## 6 · Gather ahead
 #
 # `Sharded` waits for a weight before each layer. Let a layer compute for 60 µs forward and 120 back, with 80 Gbit/s and 10 µs between four ranks. Then a gather takes 3 · (10 + 6.6) = 50 µs, and so does a reduce-scatter. One after the other: 8 · 180 + 24 · 50 µs. The folded `Ahead` has noted the order in the step before. It starts the next gather
