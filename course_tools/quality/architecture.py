@@ -115,7 +115,7 @@ NODES = {
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 21650,
+    LESSONS: 24800,
     TESTING: 3600,
     LINT: 5800,
     MUSEUM: 3000,

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 14 · On a GPU: who waits?
 #
-# **An all-reduce on a GPU takes milliseconds, but the line of Python that asks for it is over much sooner. Who waits for the sum?**
+# **A training on two GPUs is slow, and somebody blames the network. How do you find out whether that's true?**
 #
-# In 45 minutes you will be able to
+# In 60 minutes you will be able to
 #
-# 1. say what a collective, `wait()`, `.item()` and `synchronize()` hold up: the host, or only a stream of the GPU;
-# 2. read a recording of real NCCL training: launches, streams and bytes;
-# 3. tell from it whether network, GPU or host sets the pace, and how far to trust it;
-# 4. record your own ranks with `torch.profiler`, and find the all-reduces.
+# 1. say which lines of a training loop hold up Python, which hold up only the GPU, and which hold up nothing;
+# 2. measure in a recording how much communication is exposed, and which call blocks the host;
+# 3. tell whether network, GPU or host sets the pace, and how far to trust that;
+# 4. record your own ranks with `torch.profiler`.
 #
-# **Hardware:** any computer: recordings of real GPUs come with the course. With two GPUs of your own, one more cell runs. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
+# **Hardware:** any computer: recordings of real GPUs come with the course. With one GPU of your own two more cells run, with two GPUs a third. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
 # **Lab:** [14 · On a GPU: who waits?](../exercises/14_on_a_gpu_who_waits.ipynb)
 
@@ -23,39 +23,42 @@ from collections import Counter
 from contextlib import nullcontext
 from statistics import median
 
-import matplotlib.pyplot as plt
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from course_lessons import chapter_14
 from course_material.recordings import Row, recording
-from course_utils import hardware, launch, predict, show
-from course_utils.pictures.style import KINDS
+from course_utils import check, hardware, launch, predict, show
 
 # %% [markdown]
-# ## 1 · The call is over, the sum is not there
+# ## 1 · A recording
 #
-# With gloo, on the CPU, a plain `all_reduce` returns when the sum is there. A GPU works differently. It has **streams**: queues of
-# kernels, each queue worked off in order. The **host**, which is your Python process, only puts kernels into the queues. That is a **launch**. NCCL's
-# all-reduce is such a kernel. In the recordings of this chapter it runs in a stream of its own.
+# A GPU has **streams**: queues of kernels, each processed in order. The **host**, which is your Python process, puts kernels into the queues. That is a
+# **launch**. NCCL's all-reduce is such a kernel, too.
 #
-# The file that we read first is a real training: three steps of ResNet-50 under DDP on two A100, seen from rank 0. Meta published it as test data of
-# [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis) under the MIT license.
+# Here are three steps of ResNet-50 under DDP on two A100, seen from rank 0.
 
 # %%
 resnet = recording("resnet50_2xA100")
-for (lane, kind), count in sorted(Counter((row.lane, row.kind) for row in resnet).items()):
+counts = Counter((row.lane, row.kind) for row in resnet)
+for (lane, kind), count in sorted(counts.items()):
     print(f"{lane:16}{kind:12}{count:6,}")
+
+# %% [markdown]
+# The host has two threads here: Python's own, and autograd's, which runs backward. Together they launch 3,774 times. Stream 7 computes, and stream 40 is NCCL's: in three
+# steps, 15 all-reduces of gradients and 6 broadcasts of buffers. This is what a row looks like:
+
+# %%
 print(next(row for row in resnet if row.kind == "collective"))
 
 # %% [markdown]
-# The host has two threads here: Python's own, and autograd's, which runs backward. Together they launch 3,774 times. Stream 7 computes, and
-# stream 40 is NCCL's: in three steps, 15 all-reduces of gradients and 6 broadcasts of buffers. Each launch and its kernel share a number.
+# The kernel's name, `ncclKernel_...`, tells the age: NCCL 2.30 says `ncclDevKernel_...`. All recordings of this chapter are older than PyTorch 2.8, and this one names NCCL 2.17.1. Meta published them as test
+# data of [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis) (MIT license).
 #
-# **Predict.** A bucket of 31.5 MB is reduced, for which NCCL's kernel runs some milliseconds. How long is the host in the call? Put your number in the place of the three dots.
+# **Predict.** A bucket of 31.5 MB is reduced. How long is the host in `all_reduce`?
 
 # %%
 in_call = predict("milliseconds of the host in a call of all_reduce", ...)
@@ -70,76 +73,33 @@ print(f"median of 15 kernels: {median(k.us for k in kernels) / 1000:.2f} ms")
 in_call.measured(median(c.us for c in calls) / 1000, within=0.5)
 
 # %% [markdown]
-# The host is gone after 0.3 ms, and the kernel runs for 2.5. Look at the sizes, too: 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has
-# started waits *on the GPU* until its partner on the other GPU has started as well. So its time is waiting and moving in one, and only
-# rank 1's recording could tell them apart.
+# The call is over after 0.3 ms, while a kernel runs for 2.5 ms in the middle. Look at the sizes as well: 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has started waits *on the GPU* until its
+# partner on the other GPU has started as well. So its time is waiting and moving in one.
 #
-# Here is the second of these all-reduces, with what is around it. The function that draws is folded up.
-
-
-# %% jupyter={"source_hidden": true}
-DRAWN = {"compute": "computing", "collective": "collective", "send": "launch", "wait": "in .item()"}
-
-
-def look(row):
-    """In which style of the course a row is drawn, if at all."""
-    if row.kind == "host":
-        asks = row.name.startswith(("c10d::", "nccl:", "gloo:"))
-        return "collective" if asks else "wait" if row.name == "aten::item" else None
-    return {"launch": "send", "copy": "compute", "step": None}.get(row.kind, row.kind)
-
-
-def paint(kind):
-    style = KINDS[kind]
-    return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": "///" if style.dash else None}
-
-
-def draw(rows, start_us, end_us, text):
-    """A row for each thread of the host and each stream of the GPU."""
-    seen = [row for row in rows if look(row) and start_us < row.end_us and row.start_us < end_us]
-    talks = {row.lane for row in seen if row.kind == "collective"}
-    lanes = sorted(
-        {row.lane for row in seen}, key=lambda lane: (lane in talks, lane[0] == "s", lane)
-    )
-    figure, axes = plt.subplots(figsize=(9, 0.55 * len(lanes) + 1), layout="constrained")
-    for kind, name in DRAWN.items():
-        for place, lane in enumerate(lanes):
-            own = [row for row in seen if look(row) == kind and row.lane == lane]
-            least_us = (end_us - start_us) / 900  # no bar is narrower than a pixel
-            bars = [(row.start_us - start_us, max(row.us, least_us)) for row in own]
-            bars = [(at / 1e3, us / 1e3) for at, us in bars]
-            axes.broken_barh(bars, (place - 0.36, 0.72), linewidth=0, **paint(kind))
-        if kind in map(look, seen):
-            axes.bar(-1, 0, label=name, linewidth=0, **paint(kind))
-    names = [f"{lane}, NCCL" if lane in talks and lane[0] == "s" else lane for lane in lanes]
-    axes.set(yticks=range(len(lanes)), yticklabels=names, ylim=(len(lanes) - 0.5, -0.5))
-    axes.set(xlim=(0, (end_us - start_us) / 1e3), xlabel="time (ms)")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    show(figure, text)
-
+# Here is the second of these all-reduces, with what's around it.
 
 # %%
 call, kernel = calls[6], kernels[6]
 meanwhile = [r for r in resnet if r.kind == "launch" and call.end_us < r.start_us < kernel.end_us]
 print(len(meanwhile), "launches between the end of the call and the end of the kernel")
 text = "The call is a sliver. The host goes on launching while NCCL's kernel runs beside compute."
-draw(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
+chapter_14.draw_lanes(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
 
 # %% [markdown]
 # **Check yourself.** You read the clock before and after `dist.all_reduce(x)` on a GPU. What have you measured?
 #
 # <details><summary>Answer</summary>
-# How long the host needs to ask for it: 0.3 ms here, with a profiler running, whatever the size. To time the all-reduce, begin with a <code>dist.barrier()</code>, so that you do not time how late the other rank is, and
-# call <code>torch.cuda.synchronize()</code> before each look at the clock.
+# How long the host needs to ask for it, which a profiler makes longer. To time the all-reduce itself, call <code>dist.barrier()</code> first, so that you don't time how late the other rank is, and
+# <code>torch.cuda.synchronize()</code> before each look at the clock. Part 8 does so with events.
 # </details>
-#
+
+# %% [markdown]
 # ## 2 · What `wait()` does
 #
 # The second training, on two V100, does by hand what chapter 05 called `PerParameter`: for each gradient one all-reduce, and `wait()` right
-# after it. Here is one of them: two calls of the host, and the kernel.
+# after it.
 #
-# **Predict.** How long is the host in `wait()`, for a kernel of almost half a millisecond?
+# **Predict.** The kernel of one of them runs for almost half a millisecond. How long is the host in `wait()`?
 
 # %%
 in_wait = predict("microseconds of the host in wait()", ...)
@@ -147,70 +107,97 @@ in_wait = predict("microseconds of the host in wait()", ...)
 # %%
 by_hand = recording("per_gradient_2xV100")
 reduced = [row for row in by_hand if row.kind == "collective"]
-one = next(row for row in reduced if row.bytes == 8_388_608)
-(asked,) = (row for row in by_hand if row.kind == "launch" and row.launch == one.launch)
+kernel = next(row for row in reduced if row.bytes == 8_388_608)
+asked = next(row for row in by_hand if row.kind == "launch" and row.launch == kernel.launch)
 waits = [row for row in by_hand if row.name == "cudaStreamWaitEvent"]
 wait = [row for row in waits if row.start_us > asked.end_us][1]  # the first belongs to the call
-for row in (asked, wait, one):
+for row in (asked, wait, kernel):
     print(f"{row.lane:16}{row.name[:33]:34} from {row.start_us - asked.start_us:6.0f} µs,", end=" ")
     print(f"takes {row.us:3.0f} µs")
 in_wait.measured(wait.us, within=1)
 
 # %% [markdown]
-# `wait()` comes down to `cudaStreamWaitEvent`, which takes the host about a microsecond. It puts a note into the compute stream: go no further until NCCL's kernel is
-# over. The host has gone on long before that kernel even starts. So chapter 03's `wait()` holds a **rank** with gloo and a **stream** with NCCL.
-#
-# And the stream does wait. To see how much, we need the time in which *some* kernel runs, where those that overlap count once (`beside`, folded below).
-
-
-# %% jupyter={"source_hidden": true}
-def busy_us(rows):
-    """The time in which at least one of the rows lasts."""
-    total, until = 0.0, float("-inf")
-    for row in sorted(rows, key=lambda row: row.start_us):
-        total += max(0.0, row.end_us - max(row.start_us, until))
-        until = max(until, row.end_us)
-    return total
-
-
-def beside(rows):
-    """The share of communication that lies beside compute kernels."""
-    compute, talk = ([r for r in rows if r.kind == kind] for kind in ("compute", "collective"))
-    both_us = busy_us(compute) + busy_us(talk) - busy_us(compute + talk)
-    return both_us / busy_us(talk)
-
-
-# %% [markdown]
-# **Predict.** How much of the communication lies beside computing in ResNet's recording, with DDP's buckets?
+# `wait()` comes down to `cudaStreamWaitEvent`, which takes the host about a microsecond. It tells the compute stream not to go on until an **event** in NCCL's stream has been reached: the end of the kernel.
+# The host has moved on long before that kernel even starts.
 
 # %%
-hidden = predict("percent of DDP's communication that lies beside compute", ...)
-
-# %%
-print(f"one by one: {len(reduced):3} all-reduces per step, {beside(by_hand):.1%} beside compute")
-print(
-    f"buckets:    {len(kernels) // 3:3} all-reduces per step, {beside(resnet):.1%} beside compute"
-)
-hidden.measured(round(100 * beside(resnet)), within=0.5)
 text = "The streams take turns: NCCL's waits for a copy, and the copy after it for NCCL's sum."
-draw(by_hand, one.start_us - 700, one.start_us + 1100, text)
+chapter_14.draw_lanes(by_hand, kernel.start_us - 700, kernel.start_us + 1100, text)
 
 # %% [markdown]
-# One by one, nothing does, to the last microsecond. Each `wait()` costs the host next to nothing, and lets no later kernel run beside NCCL's. In the picture
-# the host is 2.5 ms ahead of the GPU, so the calls in the upper row ask for kernels further right.
-#
-# The buckets reach 16 %, which is little. Part 4 finds out why.
-#
+# The host is 2.5 ms ahead of the GPU here, so the calls in the upper row ask for kernels further right. So chapter 03's `wait()` holds up a **rank** with gloo, and a **stream** with NCCL.
+
+# %% [markdown]
 # **Check yourself.** With gloo, chapter 03 said that `work.wait()` right after `all_reduce(..., async_op=True)` is a blocking call in two lines. And with NCCL?
 #
 # <details><summary>Answer</summary>
-# Neither line holds the host. Together they do what a plain <code>all_reduce</code> does with NCCL: the kernels that are launched afterwards have to wait.
+# Neither line holds up the host. Together they do what a plain <code>all_reduce</code> does with NCCL: kernels that are launched afterwards have to wait.
 # </details>
+
+# %% [markdown]
+# ## 3 · Write it: exposed communication
 #
-# ## 3 · What `.item()` does
+# Communication is **exposed** while a collective's kernel runs and no compute kernel does. Only that part could be saved by a faster network or by better overlap.
 #
-# The third training is a recommendation model on eight A100. Its ranks exchange rows of embedding tables by `all_to_all`, and how many come is itself a number
-# on the GPU. Python needs that number, and asks `.item()` for it.
+# **Write** (10 minutes) a function that returns a recording's exposed milliseconds. Kernels overlap, on several streams too, and time counts once. Copies don't matter here.
+
+
+# %%
+def exposed_ms(rows):
+    # row.kind is "compute" or "collective"; each row has start_us, end_us and us
+    raise NotImplementedError("about 10 lines")
+
+
+# %%
+check(exposed_ms, **chapter_14.EXPOSED)
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# First write a stopwatch: given some rows, in how many microseconds does at least one of them last?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Go through the rows in the order of their starts, and remember up to which moment time is counted already. Exposed is what the stopwatch says of all
+# kernels together, minus what it says of the compute kernels.
+# </details>
+# <details><summary>Our answer</summary>
+# <pre>
+# def covered_us(rows):
+#     total_us, counted_until_us = 0, float("-inf")
+#     for row in sorted(rows, key=lambda row: row.start_us):
+#         begins_us = max(row.start_us, counted_until_us)
+#         total_us += max(0, row.end_us - begins_us)
+#         counted_until_us = max(counted_until_us, row.end_us)
+#     return total_us
+#
+# def exposed_ms(rows):
+#     compute = [row for row in rows if row.kind == "compute"]
+#     collectives = [row for row in rows if row.kind == "collective"]
+#     return (covered_us(compute + collectives) - covered_us(compute)) / 1000
+# </pre>
+# </details>
+
+# %% [markdown]
+# The third recording is a recommendation model on eight A100, whose ranks exchange rows of embedding tables by `all_to_all`. One step of each training, cut into 75 parts, and what *your* function says of each:
+
+# %%
+recommender = recording("recommender_8xA100")
+trainings = {"one by one": by_hand, "buckets": resnet, "recommender": recommender}
+chapter_14.draw_exposed(exposed_ms, trainings)
+
+# %% [markdown]
+# And how much of the communication is hidden behind computing? One minus exposed over all communication:
+
+# %%
+for name, rows in trainings.items():
+    print(f"{name:12} {chapter_14.share_hidden(rows):4.0%} of the communication is hidden")
+
+# %% [markdown]
+# One by one, nothing is hidden: each `wait()` keeps every later kernel from running next to NCCL's. DDP's buckets hide 16 %, which isn't much. Part 5 finds out why.
+
+# %% [markdown]
+# ## 4 · What `.item()` does
+#
+# How many rows the recommender's ranks exchange is itself a number on the GPU. Python needs it to allocate memory, and asks for it with `.item()`.
 #
 # **Predict.** 8 bytes are copied to the host. How long does the longest `.item()` take?
 
@@ -218,133 +205,149 @@ draw(by_hand, one.start_us - 700, one.start_us + 1100, text)
 in_item = predict("microseconds of the host in the longest .item()", ...)
 
 # %%
-recommender = recording("recommender_8xA100")
 items = [row for row in recommender if row.name == "aten::item"]
 print("µs in .item():", *sorted(round(row.us) for row in items))
 longest = max(items, key=lambda row: row.us)
-talks = [row for row in recommender if row.kind == "collective" and row.end_us < longest.end_us]
-last = max(talks, key=lambda row: row.end_us)
 in_item.measured(longest.us, within=0.5)
-print(f"the longest ends {longest.end_us - last.end_us:.0f} µs after the all-to-all before it")
 
 # %%
-text = "The host stands in .item(), and launches nothing, until NCCL's kernel is over."
-draw(recommender, longest.start_us - 1300, longest.end_us + 700, text)
+text = "The host stays in .item(), and launches nothing, until NCCL's kernel is over."
+chapter_14.draw_lanes(recommender, longest.start_us - 1300, longest.end_us + 700, text)
 
 # %% [markdown]
-# From 2 µs, in which nothing was copied from a GPU, to 4,003. The copy itself is short. But it stands in a stream behind the all-to-all, and Python
-# needs its result. So here the **host** waits, and feeds the GPU no longer. `print(loss)`, `.cpu()` and `if loss > 3:` do the same.
+# The calls took between 2 µs, when nothing had to come from the GPU, and 4,003 µs. The copy itself is short, but it's queued behind the all-to-all. `print(loss)`, `.cpu()` and `if loss > 3:` do the same.
+
+# %% [markdown]
+# ### Write it: the call that blocks
 #
-# In which stream does the kernel run? The recordings are old: ResNet's names NCCL 2.17. There every collective has NCCL's stream, and the compute stream waits for it. [Since PyTorch 2.8](https://github.com/pytorch/pytorch/pull/150398) only a collective with
-# `async_op=True` has it, which includes DDP's. A plain `all_reduce(x)` is put into the current stream, between the compute kernels. So what is launched later waits for the sum, then as now.
+# *5 minutes.* `.item()` is torch's; what waits is a call of CUDA's inside it. Find the longest such call: its name begins with `cuda`, and it lies within an `aten::item` of the *same*
+# thread (`row.lane`). Return its name and its microseconds, or `None` if there's no such call.
+
+
+# %%
+def blocked_in_item(rows):
+    # row.name, row.lane, row.start_us, row.end_us, row.us
+    raise NotImplementedError("about 12 lines")
+
+
+# %%
+check(blocked_in_item, **chapter_14.BLOCKED)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+# A call lies within an <code>.item()</code> if it doesn't start before it and doesn't end after it. The longest <code>.item()</code> need not be the one that waits for a GPU.
+# </details>
+# <details><summary>Our answer</summary>
+# <pre>
+# def blocked_in_item(rows):
+#     items = [row for row in rows if row.name == "aten::item"]
+#     calls = [row for row in rows if row.name.startswith("cuda")]
+#     longest = None
+#     for item in items:
+#         for call in calls:
+#             inside = item.start_us <= call.start_us and call.end_us <= item.end_us
+#             if not inside or call.lane != item.lane:
+#                 continue
+#             if longest is None or call.us > longest.us:
+#                 longest = call
+#     if longest is None:
+#         return None
+#     return longest.name, longest.us
+# </pre>
+# </details>
+
+# %% [markdown]
+# Which call is it here? These are all that the longest `.item()` contains:
+
+# %%
+for row in recommender:
+    inside = longest.start_us <= row.start_us and row.end_us <= longest.end_us
+    if inside and row.lane == longest.lane:
+        print(f"{row.name:28}{row.us:6,.0f} µs")
+
+# %% [markdown]
+# It is `cudaMemcpyAsync`, of all names. A copy to ordinary (*pageable*) memory of the host [returns only when it's complete](https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html), and
+# `cudaStreamSynchronize` then has nothing left to wait for. So don't search a trace for "synchronize" alone.
+
+# %% [markdown]
+# ### Which stream, today?
 #
+# In these recordings every collective runs in a stream of NCCL's own. [Since PyTorch 2.8](https://github.com/pytorch/pytorch/pull/150398) only a collective with `async_op=True` does, which includes DDP's. A plain
+# `all_reduce(x)` is launched on the current stream, between the compute kernels. Either way, what's launched later waits for the sum.
+
+# %% [markdown]
 # | the line | gloo, on the CPU | NCCL, on a GPU |
 # | --- | --- | --- |
-# | `all_reduce(x)` | returns when the sum is there | launches; what the stream gets later waits for the sum |
-# | `all_reduce(x, async_op=True)` | returns at once | launches; nothing waits |
-# | `work.wait()` | the host waits | the stream waits, the host does not |
-# | `x.item()`, `print(x)`, `x.cpu()` | nothing to wait for | the host waits for the stream |
+# | `all_reduce(x)` | returns when the sum is there | launches on the current stream (before 2.8: on NCCL's); later kernels wait |
+# | `all_reduce(x, async_op=True)` | returns at once | launches on NCCL's stream; nothing waits |
+# | `work.wait()` | the host waits | the current stream waits, the host doesn't |
+# | `x.item()`, `print(x)`, `x.cpu()` | nothing to wait for | the host waits for the current stream |
 # | `torch.cuda.synchronize()` | | the host waits for all streams |
-#
+
+# %% [markdown]
 # **Check yourself.** A loop prints the loss of every step. What does that cost on a GPU, and what would you do?
 #
 # <details><summary>Answer</summary>
-# In every step the host waits until the GPU is done, and only then begins to launch the next step. Add the losses up on the GPU, and print every hundredth step.
+# In every step the host waits until the GPU is done, and only then begins to launch the next step. Add up the losses on the GPU, and print every hundredth step.
 # </details>
+
+# %% [markdown]
+# ## 5 · Is it the network?
 #
-# ## 4 · Is it the network?
+# At each moment of a step a compute kernel runs; or only NCCL's does; or only a copy; or nothing. A perfect network, or perfect overlap, could save the second part, and hardly more.
 #
-# Each moment of a step is one of three: a compute kernel runs; only NCCL runs; or no kernel runs at all. A perfect network, or perfect overlap, could save
-# the second part, and hardly more.
-#
-# **Predict.** Which of the three takes the most time in ResNet's steps?
+# **Predict.** Which of them takes the most time in ResNet's steps?
 
 # %%
-largest = predict("in DDP's step most time goes to", ..., choices=("compute", "NCCL", "neither"))
-
-
-# %% jupyter={"source_hidden": true}
-def parts(rows):
-    """The shares of the steps: compute runs, only communication runs, neither runs."""
-    step_us = sum(row.us for row in rows if row.kind == "step")
-    compute = [row for row in rows if row.kind == "compute"]
-    talk = [row for row in rows if row.kind == "collective"]
-    compute_us, any_us = busy_us(compute), busy_us(compute + talk)
-    return compute_us / step_us, (any_us - compute_us) / step_us, 1 - any_us / step_us
-
+choices = ("compute", "only NCCL", "only copies", "nothing")
+largest = predict("in DDP's step most time goes to", ..., choices=choices)
 
 # %%
-trainings = {"one by one": by_hand, "buckets": resnet, "recommender": recommender}
-print("             ms/step  MB/step   compute  only NCCL  neither  beside")
+print(" " * 12, " ms/step  MB/step", *(f"{choice:>12}" for choice in choices))
 for name, rows in trainings.items():
-    steps = [row.us for row in rows if row.kind == "step"]
-    sent_mb = sum(row.bytes for row in rows if row.kind == "collective") / len(steps) / 1e6
-    shares = "{:10.0%}{:11.0%}{:9.0%}".format(*parts(rows))
-    print(f"{name:12}{sum(steps) / len(steps) / 1e3:8.1f}{sent_mb:9.0f}{shares}{beside(rows):8.0%}")
-shares = dict(zip(("compute", "NCCL", "neither"), parts(resnet)))
-largest.measured(max(shares, key=shares.get))
+    steps_us = [row.us for row in rows if row.kind == "step"]
+    sent_mb = sum(row.bytes for row in rows if row.kind == "collective") / len(steps_us) / 1e6
+    parts = chapter_14.shares(rows).values()
+    print(f"{name:12}{median(steps_us) / 1e3:9.1f}{sent_mb:9.0f}", *(f"{x:12.1%}" for x in parts))
+parts = chapter_14.shares(resnet)
+largest.measured(max(parts, key=parts.get))
 
 # %% [markdown]
-# It is the network in none of them. The recommender moves 844 MB per step, and computes beside half of it. With one all-reduce per gradient, 17 % go to NCCL alone. And DDP on two A100? Its compute stream is idle for 83 % of the time, and 6 % is all that a perfect network could save. One step of each, cut into 75 parts:
+# It's the network in none of them. With one all-reduce per gradient, 17 % go to NCCL alone. And on two A100, 6 % is all that a perfect network could save: most of the time, the GPU has nothing to do.
 
-
-# %% jupyter={"source_hidden": true}
-def within(rows, start_us, end_us):
-    """What of the rows lies between two moments."""
-    for row in rows:
-        begin_us, over_us = max(row.start_us, start_us), min(row.end_us, end_us)
-        if begin_us < over_us:
-            yield row._replace(start_us=begin_us, us=over_us - begin_us)
-
-
-# %% jupyter={"source_hidden": true}
-figure, panels = plt.subplots(3, 1, figsize=(9, 4.6), layout="constrained")
-for axes, (name, rows) in zip(panels, trainings.items()):
-    step = [row for row in rows if row.kind == "step"][-1]
-    cut_us = step.us / 75
-    starts_us = [step.start_us + cut_us * k for k in range(75)]
-    shares = [parts(list(within(rows, start, start + cut_us))) for start in starts_us]
-    compute, only, _ = (100 * np.array(column) for column in zip(*shares))
-    where = {"x": np.arange(75) * cut_us / 1e3, "width": cut_us / 1e3, "align": "edge"}
-    axes.bar(height=compute, label="computing", linewidth=0, **where, **paint("compute"))
-    axes.bar(
-        height=only, bottom=compute, label="only NCCL", linewidth=0, **where, **paint("collective")
-    )
-    axes.set(ylabel=f"{name}\n(%)", ylim=(0, 100), xlim=(0, step.us / 1e3))
-panels[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
-panels[2].set(xlabel="time since the step began (ms), each axis its own")
-show(figure, "One step of each training: white is time without a kernel; copies count as white.")
+# %%
+text = "One step of each training, in 75 parts. White is time in which the GPU has nothing to do."
+chapter_14.draw_steps(trainings, text)
 
 # %% [markdown]
-# Above, the all-reduces begin when backward is over: nothing is left to hide them behind, whatever `wait()` does. In the middle, most of the step is empty, with
-# NCCL and without. Below, the GPU has something to do most of the time.
-#
-# **Check yourself.** Only 16 % of ResNet's communication lies beside compute kernels. Would larger buckets help?
+# At the top, the all-reduces begin when backward is over, so nothing is left to hide them behind. In the middle, most of the step is empty, with NCCL and without. At the bottom, the GPU has something to do most of the time.
+
+# %% [markdown]
+# **Check yourself.** Only 16 % of ResNet's communication is hidden. Would larger buckets help?
 #
 # <details><summary>Answer</summary>
-# No. Little can lie beside compute where there is little compute to lie beside: it fills 17 % of the time.
+# No. Little can be hidden where there's little computing to hide it behind: it fills 17 % of the time.
 # </details>
-#
-# ## 5 · Who keeps the GPU idle?
+
+# %% [markdown]
+# ## 6 · Who keeps the GPU idle?
 #
 # A kernel starts when it has been launched *and* its stream has got to it. If the GPU has much to do, kernels queue up. If it waits for its host, each one
-# starts as soon as it is launched.
-#
-# How long after its launch does a compute kernel start, in the middle: microseconds, or milliseconds?
+# starts as soon as it's launched. Here is how long after its launch each compute kernel starts:
 
 # %%
 for name, rows in trainings.items():
-    asked = {row.launch: row for row in rows if row.kind == "launch"}
-    compute = [row for row in rows if row.kind == "compute"]
-    delays_us = [row.start_us - asked[row.launch].end_us for row in compute]
+    delays_us = chapter_14.launch_delays_us(rows)
     at_once = sum(delay < 10 for delay in delays_us) / len(delays_us)
     print(f"{name:12} median {median(delays_us):5.0f} µs, {at_once:4.0%} start within 10 µs")
+text = "Half of ResNet's kernels start within 2 µs, half of the recommender's after 0.7 ms or more."
+show(chapter_14.figure_of_delays(trainings), text)
 
 # %% [markdown]
-# ResNet's kernels start after 2 µs: the queue is empty, and the GPU waits for its **host**. The recommender's host is 0.7 ms ahead. But a profiler was
-# running, and it works on the host. How much of this is the profiler's own doing?
-#
-# `aten::view` is a good probe. It moves no byte and launches nothing. The control is the launch itself, which is CUDA's work: a host that is slow as
+# ResNet's kernels start after 2 µs: the queue is empty, and the GPU waits for its **host**. The recommender's host is 0.7 ms ahead. But a profiler was running, and it works on the host. How much of this is the profiler's own doing?
+
+# %% [markdown]
+# `aten::view` is a good probe, because it moves no byte and launches nothing. The control is the launch itself, which is CUDA's work: a host that's slow as
 # such would be slow at both.
 
 # %%
@@ -353,54 +356,57 @@ for name, rows in trainings.items():
     view_us[name] = median(row.us for row in rows if row.name == "aten::view")
     launch_us = median(row.us for row in rows if row.name == "cudaLaunchKernel")
     print(f"{name:12} a view {view_us[name]:4.1f} µs, a launch {launch_us:4.1f} µs")
-operators = sum(row.kind == "host" and "::" in row.name for row in resnet) / 3
-excess_us = view_us["buckets"] - view_us["recommender"]
-print(
-    f"ResNet: {operators:,.0f} operators per step, each perhaps {excess_us:.1f} µs too long,",
-    end=" ",
-)
-print(f"together {operators * excess_us / 1e3:.0f} ms")
-step_us = sum(row.us for row in resnet if row.kind == "step") / 3
-share = parts(resnet)[0] * step_us / (step_us - operators * excess_us)
-print(f"Without them, computing would fill {share:.0%} of a step.")
 
 # %% [markdown]
-# The same view takes 23 µs in one recording and 1 µs in another, while a launch differs by less than two. So most of those 23 µs are probably the recording's. If
-# each operator of ResNet is 21.6 µs too long, 96 of the 222 ms per step are the profiler's own. That is an estimate, and it does not
-# change the answer: without them computing would fill 30 % of a step, and the host would still set the pace.
-#
-# What the file cannot say: how long a step takes when nobody looks. For that one times the training without a profiler, as you do next.
-#
+# The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than two. So most of those 23 µs are probably the recording's. An estimate: what if each of ResNet's operators were that much shorter?
+
+# %%
+operators = sum(row.kind == "host" and "::" in row.name for row in resnet) / 3
+excess_us = view_us["buckets"] - view_us["recommender"]
+saved_us = operators * excess_us
+step_us = sum(row.us for row in resnet if row.kind == "step") / 3
+share = parts["compute"] * step_us / (step_us - saved_us)
+print(
+    f"{operators:,.0f} operators, each {excess_us:.1f} µs too long: {saved_us / 1e3:.0f} ms",
+    end=" ",
+)
+print(f"of {step_us / 1e3:.0f}. Without them, computing would fill {share:.0%} of a step.")
+
+# %% [markdown]
+# That doesn't change the answer: the host would still set the pace. What the file can't say is how long a step takes when nobody looks. For that one times the training without a profiler.
+
+# %% [markdown]
 # **Check yourself.** What would make this training faster: a faster network, a faster GPU, or fewer and larger launches?
 #
 # <details><summary>Answer</summary>
 # Fewer launches: <code>torch.compile</code> and CUDA graphs do that, and larger batches give each launch more to do. A faster GPU would only be idle for longer.
 # </details>
-#
-# ## 6 · Your own ranks
-#
-# On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. Chapter 03 proved it without a clock: rank 1 joins
-# only after rank 0 has told it that its own call is over. Here it is again, together with the control that was missing there, a plain `all_reduce`.
-#
-# **Predict.** Both ranks bring ones. What does rank 0 see in `x` before `wait()`? And think of what happens without `async_op`.
 
-# %%
-seen = predict("rank 0 sees in x before wait()", ...)
+# %% [markdown]
+# ## 7 · Your own ranks
+#
+# On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. In `joins_late`, rank 1 joins only after rank 0 has told it that its own call is over.
 
 
 # %%
 def joins_late(async_op):
-    x, told = torch.ones(1_000_000), torch.zeros(1)
+    x, word = torch.ones(1_000_000), torch.zeros(1)
     if dist.get_rank() == 1:
-        dist.recv(told, src=0)
+        dist.recv(word, src=0)
     work = dist.all_reduce(x, async_op=async_op)
     before = x[0].item()
     if dist.get_rank() == 0:
-        dist.send(told, dst=1)
+        dist.send(word, dst=1)
     if work:
         work.wait()
     return before, x[0].item()
 
+
+# %% [markdown]
+# **Predict.** Both ranks bring ones, and `async_op` is true. What does rank 0 see in `x` before `wait()`? And think of what happens without `async_op`.
+
+# %%
+seen = predict("rank 0 sees in x before wait()", ...)
 
 # %%
 before, after = launch(joins_late, True, backend="gloo")[0]
@@ -414,11 +420,12 @@ print(f"after it: {after:.0f}")
 launch(joins_late, False, backend="gloo", timeout=5)
 
 # %% [markdown]
-# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That is gloo's plain all-reduce. With NCCL the host would
-# go on after this line as well.
+# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That's gloo's plain all-reduce. With NCCL the host would go on after this line as well.
+
+# %% [markdown]
+# ### Record them
 #
-# Now record your own ranks. `torch.profiler` goes around the steps; `record_function` gives a name to a part. From what it found we make rows like those of the
-# GPUs. On a CPU the operators do the computing themselves, and gloo's threads take the place of NCCL's stream.
+# `torch.profiler` goes around the steps; `record_function` gives a name to a part. On GPUs add `ProfilerActivity.CUDA`.
 
 
 # %%
@@ -440,83 +447,110 @@ def recorded(count=3):
 
 
 # %% [markdown]
-# An event that is `is_async` went on after its call had returned. Here these are gloo's, and they say the shape of what was sent, in `float32`.
+# We make rows like those of the GPUs. On a CPU the operators do the computing themselves, and gloo's threads take the place of NCCL's stream. An event that `is_async` went on after its call had returned; here these are gloo's.
 
 
 # %%
 def as_row(event):
-    kind = "collective" if event.is_async else "step" if event.name == "step" else "host"
-    kind = "compute" if event.name.startswith("aten::") else kind
-    numbers = sum(torch.Size(shape).numel() for shape in event.input_shapes if event.is_async)
-    lane = "gloo's threads" if event.is_async else "the rank's thread"
+    kind, lane, size = "host", "the rank's thread", 0
+    if event.name == "step":
+        kind = "step"
+    if event.name.startswith("aten::"):
+        kind = "compute"
+    if event.is_async:
+        kind, lane = "collective", "gloo's threads"
+        size = 4 * sum(torch.Size(shape).numel() for shape in event.input_shapes)  # float32
     span = event.time_range
-    return Row(kind, event.name, lane, span.start, span.elapsed_us(), 4 * numbers, 0)
+    return Row(kind, event.name, lane, span.start, span.elapsed_us(), size, 0)
 
 
 # %% [markdown]
 # The gradients are 8.4 MB, and buckets close at 4 MB. How many all-reduces does each of the three steps have?
 
 # %%
-mine = launch(recorded, backend="gloo")[0]
-for number, step in enumerate(row for row in mine if row.kind == "step"):
-    inside = [row for row in mine if step.start_us <= row.start_us < step.end_us]
-    found = [row.bytes for row in inside if row.name == "gloo:all_reduce"]
-    print(f"step {number}: {len(found)} all-reduces, of", *(f"{size:,}" for size in found), "bytes")
-print(f"beside computing: about {beside(mine):.0%}")
+own_rows = launch(recorded, backend="gloo")[0]
+step_rows = [row for row in own_rows if row.kind == "step"]
+for number, step in enumerate(step_rows):
+    inside = [row for row in own_rows if step.start_us <= row.start_us < step.end_us]
+    sizes = [row.bytes for row in inside if row.name == "gloo:all_reduce"]
+    print(f"step {number}: {len(sizes)} all-reduces, of", *(f"{size:,}" for size in sizes), "bytes")
+print(f"hidden behind computing: about {chapter_14.share_hidden(own_rows):.0%}")
 
 # %%
-last_step = [row for row in mine if row.kind == "step"][-1]
 text = "Your rank 0, third step: backward computes and calls; gloo's threads carry it out."
-draw(mine, last_step.start_us, last_step.end_us, text)
+chapter_14.draw_lanes(own_rows, step_rows[-1].start_us, step_rows[-1].end_us, text)
 
 # %% [markdown]
-# The first step has one bucket, as chapter 05 told; then DDP knows in which order gradients arrive. In the upper row you see the two calls, and below them their work:
-# what you saw of the A100, on your machine. On GPUs add `ProfilerActivity.CUDA`. `recorder.export_chrome_trace("trace.json")` writes a file that
-# [Perfetto](https://ui.perfetto.dev) shows; the three recordings were such files.
-#
-# And what does looking cost? Each step once with a profiler and once without, in turn, and the medians compared. Beside it, the probe of part 5.
+# The first step has one bucket, as chapter 05 showed; then DDP knows in which order gradients arrive. `recorder.export_chrome_trace("trace.json")` writes a file that
+# [Perfetto](https://ui.perfetto.dev) shows; the three recordings were such files. Your `exposed_ms` takes these rows, too.
+
+# %% [markdown]
+# And what does looking cost? The probe of part 6, in one rank, with a profiler and without, in turn:
 
 
-# %% jupyter={"source_hidden": true}
+# %%
 def cost(turns=15, views=2_000):
-    took, x, training = {False: [], True: []}, torch.ones(4), steps(2 * turns + 2)
-    next(training), next(training)  # warm up
+    took_s, x = {False: [], True: []}, torch.ones(4)
     for turn in range(2 * turns):
         watched = turn % 2 == 1
         with profile(activities=[ProfilerActivity.CPU]) if watched else nullcontext():
             begun = time.perf_counter()
-            next(training)
-            between = time.perf_counter()
             for _ in range(views):
                 x.view(2, 2)
-            ended = time.perf_counter()
-        took[watched].append((between - begun, (ended - between) / views))
-    return {watched: [median(each) for each in zip(*both)] for watched, both in took.items()}
+            took_s[watched].append((time.perf_counter() - begun) / views)
+    return {watched: median(each) for watched, each in took_s.items()}
 
 
 # %%
-costs = launch(cost, backend="gloo")[0]
-(step_s, view_s), watched = costs[False], costs[True]
-print(
-    f"a step: about {1e3 * step_s:.1f} ms, recorded about {watched[0] / step_s:.2f} times as long"
-)
-print(
-    f"a view: about {1e6 * view_s:.1f} µs, recorded about {watched[1] / view_s:.2f} times as long"
-)
+view_s = launch(cost, world_size=1, backend="gloo")[0]
+print(f"a view: about {1e6 * view_s[False]:.1f} µs,", end=" ")
+print(f"recorded about {view_s[True] / view_s[False]:.1f} times as long")
 
 # %% [markdown]
-# Recording makes each operator a little longer, which shows most in tiny ones, such as a view. What it does to a whole step this cell cannot say exactly: the two ranks share your machine with all else that runs there,
-# and the number changes from run to run. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory: what it costs here says little about what it cost
-# there. A recording shows faithfully who waits for whom. How *long* a step takes, ask a run without it.
+# A recording shows faithfully *who waits for whom*. How *long* a step takes, ask a run without it. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory, so its cost there is different.
+
+# %% [markdown]
+# ## 8 · On your own GPUs
 #
-# With two GPUs, here is the table of part 3, on your own clock.
+# A pair of **events** times what lies between them *in the stream*, while `perf_counter` times the host. Ten products of matrices, on one GPU:
 
 
-# %% jupyter={"source_hidden": true}
-def on_gpus(size_mb=256):
-    x, at_ms = torch.ones(size_mb * 2**18, device="cuda"), []
+# %%
+def products(size=4096):
+    x = torch.randn(size, size, device="cuda")
+    x @ x  # the first one loads libraries
+    torch.cuda.synchronize()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun = time.perf_counter()
+    first.record()
+    for _ in range(10):
+        x @ x
+    last.record()
+    launched_ms = 1e3 * (time.perf_counter() - begun)
+    last.synchronize()
+    return launched_ms, first.elapsed_time(last)
+
+
+# %% tags=["nbval-ignore-output"]
+gpus = len(hardware().gpus)
+if gpus < 1:
+    print("no GPU here: this would print how long ten launches take, and how long their kernels.")
+else:
+    launched_ms, ran_ms = launch(products, world_size=1)[0]
+    print(f"ten launches: {launched_ms:.2f} ms; ten kernels: {ran_ms:.2f} ms")
+
+# %% [markdown]
+# Two ranks can share that GPU, though not with NCCL, which wants a GPU for each rank. Gloo takes tensors of a GPU as well: it copies them to the host and back. So here the table's second column meets a GPU.
+
+
+# %%
+def all_reduce_times(size_mb=64):
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.ones(size_mb * 2**18, device=device)
     dist.all_reduce(x)  # the first one makes the connections
     torch.cuda.synchronize()
+    dist.barrier()
+    at_ms = []
     begun = time.perf_counter()
     work = dist.all_reduce(x, async_op=True)
     for wait in (lambda: None, work.wait, torch.cuda.synchronize):
@@ -526,11 +560,24 @@ def on_gpus(size_mb=256):
 
 
 # %% tags=["nbval-ignore-output"]
-if len(hardware().gpus) < 2:
-    print("fewer than two GPUs here: the three recordings stand in for them")
+if gpus < 1:
+    print(
+        "no GPU here: this would print when gloo's all_reduce, wait() and synchronize() are over."
+    )
 else:
-    for what, ms in zip(("all_reduce", "wait()", "synchronize()"), launch(on_gpus)[0]):
-        print(f"{what:14} is over after {ms:.2f} ms")
+    at_ms = launch(all_reduce_times, backend="gloo")[0]
+    for line, ms in zip(("all_reduce", "wait()", "synchronize()"), at_ms):
+        print(f"gloo, {line:14} is over after {ms:.2f} ms")
+
+# %% [markdown]
+# With a GPU for each of two ranks, the same function by NCCL:
+
+# %% tags=["nbval-ignore-output"]
+if gpus < 2:
+    print("fewer than two GPUs here: this would print the same three times for NCCL.")
+else:
+    for line, ms in zip(("all_reduce", "wait()", "synchronize()"), launch(all_reduce_times)[0]):
+        print(f"NCCL, {line:14} is over after {ms:.2f} ms")
 
 # %% [markdown]
 # ## What you know now
@@ -539,15 +586,14 @@ else:
 predict()
 
 # %% [markdown]
-# Compare two of these with your own guess. `wait()` does not wait, on the host: it takes a microsecond, and the kernel almost half a millisecond. And most of DDP's step goes to neither
-# computing nor NCCL.
+# Compare two of these with your own guess: `wait()` doesn't wait, on the host; and most of DDP's step goes to neither computing nor NCCL.
 #
-# On a GPU the host launches and streams wait. A collective costs the host no more than the asking for it, its `wait()` a microsecond, and both order streams; `.item()` and `synchronize()` stop
-# the host itself. Before you blame the network, look at what computes beside NCCL, and at what the host does while no kernel runs. And do not forget that a profiler
-# takes part in what it records.
-#
+# On a GPU the host launches, and streams wait. Collectives and `wait()` only order streams; `.item()` and `synchronize()` stop the host itself. Before you blame the network, measure what's exposed, and look at what the host does while no
+# kernel runs. And don't forget that a profiler takes part in what it records.
+
+# %% [markdown]
 # Next: [06 · What communication costs](06_what_communication_costs.ipynb).
 #
 # *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; `course_material/recordings/README.md` says which they are and how they were made smaller.
-# [PyTorch: CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html) on asynchronous execution, and
+# [PyTorch: CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html), and
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html) on synchronous and asynchronous collectives.

@@ -50,6 +50,7 @@ OUTER = (
     "tests/lessons/test_browser.py::test_a_lesson_shows_what_was_saved_in_it*",
     "tests/lessons/test_lesson_00.py::*",
     "tests/lessons/test_train_ddp.py::*",
+    "tests/lessons/test_train_fsdp2.py::*",
     # Faults and waits of the launcher, one by one.
     "tests/hang/test_hangs.py::test_every_hang_is_explained*",
     "tests/hang/test_queued.py::test_every_hang_is_explained*",

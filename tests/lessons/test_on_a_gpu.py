@@ -1,8 +1,10 @@
 """Chapter 14: what must hold of what its ranks record, and of how it reads a recording."""
 
+import nbformat
 import pytest
 import torch
 
+from course_lessons import chapter_14
 from course_material.recordings import Row, recording
 from course_tools.notebooks import build
 from course_utils import launch
@@ -28,7 +30,8 @@ def made_up(seed):
     rows = [Row("step", "step", "main thread", 0, 100, 0, 0)]
     for number in range(12):
         start, us = torch.randint(0, 80, ()).item(), torch.randint(0, 20, ()).item()
-        rows.append(Row(("compute", "collective")[number % 2], "x", "stream 7", start, us, 0, 0))
+        kind = ("compute", "collective", "copy")[number % 3]
+        rows.append(Row(kind, "x", "stream 7", start, us, 0, 0))
     return rows
 
 
@@ -38,21 +41,23 @@ def covered(rows, kind):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_and_share_are_what_counting_microseconds_gives(lesson, seed):
+def test_shares_are_what_counting_microseconds_gives(seed):
     rows = made_up(seed)
     compute, talk = covered(rows, "compute"), covered(rows, "collective")
-    wanted = [len(compute), len(talk - compute), 100 - len(talk | compute)]
-    assert lesson["parts"](rows) == pytest.approx([us / 100 for us in wanted])
-    assert lesson["beside"](rows) == pytest.approx(len(talk & compute) / len(talk))
+    copies = covered(rows, "copy") - compute - talk
+    wanted_us = [len(compute), len(talk - compute), len(copies)]
+    wanted_us.append(100 - sum(wanted_us))
+    assert [*chapter_14.shares(rows).values()] == pytest.approx([us / 100 for us in wanted_us])
+    assert chapter_14.share_hidden(rows) == pytest.approx(len(talk & compute) / len(talk))
 
 
-def test_the_parts_of_a_step_are_those_of_its_pieces_together(lesson):
+def test_the_shares_of_a_step_are_those_of_its_pieces_together():
     rows = recording("resnet50_2xA100")
     end_us = sum(row.us for row in rows if row.kind == "step")
     edges = [end_us * k / 4 for k in range(5)]
-    pieces = [lesson["parts"](list(lesson["within"](rows, *edges[k : k + 2]))) for k in range(4)]
-    together = [sum(column) / 4 for column in zip(*pieces, strict=True)]
-    assert together == pytest.approx(lesson["parts"](rows), abs=0.001)
+    pieces = [chapter_14.shares([*chapter_14.cut_out(rows, *edges[k : k + 2])]) for k in range(4)]
+    together = {part: sum(piece[part] for piece in pieces) / 4 for part in pieces[0]}
+    assert together == pytest.approx(chapter_14.shares(rows), abs=0.001)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -74,20 +79,40 @@ def test_the_all_reduces_that_ranks_record_are_their_gradients_each_begun_within
         assert set(map(tuple, begun.values())) == {(1, 2, 2, 2)}
         sent_bytes = sum(row.bytes for row in rows if row.name == "gloo:all_reduce")
         assert sent_bytes == 4 * 8 * (512 * 512 + 512) * 4
-        assert 0 <= lesson["beside"](rows) <= 1
+        assert 0 <= chapter_14.share_hidden(rows) <= 1
 
 
 def test_the_cost_of_looking_is_told_with_the_profiler_and_without(lesson):
-    costs = launch(lesson["cost"], 2, 10, backend="gloo", timeout=100)[0]
-    assert {len(both) for both in costs.values()} == {2}
+    costs = launch(lesson["cost"], 2, 10, world_size=1, backend="gloo", timeout=100)[0]
     assert costs.keys() == {False, True}
-    assert min(min(both) for both in costs.values()) > 0
+    assert min(costs.values()) > 0
+
+
+def test_where_there_is_no_gpu_the_live_cells_say_what_they_would_print():
+    cells = nbformat.read(build.ROOT / "notebooks/14_on_a_gpu_who_waits.ipynb", 4).cells
+    live = [c for c in cells if "nbval-ignore-output" in c.metadata.get("tags", [])]
+    assert len(live) == 3
+    assert all("this would print" in cell.outputs[0].text for cell in live)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() < 1, reason="no GPU on this machine")
+def test_on_one_gpu_launches_are_over_before_their_kernels(lesson):
+    launched_ms, ran_ms = launch(lesson["products"], world_size=1)[0]
+    assert 0 < launched_ms < ran_ms
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() < 1, reason="no GPU on this machine")
+def test_two_ranks_share_a_gpu_by_gloo(lesson):
+    for at_ms in launch(lesson["all_reduce_times"], 16, backend="gloo"):
+        assert at_ms == sorted(at_ms)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(gpu_count() < 2, reason="fewer than two GPUs on this machine")
 def test_on_gpus_the_call_is_over_first_and_synchronize_last(lesson):
-    for at_ms in launch(lesson["on_gpus"], 16):
+    for at_ms in launch(lesson["all_reduce_times"], 16):
         assert at_ms == sorted(at_ms)
         assert len(at_ms) == 3
 

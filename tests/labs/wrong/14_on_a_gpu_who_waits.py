@@ -35,7 +35,9 @@ def _told(rows, sent=None, compute=None, talk=None, none=0.0, over=None, helps=N
     compute_us, talk_us, any_us = busy(compute), busy(talk), busy([*compute, *talk])
     beside_us, steps = compute_us + talk_us - any_us, _steps(rows)
     share = beside_us / (over or talk_us) if talk_us else none
-    parts = {"GPU": compute_us, "network": any_us - compute_us, "host": sum(steps) - any_us}
+    with_copies_us = busy([*compute, *talk, *[row for row in rows if row.kind == "copy"]])
+    parts = {"GPU": compute_us, "network": any_us - compute_us}
+    parts |= {"copies": with_copies_us - any_us, "host": sum(steps) - with_copies_us}
     parts |= helps(compute_us, talk_us, any_us, sum(steps)) if helps else {}
     sent = _sent(rows) / len(steps) if sent is None else sent
     return sent, share, _largest(**parts)
@@ -64,8 +66,7 @@ def added_up_but_not_more_than_all(rows):
     any_us = busy_us([row for own in _kernels(rows) for row in own])
     compute_us, talk_us = min(sum(compute), any_us), min(sum(talk), any_us)
     share = (compute_us + talk_us - any_us) / talk_us if talk_us else 0
-    helps = {"GPU": compute_us, "network": any_us - compute_us, "host": sum(_steps(rows)) - any_us}
-    return _sent(rows) / len(_steps(rows)), max(share, 0), _largest(**helps)
+    return _sent(rows) / len(_steps(rows)), max(share, 0), _told(rows)[2]
 
 
 def copies_compute(rows):
@@ -112,6 +113,10 @@ def the_host_is_whatever_does_not_compute(rows):
     return _told(rows, helps=lambda compute, talk, busy, steps: {"host": steps - compute})
 
 
+def copies_are_the_hosts(rows):
+    return _told(rows, helps=lambda compute, talk, busy, steps: {"copies": 0, "host": steps - busy})
+
+
 def never_the_host(rows):
     return _told(rows, helps=lambda compute, talk, busy, steps: {"host": 0})
 
@@ -153,16 +158,18 @@ def merged_intervals(rows):
             if a >= end_us:
                 break
             both_us += min(b, end_us) - max(a, start_us)
-    neither_us = sum(_steps(rows)) - compute_us - talk_us + both_us
-    helps = _largest(GPU=compute_us, network=talk_us - both_us, host=neither_us)
-    return [_sent(rows) / len(_steps(rows)), both_us / talk_us if talk_us else 0, helps]
+    host_us = sum(_steps(rows)) - busy_us([row for row in rows if row.kind != "step"])
+    copies_us = sum(_steps(rows)) - compute_us - talk_us + both_us - host_us
+    most = _largest(GPU=compute_us, network=talk_us - both_us, copies=copies_us, host=host_us)
+    return [_sent(rows) / len(_steps(rows)), both_us / talk_us if talk_us else 0, most]
 
 
 def by_cumulative_sums(rows):
     """A column for each moment at which something starts or ends, with torch."""
     own, talk = map(list, _kernels(rows))
+    copied = [row for row in rows if row.kind == "copy"]
     moments = torch.tensor(
-        sorted({at for row in own + talk for at in (row.start_us, row.end_us)}),
+        sorted({at for row in own + talk + copied for at in (row.start_us, row.end_us)}),
         dtype=torch.float64,
     )
     lengths = moments.diff()
@@ -176,16 +183,217 @@ def by_cumulative_sums(rows):
             change[end] -= 1
         return change.cumsum(0)[: len(lengths)] > 0
 
-    computes, talks = covered(own), covered(talk)
-    times = [computes, talks & ~computes, talks & computes, talks]
-    compute_us, only_us, both_us, talk_us = (float(lengths[which].sum()) for which in times)
-    host_us = sum(_steps(rows)) - compute_us - only_us
+    computes, talks, copies = covered(own), covered(talk), covered(copied)
+    only_copies = copies & ~computes & ~talks
+    times = [computes, talks & ~computes, talks & computes, talks, only_copies]
+    seconds = [float(lengths[which].sum()) for which in times]
+    compute_us, only_us, both_us, talk_us, copies_us = seconds
+    host_us = sum(_steps(rows)) - compute_us - only_us - copies_us
     share = both_us / talk_us if talk else 0.0
     return (
         _sent(rows) / len(_steps(rows)),
         share,
-        _largest(GPU=compute_us, network=only_us, host=host_us),
+        _largest(GPU=compute_us, network=only_us, copies=copies_us, host=host_us),
     )
+
+
+def _bills(ranks):
+    """What each rank made the others wait, collective by collective."""
+    bills = [[] for _ in ranks]
+    for kernels in zip(*ranks, strict=True):
+        took_us = [kernel.us for kernel in kernels]
+        shortest_us = min(took_us)
+        late = took_us.index(shortest_us)
+        for rank, bill in enumerate(bills):
+            bill.append(sum(took_us) - len(ranks) * shortest_us if rank == late else 0.0)
+    return bills
+
+
+def _highest(values):
+    values = list(values)
+    return values.index(max(values)), max(values)
+
+
+def the_longest_kernels(ranks):
+    totals_us = [sum(kernel.us for kernel in kernels) for kernels in ranks]
+    rank, _ = _highest(totals_us)
+    return rank, sum(totals_us[rank] - total_us for total_us in totals_us)
+
+
+def the_last_to_start(ranks):
+    """Compares clocks that begin at different moments."""
+    rank, _ = _highest(sum(kernel.start_us for kernel in kernels) for kernels in ranks)
+    return rank, sum(_bills(ranks)[rank])
+
+
+def late_most_often(ranks):
+    bills = _bills(ranks)
+    rank, _ = _highest(sum(us > 0 for us in bill) for bill in bills)
+    return rank, sum(bills[rank]) / len(ranks)
+
+
+def the_longest_wait_of_one(ranks):
+    return _highest(max(bill) for bill in _bills(ranks))
+
+
+def only_the_first_collective(ranks):
+    return _highest(bill[0] for bill in _bills(ranks))
+
+
+def the_spread_of_totals(ranks):
+    totals_us = [sum(kernel.us for kernel in kernels) for kernels in ranks]
+    return totals_us.index(min(totals_us)), sum(totals_us) - len(ranks) * min(totals_us)
+
+
+def charged_with_the_longest_only(ranks):
+    charged = [0.0] * len(ranks)
+    for kernels in zip(*ranks, strict=True):
+        took_us = [kernel.us for kernel in kernels]
+        charged[took_us.index(min(took_us))] += max(took_us) - min(took_us)
+    rank, us = _highest(charged)
+    return rank, us if len(ranks) > 2 else 2 * us
+
+
+def with_a_tensor(ranks):
+    took_us = torch.tensor(
+        [[kernel.us for kernel in kernels] for kernels in ranks], dtype=torch.float64
+    )
+    shortest_us, late = took_us.min(0)
+    waited_us = (took_us - shortest_us).sum(0)
+    bills_us = torch.zeros(len(ranks), dtype=torch.float64).index_add(0, late, waited_us)
+    return [int(bills_us.argmax()), float(bills_us.max())]
+
+
+def _call(rows):
+    return max((row for row in rows if row.name.startswith("cuda")), key=lambda row: row.us)
+
+
+def _around(rows, call):
+    operators = [row for row in rows if row.name.startswith("aten::")]
+    return [r for r in operators if r.start_us <= call.start_us and call.end_us <= r.end_us]
+
+
+def _threads_own(rows, call):
+    return [row for row in _around(rows, call) if row.lane == call.lane]
+
+
+def _shortest(rows):
+    inner = min(rows, key=lambda row: row.us, default=None)
+    return inner and inner.name
+
+
+def the_outermost(rows):
+    call = _call(rows)
+    outer = max(_threads_own(rows, call), key=lambda row: row.us, default=None)
+    return outer and outer.name, call.us
+
+
+def the_longest_operator(rows):
+    operators = [row for row in rows if row.name.startswith("aten::")]
+    return max(operators, key=lambda row: row.us).name, _call(rows).us
+
+
+def of_any_thread(rows):
+    call = _call(rows)
+    return _shortest(_around(rows, call)), call.us
+
+
+def only_in_item(rows):
+    call = _call(rows)
+    inside = any(row.name == "aten::item" for row in _threads_own(rows, call))
+    return "aten::item" if inside else None, call.us
+
+
+def only_synchronizing(rows):
+    calls = [row for row in rows if "Synchronize" in row.name]
+    call = max(calls, key=lambda row: row.us, default=None)
+    return call and (_shortest(_threads_own(rows, call)), call.us)
+
+
+def the_operators_own_time(rows):
+    around = _threads_own(rows, _call(rows))
+    inner = min(around, key=lambda row: row.us, default=None)
+    return inner and (inner.name, inner.us)
+
+
+def the_last_to_begin(rows):
+    """The operator that began last before the call, though it may be over already."""
+    call = _call(rows)
+    begun = [r for r in rows if r.name.startswith("aten::") and r.start_us <= call.start_us]
+    last = max(begun, key=lambda row: row.start_us, default=None)
+    return last and last.name, call.us
+
+
+def by_sorting(rows):
+    ordered = sorted(rows, key=lambda row: row.us)
+    call = [row for row in ordered if row.name.startswith("cuda")][-1]
+    names = [row.name for row in _threads_own(ordered, call)]
+    return [names[0] if names else None, call.us]
+
+
+def _reduced(rows):
+    found = [row for row in rows if row.kind == "collective" and "AllReduce" in row.name]
+    return sorted(found, key=lambda row: row.start_us)
+
+
+def _compute(rows):
+    return [row for row in rows if row.kind == "compute"]
+
+
+def _exposed(rows, compute, reduced):
+    alone_us = busy_us(compute)
+    return _highest(round(busy_us([*compute, row]) - alone_us, 3) for row in reduced)
+
+
+def the_longest_all_reduce(rows):
+    number, _ = _highest(row.us for row in _reduced(rows))
+    return number, _exposed(rows, _compute(rows), [_reduced(rows)[number]])[1]
+
+
+def any_collective(rows):
+    talk = [row for row in rows if row.kind == "collective"]
+    return _exposed(rows, _compute(rows), sorted(talk, key=lambda row: row.start_us))
+
+
+def counted_among_collectives(rows):
+    number, us = _exposed(rows, _compute(rows), _reduced(rows))
+    talk = sorted((r for r in rows if r.kind == "collective"), key=lambda row: row.start_us)
+    return talk.index(_reduced(rows)[number]), us
+
+
+def hidden_if_touched(rows):
+    def touched(talk):
+        return any(r.start_us < talk.end_us and talk.start_us < r.end_us for r in _compute(rows))
+
+    return _highest(0.0 if touched(row) else row.us for row in _reduced(rows))
+
+
+def the_last_of_equals_from_1(rows):
+    number, us = _exposed(rows, _compute(rows), _reduced(rows))
+    return number + 1, us
+
+
+def computing_of_one_stream(rows):
+    compute = [row for row in _compute(rows) if row.lane == "stream 7"]
+    return _exposed(rows, compute[::2], _reduced(rows))
+
+
+def copies_hide(rows):
+    busy = [row for row in rows if row.kind in ("compute", "copy")]
+    return _exposed(rows, busy, _reduced(rows))
+
+
+def span_by_span(rows):
+    """Walks through the compute kernels that touch each all-reduce."""
+    compute, found = sorted(_compute(rows), key=lambda row: row.start_us), []
+    for talk in _reduced(rows):
+        at_us, alone_us = talk.start_us, 0.0
+        for row in compute:
+            if row.end_us > at_us and row.start_us < talk.end_us:
+                alone_us += max(0.0, row.start_us - at_us)
+                at_us = row.end_us
+        found.append(round(alone_us + max(0.0, talk.end_us - at_us), 3))
+    return _highest(found)
 
 
 WRONG = {
@@ -208,6 +416,39 @@ WRONG = {
         the_host_is_never_more_than_the_gap_at_the_end,
         one_step_against_all_kernels,
         always_the_host,
-    ]
+        copies_are_the_hosts,
+    ],
+    "straggler": [
+        the_longest_kernels,
+        the_last_to_start,
+        late_most_often,
+        the_longest_wait_of_one,
+        only_the_first_collective,
+        the_spread_of_totals,
+        charged_with_the_longest_only,
+    ],
+    "blocking": [
+        the_outermost,
+        the_longest_operator,
+        of_any_thread,
+        only_in_item,
+        only_synchronizing,
+        the_operators_own_time,
+        the_last_to_begin,
+    ],
+    "most_exposed": [
+        the_longest_all_reduce,
+        any_collective,
+        counted_among_collectives,
+        hidden_if_touched,
+        the_last_of_equals_from_1,
+        computing_of_one_stream,
+        copies_hide,
+    ],
 }
-RIGHT = {"read": [merged_intervals, by_cumulative_sums]}
+RIGHT = {
+    "read": [merged_intervals, by_cumulative_sums],
+    "straggler": with_a_tensor,
+    "blocking": by_sorting,
+    "most_exposed": span_by_span,
+}
