@@ -19,6 +19,7 @@ from course_tools.site import live_parts, notebook_pages
 
 SITE = ROOT / "source/site"
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
+ROOMS = ("course_testing", "course_lint", "course_museum")  # each with a page of its own
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {
     "Colab": "https://colab.research.google.com/github/{}/blob/HEAD/{}",
@@ -51,7 +52,7 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
         }
         write_book(path, to, live, site, tongue)
     more = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "teaching").glob("*.md"))
-    for name in (*DOCUMENTS, *more, *(f"{book}/README.md" for book in BOOKS)):
+    for name in (*DOCUMENTS, *more, *(f"{folder}/README.md" for folder in (*BOOKS, *ROOMS))):
         document(ROOT / name, to, tongue)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")
