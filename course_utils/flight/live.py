@@ -268,8 +268,6 @@ class _Watcher(threading.Thread):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 store = store.clone()
             self._store = dist.PrefixStore(_KEYS, store)
-        if signal.SIGTERM in signals:
-            self._ask.wait(_LOOK_S)  # if a peer is gone, this rank's own call is about to raise
         is_asked = self._signal_number in signals or self._ask.is_set() or self._is_overdue()
         is_asking = is_asked or signal.SIGTERM in signals
         if is_asking or self._store.check(["asked"]):
