@@ -35,6 +35,7 @@ from course_utils.flight.explanation import Explanation, explain
 from course_utils.flight.guilt import NOTHING
 from course_utils.flight.unpickle import Unreadable, plain
 from course_utils.launcher import echoes, torch_private
+from course_utils.launcher.language import _
 from course_utils.launcher.torch_private import C10D
 
 _HOOK = 0xF119  # the number under which the hooks are registered with a group
@@ -248,14 +249,14 @@ class _Watcher(threading.Thread):
         """Look once a second, until the dumps were left; then only end the rank where it must."""
         while True:
             signals = b""
-            readable, _, _ = select.select([self._wake_up], [], [], _LOOK_S)
+            readable = select.select([self._wake_up], [], [], _LOOK_S)[0]
             if readable:
                 signals = os.read(self._wake_up, 64)
             try:
                 if dist.is_initialized() and not self.over.is_set():
                     self._look(signals)
             except Exception as error:  # the training must not suffer from it
-                print(report.NOT_WATCHED.format(error=error), file=sys.stderr, flush=True)
+                print(_(report.NOT_WATCHED, error=error), file=sys.stderr, flush=True)
                 self.over.set()
             # Python's handler waits until the rank is back from C++, which may never be.
             if signal.SIGTERM in signals and signal.getsignal(signal.SIGTERM) is _do_nothing:
@@ -332,11 +333,12 @@ class _Watcher(threading.Thread):
 
 def _with_stacks(explanation: Explanation, folder: Path) -> str:
     """The report, and where the guilty ranks are."""
-    parts = [report.LIVE.format(folder=folder), str(explanation)]
+    parts = [_(report.LIVE, folder=folder), str(explanation)]
     for rank in explanation.guilty or explanation.verdict.slow:
         left = explanation.dumps.by_rank.get(rank)
         if left is not None and left.stack:
-            parts.append(f"{report.STACK_OF.format(rank=rank)}\n{left.stack.rstrip()}")
+            head = _(report.STACK_OF, rank=rank)
+            parts.append(f"{head}\n{left.stack.rstrip()}")
     return "\n\n".join(parts)
 
 
