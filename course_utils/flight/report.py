@@ -132,12 +132,16 @@ def reason(evidence: Evidence) -> str:
 
 
 def _failed(evidence: Evidence, called: str) -> str:
-    return ngettext(
-        "rank {rank} still shows a call as pending that its peers have finished, beginning with "
-        "{called}. So its own GPU no longer answers: look for a CUDA error there.",
+    if evidence.count == 1:
+        return _(
+            "rank {rank} still shows a call as pending that its peers have finished, beginning "
+            "with {called}. So its own GPU no longer answers: look for a CUDA error there.",
+            rank=evidence.rank,
+            called=called,
+        )
+    return _(
         "rank {rank} still shows {count} calls as pending that its peers have finished, beginning "
         "with {called}. So its own GPU no longer answers: look for a CUDA error there.",
-        evidence.count,
         rank=evidence.rank,
         count=evidence.count,
         called=called,
