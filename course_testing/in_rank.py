@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.launcher import torch_private
+from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.torch_private import C10D
 from course_utils.network.network import Network
@@ -96,8 +97,10 @@ class RankTrace:
     def _recorded(self) -> Record:
         if self._record is None:
             raise RuntimeError(
-                "trace is asked in the test itself, in its ranks; a fixture runs before there are "
-                "any."
+                _(
+                    "trace is asked in the test itself, in its ranks; a fixture runs before there "
+                    "are any."
+                )
             )
         return self._record
 
@@ -143,5 +146,5 @@ class LateRanks(Listener):
 
         return register_and_hook
 
-    def _come_late(self, _: Any) -> None:
+    def _come_late(self, _call: Any) -> None:
         time.sleep(self._draw.uniform(0.0, self.most_ms) / 1000)

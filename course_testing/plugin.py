@@ -79,7 +79,9 @@ def _problem_of_mark(mark: pytest.Mark) -> str:
 @pytest.fixture
 def _number_of_ranks(request: pytest.FixtureRequest) -> int:
     if not hasattr(request, "param"):
-        pytest.fail(_needs_the_mark("world_size"), pytrace=False)
+        from course_testing import refusals  # here, since few tests need it
+
+        refusals.without_mark("world_size")
     return request.param
 
 
@@ -125,26 +127,21 @@ def _shared(item: pytest.Item) -> dict[str, Any]:
 
 def _refuse_without_mark(request: pytest.FixtureRequest, name: str) -> None:
     if request.node.get_closest_marker(MARK) is None:
-        pytest.fail(_needs_the_mark(name), pytrace=False)
+        from course_testing import refusals  # here, since few tests need it
 
-
-def _needs_the_mark(name: str) -> str:
-    return f"The fixture {name} is for tests that run in ranks: write @pytest.mark.ranks(2) above."
+        refusals.without_mark(name)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a mark on what would run in pytest's own process all the same."""
     if item.get_closest_marker(MARK) is None:
         return
+    from course_testing import refusals  # here, since few tests need it
+
     if isinstance(item, pytest.Function) and type(item).runtest is not pytest.Function.runtest:
-        kind = type(item).__name__
-        pytest.fail(
-            f"ranks: pytest runs this test as a {kind}, which cannot run in ranks. Write a plain "
-            "function, or a method of a class that is no unittest.TestCase.",
-            pytrace=False,
-        )
+        refusals.kind_of_test(type(item).__name__)
     if not hasattr(os, "fork"):
-        pytest.fail("ranks: ranks are forked: use Linux, macOS, or WSL on Windows.", pytrace=False)
+        refusals.without_fork()
 
 
 @pytest.hookimpl(tryfirst=True)

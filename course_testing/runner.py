@@ -29,9 +29,10 @@ from course_utils.hang.silent import SilentMistakes
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher import transport
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.language import _, capitalized, ngettext
 from course_utils.launcher.launch import Pieces, launch, print_in_rank_order
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.words import ranks_named, were
+from course_utils.launcher.words import ranks_listed, ranks_named
 from course_utils.life import SilenceTimeout
 from course_utils.record.event import ASYNC, MAY_TIME_OUT, QUEUED
 from course_utils.record.record import Record
@@ -120,7 +121,7 @@ class Mailboxes(Listener):
 
     def on_start(self, world_size: int) -> None:
         """Open them, before the fork."""
-        for _ in range(world_size):
+        for _rank in range(world_size):
             self._files.append(FileIO(transport.anonymous_file("word"), "r+"))
 
     def in_worker(self, rank: int) -> Any:
@@ -174,21 +175,29 @@ def _refuse(item: pytest.Function) -> None:
     function = item.obj
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         pytest.fail(
-            f"ranks: {name} is async, and a rank has no event loop: write a plain def, and call "
-            "asyncio.run() in it.",
+            _(
+                "ranks: {name} is async, and a rank has no event loop: write a plain def, and call "
+                "asyncio.run() in it.",
+                name=name,
+            ),
             pytrace=False,
         )
     for fixture in _CAPTURING:
         if fixture in item.funcargs:
             pytest.fail(
-                f"ranks: {fixture} reads what pytest's own process prints, and ranks are other "
-                "processes: their prints stand in the report, rank by rank.",
+                _(
+                    "ranks: {fixture} reads what pytest's own process prints, and ranks are other "
+                    "processes: their prints stand in the report, rank by rank.",
+                    fixture=fixture,
+                ),
                 pytrace=False,
             )
     if item.config.getoption("trace", False):
         pytest.fail(
-            "ranks: --trace needs a keyboard, and a rank has none: print in the test, or call the "
-            "function under test with one rank, without the mark.",
+            _(
+                "ranks: --trace needs a keyboard, and a rank has none: print in the test, or call "
+                "the function under test with one rank, without the mark."
+            ),
             pytrace=False,
         )
 
@@ -216,7 +225,7 @@ class Launch:
         """Start the ranks, wait for them, and tell pytest how the test went."""
         if self.late_ranks is not None:
             seed = self.late_ranks.seed
-            text = f"The delays of this run come again with --rank-seed={seed}."
+            text = _("The delays of this run come again with --rank-seed={seed}.", seed=seed)
             self.item.add_report_section("call", "late_ranks", text)
         error = None
         try:
@@ -288,9 +297,9 @@ class Launch:
             print_in_rank_order(pieces)
             return
         for rank, pieces_of_rank in enumerate(pieces):
-            text = "".join(text for text, _ in pieces_of_rank)
+            text = "".join(text for text, _time in pieces_of_rank)
             if text:
-                self.item.add_report_section("call", f"stdout of rank {rank}", text)
+                self.item.add_report_section("call", _("stdout of rank {rank}", rank=rank), text)
 
     def _warn(self, sentences: Sequence[str]) -> None:
         """Pass on what was warned of in ranks, each once, and what torch has let pass there."""
@@ -312,9 +321,14 @@ class Launch:
         if skipped:
             first = words[skipped[0]].reason
             others = sorted(set(range(self.world_size)) - set(skipped))
-            message = (
-                f"{ranks_named(skipped).capitalize()} skipped the test ({first}), but "
-                f"{ranks_named(others)} did not: skip on all ranks or on none."
+            message = capitalized(
+                _(
+                    "{ranks} skipped the test ({reason}), but {others} did not: skip on all ranks "
+                    "or on none.",
+                    ranks=ranks_named(skipped),
+                    reason=first,
+                    others=ranks_named(others),
+                )
             )
             if error is not None:
                 message = f"{message}\n\n{error}"
@@ -338,7 +352,12 @@ class Launch:
         if self._is_expected(word.raised):
             raise _exception_of(word) from None
         others = "\n".join(self._about_other_ranks(error))
-        title = f"rank {error.rank} of {self.world_size}: {word.reason}"
+        title = _(
+            "rank {rank} of {world_size}: {reason}",
+            rank=error.rank,
+            world_size=self.world_size,
+            reason=word.reason,
+        )
         closing = f"{others}{self._without_debugger()}"
         raise RankFailed(title, _with_title(word.shown, title, closing)) from None
 
@@ -351,18 +370,26 @@ class Launch:
             if failure.is_echo or word is None or word.outcome != "failed":
                 continue
             stopped.remove(failure.rank)
-            rows.append(f"Rank {failure.rank} failed as well: {word.reason}")
+            row = _("Rank {rank} failed as well: {reason}", rank=failure.rank, reason=word.reason)
+            rows.append(row)
         if stopped:
-            rows.append(f"{were(sorted(stopped)).capitalize()} stopped.")
+            row = ngettext(
+                "rank {ranks} was stopped.",
+                "ranks {ranks} were stopped.",
+                len(stopped),
+                ranks=ranks_listed(stopped),
+            )
+            rows.append(capitalized(row))
         return rows
 
     def _without_debugger(self) -> str:
         if not self.item.config.getoption("usepdb", False):
             return ""
-        return (
-            "\n\n--pdb opens in pytest's own process, where fixtures are: the rank has ended, and "
-            "it had no keyboard. To look into it, print there, or run the test with -l."
+        note = _(
+            "--pdb opens in pytest's own process, where fixtures are: the rank has ended, and it "
+            "had no keyboard. To look into it, print there, or run the test with -l."
         )
+        return f"\n\n{note}"
 
     def _is_expected(self, raised: type[BaseException] | None) -> bool:
         """Whether an xfail mark asks for this type of exception, which it has to see itself."""
@@ -387,7 +414,7 @@ def _plain(caught: list[warnings.WarningMessage] | None) -> list:
 
 
 def _place(item: pytest.Function) -> tuple[str, int]:
-    file, line, _ = item.location
+    file, line, _name = item.location
     return file, (line or 0) + 1
 
 
@@ -415,10 +442,10 @@ def _with_title(shown: ExceptionRepr | str, title: str, closing: str) -> Excepti
     if not hasattr(shown, "chain"):
         shown.reprtraceback.reprentries = [first, *entries]
     else:
-        traceback, _, _ = shown.chain[0]
+        traceback = shown.chain[0][0]
         traceback.reprentries = [first, *traceback.reprentries]
     if shown.reprcrash is not None:
         shown.reprcrash.message = title
     if closing:
-        shown.addsection("the other ranks", closing)
+        shown.addsection(_("the other ranks"), closing)
     return shown

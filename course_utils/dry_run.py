@@ -17,6 +17,7 @@ from torch import nn
 
 from course_utils.launcher import torch_private
 from course_utils.launcher.errors import WorkerError
+from course_utils.launcher.language import N_, _, sentences
 from course_utils.launcher.launch import Results
 from course_utils.launcher.launch import launch as launch_workers
 from course_utils.launcher.torch_private import C10D
@@ -29,7 +30,7 @@ from course_utils.record import frames
 from course_utils.record.event import COLLECTIVES, Event
 from course_utils.record.record import Record
 
-PRETENDED = (
+PRETENDED = N_(
     "A dry run pretends: nothing is sent, so values that a rank receives are wrong, and no rank "
     "waits for another. What it shows is which calls are made, in which order, of how many bytes."
 )
@@ -61,7 +62,7 @@ class DryRun:
 
     def __repr__(self) -> str:
         run = f"{len(self.ranks)} of {self.world_size} ranks"
-        return f"DryRun({run}, {len(self.events)} events)\n{PRETENDED}"
+        return f"DryRun({run}, {len(self.events)} events)\n{_(PRETENDED)}"
 
     def of_rank(self, rank: int) -> list[Event]:
         """One rank's events, in the order in which it issued them.
@@ -70,7 +71,9 @@ class DryRun:
             ValueError: That rank was not run.
         """
         if rank not in self.ranks:
-            raise ValueError(f"rank {rank} was not run: dry_run(..., ranks=[{rank}]) runs it")
+            raise ValueError(
+                _("rank {rank} was not run: dry_run(..., ranks=[{rank}]) runs it", rank=rank)
+            )
         return [event for event in self.events if event.rank == rank]
 
     def replay(self, network: Network) -> Replay:
@@ -102,7 +105,9 @@ class DryRun:
             return self.events
         problem = self._difference() or self._what_not_all_share()
         if problem:
-            raise ReplayError(f"{problem}. Run all ranks: dry_run(..., ranks='all').")
+            raise ReplayError(
+                _("{problem}. Run all ranks: dry_run(..., ranks='all').", problem=problem)
+            )
         events = []
         for rank in range(self.world_size):
             events += [replace(event, rank=rank) for event in self.of_rank(self.ranks[0])]
@@ -115,7 +120,12 @@ class DryRun:
             other = self.of_rank(rank)
             index = _first_difference(first, other)
             if index is not None:
-                return f"call {index} differs: {_call(first, index)}; {_call(other, index)}"
+                return _(
+                    "call {index} differs: {first}; {other}",
+                    index=index,
+                    first=_call(first, index),
+                    other=_call(other, index),
+                )
         return None
 
     def _what_not_all_share(self) -> str | None:
@@ -123,7 +133,7 @@ class DryRun:
         for event in self.of_rank(self.ranks[0]):
             is_shared = event.kind in COLLECTIVES and len(event.group) == self.world_size
             if event.kind != "wait" and not is_shared:
-                return f"{event!r}: not all ranks take part in that"
+                return _("{event}: not all ranks take part in that", event=repr(event))
         return None
 
     def _refuse_too_many_messages(self, network: Network) -> None:
@@ -133,8 +143,12 @@ class DryRun:
                 messages += len(event.group) ** 2
         if messages > _MOST_MESSAGES:
             raise ReplayError(
-                f"{self.world_size} ranks would send more than {messages:,} messages, which takes "
-                "too long one by one. Use Network(..., algorithm='tree') or fewer ranks."
+                _(
+                    "{world_size} ranks would send more than {messages:,} messages, which takes "
+                    "too long one by one. Use Network(..., algorithm='tree') or fewer ranks.",
+                    world_size=self.world_size,
+                    messages=messages,
+                )
             )
 
 
@@ -178,7 +192,7 @@ def dry_run(
         together = chosen[first : first + _SAME_TIME]
         world = _World(fn, args, world_size, nodes, tuple(together))
         results, recorded = world.run(timeout, values_change=False)
-        _, recorded_again = world.run(timeout, values_change=True, expected=recorded)
+        _results, recorded_again = world.run(timeout, values_change=True, expected=recorded)
         _refuse_what_depends_on_values(recorded, recorded_again)
         for rank, result in zip(together, results, strict=True):
             values[rank] = result
@@ -189,11 +203,22 @@ def dry_run(
 def _chosen(world_size: int, ranks: Sequence[int] | str | None, nodes: int) -> list[int]:
     """The ranks to run, in order; raises ValueError for what cannot be."""
     if not isinstance(world_size, int) or world_size < 1:
-        raise ValueError(f"world_size must be a whole number of at least 1, got {world_size!r}")
+        raise ValueError(
+            _(
+                "world_size must be a whole number of at least 1, got {world_size!r}",
+                world_size=world_size,
+            )
+        )
     if not isinstance(nodes, int) or nodes < 1 or world_size % nodes:
-        raise ValueError(f"{world_size} ranks cannot be laid out as {nodes!r} equal nodes")
+        raise ValueError(
+            _(
+                "{world_size} ranks cannot be laid out as {nodes!r} equal nodes",
+                world_size=world_size,
+                nodes=nodes,
+            )
+        )
     if torch_private.find(_FAKE) is None:
-        raise RuntimeError("this torch has no fake process group, so it can't run a dry run")
+        raise RuntimeError(_("this torch has no fake process group, so it can't run a dry run"))
     if ranks == "all" or (ranks is None and world_size <= 8):
         return list(range(world_size))
     if ranks is None:
@@ -201,9 +226,15 @@ def _chosen(world_size: int, ranks: Sequence[int] | str | None, nodes: int) -> l
     chosen = sorted(set(ranks))
     for rank in chosen:
         if rank not in range(world_size):
-            raise ValueError(f"there is no rank {rank!r} in a world of {world_size}")
+            raise ValueError(
+                _(
+                    "there is no rank {rank!r} in a world of {world_size}",
+                    rank=rank,
+                    world_size=world_size,
+                )
+            )
     if not chosen:
-        raise ValueError("ranks is empty: name at least one, or leave it out")
+        raise ValueError(_("ranks is empty: name at least one, or leave it out"))
     return chosen
 
 
@@ -246,7 +277,7 @@ class _World:
         except WorkerError as error:
             if expected is None:
                 raise
-            headline, _, _ = str(error).partition("\n")
+            headline = str(error).partition("\n")[0]
             raise RuntimeError(_depends_on_values(headline)) from error
         by_rank: dict[int, list[Event]] = {rank: [] for rank in self.ranks}
         for event in record.events():
@@ -277,9 +308,12 @@ class _World:
         try:
             yield
         except Exception as error:
-            error.add_note(
-                f"This was rank {rank} of a pretended world of {self.world_size}. {PRETENDED}"
+            whose = _(
+                "This was rank {rank} of a pretended world of {world_size}.",
+                rank=rank,
+                world_size=self.world_size,
             )
+            error.add_note(sentences(whose, _(PRETENDED)))
             raise
 
 
@@ -330,7 +364,7 @@ class _Pretence:
         """The future of a call. That of a fake call has no tensors in it, which hooks need."""
 
         def get_future_with_tensors(work: Any) -> torch.futures.Future:
-            _, tensors = self._works.pop(id(work), (None, None))
+            _work, tensors = self._works.pop(id(work), (None, None))
             if tensors is None:
                 return get_future(work)
             future = torch.futures.Future()
@@ -340,7 +374,7 @@ class _Pretence:
         return get_future_with_tensors
 
 
-def _as_any_work(_: Callable) -> Callable:
+def _as_any_work(_wait: Callable) -> Callable:
     """The wait for a fake call, which torch gives a method of its own: the recorder sees others."""
 
     def wait(work: dist.Work, *args: Any, **options: Any) -> Any:
@@ -359,7 +393,7 @@ def _with_a_communication_hook(wrap: Callable) -> Callable:
     def wrap_and_hook(model: nn.Module, *args: Any, **options: Any) -> None:
         wrap(model, *args, **options)
 
-        def register(*_: object) -> None:
+        def register(*_inputs: object) -> None:
             handle.remove()
             with contextlib.suppress(RuntimeError):  # the learner's is registered
                 model.register_comm_hook(model.process_group, _average)
@@ -395,13 +429,15 @@ def _refuse_what_depends_on_values(
         index = _first_difference(events, events_again)
         if index is not None:
             first, second = _call(events, index), _call(events_again, index)
-            raise RuntimeError(_depends_on_values(f"first {first}, then {second}"))
+            problem = _("first {first}, then {second}", first=first, second=second)
+            raise RuntimeError(_depends_on_values(problem))
 
 
 def _depends_on_values(problem: str) -> str:
-    return (
-        f"What this function calls depends on the values that it receives: {problem}. A dry run "
-        "receives nothing, so it can't show that: use launch."
+    return _(
+        "What this function calls depends on the values that it receives: {problem}. A dry run "
+        "receives nothing, so it can't show that: use launch.",
+        problem=problem,
     )
 
 
@@ -417,4 +453,4 @@ def _first_difference(events: Sequence[Event], others: Sequence[Event]) -> int |
 
 
 def _call(events: Sequence[Event], index: int) -> str:
-    return repr(events[index]) if index < len(events) else "nothing"
+    return repr(events[index]) if index < len(events) else _("nothing")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from course_utils.flight import report
 from course_utils.flight.explanation import explain_dumps
+from course_utils.launcher.language import _
 
 _NOT_KNOWN = 4
 
@@ -20,7 +21,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         explanation = explain_dumps(asked.folder)
     except NotADirectoryError:
-        print(report.NO_FOLDER.format(folder=asked.folder), file=sys.stderr)
+        print(_(report.NO_FOLDER, folder=asked.folder), file=sys.stderr)
         return _NOT_KNOWN
     print(explanation.as_json() if asked.json else explanation)
     return explanation.exit_status

@@ -289,8 +289,8 @@ class _Groups:
     def _highest_names(self) -> dict[int, str]:
         """By rank the name of the group that was made last, of those that it has used."""
         highest: dict[int, str] = {}
-        for name, _ in self._users:
-            for rank in self._users[name, _]:
+        for (name, _desc), users in self._users.items():
+            for rank in users:
                 if rank not in highest or _natural(name) > _natural(highest[rank]):
                     highest[rank] = name
         return highest

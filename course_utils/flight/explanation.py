@@ -4,7 +4,7 @@ import functools
 import gc
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from course_utils.flight import guilt, report
@@ -12,6 +12,7 @@ from course_utils.flight.dumps import Call, Dumps, read_folder
 from course_utils.flight.guilt import FOUND, NOTHING, PROVEN, Edge, Verdict
 from course_utils.hang.report import table
 from course_utils.hang.whereabouts import Whereabouts
+from course_utils.launcher.language import _, english
 from course_utils.record.event import Event
 
 EXIT_STATUS = {FOUND: 0, NOTHING: 3, guilt.UNKNOWN: 4}
@@ -95,11 +96,18 @@ class Explanation:
     __repr__ = __str__
 
     def as_json(self) -> str:
-        """An object with `guilty`, `victims`, `chain`, `sure` and more, as JSON."""
+        """An object with `guilty`, `victims`, `chain`, `sure` and more, as JSON.
+
+        It is read by programs, so its sentences are English whatever the learner reads.
+        """
+        with english():
+            return json.dumps(self._answer(), indent=1)
+
+    def _answer(self) -> dict[str, Any]:
         reasons = {}
         for evidence in self.verdict.evidence:
             reasons[str(evidence.rank)] = report.reason(evidence)
-        answer = {
+        return {
             "outcome": self.verdict.outcome,
             "guilty": self.guilty,
             "victims": self.victims,
@@ -111,7 +119,6 @@ class Explanation:
             "missing": self.dumps.missing,
             "left_out": report.left_out(self.dumps.left_out),
         }
-        return json.dumps(answer, indent=1)
 
 
 def explain_dumps(folder: str | Path) -> Explanation:
@@ -164,7 +171,7 @@ def _whereabouts(rank: int, dumps: Dumps, verdict: Verdict, with_calls: bool) ->
     dump = dumps.by_rank.get(rank)
     if dump is None:
         silent = FlightWhereabouts(rank, "silent", known=False)
-        silent.words = report.ROW_OF_MISSING
+        silent.words = _(report.ROW_OF_MISSING)
         return silent
     pending = verdict.pending.get(rank, [])
     pending_ids = set(map(id, pending))
@@ -192,7 +199,8 @@ def _event(call: Call, is_open: bool) -> Event:
         dtype = _DTYPES.get(call.dtypes[0], call.dtypes[0].lower())
     place = ""
     if call.line:
-        place = report.place_of(call).removeprefix(" at ").replace(" of ", ", in ")
+        file, number, _function = call.line
+        place = f"line {number}, in {PurePath(file).name}"
     peer = None
     if call.is_message:
         peer = call.receiver if call.kind == "send" else call.sender

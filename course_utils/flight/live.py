@@ -32,8 +32,10 @@ import torch.distributed.distributed_c10d as c10d
 from course_utils.flight import report
 from course_utils.flight.dumps import from_raw
 from course_utils.flight.explanation import Explanation, explain
+from course_utils.flight.guilt import NOTHING
 from course_utils.flight.unpickle import Unreadable, plain
 from course_utils.launcher import echoes, torch_private
+from course_utils.launcher.language import _
 from course_utils.launcher.torch_private import C10D
 
 _HOOK = 0xF119  # the number under which the hooks are registered with a group
@@ -225,8 +227,11 @@ def stacks() -> str:
 class _Watcher(threading.Thread):
     """The thread of one rank that looks, leaves the dump, and perhaps prints the report."""
 
-    def __init__(self, folder: Path, after_s: float | None, wake_up: int) -> None:
+    def __init__(
+        self, folder: Path, after_s: float | None, signal_number: int, wake_up: int
+    ) -> None:
         super().__init__(name="explain_hangs", daemon=True)
+        self._signal_number = signal_number
         self._folder = folder
         self._after_s = after_s
         self._wake_up = wake_up
@@ -241,37 +246,35 @@ class _Watcher(threading.Thread):
         self._ask.set()
 
     def run(self) -> None:
-        """Look once a second, until the dumps were left."""
-        try:
-            while not self.over.is_set():
-                self._look()
-        except Exception as error:  # the training must not suffer from it
-            print(report.NOT_WATCHED.format(error=error), file=sys.stderr, flush=True)
-            self.over.set()
-
-    def _look(self) -> None:
-        signals = b""
-        readable, _, _ = select.select([self._wake_up], [], [], _LOOK_S)
-        if readable:
-            signals = os.read(self._wake_up, 64)
-        if not dist.is_initialized():
-            if signal.SIGTERM in signals:
+        """Look once a second, until the dumps were left; then only end the rank where it must."""
+        while True:
+            signals = b""
+            readable = select.select([self._wake_up], [], [], _LOOK_S)[0]
+            if readable:
+                signals = os.read(self._wake_up, 64)
+            try:
+                if dist.is_initialized() and not self.over.is_set():
+                    self._look(signals)
+            except Exception as error:  # the training must not suffer from it
+                print(_(report.NOT_WATCHED, error=error), file=sys.stderr, flush=True)
+                self.over.set()
+            # Python's handler waits until the rank is back from C++, which may never be.
+            if signal.SIGTERM in signals and signal.getsignal(signal.SIGTERM) is _do_nothing:
                 os._exit(128 + signal.SIGTERM)
-            return
+
+    def _look(self, signals: bytes) -> None:
         if self._store is None:
             # A store of its own, since the rank may stand in a wait of the other one.
             store = torch_private.find(f"{C10D}:_get_default_store")()
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 store = store.clone()
             self._store = dist.PrefixStore(_KEYS, store)
-        must_end = signal.SIGTERM in signals
-        is_asking = bool(signals) or self._ask.is_set() or self._is_overdue()
+        is_asked = self._signal_number in signals or self._ask.is_set() or self._is_overdue()
+        is_asking = is_asked or signal.SIGTERM in signals
         if is_asking or self._store.check(["asked"]):
             is_first = is_asking and self._store.add("asked", 1) == 1
-            self._leave(is_first)
+            self._leave(is_first, is_asked)
             self.over.set()
-        if must_end:
-            os._exit(128 + signal.SIGTERM)
 
     def _is_overdue(self) -> bool:
         """Whether a call of this rank has been pending for too long."""
@@ -286,28 +289,37 @@ class _Watcher(threading.Thread):
                 return True
         return False
 
-    def _leave(self, is_first: bool) -> None:
+    def _leave(self, is_first: bool, is_asked: bool) -> None:
+        """Leave a dump; the first one collects all and reports, unless it is only told to end."""
         rank = dist.get_rank()
         left = dump(self._failed)
         left["stack"] = stacks()
         packed = zlib.compress(json.dumps(left).encode())
         self._store.set(f"dump/{rank}", packed)
         if is_first:
-            self._report(dist.get_world_size())
+            self._report(dist.get_world_size(), is_asked)
             self._store.set("reported", b"1")
             return
         deadline = time.monotonic() + 2 * _COLLECT_S
         while time.monotonic() < deadline and not self._store.check(["reported"]):
             time.sleep(0.1)
 
-    def _report(self, world_size: int) -> None:
-        """Collect the dumps of all ranks, keep them in the folder, and say who is guilty."""
+    def _report(self, world_size: int, is_asked: bool) -> None:
+        """Collect the dumps of all ranks, keep them in the folder, and say who is guilty.
+
+        A job that is only ended, and does not hang, is ended without a word.
+        """
         raw = self._collected(world_size)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for rank, left in raw.items():
-            (self._folder / f"_dump_{rank}").write_bytes(pickle.dumps(left, protocol=2))
+        if len(raw) < world_size and not is_asked:
+            # A peer is gone, and the job is ended for that: here its last call was to meet it.
+            raw[dist.get_rank()] = dump(failed=True)
         files = {rank: f"_dump_{rank}" for rank in raw}
         explanation = explain(from_raw(raw, files, []))
+        if explanation.verdict.outcome == NOTHING and not is_asked:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for rank, left in raw.items():
+            (self._folder / files[rank]).write_bytes(pickle.dumps(left, protocol=2))
         print(_with_stacks(explanation, self._folder), file=sys.stderr, flush=True)
 
     def _collected(self, world_size: int) -> dict[int, dict[str, Any]]:
@@ -324,11 +336,12 @@ class _Watcher(threading.Thread):
 
 def _with_stacks(explanation: Explanation, folder: Path) -> str:
     """The report, and where the guilty ranks are."""
-    parts = [report.LIVE.format(folder=folder), str(explanation)]
+    parts = [_(report.LIVE, folder=folder), str(explanation)]
     for rank in explanation.guilty or explanation.verdict.slow:
         left = explanation.dumps.by_rank.get(rank)
         if left is not None and left.stack:
-            parts.append(f"{report.STACK_OF.format(rank=rank)}\n{left.stack.rstrip()}")
+            head = _(report.STACK_OF, rank=rank)
+            parts.append(f"{head}\n{left.stack.rstrip()}")
     return "\n\n".join(parts)
 
 
@@ -357,7 +370,7 @@ def explain_hangs(
     signal.signal(signal_number, _do_nothing)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _do_nothing)  # torchrun sends it when a rank has failed
-    watcher = _Watcher(Path(folder), after_s, reading)
+    watcher = _Watcher(Path(folder), after_s, signal_number, reading)
     watcher.start()
     show_exception = sys.excepthook
 

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from course_utils.flight.dumps import Call, Group
 from course_utils.flight.explanation import Explanation
+from course_utils.launcher.language import _, english
 from course_utils.launcher.words import ranks_named
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import OKABE_ITO, show
@@ -26,8 +27,9 @@ def plot_groups(explanation: Explanation) -> None:
     """
     groups = _groups_waited_in(explanation)
     if not groups:
-        raise ValueError("no rank has a call pending, so there is nothing to draw")
-    show(draw(explanation, groups), words(explanation, groups))
+        raise ValueError(_("no rank has a call pending, so there is nothing to draw"))
+    with english():  # as are all other words of pictures
+        show(draw(explanation, groups), words(explanation, groups))
 
 
 def _groups_waited_in(explanation: Explanation) -> list[Group]:

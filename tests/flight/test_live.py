@@ -73,6 +73,7 @@ def heard(job: subprocess.Popen, folder: Path) -> str:
     return "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_call_that_is_pending_for_too_long_makes_the_first_rank_report(tmp_path):
     script = LINE.format(after_s=3) + BEGIN + RECEIVES_BEHIND_AN_ALL_REDUCE
     told = heard(start(tmp_path, script), tmp_path)
@@ -82,6 +83,8 @@ def test_a_call_that_is_pending_for_too_long_makes_the_first_rank_report(tmp_pat
     assert explain_dumps(tmp_path / "hang").guilty == [3]
 
 
+@pytest.mark.slow
+@pytest.mark.outer
 def test_a_rank_that_dies_is_told_before_torchrun_ends_the_others(tmp_path):
     script = LINE.format(after_s=600) + BEGIN + DIES
     told = heard(start(tmp_path, script), tmp_path)
@@ -90,6 +93,7 @@ def test_a_rank_that_dies_is_told_before_torchrun_ends_the_others(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.outer
 def test_a_signal_to_any_rank_of_an_unchanged_script_makes_all_leave_dumps(tmp_path):
     script = BEGIN + ASKS + RECEIVES_BEHIND_AN_ALL_REDUCE
     job = start(tmp_path, script, "-m", "course_utils.watch")

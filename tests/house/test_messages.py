@@ -246,7 +246,7 @@ def test_a_stopped_launch_says_so_in_chinese(in_chinese):
 
 
 def modules():
-    for package in ("course_utils", "course_checks"):
+    for package in ("course_utils", "course_checks", "course_testing"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield path, ast.parse(path.read_text(encoding="utf-8"))
 
