@@ -102,7 +102,7 @@ NODES = {
     JUDGE: 9700,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 5150,
+    LESSONS: 9400,  # chapter 08: a roll call, logs of six jobs, jobs under torchrun, its pictures
     TOOLS: 50400,  # the buttons of a lab, what changed in an original, a count of all labs
 }
 
