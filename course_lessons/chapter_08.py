@@ -19,7 +19,6 @@ RANKS = 4
 _LATE_S = 0.2  # a rank that is slow, and comes in time
 _PATIENT_S = 8.0  # so long that a slow rank is in time on a busy machine as well
 _PATIENCE_S = 1.0
-_TOO_LATE_S = 2.3  # well after the patience; who grants it to each absent rank still sees it
 _roll_calls = itertools.count()  # ranks are forks of one process and count alike
 
 
@@ -30,26 +29,24 @@ class Absence:
     Attributes:
         name: What a learner reads of it.
         never: Ranks that do not call, counted from the end where negative.
-        too_late: Ranks that call when the others' patience is over.
     """
 
     name: str
     never: tuple[int, ...] = ()
-    too_late: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.name
 
     def ranks(self, world_size: int) -> list[int]:
         """Return who is missing, in the order of ranks."""
-        return sorted({rank % world_size for rank in self.never + self.too_late})
+        return sorted({rank % world_size for rank in self.never})
 
 
 ABSENCES = (
     Absence("everybody is there"),
     Absence("the last rank is absent", never=(-1,)),
     Absence("rank 0 is absent", never=(0,)),
-    Absence("two are absent, and the last one comes too late", never=(0, 1), too_late=(-1,)),
+    Absence("ranks 0 and 1 are absent", never=(0, 1)),
 )
 
 
@@ -75,10 +72,7 @@ def in_a_roll_call(who_is_missing: Callable) -> Callable:
             time.sleep(_LATE_S)
         answers = [who_is_missing(store, "before epoch 1", _PATIENT_S)]
         dist.barrier()
-        if rank in [late % world_size for late in absence.too_late]:
-            time.sleep(_TOO_LATE_S)
-            who_is_missing(store, "before epoch 2", _PATIENCE_S)
-        elif rank not in absence.ranks(world_size):
+        if rank not in absence.ranks(world_size):
             answers.append(who_is_missing(store, "before epoch 2", _PATIENCE_S))
         dist.barrier()  # nobody leaves while somebody waits
         return answers

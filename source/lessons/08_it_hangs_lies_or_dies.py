@@ -212,7 +212,7 @@ def who_is_missing(store, name, patience_s):
 # </details>
 
 # %% [markdown]
-# The check calls the roll twice in real ranks. First one rank is slow but comes. Then some are absent, or come too late: rank 0 as well, and more than one.
+# The check calls the roll twice in real ranks. First one rank is slow but comes. Then some are absent: rank 0 as well, and more than one.
 
 # %%
 check(in_a_roll_call(who_is_missing), **chapter_08.ROLL_CALL)

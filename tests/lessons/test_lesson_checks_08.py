@@ -50,11 +50,6 @@ def forgets_the_name(store, name, patience_s):
     return [rank for rank in _ranks() if _misses(store, "roll call", rank, patience_s)]
 
 
-def full_patience_for_each(store, name, patience_s):
-    _here(store, name)
-    return [rank for rank in _ranks() if _misses(store, name, rank, patience_s)]
-
-
 def all_or_nobody(store, name, patience_s):
     _here(store, name)
     try:
@@ -135,7 +130,7 @@ def with_a_counter_of_time(store, name, patience_s):
 
 
 WRONG_CALLS = [
-    looks_at_once, forgets_the_name, full_patience_for_each, all_or_nobody, stops_at_the_first,
+    looks_at_once, forgets_the_name, all_or_nobody, stops_at_the_first,
     only_rank_0_looks, never_signs_itself, counts_only, by_monitored_barrier, by_a_collective,
 ]  # fmt: skip
 
