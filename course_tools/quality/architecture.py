@@ -115,7 +115,7 @@ NODES = {
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 24800,  # by chapter: checks of what learners write, and pictures
+    LESSONS: 29050,  # by chapter: checks of what learners write, and pictures
     TESTING: 3600,
     LINT: 5800,
     MUSEUM: 3000,

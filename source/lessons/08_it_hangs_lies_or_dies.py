@@ -3,11 +3,11 @@
 #
 # **A training goes wrong at 2 a.m. What do you ask first, and who can answer?**
 #
-# In 90 minutes you will be able to
+# In 130 minutes, best in two sittings (parts 1 to 5, then 6 to 8), you will be able to
 #
-# 1. tell a hang from a slow rank, and find the rank that never arrived, its line, and the mistake before it;
+# 1. tell a hang from a slow rank, and find the rank that never arrived, its line, and the mistake before it; you write the roll call that names it;
 # 2. catch results that are wrong without any error;
-# 3. find the first failure among its echoes, and say why a rank died without a word;
+# 3. read raw logs, find the first failure among its echoes with a function of your own, and say why a rank died without a word;
 # 4. find the same failures in a plain `torchrun` training, with logs, stacks, the flight recorder and the debug level, knowing to what each is deaf.
 #
 # **Hardware:** two cores, Linux for the part on memory; all ranks use gloo on the CPU.
@@ -15,46 +15,38 @@
 # **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [08 · It hangs, lies or dies](../exercises/08_it_hangs_lies_or_dies.ipynb).
 #
-# Seven cells ask you to **predict**: put your answers in place of the three dots, and a later cell shows them beside what real ranks did.
+# Five cells ask you to **predict**: put your answers in place of the three dots, and a later cell shows them next to what real ranks did. Two ask you to **write** a function, which real ranks then check.
 
 # %% jupyter={"source_hidden": true}
 import faulthandler
-import inspect
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import re
 import resource
-import runpy
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import textwrap
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr, suppress
 from datetime import timedelta
 from pathlib import Path
 from statistics import median, mode
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 import torch.distributed.run
 from torch import nn
 from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed.algorithms.join import Join
-from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import WorkerError, WorkerTimeout, launch, plot_calls, predict, show
-from course_utils.pictures.style import rank_style
+from course_lessons import chapter_08
+from course_lessons.chapter_08 import in_a_roll_call
+from course_lessons.torchrun_jobs import Jobs
+from course_utils import WorkerError, WorkerTimeout, check, launch, plot_calls, predict
 
 # %% [markdown]
 # Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, and the numbers are wrong. It **dies**: a rank raises an error, or is
@@ -97,29 +89,9 @@ except WorkerTimeout as error:
 # Start at the bottom of the report. *Ranks 0 and 2 waited for rank 1, which never arrived*: **who**. *In line 10, 5 times, 4 times*: **where**, and that the counts differ. *Collective #5*: **which** call. *Its
 # function has returned*: rank 1 is not stuck, it is done. The picture, drawn from what the ranks printed, puts each rank's calls in order.
 
-# %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(6.4, 1.9))
-for rank, printed in enumerate(hang.output):
-    steps = re.findall(r"step \d", printed)
-    ends = "returned" if hang.waiting[rank].state == "returned" else f"step {len(steps)}\nwaits"
-    for call, words in enumerate([*steps, ends]):
-        fill = rank_style(rank)["color"] + "66" if call < len(steps) else "white"
-        style = {"hatch": "////", "ls": "--"} if words == "returned" else {}
-        box = plt.Rectangle(
-            (call, rank), 0.94, 0.86, fc=fill, ec=rank_style(rank)["color"], **style
-        )
-        axes.add_patch(box)
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        wrong = call < len(steps) and words != f"step {call}"
-        said = {"weight": "bold" if wrong else "normal", "bbox": behind if style else None}
-        axes.text(call + 0.47, rank + 0.43, words, ha="center", va="center", fontsize=9, **said)
-axes.set(xlim=(0, 5), ylim=(3, 0))
-axes.set_xticks([call + 0.47 for call in range(5)], [f"call {call + 1}" for call in range(5)])
-axes.set_yticks([rank + 0.43 for rank in range(3)], ["rank 0", "rank 1", "rank 2"])
-axes.tick_params(length=0, labelbottom=False, labeltop=True)
-axes.spines[:].set_visible(False)
+# %%
 hangs_in.measured(hang.output[0].count("step"))
-show(figure, "In its third call rank 1 is in step 3, and meets the others' step 2.")
+chapter_08.draw_calls(hang)
 
 # %% [markdown]
 # It hangs two steps after the mistake, because gloo counts calls, not steps. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same number under the name of step 3. **It lied twice before
@@ -189,10 +161,6 @@ def uneven(cured):
 
 
 # %%
-that_wait = predict("ranks that wait when time is up, in evaluate_on_one and in uneven", ...)
-
-
-# %%
 def hang_of(task, *arguments, timeout=2, **options):
     try:
         launch(task, *arguments, backend="gloo", timeout=timeout, **options)
@@ -201,13 +169,10 @@ def hang_of(task, *arguments, timeout=2, **options):
 
 
 # %%
-waiting = []
 for task in (evaluate_on_one, uneven):
     error = hang_of(task, False)
-    waiting.append(sum(one.state == "waiting" for one in error.waiting.values()))
     print(f"{task.__name__}: {error.parts[-1]}")
     launch(task, True, backend="gloo")  # the cured one ends
-that_wait.measured(waiting)
 
 # %% [markdown]
 # In the first, **both** ranks wait, each in another call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 makes no such call for an evaluation, so it answers with its next
@@ -219,6 +184,75 @@ that_wait.measured(waiting)
 #
 # <details><summary>Answer</summary>
 # No: there is nothing to send. The mistake sleeps until somebody adds a batch norm.
+# </details>
+#
+# ### Call the roll
+#
+# A collective that waits for an absent rank can't say whom it waits for. The **store** can, the notice board by which the ranks met: a rank that never comes leaves no note there. So
+# before each epoch, let everybody sign in and then look for the others.
+#
+# **Write** (10 minutes). Every rank calls the function with the same `name`, which is new each time. It returns the ranks that haven't called within `patience_s` seconds in all, as a sorted list.
+# `store.set(key, text)` leaves a note. `store.wait([key], timedelta(...))` returns as soon as the note is there, and raises a `RuntimeError` when time is up.
+
+
+# %%
+def who_is_missing(store, name, patience_s):
+    raise NotImplementedError("about 9 lines")
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Whose note is it, and of which roll call? Both belong in the key.
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Leave your own note first. Then wait for one rank after the other, each time for as long as is left until a deadline that all of them share.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>deadline = time.monotonic() + patience_s</code> comes before the loop; in it, <code>left_s = max(deadline - time.monotonic(), 0.001)</code>, and the wait between <code>try</code> and <code>except RuntimeError</code>.
+# </details>
+
+# %% [markdown]
+# The check calls the roll twice in real ranks. First one rank is slow but comes. Then some are absent: rank 0 as well, and more than one.
+
+# %%
+check(in_a_roll_call(who_is_missing), **chapter_08.ROLL_CALL)
+
+# %% [markdown]
+# This is what *your* function tells four ranks while rank 2 sleeps. Every row should name rank 2 and nobody else.
+
+# %%
+chapter_08.draw_roll_call(who_is_missing)
+
+# %% [markdown]
+# Our own answer is folded up here, with its picture.
+
+
+# %% jupyter={"source_hidden": true}
+def who_is_missing_done(store, name, patience_s):
+    store.set(f"{name}/{dist.get_rank()}", "here")
+    deadline = time.monotonic() + patience_s
+    missing = []
+    for rank in range(dist.get_world_size()):
+        left_s = max(deadline - time.monotonic(), 0.001)
+        try:
+            store.wait([f"{name}/{rank}"], timedelta(seconds=left_s))
+        except RuntimeError:
+            missing.append(rank)
+    return missing
+
+
+check(in_a_roll_call(who_is_missing_done), **chapter_08.ROLL_CALL)
+
+# %%
+chapter_08.draw_roll_call(who_is_missing_done)
+
+# %% [markdown]
+# A roll call knows who is absent and not why. It also knows it at once: it doesn't wait for the group's timeout, which is thirty minutes with gloo.
+#
+# **Check yourself.** Why not gather the names with a collective instead?
+#
+# <details><summary>Answer</summary>
+# Because a collective needs everybody. The rank you are looking for is the one that would never make the call.
 # </details>
 #
 # ## 3 · Slow, or hung?
@@ -243,35 +277,10 @@ for name, naps_s in {"slow": {2: 1.0}, "hung": {3: 600.0}}.items():
 
 # %% [markdown]
 # The report looks at the silence at the end. In `slow` it was shorter than an earlier one that *did* end, so perhaps nothing hangs. In `hung` nobody had ever been silent for so long. You can do the
-# same by eye: with `trace=True`, the error carries the recording.
+# same by eye: with `trace=True`, the error carries the recording. Look for the rank that waits least.
 
-# %%
-waits_least = predict("the rank that waits least, in slow and in hung", ...)
-
-# %% jupyter={"source_hidden": true} tags=["row-D9"]
-figure, sides = plt.subplots(1, 2, figsize=(8, 2.4), sharex=True, layout="constrained")
-least = []
-for axes, (name, error) in zip(sides, errors.items()):
-    waits_s, over_s = [0.0] * 3, max(event.end_s for event in error.trace)
-    for rank in range(3):
-        events, free_s = error.trace.of_rank(rank), 0.0
-        for event in events:
-            axes.barh(rank, event.start_s - free_s, 0.6, free_s, fc="#777777")
-            took_s, free_s = event.end_s - event.start_s, event.end_s
-            open_ = {} if event.finished else {"hatch": "////"}
-            style = {"fc": rank_style(rank)["color"] + "44", "ec": rank_style(rank)["color"]}
-            axes.barh(rank, took_s, 0.6, event.start_s, **style, **open_)
-            waits_s[rank] += took_s
-        axes.barh(rank, over_s - free_s, 0.6, free_s, fc="#777777")
-    axes.set(title=name, xlabel="s since the launch", xlim=(0, None), ylim=(2.5, -0.5))
-    axes.set_yticks(range(3), ["rank 0", "rank 1", "rank 2"])
-    least.append(waits_s.index(min(waits_s)))
-waits_least.measured(least)
-show(
-    figure,
-    "Grey: a rank is busy with its own; pale: it is inside all_reduce, hatched where that did not "
-    "end. Rank 2 is always busy, and the others wait for it.",
-)
+# %% tags=["row-D9"]
+chapter_08.draw_waits(errors)
 
 # %% [markdown]
 # Rank 2, both times. Chapter 03 found the rule, **the straggler is the rank that waits least**, and it holds for a rank that has stopped for good. So there is one question for both: who is *not* waiting? Then look at
@@ -383,27 +392,18 @@ def send_shapes(sizes):
 # %%
 symptoms = ("hangs", "lies", "dies")
 sum_3_4 = predict("all_reduce of 3 and 4 numbers", ..., choices=symptoms)
-sum_4_6 = predict("all_reduce of 4 and 6 numbers", ..., choices=symptoms)
-send_4_3 = predict("broadcast of 3 numbers into 4 places", ..., choices=symptoms)
 
 # %%
 error = hang_of(sum_shapes, (3, 4))
 print(error.parts[-1])
 print("broadcast:", *launch(send_shapes, (4, 3), backend="gloo"))
 sum_3_4.measured("hangs" if error else "lies")
-send_4_3.measured("lies")
 
 # %% [markdown]
 # In the first case rank 1 hangs, while rank 0 got a sum and went on: one call, two symptoms. In the second, rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
 
 # %% tags=["raises-exception"]
-try:
-    launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
-except WorkerTimeout:
-    sum_4_6.measured("hangs")
-except WorkerError:
-    sum_4_6.measured("dies")
-    raise
+launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
 
 # %% [markdown]
 # First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up; that is no exception, so no `try` in the rank can
@@ -436,9 +436,101 @@ for sizes in ((3, 4), (4, 6)):
 #
 # ## 6 · It dies
 #
-# ### Who was first?
+# ### The logs, before any report
 #
-# Rank 1 meets a bad label. Like many published scripts, it cleans up after itself, and that takes a moment: it leaves the group, closes its files, and only then does its error come out.
+# Four ranks ran under `torchrun`, and the job is dead. No report has been written for you. All you have is what each rank wrote to its `stderr.log`, and its exit code. Here are the last three lines of each. This is
+# the recording of a real job, in which one rank met a bad label.
+
+# %%
+logs, exit_codes = chapter_08.raw_logs("a label")
+for rank in range(4):
+    print(f"rank {rank}, exit code {exit_codes[rank]}")
+    for line in logs[rank].splitlines()[-3:]:
+        print("   ", textwrap.shorten(line, 90, placeholder=" ..."))
+
+# %% [markdown]
+# An exit code below zero is the number of a signal. `-15` is SIGTERM, by which `torchrun` ends all the others as soon as it has seen one rank fail. In this job it called **rank 3** the root cause.
+
+# %%
+first = predict("the rank to look at first", ...)
+
+# %%
+first.measured(chapter_08.CULPRIT)
+
+# %% [markdown]
+# Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Its exit code
+# says nothing, for rank 2 was still cleaning up when `torchrun` ended it.
+#
+# But sometimes nothing is left. Here are two more jobs of the same script. In one of them rank 2 was killed, as if memory had run out; in the other its disk didn't answer any more.
+
+# %%
+for job in ("a kill", "a sleep"):
+    logs, exit_codes = chapter_08.raw_logs(job)
+    print(job)
+    for rank in range(4):
+        last = logs[rank].rpartition("\n")[2]
+        print(f"{exit_codes[rank]:5}  {textwrap.shorten(last, 80, placeholder=' ...')}")
+
+# %% [markdown]
+# **Write** (10 minutes). Given the logs and exit codes of all ranks, return the list of ranks to look at first; it's empty if nobody failed. The check draws the culprit anew for each of six recorded jobs.
+
+
+# %%
+def suspects(logs, exit_codes):
+    raise NotImplementedError("about 12 lines")
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Ask three questions, one after the other, and stop at the first that has an answer. Who has an error that is no echo?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# If there is no such error: who was ended by a signal that did not come from <code>torchrun</code>? And if nobody was: who is silent while others complain?
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# A rank's last words are <code>log.rpartition("\n")[2]</code>. An echo has <code>by peer</code> or <code>Timed out</code> in them. A foreign signal is <code>code &lt; 0 and code != -15</code>.
+# </details>
+
+# %%
+check(suspects, **chapter_08.SUSPECTS)
+
+# %% [markdown]
+# These are the six jobs, with each rank's last words and exit code. Rank 2 was always the culprit, and orange is whom *your* function suspects.
+
+# %%
+chapter_08.draw_suspects(suspects)
+
+# %% [markdown]
+# And our answer, folded up:
+
+
+# %% jupyter={"source_hidden": true}
+def suspects_done(logs, exit_codes):
+    failed, complaining = [], []
+    for rank, log in enumerate(logs):
+        last_words = log.rpartition("\n")[2]
+        if "Error" in last_words:
+            complaining.append(rank)
+            if "by peer" not in last_words and "Timed out" not in last_words:
+                failed.append(rank)
+    killed = [rank for rank, code in enumerate(exit_codes) if code < 0 and code != -15]
+    silent = [rank for rank in range(len(logs)) if rank not in complaining]
+    if not complaining:
+        return killed
+    return failed or killed or silent
+
+
+check(suspects_done, **chapter_08.SUSPECTS)
+
+# %%
+chapter_08.draw_suspects(suspects_done)
+
+# %% [markdown]
+# If nothing remains but echoes, look for the rank whose log just stops. It may have been killed, or it may sleep: ask for its exit code, its stack and the system's log, and suspect the network last.
+#
+# ### Why the clock misleads
+#
+# Could we simply have taken the first error? Rank 1 below cleans up after itself, as many published scripts do. It leaves the group and closes its files, and only then does its error come out.
 
 
 # %%
@@ -455,10 +547,6 @@ def train_and_clean_up():
 
 
 # %%
-first = predict("the first error comes from rank", ...)
-
-
-# %%
 def death_of(task, *arguments):
     try:
         launch(task, *arguments, backend="gloo")
@@ -467,14 +555,11 @@ def death_of(task, *arguments):
 
 
 error = death_of(train_and_clean_up)
-in_time = sorted(error.failures, key=lambda failure: failure.when)
-for failure in in_time:
+for failure in sorted(error.failures, key=lambda failure: failure.when):
     print(f"rank {failure.rank}: {failure.headline}")
-first.measured(in_time[0].rank)
 
 # %% [markdown]
-# Rank 0's, which did nothing wrong. Its *Connection closed by peer* is an **echo**: it says that somebody else is gone. Whoever trusts the clock blames a bystander, and in a large job each rank may add its echo. `launch` puts
-# echoes last. If you have only a log: leave out every line about peers, connections and timeouts, and read what is left. If nothing remains, look for the rank whose log just stops: it may have been killed, or it may sleep. Ask for its exit code, its stack and the system's log, and suspect the network last. Part 7 has two such failures.
+# The echo came first. Whoever trusts the clock blames a bystander, and in a large job each rank may add its echo. That's why `launch` puts echoes last.
 #
 # ### Out of memory
 #
@@ -614,7 +699,7 @@ _ = launch(hears_late, backend="gloo")
 # It was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
 #
 # The functions go into a file `train.py`, whose last line is `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
-# `start`, folded below, does in a folder of its own what you would type:
+# `jobs.start` does in a folder of its own what you would type:
 #
 # ```text
 # torchrun --standalone --nproc-per-node=2 --log-dir=logs --redirects=3 --monitor-interval=0.2 train.py "absent rank"
@@ -623,161 +708,22 @@ _ = launch(hears_late, backend="gloo")
 # The absent rank is started by just this. In the other jobs the same `torchrun` runs in a fork of this kernel, and each rank is a fork of it instead of a new Python (`Forked`). All else is `torchrun`'s, and we
 # need not wait for three imports of torch per job.
 #
-# `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well. While a job runs, `look` sees three times where its two processes are. It takes `py-spy dump --pid`,
+# `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well. While a job runs, `jobs.look` sees three times where its two processes are. It takes `py-spy dump --pid`,
 # which needs no preparation, and the signal where py-spy is not installed or may not look: Linux lets it look at other processes of yours only if `kernel.yama.ptrace_scope` is 0 or you are root, and a container needs the capability `SYS_PTRACE`.
 
-# %% jupyter={"source_hidden": true}
+# %%
 FAULTS = ("swapped calls", "absent rank", "straggler", "killed rank", "out of memory")
 FAULTS += ("spoiled checkpoint",)
-HEAD = """import faulthandler, os, signal, sys, time
-from datetime import timedelta
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace
-from torch.distributed.elastic.multiprocessing.errors import record
-"""
-COMMAND = ["--standalone", "--nproc-per-node=2", "--log-dir=logs", "--redirects=3"]
-COMMAND += ["--monitor-interval=0.2", "train.py"]
-jobs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-seen = {fault: [] for fault in FAULTS}  # where ranks 0 and 1 were, each time we looked
-fork = multiprocessing.get_context("fork")
-
-
-def folder_of(fault, variant=""):
-    return Path(jobs.name, f"{fault} {variant}".strip().replace(" ", "-"))
-
-
-def prepare(folder, fault):
-    folder.mkdir()
-    parts = [HEAD, *map(inspect.getsource, (load, sum_metrics, train, leave, main))]
-    (folder / "train.py").write_text("\n\n".join([*parts, "record(main)(sys.argv[1])\n"]))
-    for rank in range(2):
-        torch.save(torch.zeros(1), folder / f"checkpoint{rank}.pt")
-    if fault == "spoiled checkpoint":
-        os.truncate(folder / "checkpoint1.pt", (folder / "checkpoint1.pt").stat().st_size // 2)
-
-
-def start(fault, variant="", typed=False, **settings):
-    """Starts train.py under torchrun on loopback; only where `typed` by a new Python."""
-    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-    quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    prepare(folder_of(fault, variant), fault)
-    where = folder_of(fault, variant), loopback | quiet | settings
-    process = fork.Process(target=torchrun, args=(*where, [*COMMAND, fault], typed))
-    process.start()
-    return process
-
-
-def torchrun(folder, settings, command, typed):
-    """In a process of its own: what a shell does, then torchrun."""
-    os.setsid()
-    os.chdir(folder)
-    os.environ.update(settings)
-    with open("torchrun.txt", "w") as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
-    if typed:
-        python = [sys.executable, "-m", "torch.distributed.run"]
-        os.execv(python[0], python + command)
-    sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
-    sys.excepthook = sys.__excepthook__
-    subprocess_handler.Popen = Forked
-    torch.distributed.run.main(command)
-
-
-class Forked:
-    """In place of a new Python for train.py: a fork of this one, which has imported torch."""
-
-    def __init__(self, args, env, stdout, stderr, **_):
-        self.process = fork.Process(target=run_script, args=(args, env, stdout, stderr))
-        self.process.start()
-        self.pid, self.wait = self.process.pid, self.process.join
-
-    def poll(self):
-        return self.process.exitcode
-
-
-def run_script(args, env, *streams):
-    os.setsid()
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream.fileno(), number)
-    os.environ.update(env)
-    dist.set_debug_level_from_env()  # which a new Python does when it imports torch
-    torch.set_num_threads(1)
-    sys.argv = list(args[2:])  # behind "python -u"
-    # torchrun's store must not be asked while the other rank is forked.
-    Path("born" + env["RANK"]).touch()
-    while not (Path("born0").exists() and Path("born1").exists()):
-        time.sleep(0.01)
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        sys.exit(1)
-
-
-def look(fault, process):
-    """Notes three times where both ranks are, if both are at work for longer than a moment."""
-    pids = []
-    while process.is_alive() and len(pids) < 2:
-        time.sleep(0.1)
-        pids = re.findall(r"is process (\d+)", "".join(logs(fault, "stdout.log")))
-    for _ in range(3):
-        time.sleep(0.7)
-        places = [place_of(fault, rank, int(pid)) for rank, pid in enumerate(pids)]
-        if not all(places) or "calls" in "".join(places):
-            return  # a rank has ended, or is in the `finally`
-        seen[fault].append(tuple(places))
-
-
-def finish(processes):
-    for process in processes:
-        process.join(timeout=120)
-        if process.is_alive():
-            process.terminate()  # torchrun ends its ranks
-            process.join(timeout=60)
-
-
-def place_of(fault, rank, pid):
-    """The line of train.py in which a process is: by py-spy, or else by the signal."""
-    stack = ""
-    with suppress(OSError, subprocess.SubprocessError):
-        spy = shutil.which("py-spy") or Path(sys.executable).with_name("py-spy")
-        command = [spy, "dump", "--pid", str(pid)]
-        plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # a kernel asks for colours
-        streams = {"capture_output": True, "text": True, "timeout": 5}
-        stack = subprocess.run(command, env=plain, **streams).stdout
-    if not stack:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.1)
-        file = folder_of(fault) / f"stack{rank}"
-        stack = file.read_text().rpartition("most recent")[2]
-    lines = re.findall(r"train\.py(?::|\", line )(\d+)", stack)
-    return code(fault, int(lines[0])) if lines else ""
-
-
-def logs(fault, name, variant=""):
-    """The texts of both ranks' files of this name, empty where there is none."""
-    paths = [folder_of(fault, variant).glob(f"logs/*/attempt_0/{rank}/{name}") for rank in (0, 1)]
-    return ["".join(path.read_text(errors="replace") for path in found) for found in paths]
-
-
-def code(fault, line):
-    """A line of train.py, without its comment."""
-    text = (folder_of(fault) / "train.py").read_text().splitlines()[line - 1]
-    return text.partition("#")[0].strip()
-
+jobs = Jobs((load, sum_metrics, train, leave, main))
 
 # %% [markdown]
 # First each failure once. (As in chapter 04, `torchrun`'s store listens on all addresses of the machine while a job runs.)
 
 # %%
-first = {fault: start(fault, typed=fault == "absent rank") for fault in FAULTS}
+first = {fault: jobs.start(fault, typed=fault == "absent rank") for fault in FAULTS}
 with ThreadPoolExecutor(6) as pool:
-    list(pool.map(look, first, first.values()))
-finish(first.values())
+    list(pool.map(jobs.look, first, first.values()))
+jobs.finish(first.values())
 
 # %% [markdown]
 # ### What is written anyway
@@ -785,16 +731,14 @@ finish(first.values())
 # Now you are called. Each rank has a `stderr.log`. Part 6 said how to read it: leave out echoes, and see what is left.
 
 # %%
-by_files = predict("of six failures, the error files of the ranks name the culprit of", ...)
-by_detail = predict("TORCH_DISTRIBUTED_DEBUG=DETAIL names the culprit of", ...)
-by_recorder = predict("the flight recorder has what it takes to find the culprit of", ...)
+by_root_cause = predict("of six failures, torchrun's root cause is sure to be right in", ...)
 
 # %%
 ECHO = re.compile("by peer|Timed out|Connection|told to end")
 
 
 def from_logs(fault):
-    lines = "\n".join(logs(fault, "stderr.log")).splitlines()
+    lines = "\n".join(jobs.logs(fault, "stderr.log")).splitlines()
     errors = [line for line in lines if re.match(r"\[rank\d\]: \w*Error", line)]
     own = [line for line in errors if not ECHO.search(line)]
     return own[0] if own else "only echoes" * bool(errors)
@@ -822,7 +766,7 @@ ask("logs", from_logs)
 # %%
 def from_error_files(fault):
     texts = [
-        json.loads(text)["message"]["message"] if text else "" for text in logs(fault, "error.json")
+        json.loads(text)["message"]["message"] if text else "" for text in jobs.logs(fault, "error.json")
     ]
     own = [
         f"rank {rank}: {text}" for rank, text in enumerate(texts) if text and not ECHO.search(text)
@@ -835,35 +779,46 @@ ask("error files", from_error_files)
 
 # %%
 def from_torchrun(fault):
-    table = (folder_of(fault) / "torchrun.txt").read_text()
+    table = (jobs.folder_of(fault) / "torchrun.txt").read_text()
     codes = re.findall(r"rank +: (\d).*?exitcode +: (-?\d+)", table, re.S)
     killed = [rank for rank, code in codes if code == "-9"]
     return f"rank {killed[0]} died of SIGKILL" if killed else "failed" * bool(codes)
 
 
 ask("exit codes", from_torchrun)
-table = (folder_of("absent rank") / "torchrun.txt").read_text()
-print("absent rank, its root cause: rank", re.search(r"Root.*?rank +: (\d)", table, re.S)[1])
+
 
 # %%
-errors = [json.loads(text)["message"] for text in logs("out of memory", "error.json")]
-times = [error["extraInfo"]["timestamp"] for error in errors]
-print("out of memory: both errors have a time in whole seconds:", all(map(str.isdigit, times)))
+def from_root_cause(fault):
+    table = (jobs.folder_of(fault) / "torchrun.txt").read_text()
+    accused = re.findall(r"Root Cause.*?rank +: (\d)", table, re.S)
+    if not accused:
+        return ""
+    error_of_rank_0 = jobs.logs(fault, "error.json")[0]
+    seconds = re.findall(r"time +: \S+:(\d+)", table)
+    if "by peer" in error_of_rank_0 and len(set(seconds)) <= 2:
+        return "rank 0 or rank 1, whichever way the second falls"
+    return f"rank {accused[0]}"
+
+
+ask("root cause", from_root_cause)
 
 # %% [markdown]
-# A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, whose timeout ran out. *First observed* means just that: the failure with the earliest time. And these times are whole seconds. If an echo follows
-# the error within the same second, as it does in some runs of this chapter, both have the same time and the lower rank is accused; a second later it would be the right one. So read the other ranks' files before you believe it. If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
+# A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, whose timeout ran out. *First observed* means just that: the failure with the earliest time.
+#
+# These times are whole seconds. In the three other failures, rank 0's echo follows rank 1's error at once. If both fall into the same second, either may be accused, so we count that as *luck*. Read the other ranks' files
+# before you believe it. If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
 #
 # ### Where is everybody?
 #
-# A job that stands still can be asked. These are the lines that `look` saw most often:
+# A job that stands still can be asked. These are the lines that `jobs.look` saw most often:
 
 
 # %%
 def from_stacks(fault):
-    if len(seen[fault]) < 2:  # it was over too soon
+    if len(jobs.seen[fault]) < 2:  # it was over too soon
         return ""
-    rank_0, rank_1 = mode(seen[fault])
+    rank_0, rank_1 = mode(jobs.seen[fault])
     return f"rank 0: {rank_0}; rank 1: {rank_1}"
 
 
@@ -879,14 +834,14 @@ ask("stacks", from_stacks)
 
 # %%
 def calls(fault, rank):
-    file = folder_of(fault) / f"calls{rank}"
+    file = jobs.folder_of(fault) / f"calls{rank}"
     entries = pickle.loads(file.read_bytes())["entries"] if file.exists() else None
     return entries and [(line_of(fault, one), one["time_created_ns"] / 1e9) for one in entries]
 
 
 def line_of(fault, entry):
     own = next(one for one in entry["frames"] if one["filename"].endswith("train.py"))
-    return code(fault, own["line"])
+    return jobs.code(fault, own["line"])
 
 
 # %%
@@ -916,10 +871,10 @@ with redirect_stderr(io.StringIO()) as heard:  # it goes on speaking to this str
 
 def from_torchfrtrace(fault):
     """What `torchfrtrace FOLDER --prefix=calls` says, run here to save six imports of torch."""
-    folder = folder_of(fault, "renamed")
+    folder = jobs.folder_of(fault, "renamed")
     folder.mkdir(exist_ok=True)
     group = {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}
-    for file in folder_of(fault).glob("calls?"):
+    for file in jobs.folder_of(fault).glob("calls?"):
         dump = pickle.loads(file.read_bytes()) | {"pg_config": {"0": group}}
         (folder / file.name).write_bytes(pickle.dumps(dump))
     heard.seek(heard.truncate(0))
@@ -962,14 +917,14 @@ print(f"with DETAIL an all_reduce of 4 numbers takes about {detail_s / off_s:.1f
 
 # %%
 meet = ("absent rank", "meet")
-again = [start(*meet, MEET_S="2")]
-again += [start(fault, "DETAIL", TORCH_DISTRIBUTED_DEBUG="DETAIL") for fault in FAULTS]
-finish(again)
+again = [jobs.start(*meet, MEET_S="2")]
+again += [jobs.start(fault, "DETAIL", TORCH_DISTRIBUTED_DEBUG="DETAIL") for fault in FAULTS]
+jobs.finish(again)
 
 
 # %%
 def from_detail(fault, variant="DETAIL"):
-    text = "\n".join(logs(fault, "stderr.log", variant))
+    text = "\n".join(jobs.logs(fault, "stderr.log", variant))
     return "".join(re.findall(r"Error: (\[Rank 0\]: Ranks? .*)", text)[:1])
 
 
@@ -982,46 +937,87 @@ print("\nmonitored_barrier: ", from_detail(*meet))
 # ### Who says what
 #
 # The table is computed from the lines above. A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
-# failed, and not who. (The column *exit codes* looks at nothing else of what `torchrun` says.) Mind that this judge knows the answer, and there are only two ranks: with eight, compare each rank with what most of them did.
+# failed, and not who. `torchrun`'s root cause may also name *another*, or be right by *luck*. Mind that this judge knows the answer, and there are only two ranks: with eight, compare each rank with what most of them did.
 
 
 # %%
 def verdict(tool, words):
+    if tool == "root cause" and "rank 0" in words:
+        return "luck" if "rank 1" in words else "another"
     if not re.search(r"[Rr]anks?\W*1", words):
         return "notices" if words else "silent"
     return "shows it" if tool in ("stacks", "flight recorder") else "names it"
 
 
-# %% jupyter={"source_hidden": true}
-shades = {"names it": "#009E73AA", "shows it": "#009E7344"}
-shades |= {"notices": "#F0E44288", "silent": "white"}
-found = Counter()
-figure, axes = plt.subplots(figsize=(9, 2.8))
-for x, (tool, words) in enumerate(said.items()):
-    for y, fault in enumerate(FAULTS):
-        what = verdict(tool, words[fault])
-        found[tool] += what in ("names it", "shows it")
-        axes.add_patch(plt.Rectangle((x, y), 0.96, 0.9, fc=shades[what], ec="#999999"))
-        axes.text(x + 0.48, y + 0.45, what, ha="center", va="center", fontsize=9)
-axes.set(xlim=(0, len(said)), ylim=(len(FAULTS), 0))
-axes.set_xticks([x + 0.48 for x in range(len(said))], said, fontsize=9)
-axes.set_yticks([y + 0.45 for y in range(len(FAULTS))], FAULTS)
-axes.tick_params(length=0, labelbottom=False, labeltop=True)
-axes.spines[:].set_visible(False)
-by_files.measured(found["error files"])
-by_detail.measured(found["DETAIL"])
-by_recorder.measured(found["flight recorder"])
-text = ", ".join(f"{tool} {count}" for tool, count in found.items())
-show(figure, f"In how many of the six failures a tool names or shows the culprit: {text}.")
+# %%
+verdicts = {}
+for tool, words in said.items():
+    verdicts[tool] = [verdict(tool, words[fault]) for fault in FAULTS]
+found = chapter_08.draw_verdicts(verdicts, FAULTS)
+by_root_cause.measured(found["root cause"])
 
 # %% [markdown]
 # Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file does not open stands in that rank's log, and where its disk hangs in its stack. So go from *who* to that rank's own
 # words. A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
 #
-# **With NCCL** some of this comes by itself, and some differs. Chapter 14 has recordings of real NCCL, but none of a failure, so here is what [PyTorch's page on its variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) says. A
-# group's timeout is ten minutes, not gloo's thirty, and a watchdog thread keeps it. When that thread sees a timeout or an exception, it writes the rank's recorder to a file, so you need no `finally`. In torch 2.15 it does so by default; `TORCH_NCCL_DUMP_ON_TIMEOUT` switches it, `TORCH_FR_BUFFER_SIZE` says how many calls are kept (2,000; older versions call it `TORCH_NCCL_TRACE_BUFFER_SIZE`, and keep none by default), and `TORCH_FR_DUMP_TEMP_FILE` where the file goes, without the rank at its end. A rank that is killed leaves none. An `all_reduce` is only queued by the host and returns at once: a
-# stack shows the line that waits for the GPU, which may be an innocent `.item()`. `NCCL_DEBUG=INFO` is NCCL's own: it logs which network and which interface it took. Read it when nothing starts, or when all ranks are equally slow. On hosts with InfiniBand,
-# a line `NCCL INFO NET/IB : No device found.` (from [nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why: NCCL does not see the fast network.
+# ### The same with NCCL: the watchdog
+#
+# On GPUs an `all_reduce` is only queued by the host, and returns at once. So a stack shows the line that waits for the GPU, which may be an innocent `.item()`. A **watchdog** thread in each rank keeps the time instead: after ten
+# minutes by default, not gloo's thirty, it gives up. These lines are from a real log ([LlamaFactory#2902](https://github.com/hiyouga/LlamaFactory/issues/2902), shortened).
+
+# %%
+for line in chapter_08.WATCHDOG.splitlines():
+    print(textwrap.fill(line, 96, subsequent_indent="    "))
+
+# %% [markdown]
+# Read it word by word. `SeqNum` counts the calls of one process group, and `PG 1` is that group's number. `OpType` and `NumelIn` say what was called, and of how many numbers. *Enqueued* is how far the host has come, *completed* how far
+# the GPU has. The next cell puts both ranks next to each other.
+
+# %%
+pattern = r"\[Rank (\d)\].*?SeqNum=(\d+).*?NumelIn=(\d+)"
+for rank, number, numel in re.findall(pattern, chapter_08.WATCHDOG):
+    print(f"rank {rank} is stuck in call {number}, an all_reduce of {int(numel):,} numbers")
+
+# %% [markdown]
+# Rank 0 is stuck in a bucket of gradients, rank 1 one call further, in a single number. In one group that can't be the same program: rank 1 has left call 1516 behind, which rank 0 has not completed. What rank 1's call 1516 was
+# isn't in these lines. Part 5 has shown how a call can end on one rank alone.
+#
+# So the next thing to look at is the recorder. On a timeout the watchdog writes it to a file by itself ([PyTorch's page](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) has its variables: `TORCH_FR_DUMP_TEMP_FILE` says where, `TORCH_FR_BUFFER_SIZE` how many calls, 2,000 in torch 2.15). This is what an entry has; ours is of gloo.
+
+# %%
+dump = pickle.loads((jobs.folder_of("absent rank") / "calls0").read_bytes())
+print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
+
+# %% [markdown]
+# Kind, sizes, state, times, and the frames of the call: enough to find the first call that differs. What a dump does *not* have: the numbers in the tensors, what a rank does between calls, whatever is older than the buffer. And a rank that was killed leaves none at all.
+#
+# ### Rings, channels and cables
+#
+# If nothing starts, or if all ranks are equally slow, ask NCCL itself: `NCCL_DEBUG=INFO`. These lines are from [nccl#1358](https://github.com/NVIDIA/nccl/issues/1358), of two GPUs; the number in brackets is the GPU.
+#
+# | line | what it says |
+# | --- | --- |
+# | `[0] NCCL INFO Channel 00/02 :    0   1` | channel 0 of 2: a copy of the ring, run by blocks of its own; its order is 0, 1 |
+# | `[0] NCCL INFO Ring 00 : 1 -> 0 -> 1` | in that channel rank 0 receives from 1 and sends to 1 |
+# | `[0] NCCL INFO Trees [0] 1/-1/-1->0->-1` | in the tree rank 0 has one child, 1, and no parent: it is the root |
+# | `[1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct pointer` | by which road: here straight into the other GPU's memory |
+#
+# The last one matters most. Between hosts it may read `via NET/Socket/0`, as in [nccl#226](https://github.com/NVIDIA/nccl/issues/226): that's plain TCP. On hosts with InfiniBand, `NET/IB : No device found.` ([nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why.
+#
+# ### RAS, Xid and ECC
+#
+# **RAS** is a service thread in each process since NCCL 2.24 ([its page](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html)). The program `ncclras`, or any TCP client on port 28028 of localhost, asks it how all processes are. It knows who doesn't answer. But in [nccl#1730](https://github.com/NVIDIA/nccl/issues/1730) it said `RUNNING OK`
+# of 256 ranks, while rank 118's watchdog gave up, 120 calls behind its host. A process that answers may still wait for ever.
+#
+# **Xid** is how NVIDIA's driver numbers what went wrong, in the kernel's log (`dmesg`, often only for root). Look there when a rank dies without a word, or when all others wait for one host. **ECC** is the memory's error correction; `nvidia-smi -q -d ECC` shows its counts.
+#
+# | Xid | what happened |
+# | --- | --- |
+# | 48 | two bits of one word are wrong: ECC can see that and not repair it ([NVIDIA](https://docs.nvidia.com/deploy/dynamic-page-retirement/visibility.html)) |
+# | 63, 64 | bad memory was taken out of use, or that failed |
+# | 79 | the GPU has fallen off the bus: no program reaches it any more |
+#
+# [NVIDIA's catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) has them all, and what to do. None of this can be run here, since no GPU of ours has failed.
 #
 # **Check yourself.** These are lines of one real log, shortened (from [pytorch#118369](https://github.com/pytorch/pytorch/issues/118369)). `SeqNum` is the number of a call. Has rank 7 made 32,000 calls fewer than rank 0?
 #
@@ -1077,7 +1073,7 @@ predict()
 for log in sorted(Path("incident/monday").glob("node-?/?/stderr.log")):
     last = log.read_text().splitlines()[-1]
     print(log.parent.relative_to("incident"), re.sub(r"\[/\S+ |\[node.*", "", last), sep=": ")
-suspicion = predict("the pager, part 1: the rank to look at first is", ...)
+suspicion = "?"  # the rank to look at first
 
 # %% [markdown]
 # ## What you know now
