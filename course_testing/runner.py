@@ -299,7 +299,7 @@ class Launch:
         for rank, pieces_of_rank in enumerate(pieces):
             text = "".join(text for text, _time in pieces_of_rank)
             if text:
-                self.item.add_report_section("call", _("stdout of rank {rank}", rank=rank), text)
+                self.item.add_report_section("call", f"stdout of rank {rank}", text)
 
     def _warn(self, sentences: Sequence[str]) -> None:
         """Pass on what was warned of in ranks, each once, and what torch has let pass there."""

@@ -18,7 +18,7 @@ from course_checks.outcome import Overview
 from course_tools import ROOT
 from course_tools.i18n import catalogues, messages, zh
 from course_tools.learner import workspace
-from course_utils import check, launch
+from course_utils import check, explain_dumps, launch
 from course_utils.launcher import language
 from course_utils.launcher.language import _, english, listed, ngettext, sentences
 from course_utils.launcher.worker_group import Stopped
@@ -236,6 +236,13 @@ def test_a_hang_is_told_in_chinese_with_every_rank_and_line(in_chinese):
 )
 def test_a_refused_argument_is_told_in_chinese(in_chinese, options, words):
     assert refusal(waits_alone, **options).startswith(words)
+
+
+def test_who_is_guilty_is_told_in_chinese_and_programs_read_english(in_chinese):
+    explanation = explain_dumps(ROOT / "tests/data/flight/absent_rank")
+    who = "rank 2 始终没有来到默认组的 all_reduce #5，rank 0、1 和 3 在那里或别处等着它。"
+    assert who in str(explanation)
+    assert "never came to all_reduce #5 of the default group" in explanation.as_json()
 
 
 def test_a_stopped_launch_says_so_in_chinese(in_chinese):
