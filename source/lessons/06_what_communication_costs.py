@@ -3,7 +3,7 @@
 #
 # **Why does one all-reduce win on your laptop and another on a cluster, and how large must a batch be to hide it?**
 #
-# In 90 minutes you will be able to
+# In 110 minutes you will be able to
 #
 # 1. say what a message costs from two numbers, and what this model leaves out;
 # 2. write the cost of an all-reduce as a formula, and check it with real ranks;
@@ -392,7 +392,8 @@ for name, table in (("four on PCIe", pcie_x4), ("two on NVLink", nvlink_x2)):
     size, us = table[-1]
     line_us = a + b * size
     print(
-        f"{name:13} {size:13,} bytes: line {line_us:9,.0f} µs, measured {us:9,.0f}: {line_us / us - 1:+.0%}"
+        f"{name:13} {size:13,} bytes: line {line_us:9,.0f} µs, "
+        f"measured {us:9,.0f}: {line_us / us - 1:+.0%}"
     )
 
 # %% [markdown]

@@ -766,7 +766,8 @@ ask("logs", from_logs)
 # %%
 def from_error_files(fault):
     texts = [
-        json.loads(text)["message"]["message"] if text else "" for text in jobs.logs(fault, "error.json")
+        json.loads(text)["message"]["message"] if text else ""
+        for text in jobs.logs(fault, "error.json")
     ]
     own = [
         f"rank {rank}: {text}" for rank, text in enumerate(texts) if text and not ECHO.search(text)
