@@ -13,7 +13,7 @@ from course_utils import Network
 from course_utils.network.trace import Trace
 
 ROOM = Path(__file__).resolve().parents[2] / "course_utils"
-NEEDED = ["record/event.py"]
+NEEDED = ["record/event.py", "launcher/language.py", "launcher/stacks.py"]
 REPLAY = """
 import sys
 for absent in ("torch", "numpy", "IPython", "matplotlib"):
@@ -37,11 +37,12 @@ def saved(tmp_path) -> Trace:
 def only_these_files(tmp_path) -> Path:
     """The room and the file below it, below packages that are empty."""
     package = tmp_path / "alone" / "course_utils"
-    (package / "record").mkdir(parents=True)
+    for room in ("record", "launcher"):
+        (package / room).mkdir(parents=True)
     for name in NEEDED:
         shutil.copy(ROOM / name, package / name)
     shutil.copytree(ROOM / "network", package / "network")
-    for folder in (package, package / "record", package / "network"):
+    for folder in (package, *(package / room for room in ("record", "launcher", "network"))):
         (folder / "__init__.py").write_text("")
     return package.parent
 
