@@ -239,15 +239,18 @@ def test_stubs_promise_about_as_many_lines_as_our_own_answers_have():
     text = SOURCE.read_text()
     for answer in re.findall(r"# <pre>\n(.*?)# </pre>", text, re.S):
         name = re.findall(r"^# def (\w+)", answer, re.M)[-1]
-        stub = text.partition(f"\n\ndef {name}(")[2].partition("# %%")[0]
+        stub = text.partition(f"# %%\ndef {name}(")[2].partition("# %%")[0]
         given = 1 + stub.partition("raise")[0].count(" = ")
         lines = len([line for line in answer.splitlines() if line != "#"]) - given
         promised = int(re.search(r'"about (\d+) lines"', stub)[1])
         assert abs(lines - promised) <= 2, (name, lines)
 
 
-def test_a_learners_own_answer_is_drawn_right_or_wrong_or_not_at_all(answers, shown, capsys):
-    trainings = {"one": chapter_14.made_up(5, 5, 2, 20, 20)}
+def test_a_learners_own_answer_is_drawn_right_or_wrong_or_not_at_all(answers, monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr(chapter_14, "show", lambda figure, text: shown.append(text))
+    rows = chapter_14.made_up(5, 5, 2, 20, 20)
+    trainings = {"one": rows, "the same": rows}
     for answer in (answers["exposed_ms"], in_microseconds):
         chapter_14.draw_exposed(answer, trainings)
     assert len(shown) == 2
