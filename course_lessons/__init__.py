@@ -1,5 +1,6 @@
 """What chapters show their results with: pictures and small machines that teach nothing themselves.
 
-A cell imports from here what would otherwise be folded up. Chapters 00, 02, 03, 07 and 15 have a
-module of their own; `racing`, `twins` and `device_zero` belong to chapter 01.
+A cell imports from here what would otherwise be folded up, and checks of what a learner writes.
+`chapter_NN` belongs to chapter NN; `racing`, `twins` and `device_zero` to 01, `ddp_exercises` to
+04, `torchrun_jobs` to 08. `finished` shows our form of an exercise once the learner's has passed.
 """

@@ -26,6 +26,7 @@ from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError
 from course_utils.network.simulation import Replay
 from course_utils.network.trace import Trace
+from course_utils.notebook import refuse_arguments, refuse_options, refuse_what_is_no_function
 from course_utils.record import frames
 from course_utils.record.event import COLLECTIVES, Event
 from course_utils.record.record import Record
@@ -36,7 +37,7 @@ PRETENDED = N_(
 )
 _SAME_TIME = 32  # processes at a time
 _RANKS_WITH_INTERVALS = 64  # a replay of more has too many to draw
-_MOST_MESSAGES = 2_000_000  # about half a minute, and 2 GB
+_MOST_MESSAGES = 1_000_000  # a ring's all_reduce sends each twice: 22 s and 2.5 GB
 _HOOK = 0xD47  # the number under which our hooks are registered with a group
 _FAKE = "torch.testing._internal.distributed.fake_pg:FakeStore"
 _WAIT = "torch._C._distributed_c10d:FakeWork.wait"
@@ -81,7 +82,7 @@ class DryRun:
 
         Computing takes no time. Where not all ranks were run, those that were have to make the same
         calls in groups of all ranks, and the others are taken to do so as well. A ring of more than
-        a few hundred ranks is priced by formula, and has no intervals.
+        64 ranks that stay in step is priced by formula, and has no intervals.
 
         Raises:
             ReplayError: The calls don't fit together, differ between the ranks that were run, or
@@ -89,15 +90,16 @@ class DryRun:
             ValueError: The network doesn't fit the world.
         """
         network.refuse_misfit(self.world_size)
-        trace = Trace(self._events_of_all(), ((0.0,),) * self.world_size)
-        first = self.of_rank(self.ranks[0])
-        ranks_are_alike = self._difference() is None
-        stay_in_step = ranks_are_alike and alike.stays_in_step(first, network, self.world_size)
-        if stay_in_step and self.world_size > _RANKS_WITH_INTERVALS:
-            us = alike.finish_us(first, network, self.world_size)
+        if self.world_size > _RANKS_WITH_INTERVALS and self._stay_in_step(network):
+            us = alike.finish_us(self.of_rank(self.ranks[0]), network, self.world_size)
             return Replay((us,) * self.world_size, (), network)
         self._refuse_too_many_messages(network)
-        return trace.replay(network)
+        return Trace(self._events_of_all(), ((0.0,),) * self.world_size).replay(network)
+
+    def _stay_in_step(self, network: Network) -> bool:
+        if self._difference() is not None:
+            return False
+        return alike.stays_in_step(self.of_rank(self.ranks[0]), network, self.world_size)
 
     def _events_of_all(self) -> tuple[Event, ...]:
         """The events of all ranks; those that were not run call what the first one calls."""
@@ -165,8 +167,8 @@ def dry_run(
     Each rank is a forked process that has joined torch's `fake` group of `world_size` ranks. It
     sends nothing and receives nothing. So a function whose calls depend on what it receives can't
     be shown: every rank is run twice, with different values wherever it would receive any, and has
-    to make the same calls both times. (This finds most such functions. Objects that ranks exchange
-    are taken to be equal on all of them.)
+    to make the same calls both times. What is changed is floating-point numbers: whole numbers and
+    objects that ranks exchange are taken to be what this rank itself hands in.
 
     Args:
         fn: As for `launch`.
@@ -181,11 +183,15 @@ def dry_run(
         The calls of the ranks that were run; its `replay` says what they would cost.
 
     Raises:
-        ValueError: For what cannot be a world; nothing was started.
+        ValueError, TypeError: For what cannot work; nothing was started.
         RuntimeError: What the function calls depends on what it receives.
         WorkerError, WorkerTimeout: As for `launch`.
     """
-    chosen = _chosen(world_size, ranks, nodes)
+    refuse_what_is_no_function(fn)
+    refuse_options(world_size, nodes, timeout, live=False, trace=True)
+    refuse_arguments(fn, args)
+    world_size, nodes = int(world_size), int(nodes)
+    chosen = _chosen(world_size, ranks)
     events: list[Event] = []
     values: dict[int, Any] = {}
     for first in range(0, len(chosen), _SAME_TIME):
@@ -200,23 +206,8 @@ def dry_run(
     return DryRun(world_size, tuple(chosen), tuple(events), values)
 
 
-def _chosen(world_size: int, ranks: Sequence[int] | str | None, nodes: int) -> list[int]:
+def _chosen(world_size: int, ranks: Sequence[int] | str | None) -> list[int]:
     """The ranks to run, in order; raises ValueError for what cannot be."""
-    if not isinstance(world_size, int) or world_size < 1:
-        raise ValueError(
-            _(
-                "world_size must be a whole number of at least 1, got {world_size!r}",
-                world_size=world_size,
-            )
-        )
-    if not isinstance(nodes, int) or nodes < 1 or world_size % nodes:
-        raise ValueError(
-            _(
-                "{world_size} ranks cannot be laid out as {nodes!r} equal nodes",
-                world_size=world_size,
-                nodes=nodes,
-            )
-        )
     if torch_private.find(_FAKE) is None:
         raise RuntimeError(_("this torch has no fake process group, so it can't run a dry run"))
     if ranks == "all" or (ranks is None and world_size <= 8):

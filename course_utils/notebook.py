@@ -93,9 +93,9 @@ def launch(
         silence_ends_it = timeout is None
         if timeout is None:
             timeout = _LONG_SILENCE_S
-        _refuse_what_is_no_function(fn)
-        _refuse_options(world_size, nodes, timeout, live, trace)
-        _refuse_arguments(fn, args)
+        refuse_what_is_no_function(fn)
+        refuse_options(world_size, nodes, timeout, live, trace)
+        refuse_arguments(fn, args)
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
         placement = place(backend, device, world_size, nodes, share_gpus)
@@ -162,7 +162,8 @@ def _parameters(fn: Any) -> list[str]:
         return []
 
 
-def _refuse_what_is_no_function(fn: Any) -> None:
+def refuse_what_is_no_function(fn: Any) -> None:
+    """Refuse a text, the result of a call and the like, and say what to write instead."""
     if isinstance(fn, str):
         raise TypeError(
             _(
@@ -181,7 +182,7 @@ def _refuse_what_is_no_function(fn: Any) -> None:
         )
 
 
-def _refuse_options(world_size: Any, nodes: Any, timeout: Any, live: Any, trace: Any) -> None:
+def refuse_options(world_size: Any, nodes: Any, timeout: Any, live: Any, trace: Any) -> None:
     """Say what an option must be, before anything starts."""
     for name, value in (("world_size", world_size), ("nodes", nodes)):
         is_whole_number = isinstance(value, Integral) and not isinstance(value, bool)
@@ -214,7 +215,8 @@ def _refuse_options(world_size: Any, nodes: Any, timeout: Any, live: Any, trace:
             )
 
 
-def _refuse_arguments(fn: Callable[..., Any], args: tuple) -> None:
+def refuse_arguments(fn: Callable[..., Any], args: tuple) -> None:
+    """Refuse arguments that the function doesn't take, and a function that would run nothing."""
     message = _misfit(fn, args) or _runs_nothing(fn)
     if message:
         raise TypeError(message)

@@ -111,7 +111,10 @@ def _decision(verdict: Verdict, read: Dumps) -> str:
         head = _("Suspected: {ranks}.", ranks=guilty)
     reasons = [f"  {reason(evidence)}" for evidence in verdict.evidence[:_MANY_STEPS]]
     if len(verdict.evidence) > _MANY_STEPS:
-        more = _("and so {count} more ranks.", count=len(verdict.evidence) - _MANY_STEPS)
+        count = len(verdict.evidence) - _MANY_STEPS
+        more = ngettext(
+            "and so {count} more rank.", "and so {count} more ranks.", count, count=count
+        )
         reasons.append(f"  {more}")
     return "\n".join([head, *reasons, _(_CERTAINTIES[verdict.certainty])])
 
@@ -269,7 +272,13 @@ def left_out(files: Iterable[tuple[str, str, str]]) -> list[str]:
         because = _(_LEFT_OUT[why], detail=detail or _("a class or a function"))
         notes.append(_("{file} was left out: {because}", file=name, because=because))
     if len(notes) > _MANY_FILES:
-        more = _("{count} more files were left out.", count=len(notes) - _MANY_FILES)
+        count = len(notes) - _MANY_FILES
+        more = ngettext(
+            "{count} more file was left out.",
+            "{count} more files were left out.",
+            count,
+            count=count,
+        )
         notes = [*notes[:_MANY_FILES], more]
     return notes
 

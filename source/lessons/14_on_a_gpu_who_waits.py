@@ -90,7 +90,7 @@ chapter_14.draw_lanes(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
 #
 # <details><summary>Answer</summary>
 # How long the host needs to ask for it, which a profiler makes longer. To time the all-reduce itself, call <code>dist.barrier()</code> first, so that you don't time how late the other rank is, and
-# <code>torch.cuda.synchronize()</code> before each look at the clock. Part 8 does so with events.
+# <code>torch.cuda.synchronize()</code> before each look at the clock.
 # </details>
 
 # %% [markdown]

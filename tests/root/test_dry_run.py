@@ -184,6 +184,8 @@ def test_a_failure_names_the_pretended_rank_and_the_line():
         ({"world_size": 0}, "world_size must be a whole number of at least 1, got 0"),
         ({"world_size": 2.5}, "world_size must be a whole number of at least 1, got 2.5"),
         ({"world_size": 10, "nodes": 3}, "10 ranks cannot be laid out as 3 equal nodes"),
+        ({"world_size": True}, "world_size must be a whole number of at least 1, got True"),
+        ({"world_size": 2, "timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
         ({"world_size": 4, "ranks": [4]}, "there is no rank 4 in a world of 4"),
         ({"world_size": 4, "ranks": []}, "ranks is empty"),
     ],
@@ -191,6 +193,13 @@ def test_a_failure_names_the_pretended_rank_and_the_line():
 def test_what_cannot_be_a_world_is_refused_before_anything_starts(options, problem):
     with pytest.raises(ValueError, match=problem):
         dry_run(train_with_ddp, **options)
+
+
+def test_what_is_no_call_is_refused_as_by_launch():
+    with pytest.raises(TypeError, match="launch needs a function"):
+        dry_run(None, world_size=4)
+    with pytest.raises(TypeError, match="does not fit the arguments"):
+        dry_run(train_with_ddp, 1, world_size=4)
 
 
 def test_ranks_that_differ_are_not_taken_for_all():
