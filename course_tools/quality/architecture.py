@@ -106,16 +106,16 @@ NODES = {
     "launcher": 13000,
     "record": 6500,  # a rank may ask for its own events
     "hang": 8950,  # a dataclass for each section of facts, and a name for each step
-    "flight": 10300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
+    "flight": 10600,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
     "devices": 3050,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 59300,
+    PACKAGE: 59600,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 27500,  # by chapter: checks of what learners write, and pictures
+    LESSONS: 28300,  # by chapter: checks of what learners write, and pictures
     TESTING: 3100,
     LINT: 4450,
     MUSEUM: 2250,

@@ -78,6 +78,7 @@ class Call:
     sender: int | None = None  # of a message; None if any rank may send
     receiver: int | None = None
     line: tuple[str, int, str] | None = None  # file, number and function of the user's line
+    by_gloo: bool = False
 
     @property
     def is_message(self) -> bool:
@@ -374,6 +375,7 @@ def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
         sender=sender,
         receiver=receiver,
         line=_line(entry.get("frames")),
+        by_gloo=str(entry.get("profiling_name", "")).startswith("gloo:"),
     )
 
 

@@ -130,13 +130,42 @@ class WaitGraph:
             for call in dump.calls:
                 if not call.is_message:
                     self._calls[call.group, call.number][rank] = call
-                    if not call.finished:
-                        self._pending_at[call.group, call.number].add(rank)
-                        first = self._first_pending.get((rank, call.group), call.number)
-                        self._first_pending[rank, call.group] = min(first, call.number)
                 elif not call.finished and call.sender is not None and call.receiver is not None:
                     key = (call.group, call.sender, call.receiver, call.kind)
                     self._messages[key].append(call)
+        for (group, number), calls in self._calls.items():
+            for rank, call in calls.items():
+                if not self._is_over(call):
+                    self._pending_at[group, number].add(rank)
+                    first = self._first_pending.get((rank, group), number)
+                    self._first_pending[rank, group] = min(first, number)
+
+    def _is_over(self, call: Call) -> bool:
+        """Whether a call is over, and has not failed.
+
+        gloo notes that a call is over a moment later, and also if it has failed since a member did
+        not come. So here it is over as soon as one member is through, and not if one is missing.
+        """
+        if not call.by_gloo or call.kind not in _NEEDS_ALL:
+            return call.finished
+        meeting = (call.group, call.number)
+        members_with_a_dump = [rank for rank in call.group.ranks if rank in self.dumps.by_rank]
+        if not all(self._has_come(member, meeting) for member in members_with_a_dump):
+            return False
+        if len(members_with_a_dump) < len(call.group.ranks):
+            return call.finished and not self._is_last_of_all(call, members_with_a_dump)
+        if call.finished:
+            return True
+        calls = list(self._calls[meeting].values())
+        are_alike = len(set(map(label, calls))) == 1
+        return are_alike and any(other.finished for other in calls)
+
+    def _is_last_of_all(self, call: Call, members: list[int]) -> bool:
+        """Whether its rank called nothing after it, and no member went on in this group."""
+        if call is not self.dumps.by_rank[call.rank].calls[-1]:
+            return False
+        numbers = [self.dumps.by_rank[rank].last_enqueued.get(call.group, 0) for rank in members]
+        return max(numbers) <= call.number
 
     def _sort_out(self) -> None:
         """Which pending calls are really pending.
@@ -147,7 +176,8 @@ class WaitGraph:
             unfinished = []
             over = []
             for call in dump.calls:
-                if not call.finished:
+                is_over = call.finished if call.is_message else self._is_over(call)
+                if not is_over:
                     unfinished.append(call)
                     if self._others_have_finished(call):
                         over.append(call)
@@ -168,7 +198,7 @@ class WaitGraph:
                 continue
             member_call = self._calls[meeting].get(member)
             if member_call is not None:
-                if member_call.finished and member_call.kind == call.kind:
+                if self._is_over(member_call) and member_call.kind == call.kind:
                     return True
             elif call.number < self._first_pending.get((member, call.group), 0):
                 return True  # it has come further, and this one is not among its pending calls
@@ -337,7 +367,9 @@ class Judge:
         """Nobody waits; but were there any dumps at all?"""
         if not self.dumps.by_rank:
             return Verdict(UNKNOWN)
-        return Verdict(NOTHING, unknown=self.dumps.missing)
+        if self.dumps.missing:
+            return Verdict(UNKNOWN)
+        return Verdict(NOTHING)
 
     def _add(self, rank: int, why: str, call: Call | None = None, **more: object) -> None:
         if rank in self.evidence:

@@ -317,7 +317,9 @@ class _Watcher(threading.Thread):
             raw[dist.get_rank()] = dump(failed=True)
         files = {rank: f"_dump_{rank}" for rank in raw}
         explanation = explain(from_raw(raw, files, []))
-        if explanation.verdict.outcome == NOTHING and not is_asked:
+        verdict = explanation.verdict
+        hangs = verdict.outcome != NOTHING and bool(verdict.pending)
+        if not hangs and not is_asked:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         for rank, left in raw.items():

@@ -70,6 +70,10 @@ MAY_BE_GUILTY = N_(
     "it is just one more victim."
 )
 NOTHING_PENDING = N_("Nothing hangs: no rank has a call pending.")
+NOBODY_WAITS = N_(
+    "Not known: none of those who left a dump has a call pending, and {ranks} left none. Where the "
+    "job hasn't ended by itself, look there first."
+)
 SLOW = N_(
     "Nothing hangs, as far as these dumps say: the others wait for {ranks}, but not longer than "
     "they have waited before. Whoever is always the last one makes all others slow."
@@ -103,6 +107,8 @@ def _decision(verdict: Verdict, read: Dumps) -> str:
         return _(NOTHING_PENDING)
     if not read.by_rank:
         return _(NO_DUMPS)
+    if not verdict.pending:
+        return _(NOBODY_WAITS, ranks=ranks_named(read.missing))
     if not verdict.evidence:
         return _(NOBODY)
     guilty = ranks_named(verdict.guilty)

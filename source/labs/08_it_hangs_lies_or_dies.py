@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 08 · It hangs, lies or dies
 #
-# Five exercises on [chapter 08](../notebooks/08_it_hangs_lies_or_dies.ipynb) and a bonus, 50 minutes without the bonus, on any computer. You are on call. Four programs are broken as real ones are: one dies, one lies, two hang. For the fifth kind of trouble you write your own tool.
+# Six exercises on [chapter 08](../notebooks/08_it_hangs_lies_or_dies.ipynb) and a bonus, 65 minutes without the bonus, on any computer. You are on call. Four programs are broken as real ones are: one dies, one lies, two hang. For the fifth kind of trouble you write your own tool, and for the sixth you read what a whole cluster has left.
 #
 # Each broken program is run once, and you get what a cluster would give you: **the logs of its ranks**, with a traceback where a rank died, and the stack of a rank that is still busy after two seconds, as `py-spy dump` shows it. Lines of this notebook are counted within their cell. First you **name** the cause:
 #
@@ -16,8 +16,10 @@
 import functools
 import hashlib
 import inspect
+import json
 import os
 import sys
+import tempfile
 import threading
 import traceback
 import zlib
@@ -32,7 +34,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import WorkerError, WorkerTimeout, check, launch, progress
+from course_lessons import stuck_jobs
+from course_utils import WorkerError, WorkerTimeout, check, explain_dumps, launch, progress
 
 # %% [markdown]
 # The folded cells run a broken program, write its logs, and find by which names it can be called. They need not be read.
@@ -676,6 +679,116 @@ parted_check |= {"budget": parted_budget}
 check(started_apart(parted), **parted_check)
 
 # %% [markdown]
+# ## 6 · Name the two
+#
+# *Difficulty ●●● · importance ●●● · 15 minutes.* A job of many ranks stands still, each of its GPUs in three groups: with those that share its layers, with those that have the same layers, and with all. Two ranks hold up
+# everybody else, each in code of its own. **Goal:** return these two, sorted, from the flight recorders' dumps.
+#
+# | in `dumps[rank]` | |
+# | --- | --- |
+# | `"entries"` | the rank's calls in order; if it waits, it waits in the last one |
+# | `entry["process_group"][0]` | the name of the call's group |
+# | `entry["collective_seq_id"]` | the number of this call in this group, from 1 |
+# | `entry["state"]` | `"completed"`, or `"scheduled"` as long as somebody hasn't come |
+#
+# `members(dump, name)` gives the ranks of a group. A waiting rank has left a dump, a killed one hasn't. One rank, the last, has done its part and nobody misses it.
+
+
+# %%
+def members(dump, name):
+    return json.loads(dump["pg_config"][name]["ranks"])
+
+
+# %%
+def name_the_two(dumps):
+    ### BEGIN SOLUTION
+    last = {rank: dump["entries"][-1] for rank, dump in dumps.items()}
+    waiting = {rank for rank, entry in last.items() if entry["state"] == "scheduled"}
+    made = Counter()
+    for rank, dump in dumps.items():
+        for entry in dump["entries"]:
+            made[rank, entry["process_group"][0]] = entry["collective_seq_id"]
+    missed = set()
+    for rank in waiting:
+        name, number = last[rank]["process_group"][0], last[rank]["collective_seq_id"]
+        for member in members(dumps[rank], name):
+            if made[member, name] < number:
+                missed.add(member)
+    return sorted(missed - waiting)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Take one rank that waits. Who hasn't come to its call? And if that rank waits as well, in a call of a different group, is it to blame?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Collect the ranks that haven't come to the call in which somebody waits: their highest number in that group is lower. A rank without a dump has made no call that you know of. From these, take away everybody who waits.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>made[rank, name]</code> as the highest number, from all entries, in a <code>Counter</code>, which says 0 for what it doesn't know; then <code>if made[member, name] &lt; number: missed.add(member)</code>, and at last <code>sorted(missed - waiting)</code>.
+# </details>
+#
+# The specification goes from one waiting rank to the next until it meets one that doesn't wait. The jobs are made up anew each time.
+
+
+# %% jupyter={"source_hidden": true}
+def name_the_two_spec(jobs):
+    return [ends_of_all_chains(dumps) for dumps in jobs]
+
+
+def ends_of_all_chains(dumps):
+    ends = set()
+    for rank in dumps:
+        visited, to_visit = set(), [rank]
+        while to_visit:
+            rank = to_visit.pop()
+            next_ones = who_has_not_come(dumps, rank)
+            if visited and not next_ones:
+                ends.add(rank)
+            visited.add(rank)
+            to_visit += [other for other in next_ones if other not in visited]
+    return sorted(ends)
+
+
+def who_has_not_come(dumps, rank):
+    """To the call in which this rank waits; nobody, if it doesn't wait."""
+    entry = dumps[rank]["entries"][-1] if rank in dumps else {"state": "unknown"}
+    if entry["state"] != "scheduled":
+        return []
+    place = (entry["process_group"], entry["collective_seq_id"])
+    came = []
+    for other, dump in dumps.items():
+        places = [(call["process_group"], call["collective_seq_id"]) for call in dump["entries"]]
+        came += [other] * (place in places)
+    return [other for other in members(dumps[rank], place[0][0]) if other not in came]
+
+
+def two_inputs(rank, world_size, case):
+    dumps, _ = stuck_jobs.stuck_job(stuck_jobs.CASES[case])
+    return dumps
+
+
+# %%
+check(
+    name_the_two,
+    spec=name_the_two_spec,
+    inputs=two_inputs,
+    cases=list(stuck_jobs.CASES),
+    world_sizes=(1, 2),
+)
+
+# %% [markdown]
+# Does the course's own tool say the same? Here is a small job, and how the tool gets there. It also takes the dumps of your own jobs.
+
+# %%
+torch.manual_seed(4)
+dumps, _ = stuck_jobs.stuck_job(stuck_jobs.CASES["two rows, four columns"])
+with tempfile.TemporaryDirectory() as folder:
+    stuck_jobs.write(dumps, folder)
+    print(explain_dumps(folder))
+
+# %% [markdown]
 # ## Bonus · Where did they part?
 #
 # *As long as you like; there is no check and no single answer.* Four ranks have each recorded 4,096 calls. Up to some call the recordings are the same, from there on they are not on all ranks. Which is that call? `plain` gathers all recordings, and rank 0 sends 270 kB for each search. It can be done with 300 bytes. `tried` runs your
@@ -722,4 +835,4 @@ tried(plain)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress("best", "clip", "with_border", "careful_step", "parted")
+progress("best", "clip", "with_border", "careful_step", "parted", "name_the_two")

@@ -46,7 +46,15 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lessons import chapter_08
 from course_lessons.chapter_08 import in_a_roll_call
 from course_lessons.torchrun_jobs import Jobs
-from course_utils import WorkerError, WorkerTimeout, check, launch, plot_calls, predict
+from course_utils import (
+    WorkerError,
+    WorkerTimeout,
+    check,
+    explain_dumps,
+    launch,
+    plot_calls,
+    predict,
+)
 
 # %% [markdown]
 # Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, and the numbers are wrong. It **dies**: a rank raises an error, or is
@@ -888,6 +896,27 @@ def from_torchfrtrace(fault):
 
 # %%
 ask("torchfrtrace", from_torchfrtrace)
+
+# %% [markdown]
+# This course has a reader of dumps, too: `ddp-course hang FOLDER` in a terminal, `explain_dumps` in a notebook. It needs no `launch`. It reads what any training has left, under gloo or NCCL, in however many groups, with or without a file of
+# every rank.
+
+
+# %%
+def from_explain_dumps(fault):
+    if not list(jobs.folder_of(fault).glob("calls?")):
+        return ""
+    explanation = explain_dumps(jobs.folder_of(fault))
+    return str(explanation).splitlines()[0]
+
+
+ask("explain_dumps", from_explain_dumps)
+
+# %% [markdown]
+# It doesn't look at lines, so the swapped calls are right for it as well. And it knows that a straggler hangs nothing. Below its first line it says why, who the victims are, and how sure it is:
+
+# %%
+print(explain_dumps(jobs.folder_of("killed rank")))
 
 # %% [markdown]
 # ### Run it again, to be told

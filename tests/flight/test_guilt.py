@@ -203,3 +203,54 @@ def test_the_same_group_under_different_names_is_one_group():
     table["77"] = table.pop("1")
     raw[3]["entries"][-1]["process_group"] = ("77", "tensor")
     assert guilt.judge(guilt_dumps(raw)).guilty == [2]
+
+
+@pytest.fixture
+def under_gloo(monkeypatch):
+    monkeypatch.setattr(Job, "backend", "gloo")
+
+
+def test_gloo_notes_a_call_as_over_that_has_failed_since_a_member_never_came(under_gloo):
+    job = after_two_steps(3)
+    job.call("all_reduce", 0, 2, over=[0, 2])
+    explanation = job.explained()
+    assert explanation.guilty == [1]
+    assert explanation.victims == [0, 2]
+
+
+def test_gloo_notes_a_moment_later_that_a_call_is_over(under_gloo):
+    job = after_two_steps(3)
+    job.call("all_reduce", 0, 1, 2, over=[0, 2])
+    assert job.explained().verdict.outcome == guilt.NOTHING
+
+
+def test_under_gloo_the_call_before_the_missing_one_makes_no_circle(under_gloo):
+    job = Job(2)
+    job.call("all_reduce", 0, over=[0])
+    job.call("all_reduce", 1)  # its end has not been noted yet
+    job.call("all_reduce", 0)
+    explanation = job.explained()
+    assert explanation.guilty == [1]
+    assert explanation.sure
+
+
+def test_under_gloo_calls_of_two_sizes_are_not_over_for_the_others(under_gloo):
+    job = after_two_steps(4)
+    job.call("all_reduce", 0, 1, 2)
+    job.call("all_reduce", 3, size=5, over=[3])
+    assert job.explained().guilty == [3]
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_under_gloo_the_last_call_with_a_rank_that_left_no_dump_is_not_over(under_gloo, is_noted):
+    job = after_two_steps(3)
+    job.call("all_reduce", 0, 2, over=[0, 2] if is_noted else [])
+    explanation = job.explained(without=(1,))
+    assert explanation.guilty == [1]
+    assert not explanation.sure
+
+
+def test_where_nobody_waits_and_a_dump_is_missing_it_is_not_said_that_nothing_hangs():
+    explanation = after_two_steps(3).explained(without=(1,))
+    assert explanation.verdict.outcome == guilt.UNKNOWN
+    assert "rank 1 left none" in str(explanation)

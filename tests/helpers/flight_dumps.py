@@ -10,7 +10,9 @@ WORLD = "the whole world"
 
 
 class Job:
-    """A job under NCCL: its groups, and what each rank has called."""
+    """A job, under NCCL unless `backend` says otherwise: its groups and what ranks have called."""
+
+    backend = "nccl"
 
     def __init__(self, world_size: int, **groups: list[int]) -> None:
         self.groups = {"default_pg": list(range(world_size)), **groups}
@@ -24,13 +26,15 @@ class Job:
             number = self.numbers.get((rank, group), 0) + 1
             self.numbers[rank, group] = number
             entry = {"collective_seq_id": number, "p2p_seq_id": 0, "op_id": number}
-            self._add(rank, group, f"nccl:{kind}", entry, rank in over, size, is_p2p=False)
+            self._add(
+                rank, group, f"{self.backend}:{kind}", entry, rank in over, size, is_p2p=False
+            )
 
     def message(self, kind: str, rank: int, peer: int, group: str, over: bool = False) -> None:
         """A send to, or a receive from, a peer."""
         ranks = self.groups[group]
         arrow = "->" if kind == "send" else "<-"
-        name = f"nccl:{kind} {ranks.index(rank)}{arrow}{ranks.index(peer)}"
+        name = f"{self.backend}:{kind} {ranks.index(rank)}{arrow}{ranks.index(peer)}"
         count = self.numbers.get((rank, "messages"), 0) + 1
         self.numbers[rank, "messages"] = count
         entry = {"collective_seq_id": 0, "p2p_seq_id": count, "op_id": count}
@@ -45,7 +49,7 @@ class Job:
             "time_created_ns": self.clock_ns,
             "input_sizes": [[size]],
             "input_dtypes": ["Float"],
-            "state": "completed" if is_over else "scheduled",
+            "state": "completed" if is_over and self.backend == "nccl" else "scheduled",
             "retired": is_over,
             "is_p2p": is_p2p,
             "timeout_ms": 600_000,

@@ -6,10 +6,12 @@ exception swallowed, a barrier or a sleep added, everybody made to leave.
 """
 
 import functools
+import json
 import math
 import pickle
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -746,6 +748,114 @@ def sealed_by_itself(log_probs, keep):
     return labs.RAN[SLUG]["RIGHTLY"], lowest_for_nothing(log_probs, keep)
 
 
+def _members(dump, name):
+    return json.loads(dump["pg_config"][name]["ranks"])
+
+
+def _last(dumps):
+    return {rank: dump["entries"][-1] for rank, dump in dumps.items()}
+
+
+def _waiting(dumps):
+    return {rank for rank, entry in _last(dumps).items() if entry["state"] == "scheduled"}
+
+
+def _made(dumps):
+    """By rank and group, how many calls."""
+    return Counter(
+        (rank, entry["process_group"][0])
+        for rank, dump in dumps.items()
+        for entry in dump["entries"]
+    )
+
+
+def _missed(dumps, made, ranks=None):
+    """Who lacks a call that somebody waits in."""
+    missed = set()
+    for rank in _waiting(dumps) if ranks is None else ranks:
+        entry = dumps[rank]["entries"][-1]
+        name = entry["process_group"][0]
+        for member in _members(dumps[rank], name):
+            if made[member, name] < entry["collective_seq_id"]:
+                missed.add(member)
+    return missed
+
+
+def whoever_does_not_wait(dumps):
+    return sorted(set(dumps) - _waiting(dumps))
+
+
+def whoever_is_missed(dumps):
+    return sorted(_missed(dumps, _made(dumps)))
+
+
+def only_with_a_dump(dumps):
+    return sorted((_missed(dumps, _made(dumps)) - _waiting(dumps)) & set(dumps))
+
+
+def only_without_a_dump(dumps):
+    return sorted(_missed(dumps, _made(dumps)) - set(dumps))
+
+
+def the_fewest_calls(dumps):
+    ranks = _members(next(iter(dumps.values())), "default_pg")
+    counts = {rank: len(dumps.get(rank, {"entries": []})["entries"]) for rank in ranks[:-1]}
+    return sorted(sorted(counts, key=counts.get)[:2])
+
+
+def the_lowest_numbers(dumps):
+    """Compares numbers of different groups."""
+    numbers = {rank: entry["collective_seq_id"] for rank, entry in _last(dumps).items()}
+    lowest = sorted(rank for rank in numbers if rank != max(numbers))
+    return sorted(sorted(lowest, key=numbers.get)[:2])
+
+
+def numbers_of_all_groups_together(dumps):
+    total = {(rank, "any"): len(dump["entries"]) for rank, dump in dumps.items()}
+    missed = set()
+    for rank in _waiting(dumps):
+        name = dumps[rank]["entries"][-1]["process_group"][0]
+        for member in _members(dumps[rank], name):
+            if total.get((member, "any"), 0) < total[rank, "any"]:
+                missed.add(member)
+    return sorted(missed - _waiting(dumps))
+
+
+def missed_by_one_rank(dumps):
+    return sorted(_missed(dumps, _made(dumps), sorted(_waiting(dumps))[:1]) - _waiting(dumps))
+
+
+def in_tensor_groups_only(dumps):
+    waiting = _waiting(dumps)
+    ranks = [r for r in waiting if "tensor" in _last(dumps)[r]["process_group"][0]]
+    return sorted(_missed(dumps, _made(dumps), ranks) - waiting)
+
+
+def unsorted(dumps):
+    return sorted(_missed(dumps, _made(dumps)) - _waiting(dumps), reverse=True)
+
+
+def by_the_state_of_the_others(dumps):
+    """Walks: from who waits to who hasn't come, until nobody is waited for."""
+    blamed = set()
+    for rank, entry in _last(dumps).items():
+        if entry["state"] == "completed":
+            continue
+        place = entry["process_group"][0], entry["collective_seq_id"]
+        for member in _members(dumps[rank], place[0]):
+            calls = dumps[member]["entries"] if member in dumps else []
+            came = any((e["process_group"][0], e["collective_seq_id"]) == place for e in calls)
+            still_moves = not calls or calls[-1]["state"] == "completed"
+            if not came and still_moves:
+                blamed.add(member)
+    return sorted(blamed)
+
+
+def with_counts(dumps):
+    made, waiting = _made(dumps), _waiting(dumps)
+    return [rank for rank in range(100) if rank in _missed(dumps, made) and rank not in waiting]
+
+
 WRONG = {
     "best": [
         as_it_was("best"), zero_for_nothing, left_by_whom_has_nothing, the_exception_swallowed,
@@ -788,6 +898,11 @@ WRONG = {
         other_than_the_next, compared_by_value, sorted_by_name,
         sorted_backwards, nothing_ever, model_spent,
     ))],
+    "name_the_two": [
+        whoever_does_not_wait, whoever_is_missed, only_with_a_dump, only_without_a_dump,
+        the_fewest_calls, the_lowest_numbers, numbers_of_all_groups_together, missed_by_one_rank,
+        in_tensor_groups_only, unsorted,
+    ],
 }  # fmt: skip
 STOPS = {
     "all_receive_first",
@@ -820,4 +935,5 @@ RIGHT = {
             ),
         )
     ],
+    "name_the_two": [by_the_state_of_the_others, with_counts],
 }
