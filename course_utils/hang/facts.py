@@ -423,6 +423,14 @@ def lost_messages(graph: WaitGraph) -> list[LostMessage]:
 
 
 @dataclass
+class Crossing:
+    """A collective at which two ranks met from different lines, though both call in one of them."""
+
+    name: str  # such as "collective #3 of group 1 (ranks 0 and 2)"
+    by_rank: str  # such as "barrier (cell [3], line 4) on rank 0, barrier (cell [3], line 5) on ..."
+
+
+@dataclass
 class MissedCall:
     """A call in which a rank waits for one that is absent."""
 
@@ -434,6 +442,8 @@ class MissedCall:
     group: str  # in which the rank waits
     other_group: str  # in which the other one has made such a call in that line instead
     is_certain: bool  # the line is known, and so are all calls of the other rank
+    has_none_in_line: bool  # the other one has never made such a call in that line
+    crossing: Crossing | None  # if the other one has called as often in that line
     is_in_thread: bool  # a thread of the rank waits, in a call that neither DDP nor a message makes
     ended_unfinished: bool  # the other rank has ended with a backward pass that is not finished
     place: str  # cell and line in which the rank waits
@@ -519,10 +529,24 @@ def _missed(graph: WaitGraph, call: Event, other: int) -> MissedCall:
         group=ranks_named(call.group),
         other_group=ranks_named(elsewhere.group) if elsewhere else "",
         is_certain=bool(call.line) and other_whereabouts.complete,
+        has_none_in_line=graph.count_in_line(other, call) == 0,
+        crossing=_crossing(graph, call, other),
         is_in_thread=whereabouts.in_thread and may_be_in_thread,
         ended_unfinished=any(last.flags & UNFINISHED for last in last_calls),
         place=_cell_and_line(whereabouts.line),
     )
+
+
+def _crossing(graph: WaitGraph, call: Event, other: int) -> Crossing | None:
+    meeting = graph.first_crossing(call, other)
+    if meeting is None:
+        return None
+    name = _(
+        "collective #{number}{of_group}",
+        number=meeting.number,
+        of_group=of_group(call, graph.world),
+    )
+    return Crossing(name, _by_rank("order", meeting))
 
 
 def _key(whereabouts: Whereabouts) -> str:

@@ -355,7 +355,7 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "groups",
-        lambda f: f.missed.other_group and not f.missed.counts.rarer and f.missed.is_certain,
+        lambda f: f.missed.other_group and f.missed.has_none_in_line and f.missed.is_certain,
         N_(
             "Rank {missed.call.rank} waits in the group of {missed.group}. In that line rank "
             "{missed.other} called {missed.call.kind} in the group of {missed.other_group}: use "
@@ -371,6 +371,16 @@ _MISSED_CALLS: list[Rule] = [
             "{missed.counts.often}, rank {missed.other}, which has returned, "
             "{missed.counts.rarer}. Give every rank as many rounds, with this call in "
             "each{missed.counts.batches}."
+        ),
+    ),
+    (
+        "order",
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.crossing,
+        N_(
+            "{waiting} waited for {absent}, which never arrived: {have_returned}. Rank "
+            "{missed.other} has called {missed.call.kind} in that line as often, but earlier calls "
+            "of different lines have met: {missed.crossing.name} is {missed.crossing.by_rank}. "
+            "Does an `if` let only some ranks come to one of these lines?"
         ),
     ),
     (
@@ -401,7 +411,7 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "thread",
-        lambda f: f.missed.is_in_thread and not f.missed.counts.rarer,
+        lambda f: f.missed.is_in_thread and f.missed.has_none_in_line,
         N_(
             "A thread of rank {missed.call.rank} waits in {missed.call.kind} ({missed.place}): "
             "{absent} never called it. A call in a thread needs every rank of its group as well."
@@ -409,7 +419,7 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "returned",
-        lambda f: f.all_returned and f.missed.is_certain,
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.has_none_in_line,
         N_(
             "{waiting} waited for {absent}, which never arrived: {have_returned}, and rank "
             "{missed.other} never called {missed.call.kind} in that line. Is the call in an `if` "

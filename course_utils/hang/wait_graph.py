@@ -199,6 +199,25 @@ class WaitGraph:
                 count += 1
         return count
 
+    def first_crossing(self, call: Event, other: int) -> Meeting | None:
+        """The first collective that a call's rank and another one have made in different lines.
+
+        Looked for where the other rank has called as often in the call's line, so that it's an
+        earlier call that one of them lacks. Branches with a line for each rank may meet: a
+        crossing is only where the line of the other rank is one that the call's rank has, too.
+        """
+        if is_message(call) or not self.ranks[call.rank].complete:
+            return None
+        if self.count_in_line(other, call) < self.count_in_line(call.rank, call):
+            return None
+        for meeting in self._meetings.values():
+            if meeting.key != key_of(call) or not {call.rank, other} <= set(meeting.calls):
+                continue
+            its_call, other_call = meeting.calls[call.rank], meeting.calls[other]
+            if its_call.line != other_call.line and self.count_in_line(call.rank, other_call):
+                return meeting
+        return None
+
     def last_in_other_group(self, rank: int, call: Event) -> Event | None:
         """The last such call of a rank in the same line, but in a group of other ranks."""
         for other in reversed(self.ranks[rank].calls):

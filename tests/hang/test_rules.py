@@ -198,6 +198,37 @@ def test_a_difference_counts_only_where_an_earlier_one_cannot_be_forgotten():
     assert told({0: inside(), 1: inside()}, *same, complete=False)[0] == "order"
 
 
+def in_lines(rank: int, *lines: int) -> list[Event]:
+    """A barrier of a rank in each of these lines."""
+    return [call(rank, "barrier", number, line) for number, line in enumerate(lines, 1)]
+
+
+def test_ranks_that_meet_from_different_lines_are_told_so_instead_of_who_lacks_a_call():
+    pattern, text = told({0: inside("barrier", line=6), 1: None}, in_lines(0, 5, 6), in_lines(1, 6))
+    assert pattern == "order"
+    assert "Rank 1 has called barrier in that line as often, but earlier calls of different" in text
+    assert "barrier (train.py, line 5) on rank 0, barrier (train.py, line 6) on rank 1" in text
+
+
+def test_a_call_that_one_rank_alone_skips_in_a_loop_is_told_by_its_line():
+    calls = in_lines(0, 5, 6, 5), in_lines(1, 6, 6)
+    pattern, text = told({0: inside("barrier", line=5), 1: None}, *calls)
+    assert (pattern, "never called barrier in that line" in text) == ("returned", True)
+    calls = in_lines(0, 6, 5, 6), in_lines(1, 6, 6)
+    pattern, text = told({0: inside("barrier", line=6), 1: None}, *calls)
+    assert pattern == "order"
+    assert "collective #2 is barrier (train.py, line 5) on rank 0, barrier (train.py, line" in text
+
+
+def test_branches_of_which_each_rank_has_its_own_are_no_crossing():
+    calls = in_lines(0, 3, 5, 6), in_lines(1, 4, 6)
+    text = told({0: inside("barrier", line=6), 1: None}, *calls)[1]
+    assert "collective #2 is barrier (train.py, line 5) on rank 0, barrier (train.py, line" in text
+    calls = in_lines(0, 3, 5), in_lines(1, 4)
+    pattern, text = told({0: inside("barrier", line=5), 1: None}, *calls)
+    assert (pattern, "never called barrier in that line" in text) == ("returned", True)
+
+
 def test_two_groups_with_one_name_are_two_groups():
     # Made by their members alone, groups of ranks 0 and 1 and of ranks 2 and 3 are both called "1".
     pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
