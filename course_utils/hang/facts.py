@@ -125,6 +125,8 @@ def _named(ranks: Collection[int]) -> str:
 
 def _is_slow(graph: WaitGraph) -> bool:
     """Whether the pause at the end is no longer than one before it: perhaps nothing hangs."""
+    if graph.hangs_for_ever:
+        return False
     starts_s = []
     for whereabouts in graph.ranks.values():
         starts_s += [call.start_s for call in whereabouts.calls]

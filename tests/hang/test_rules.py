@@ -151,6 +151,13 @@ def test_epochs_that_take_their_time_are_progress_and_it_is_said_how_to_give_the
     assert "such as launch(..., timeout=3600)" in text
 
 
+def test_a_proven_hang_is_no_progress_however_long_the_pauses_before_it_were():
+    epochs = [[call(rank, number=k, start_s=2.0 * k) for k in range(1, 31)] for rank in (0, 1)]
+    epochs[0].append(call(0, number=31, start_s=62.0))
+    assert told({0: inside(), 1: None}, *epochs, now=63.0)[0] == "uneven"
+    assert told({0: inside(), 1: at()}, *epochs, now=63.0)[0] == "slow"
+
+
 def test_the_first_round_of_many_ranks_says_nothing_about_what_comes():
     logs = [[call(rank, group=tuple(range(40)), start_s=rank / 10)] for rank in range(39)]
     assert told({**dict.fromkeys(range(39), inside()), 39: at()}, *logs, [], now=3.85)[0] == (
