@@ -153,7 +153,9 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     world_size = len(output)
     all_whereabouts = [whereabouts.of(each, None, logs.get(each)) for each in range(world_size)]
     all_whereabouts[rank].state = "waiting"
-    all_whereabouts[rank].open = all_whereabouts[rank].calls[-1:]
+    last_call = all_whereabouts[rank].last_call
+    if last_call:
+        all_whereabouts[rank].open = (last_call,)
     graph = WaitGraph(all_whereabouts, 0.0)
     difference = graph.difference()
     if not graph.known or difference is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log
+from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log, key_of
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
@@ -102,6 +102,14 @@ class Whereabouts:
     def call(self) -> Event | None:
         """The call that it waits in, where there is no doubt about it."""
         return self.open[0] if len(self.open) == 1 else None
+
+    @property
+    def last_call(self) -> Event | None:
+        """The last of its calls, of which the return of its function is none."""
+        for event in reversed(self.calls):
+            if key_of(event) is not None:
+                return event
+        return None
 
     @property
     def queued(self) -> bool:
@@ -241,6 +249,8 @@ def _open(calls: Sequence[Event], blocker: str, line: Frame | None) -> tuple[Eve
     if blocker == "backward":
         return _with_flag(calls, BACKWARD)
     last = calls[-1]
+    if key_of(last) is None:  # the function has returned; what it returned waits
+        return ()
     last_line = last.line[:2] if last.line else None
     this_line = (line.file, line.line) if line else None
     if last_line == this_line:

@@ -52,7 +52,9 @@ class Record(Listener):
         self.failed = True
 
     def logs(self) -> dict[int, Log | None]:
-        """What each rank has called, until `close`; None where the record cannot be relied on.
+        """What each rank has called, until `on_exit`; None where the record can't be relied on.
+
+        With `trace` as without: waits, which meet nobody, are left out.
 
         Starts are on the system's monotonic clock. Where nobody saw an end, it equals the start.
         """
@@ -62,7 +64,8 @@ class Record(Listener):
             logs[rank] = None
             if part is not None:
                 rows, complete = part
-                logs[rank] = Log(_events(rank, rows), complete)
+                calls = [row for row in rows if not _is_wait(row)]
+                logs[rank] = Log(_events(rank, calls), complete)
         return logs
 
     def counts(self) -> list[int]:
@@ -113,6 +116,11 @@ class Record(Listener):
         for rank in self._ranks:
             events += _events(rank, self._rows[rank], True, self.start_s, stop_s)
         return tuple(events)
+
+
+def _is_wait(described_row: tuple[dict[str, Any], Row]) -> bool:
+    description, _row = described_row
+    return description["kind"] == "wait"
 
 
 def _return_s(rows: Rows) -> float | None:

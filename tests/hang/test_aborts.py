@@ -44,6 +44,14 @@ def test_shapes_that_differ_are_named_with_rank_and_line():
     assert f"\n  rank 1: all_reduce, float32 of shape (6,), {where.format(first + 5, 6)}\n" in text
 
 
+def test_an_abort_after_the_return_of_the_function_is_explained_as_well():
+    logs = {rank: log(rank, (2,), (4 + rank,)) for rank in (0, 1)}
+    ended = call(1, "return", index=2, line=9, dtype=None)
+    logs[1] = Log((*logs[1].events, ended), True)
+    text = why_aborted(1, logs, ["", GLOO])
+    assert "Gloo ended it, because collective #2 is not the same on all ranks:" in text
+
+
 def test_dtypes_that_differ_are_named():
     def work() -> None:
         dtype = torch.float64 if dist.get_rank() else torch.float32

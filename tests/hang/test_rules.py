@@ -299,6 +299,13 @@ def test_many_ranks_that_do_the_same_share_a_row():
     assert "  rank 9: its function has returned" in text
 
 
+def test_a_rank_whose_result_waits_for_others_is_in_none_of_its_calls():
+    returned = replace(call(0, "return", dtype=None), line=None, place="")
+    result = [call(0), returned]
+    error = explained({0: inside("wait_tensor")[1:], 1: None}, result, [])
+    assert (error.waiting[0].state, error.waiting[0].open) == ("waiting", ())
+
+
 def test_hundreds_of_ranks_are_named_by_the_first_and_the_last_of_each_run():
     stacks = {rank: None if rank % 100 == 7 else at(3) for rank in range(300)}
     text = str(explained(stacks))

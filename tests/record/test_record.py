@@ -59,9 +59,7 @@ def some_calls() -> None:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["ring", "whole"])
 def logs(request) -> dict[int, Log]:
-    found = logs_of(some_calls, trace=request.param).items()
-    calls = {r: tuple(e for e in log.events if e.kind != "wait") for r, log in found}
-    return {rank: Log(calls[rank], log.complete) for rank, log in found}
+    return logs_of(some_calls, trace=request.param)
 
 
 def test_calls_are_numbered_as_they_meet_and_end_with_the_return(logs):
