@@ -112,7 +112,7 @@ class WorkerHandle:
 
     def read(self) -> None:
         """Take in everything that has arrived, and notice the end."""
-        has_just_died = self.status is None and self._reap(os.WNOHANG)
+        has_just_died = self._is_running and self._reap(os.WNOHANG)
         self._read_output()
         self._read_messages()
         if not has_just_died or self._is_stopped:
