@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from io import FileIO
@@ -66,6 +67,7 @@ class WorkerGroup:
         self._rendezvous = Rendezvous(world_size, nodes, timeout)
         self._kernel_pid = os.getpid()
         self._started_listeners = contextlib.ExitStack()
+        self._failed_listeners: list[Listener] = []
         self._pids: FileIO | None = None  # process ids of the ranks and of all that they fork
         self._rank_to_start = 0
         self._started_s = 0.0
@@ -204,10 +206,25 @@ class WorkerGroup:
         _wait_for_any(awaited, min(_POLL_S, seconds_left))
         for worker in self.workers:
             worker.read()
+        return self._poll_listeners()
+
+    def _poll_listeners(self, final: bool = False) -> bool:
+        """Let the listeners look; one that fails is told of once, and ends no launch.
+
+        Returns:
+            Whether a listener says that the ranks will never be done.
+        """
         hangs_forever = False
         for listener in self.listeners:
-            if listener.on_poll(self.workers):
-                hangs_forever = True
+            if listener in self._failed_listeners and not final:
+                continue
+            try:
+                is_proven = listener.on_poll(self.workers, final)
+            except Exception as error:
+                self._failed_listeners.append(listener)
+                _warn_about(listener, error)
+            else:
+                hangs_forever = hangs_forever or bool(is_proven)
         return hangs_forever
 
     def _wait_until_ended(self, pressed: list[int]) -> None:
@@ -215,18 +232,20 @@ class WorkerGroup:
         all_returned_s = time.monotonic()
         drained = DrainedQueues()
         ending = self._not_ended()
-        while ending:
-            seconds_left = self._deadline_s - time.monotonic()
-            if seconds_left < 0:
-                break
-            if pressed:  # nobody wants to wait any longer, and all results are here
-                pressed.clear()
-                break
-            self._poll(ending, seconds_left)
-            if time.monotonic() > all_returned_s + _DRAIN_AFTER_S:
-                drained.take()
-            ending = self._not_ended()
-        drained.give_back()
+        try:
+            while ending:
+                seconds_left = self._deadline_s - time.monotonic()
+                if seconds_left < 0:
+                    break
+                if pressed:  # nobody wants to wait any longer, and all results are here
+                    pressed.clear()
+                    break
+                self._poll(ending, seconds_left)
+                if time.monotonic() > all_returned_s + _DRAIN_AFTER_S:
+                    drained.take()
+                ending = self._not_ended()
+        finally:
+            drained.give_back()
         self._has_stopped = True
         self._note_unfinished()
 
@@ -335,8 +354,7 @@ class WorkerGroup:
             steps.append(worker.kill)
         for worker in self.workers:
             steps.append(worker.reap)
-        for listener in self.listeners:
-            steps.append(partial(listener.on_poll, self.workers, True))
+        steps.append(partial(self._poll_listeners, final=True))
         for worker in self.workers:
             steps.append(worker.close)
         steps += [self._rendezvous.close, self._remove_segments, self._started_listeners.close]
@@ -357,6 +375,16 @@ class WorkerGroup:
         text = self._pids.read()
         self._pids.close()
         return [int(pid) for pid in text.split()]
+
+
+def _warn_about(listener: Listener, error: Exception) -> None:
+    warning = _(
+        "The launch goes on without its listener {name}, which failed: {exception}: {words}",
+        name=type(listener).__name__,
+        exception=type(error).__name__,
+        words=error,
+    )
+    warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
 
 def _has_left_its_rank(pid: int, ranks: set[int]) -> bool:
