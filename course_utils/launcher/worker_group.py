@@ -238,7 +238,6 @@ class WorkerGroup:
                 if seconds_left < 0:
                     break
                 if pressed:  # nobody wants to wait any longer, and all results are here
-                    pressed.clear()
                     break
                 self._poll(ending, seconds_left)
                 if time.monotonic() > all_returned_s + _DRAIN_AFTER_S:

@@ -23,6 +23,8 @@ from census import gone_within
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import launch
+from course_utils.launcher import launch as launcher
+from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_group import Stopped, WorkerGroup, remove_segments
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
@@ -160,6 +162,16 @@ def test_law_7_a_stop_while_the_ranks_start_is_obeyed():
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04):
         with pytest.raises(KeyboardInterrupt):
             press_and_launch(delay)
+
+
+def test_law_7_a_press_after_all_functions_have_returned_loses_no_result():
+    class PressesAtTheEnd(Listener):
+        def on_exit(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    assert list(launcher.launch(dist.get_rank, listeners=[PressesAtTheEnd()])) == [0, 1]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_law_7_a_launch_from_a_thread_leaves_the_handlers_alone():
