@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as c10d
 import torch.utils.data
+from torch.distributed import constants
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher import torch_private
@@ -42,6 +43,7 @@ _NEEDED = (
 )
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
 _NO_TENSOR = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
+_TORCHS_TIMEOUTS = {constants.default_pg_timeout, constants.default_pg_nccl_timeout}
 _BLOCKING_BACKENDS = ("gloo", "mpi", "ucc", "fake")  # they wait until the work is done
 
 
@@ -67,8 +69,9 @@ def _operations() -> dict[int, _Operation]:
 class Recorder:
     """The hooks of all groups of this rank."""
 
-    def __init__(self, writer: Part) -> None:
+    def __init__(self, writer: Part, launch_timeout_s: float) -> None:
         self.writer = writer
+        self.launch_timeout_s = launch_timeout_s
         self.traces = writer.keeps_all  # whether ends and waits are recorded as well
         self.waits = Waits(writer)
         self.models = Models()
@@ -163,7 +166,7 @@ class Recorder:
 
     def _hook(self, process_group: c10d.ProcessGroup) -> None:
         """Register our hooks with a group."""
-        group = _Group(process_group)
+        group = _Group(process_group, self.launch_timeout_s)
 
         def before(call: Any) -> None:
             if self.forked:
@@ -233,8 +236,8 @@ class Recorder:
 class _Group:
     """What the hooks of a process group know of it; they must not keep it alive."""
 
-    def __init__(self, process_group: c10d.ProcessGroup) -> None:
-        self.may_time_out = _has_short_timeout(process_group)
+    def __init__(self, process_group: c10d.ProcessGroup, launch_timeout_s: float) -> None:
+        self.may_time_out = _has_short_timeout(process_group, launch_timeout_s)
         self.issuing: dict[int, Row] = {}  # by torch's number of the call
         self._group = weakref.ref(process_group)
         self._queues: dict[str, bool] = {}  # by kind of device
@@ -352,16 +355,29 @@ def _short_name(constant: Any) -> str | None:
     return str(constant).rpartition(".")[2].lower()
 
 
-def _has_short_timeout(group: c10d.ProcessGroup) -> bool:
-    """Whether the group's own timer may end a wait before the launch's time is up.
+def _has_short_timeout(group: c10d.ProcessGroup, launch_timeout_s: float) -> bool:
+    """Whether the group's own timer may end a wait before the launch's time is up, or may be so.
 
-    The groups of a launch have a minute more than the launch.
+    The group that `launch` makes has a day more than the launch. Torch gives a group ten minutes or
+    thirty for which nobody has asked: no program waits for these on purpose.
     """
+    timeouts = _timeouts(group)
+    if not timeouts:
+        return True
+    chosen = timeouts - _TORCHS_TIMEOUTS
+    return any(timeout.total_seconds() < launch_timeout_s for timeout in chosen)
+
+
+def _timeouts(group: c10d.ProcessGroup) -> set[timedelta]:
+    """How long the group's backends wait, as far as that is known."""
     name = "torch._C._distributed_c10d:Backend.Options._timeout"
-    timeout = None
-    with contextlib.suppress(AttributeError, RuntimeError):  # a backend without options
-        timeout = torch_private.find_in(_backend(group, "cpu").options, name)
-    return timeout is None or timeout < timedelta(minutes=1)  # None: nobody knows
+    timeouts = set()
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(AttributeError, RuntimeError):  # no backend, or without options
+            timeout = torch_private.find_in(_backend(group, device).options, name)
+            if timeout is not None:
+                timeouts.add(timeout)
+    return timeouts
 
 
 def _backend(group: c10d.ProcessGroup, device: str) -> Any:

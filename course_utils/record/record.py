@@ -22,10 +22,13 @@ class Record(Listener):
 
     Args:
         trace: Whether to record everything, with ends and waits.
+        timeout_s: Seconds without progress after which the launch ends a wait anyhow: only a
+            group's timer that is shorter can end it before.
     """
 
-    def __init__(self, trace: bool = False) -> None:
+    def __init__(self, trace: bool = False, timeout_s: float = 60.0) -> None:
         self.trace = trace
+        self.timeout_s = timeout_s
         self.failed = False  # whether the launch has failed
         # With `trace`, by rank: seconds from the launch to the end of its function.
         self.ended: tuple[tuple[float], ...] = ()
@@ -42,7 +45,7 @@ class Record(Listener):
     @contextlib.contextmanager
     def in_worker(self, rank: int) -> Iterator[None]:
         """Have every call of this rank written down, and the return of its function."""
-        recorder = hooks.Recorder(self._parts[rank])
+        recorder = hooks.Recorder(self._parts[rank], self.timeout_s)
         recorder.carefully(recorder.listen)
         yield
         recorder.carefully(recorder.returned)
