@@ -26,6 +26,7 @@ from torch.distributed import constants
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher import torch_private
+from course_utils.launcher.language import _
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.torch_private import C10D
 from course_utils.record import cuda_times, frames, layouts
@@ -207,8 +208,9 @@ class Recorder:
         self.models.note(fields["bytes"], flags)
         if operation.name == "barrier" and not later:
             self.unwaited.end_by_barrier(fields["group_name"])
-        # A thread's first call was asked for when the thread was started, see `Waits`.
-        start_s = vars(threading.current_thread()).pop("started_s", 0)
+        # If a thread does nothing else, it was asked for when that was started, see `Waits`.
+        thread_started_s = vars(threading.current_thread()).pop("started_s", 0)
+        start_s = 0 if learner_frame else thread_started_s
         counted = _counted_by(fields, operation)
         issued = self.writer.write(fields, learner_frame, counted, flags, ON_ITS_WAY, start_s)
         issued.learner_has_work = is_direct and later and operation.name != "send"
@@ -223,14 +225,15 @@ class Recorder:
         if issued is None:
             return
         work = call.work
+        entry = work, issued  # one for both tables: in each of its own the other would count
         if work is not None and issued.learner_has_work:
-            self.unwaited.follow(work, issued)
+            self.unwaited.follow(entry)
         if not self.traces:
             return
         issued.of = ISSUED
         self.times.follow(issued, call)
         if work is not None:
-            self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
+            self.waits.follow(call, entry, frames.caller(sys._getframe(1).f_back))
 
 
 class _Group:
@@ -322,19 +325,24 @@ def _refuse(call: Any) -> None:
     if operation is None:
         return
     kind = operation.name
-    _, learner_frame = frames.split(sys._getframe(2))
+    _library_frames, learner_frame = frames.split(sys._getframe(2))
     where = ""
     if learner_frame:
         code = learner_frame.f_code
         place = Frame(code.co_filename, learner_frame.f_lineno, code.co_name).place
-        where = f" ({place})"
+        where = _(" ({place})", place=place)
     rank = os.environ.get("RANK", "?")
-    who = f"a process that rank {rank} started"
+    who = _("a process that rank {rank} started", rank=rank)
     if torch.utils.data.get_worker_info() is not None:
-        who = f"a DataLoader worker of rank {rank}"
+        who = _("a DataLoader worker of rank {rank}", rank=rank)
     raise RuntimeError(
-        f"{who} called {kind}{where}: only the rank itself can. Call it there, and hand over what "
-        "comes of it."
+        _(
+            "{who} called {kind}{where}: only the rank itself can. Call it there, and hand over "
+            "what comes of it.",
+            who=who,
+            kind=kind,
+            where=where,
+        )
     )
 
 

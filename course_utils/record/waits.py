@@ -46,6 +46,7 @@ class Waits:
     def __init__(self, writer: Part) -> None:
         self.unwaited: dict[int, Entry] = {}  # by id of the work or future
         self._writer = writer
+        self._look_at = _MANY  # with more than so many works, look which ones somebody still has
         self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self._waited_for = set()  # numbers of rows
         self._future_of = c10d.Work.get_future
@@ -101,17 +102,18 @@ class Waits:
 
         return make_and_follow
 
-    def follow(self, call: Any, issued: Row, caller: FrameType | None) -> None:
+    def follow(self, call: Any, entry: Entry, caller: FrameType | None) -> None:
         """Arrange for the end of an operation to be noted.
 
         Args:
             call: What torch tells its hook.
-            issued: The row of the call.
+            entry: Its work, and the row of the call.
             caller: The frame that issued it; None for a thread of torch's.
         """
+        _, issued = entry
         waits_later = issued.flags & ASYNC
         if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
-            self._hold(call.work, issued)
+            self._hold(entry)
             if not waits_later:
                 return  # its wait follows at once
         if not call.async_op or KINDS[issued.fields["kind"]].message:
@@ -134,14 +136,15 @@ class Waits:
             fields, learner_frame, flags=flags, of=issued.index, start_s=start_s
         )
 
-    def _hold(self, work: Any, issued: Row) -> None:
+    def _hold(self, entry: Entry) -> None:
         """Keep a work for long: gloo hangs if a receive loses its work before it is complete."""
-        self.unwaited[id(work)] = work, issued
-        if len(self.unwaited) <= _MANY:
+        self.unwaited[id(entry[0])] = entry
+        if len(self.unwaited) <= self._look_at:
             return
-        for key, entry in list(self.unwaited.items()):
-            if not somebody_has(entry):
+        for key, held in list(self.unwaited.items()):
+            if not somebody_has(held):
                 del self.unwaited[key]
+        self._look_at = max(_MANY, 2 * len(self.unwaited))
 
     def _ends_with_backward(self, issued: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what it has started is complete then."""
