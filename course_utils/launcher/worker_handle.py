@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -29,7 +30,8 @@ class WorkerHandle:
         pid: of the process; 0 before it is forked.
         result: what the function returned, once `settled`.
         failure: how the rank failed, or None.
-        status: the exit status, or minus the signal's number; None while the process lives.
+        status: the exit status, or minus the signal's number; None while the process lives, and
+            `errors.UNKNOWN_STATUS` where nobody heard it.
         pending_work: what the rank is waiting for although its function is over.
         has_ended: the rank has reported that it has shut down as a program does.
         late_death: how it died although it had returned and wasn't stopped.
@@ -130,8 +132,7 @@ class WorkerHandle:
         """
         # A kernel that ignores SIGCHLD has its children reaped for it, and never hears how they
         # ended: then waiting raises ChildProcessError.
-        status = 0
-        with contextlib.suppress(ChildProcessError):
+        try:
             can_look_first = hasattr(os, "waitid")  # not on macOS before Python 3.13
             if can_look_first:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags) is None:
@@ -142,7 +143,9 @@ class WorkerHandle:
                 return False
             if not can_look_first:
                 self._signal(signal.SIGKILL, os.killpg)
-        self.status = os.waitstatus_to_exitcode(status)
+            self.status = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            self.status = errors.UNKNOWN_STATUS
         return True
 
     def _signal(self, number: int, send: Callable[[int, int], None] = os.kill) -> None:
@@ -192,14 +195,19 @@ class WorkerHandle:
     def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while True:
-                message, files, *_rest = socket.recv_fds(self.kernel_socket, _READ_BYTES, 1)
+                message, files, flags, _address = socket.recv_fds(
+                    self.kernel_socket, _READ_BYTES, 1
+                )
                 if not message:
                     return
-                self._read_message(message, files)
+                self._read_message(message, files, flags)
 
-    def _read_message(self, message: bytes, files: list[int]) -> None:
+    def _read_message(self, message: bytes, files: list[int], flags: int) -> None:
         message_kind, content = transport.split(message)
         try:
+            lacks_its_file = flags & socket.MSG_CTRUNC
+            if lacks_its_file:  # this process may open no more
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if files:
                 content = transport.receive_buffer(files[0])
             self._take(message_kind, content)
