@@ -48,7 +48,7 @@ class HangReport(Listener):
             error.parts[1:] = [table(graph), why]
             error.waiting = graph.ranks
             error.absent = graph.absent
-        elif error.failures and error.failures[0].headline.endswith("SIGABRT"):
+        elif error.failures and error.failures[0].in_english.endswith("SIGABRT"):
             why = why_aborted(error.rank, self._record.logs(), error.output)
             if why:
                 error.parts[1] = why

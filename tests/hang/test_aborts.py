@@ -1,6 +1,7 @@
 """A rank that gloo ended: the shapes that differ are named, and no other abort speaks of shapes."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.distributed as dist
 from stalls import call
 
 from course_utils import WorkerError, launch
-from course_utils.hang.report import why_aborted
+from course_utils.hang.report import HangReport, why_aborted
+from course_utils.launcher.errors import Failure
 from course_utils.record.event import JOINS, Log
 
 GLOO = "what(): [enforce fail] Received data size doesn't match expected size."
@@ -99,6 +101,16 @@ def test_ranks_that_agree_share_a_row_and_the_first_difference_counts():
         "  ranks 1 and 2: all_reduce",
     ]
     assert rows[3] == "Hand in the same shape and dtype on every rank."
+
+
+def test_an_abort_is_known_in_any_language():
+    logs = {rank: log(rank, (4 + rank,)) for rank in (0, 1)}
+    failure = Failure(
+        1, 0.0, "SIGABRT beendete den Prozess", died=True, in_english="the process died of SIGABRT"
+    )
+    error = WorkerError(["", ""], ["", GLOO], [failure])
+    HangReport(SimpleNamespace(logs=lambda: logs)).on_error({}, error)
+    assert "Gloo ended it, because collective #1 is not the same on all ranks:" in error.parts[1]
 
 
 def test_calls_in_another_order_are_told_as_such():
