@@ -41,7 +41,7 @@ class Descendants:
         self._lifeline: int | None = None  # a pipe's writing end: the guard hears when it closes
         self._kept: list[subprocess.Popen] = []
         self._lock = threading.RLock()
-        self._main_thread_forks = True
+        self._fork = threading.local()  # several threads may fork at once
 
     def bind_to_this_rank(self) -> None:
         """In a rank, before anything of the learner's runs: note all that it starts from now on."""
@@ -60,12 +60,12 @@ class Descendants:
             self._pids.write(f"{pid}\n".encode())
 
     def _before_fork(self) -> None:
-        self._main_thread_forks = threading.current_thread() is threading.main_thread()
-        if not self._main_thread_forks:
+        self._fork.is_by_main_thread = threading.current_thread() is threading.main_thread()
+        if not self._fork.is_by_main_thread:
             self._start_guard()
 
     def _in_child(self) -> None:
-        if self._main_thread_forks:
+        if self._fork.is_by_main_thread:
             die_with_parent()
         self._note(os.getpid())
         if self._lifeline is not None:  # otherwise the guard would wait for this process as well
