@@ -267,6 +267,12 @@ def test_law_10_a_rank_that_launches_ranks_is_refused_at_once(name, tmp_path):
         launch(work, backend="gloo")
 
 
+def test_a_launcher_of_torch_by_another_name_keeps_nobody_from_launching(monkeypatch):
+    api = importlib.import_module("torch.distributed.launcher.api")
+    monkeypatch.delattr(api, "launch_agent")
+    assert list(launch(rank_of)) == [0, 1]
+
+
 def test_law_10_a_process_that_a_rank_has_started_may_launch(tmp_path):
     """As chapter 09's hosts do, which are forks that have imported torch."""
 
