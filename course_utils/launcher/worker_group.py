@@ -31,7 +31,6 @@ from course_utils.launcher.worker_handle import WorkerHandle
 
 _GRACE_S = 0.5  # after a failure, for the rank that caused it to report as well
 _TERMINATE_S = 1.0  # between SIGTERM and SIGKILL, for ranks to shut down as a program does
-_DRAIN_AFTER_S = 0.2  # after the last result, before queues that keep a rank alive are read
 _POLL_S = 0.1
 _STACK_S = 3.0  # for all ranks to write their stacks; longer on a slow machine
 _PAUSE_HARD = 2  # OpenMP 5's `omp_pause_hard`, which gives everything back
@@ -115,7 +114,9 @@ class WorkerGroup:
     def _fork(self, fn: Callable, args: tuple, backend: str | None) -> None:
         _end_openmp_threads()
         # A rank unblocks these when it can answer, and when it ignores the stop button.
-        blocked = [signal.SIGINT, *self.workers[0].stack_signals]
+        blocked = [signal.SIGINT]
+        for worker in self.workers:
+            blocked += worker.stack_signals
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         try:
             # Little is written between two forks: each page written to is copied once more.
@@ -229,7 +230,6 @@ class WorkerGroup:
 
     def _wait_until_ended(self, pressed: list[int]) -> None:
         """All ranks have returned: wait until they have ended as a program does, or time is up."""
-        all_returned_s = time.monotonic()
         drained = DrainedQueues()
         ending = self._not_ended()
         try:
@@ -240,7 +240,7 @@ class WorkerGroup:
                 if pressed:  # nobody wants to wait any longer, and all results are here
                     break
                 self._poll(ending, seconds_left)
-                if time.monotonic() > all_returned_s + _DRAIN_AFTER_S:
+                if _may_wait_for_a_reader(ending):
                     drained.take()
                 ending = self._not_ended()
         finally:
@@ -288,8 +288,13 @@ class WorkerGroup:
             try:
                 listener.on_error(stacks, error)
             except Exception as wrong:  # a listener that fails mustn't hide the error
-                name = type(listener).__name__
-                error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
+                note = _(
+                    "{name} could not explain it: {exception}: {words}",
+                    name=type(listener).__name__,
+                    exception=type(wrong).__name__,
+                    words=wrong,
+                )
+                error.add_note(note)
         reason = "" if failures else reasons.unknown_host(self.output())
         if reason:
             error.parts.append(errors.likely_reason(reason))
@@ -374,6 +379,17 @@ class WorkerGroup:
         text = self._pids.read()
         self._pids.close()
         return [int(pid) for pid in text.split()]
+
+
+def _may_wait_for_a_reader(ending: Iterable[WorkerHandle]) -> bool:
+    """Whether ranks may be unable to end because nobody reads a queue of the notebook.
+
+    While a thread of a rank is at work, that may be who reads it.
+    """
+    for worker in ending:
+        if worker.pending_work is None or worker.pending_work.is_thread:
+            return False
+    return True
 
 
 def _warn_about(listener: Listener, error: Exception) -> None:
