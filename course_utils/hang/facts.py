@@ -429,7 +429,7 @@ class Crossing:
     """A collective at which two ranks met from different lines, though both call in one of them."""
 
     name: str  # such as "collective #3 of group 1 (ranks 0 and 2)"
-    by_rank: str  # such as "barrier (cell [3], line 4) on rank 0, barrier (cell [3], line 5) on ..."
+    by_rank: str  # such as "barrier (cell [3], line 4) on rank 0, barrier (cell [3], ..."
 
 
 @dataclass

@@ -207,12 +207,14 @@ def _look_at_stack(whereabouts: Whereabouts, frames: list[Frame]) -> None:
 
 
 def _starts(frames: list[Frame], whereabouts: Whereabouts) -> bool:
-    """By the launcher's own frames: `_run_function` makes the group, `_call_function` comes later.
+    """By the launcher's own frames: `_run_function` makes the group, then `_call_function` comes.
+
+    Once that has returned, `_flush` and `_send` hand over what there is.
 
     What the record has is read later than the stack, so a rank may have returned meanwhile.
     """
     names = [frame.name for frame in frames]
-    if names[0] != "_run_function" or names[1:2] == ["_call_function"]:
+    if names[0] != "_run_function" or names[1:2] in (["_call_function"], ["_flush"], ["_send"]):
         return False
     return "init_process_group" in names or not whereabouts.calls
 
@@ -314,7 +316,8 @@ def _inner_frames(frames: list[Frame], line: Frame | None) -> list[Frame]:
     """The frames inside the learner's line; none if there is no such line."""
     if line is None:
         return []
-    return frames[frames.index(line) + 1 :]
+    innermost_index = len(frames) - 1 - frames[::-1].index(line)  # in a recursion it comes again
+    return frames[innermost_index + 1 :]
 
 
 def waits_in(frames: list[Frame]) -> str | None:

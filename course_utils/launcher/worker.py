@@ -109,7 +109,8 @@ class WorkerMain:
         os.dup2(nothing_to_read, 0)
         os.dup2(self.handle.output_writer.fileno(), 1)
         os.dup2(1, 2)
-        os.close(nothing_to_read)
+        if nothing_to_read != 0:  # it is where the kernel has closed its own
+            os.close(nothing_to_read)
         self.handle.output_writer.close()
         _replace_streams()
         builtins.input = no_keyboard

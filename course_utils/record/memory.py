@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from course_utils.launcher import transport
-from course_utils.launcher.language import english
+from course_utils.launcher.language import _, english
 from course_utils.launcher.stacks import Frame
 
 KEPT = 1024  # rows of a ring that can be read
@@ -188,7 +188,10 @@ class Part:
             head.first = head.rows
             head.desc_bytes = 0
             start = self._desc_start
-        self._shared[start : min(start + len(description), self._desc_end)] = description
+        end = start + len(description)
+        if end > self._desc_end:  # with trace=True
+            raise MemoryError(_("the trace has no room for one more kind of call"))
+        self._shared[start:end] = description
         head.desc_bytes += len(description)
 
     def give_up(self) -> None:

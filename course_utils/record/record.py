@@ -38,6 +38,8 @@ class Record(Listener):
     def on_start(self, world_size: int) -> None:
         """Make the memory."""
         self.start_s = monotonic()
+        self.failed = False
+        self.ended = ()
         self.unread = {}
         self._ranks = range(world_size)
         self._parts = memory.make_parts(world_size, self.trace)

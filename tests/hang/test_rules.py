@@ -306,6 +306,13 @@ def test_a_rank_whose_result_waits_for_others_is_in_none_of_its_calls():
     assert (error.waiting[0].state, error.waiting[0].open) == ("waiting", ())
 
 
+def test_a_rank_that_hands_over_its_result_is_not_starting():
+    frames = [Frame("worker.py", 80, "_run_function"), Frame("worker.py", 99, "_send")]
+    assert not whereabouts.of(0, frames, None).starts
+    frames = [Frame("worker.py", 70, "_run_function"), Frame("rendezvous.py", 99, "join")]
+    assert whereabouts.of(0, frames, None).starts
+
+
 def test_hundreds_of_ranks_are_named_by_the_first_and_the_last_of_each_run():
     stacks = {rank: None if rank % 100 == 7 else at(3) for rank in range(300)}
     text = str(explained(stacks))
