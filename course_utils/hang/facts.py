@@ -77,7 +77,7 @@ class Overview:
     some_wait: bool  # for other ranks
     some_held: bool  # by something of their own processes
     has_queued_messages: bool  # which may wait for each other on GPUs, where nobody sees it
-    is_file_lock: bool  # which holds the first of these; it's anybody's
+    is_file_lock: bool  # which holds the first of these; a process outside may have it
     silent: str  # ranks that gave no answer
     silent_count: int
     starting: str  # ranks that have not come to the learner's function yet
@@ -192,7 +192,7 @@ class Counts:
     count: int  # by the first one
     other_count: int  # by the other one; of a message, how often it was at the other end
     often: str  # the first count in words, such as "3 times"
-    rarer: str  # the other count in words; "" where it is 0, or not smaller
+    fewer_times: str  # the other count in words; "" where it's 0, or not smaller
     in_ddp: str  # " in DDP" for a call that DDP has made
     batches: str  # what else a loop must have in common, behind the words "this call in each"
 
@@ -270,7 +270,7 @@ def _exception_at(graph: WaitGraph, meeting: Meeting) -> HandledException | None
     exceptions = []
     for rank, call in meeting.calls.items():
         whereabouts = graph.ranks[rank]
-        if whereabouts.handles and call in whereabouts.open:
+        if whereabouts.handles and call in whereabouts.open_calls:
             exceptions.append(_exception_of(whereabouts, call))
     if not exceptions or len(exceptions) == len(meeting.calls):
         return None
@@ -305,8 +305,8 @@ def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | t
             continue
         inside, after = _paths(graph, call, other_call)
         loop = _loop_between(inside, after)
-        rarer = graph.count_in_line(other_call.rank, call)
-        if loop and 0 < rarer < graph.count_in_line(call.rank, call):
+        other_count = graph.count_in_line(other_call.rank, call)
+        if loop and 0 < other_count < graph.count_in_line(call.rank, call):
             return loop, _counts(graph, call, other_call.rank)
     return None, None
 
@@ -314,13 +314,14 @@ def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | t
 def _paths(graph: WaitGraph, *calls: Event) -> list[Sequence[Frame]]:
     """The learner's lines that lead to calls, outermost first; at least the last of each."""
     paths = []
+    last_lines_alone: list[Sequence[Frame]] = [[Frame(*call.line)] for call in calls]
     for call in calls:
         whereabouts = graph.ranks[call.rank]
         last_line = Frame(*call.line)
         lines_since = {later.line for later in whereabouts.calls if later.index >= call.index}
         may_have_gone_on = lines_since != {call.line}
         if whereabouts.path[-1:] != (last_line,) or may_have_gone_on:
-            return [[Frame(*call.line)] for call in calls]
+            return last_lines_alone
         paths.append(whereabouts.path)
     return paths
 
@@ -340,14 +341,14 @@ def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None
 def _counts(graph: WaitGraph, call: Event, other: int) -> Counts:
     count = graph.count_in_line(call.rank, call)
     other_count = graph.count_in_line(other, call)
-    in_ddp = batches = rarer = ""
+    in_ddp = batches = fewer_times = ""
     if call.flags & (FORWARD | BACKWARD):
         in_ddp = _(" in DDP")
         batches = _(_BACKWARDS if call.flags & BACKWARD else _BATCHES)
     if 0 < other_count < count:
-        rarer = _times(other_count)
+        fewer_times = _times(other_count)
     often = _times(count)
-    return Counts(call.rank, other, call, count, other_count, often, rarer, in_ddp, batches)
+    return Counts(call.rank, other, call, count, other_count, often, fewer_times, in_ddp, batches)
 
 
 def _times(count: int) -> str:
@@ -391,7 +392,7 @@ class MessageMismatch:
 def message_mismatches(graph: WaitGraph) -> list[MessageMismatch]:
     """These facts, for each such message."""
     mismatches = []
-    for (sent, _missing), (received, _missing) in permutations(graph.open, 2):
+    for (sent, _missing), (received, _missing) in permutations(graph.open_calls, 2):
         if (sent.kind, received.kind, sent.peer) != ("send", "recv", received.rank):
             continue
         sender = received.peer
@@ -508,7 +509,7 @@ def _first_exception(graph: WaitGraph) -> HandledException | None:
 
 
 def _first_missed(graph: WaitGraph) -> MissedCall | None:
-    for call, missing in graph.open:
+    for call, missing in graph.open_calls:
         for rank in graph.absent:
             if rank in missing:
                 return _missed(graph, call, rank)
@@ -578,7 +579,7 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
     """These facts, for any graph."""
     in_circle = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
     kinds, group_names = set(), set()
-    for call, _missing in graph.open:
+    for call, _missing in graph.open_calls:
         if call.rank in in_circle:
             kinds.add(call.kind)
             group_names.add(call.group_name)

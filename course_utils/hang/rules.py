@@ -1,5 +1,8 @@
 """The rules of the report of a hang: one table, of which the first rule that applies speaks.
 
+That is the first one over all sections: a later section looks for its facts only if no rule of the
+earlier ones applies.
+
 A section of the table looks for its facts in a `WaitGraph` (see `facts.py`). Each of its rules has
 the name of a pattern, or None where nothing is proven; a condition on the facts `f`; and messages,
 in whose braces facts are put. Where the facts prove nothing, no rule names a cause: a wrong
@@ -144,8 +147,9 @@ _DIFFERENCES: list[Rule] = [
         N_(
             "Rank {counts.other} is past the loop of line {loop}, and rank {counts.rank} goes "
             "round it once more: in line {counts.call.line[1]} rank {counts.rank} has called "
-            "{counts.call.kind}{counts.in_ddp} {counts.often}, rank {counts.other} {counts.rarer}. "
-            "All ranks must leave a loop after the same round: share what decides it."
+            "{counts.call.kind}{counts.in_ddp} {counts.often}, rank {counts.other} "
+            "{counts.fewer_times}. All ranks must leave a loop after the same round: share what "
+            "decides it."
         ),
     ),
     (
@@ -314,7 +318,10 @@ _MISSED_CALLS: list[Rule] = [
     (
         "uneven",
         lambda f: (
-            f.all_returned and f.missed.is_send and f.missed.is_certain and f.missed.counts.rarer
+            f.all_returned
+            and f.missed.is_send
+            and f.missed.is_certain
+            and f.missed.counts.fewer_times
         ),
         N_(
             "{waiting} waited for {absent}, which never arrived: in line {missed.call.line[1]} "
@@ -326,7 +333,10 @@ _MISSED_CALLS: list[Rule] = [
     (
         "uneven",
         lambda f: (
-            f.all_returned and f.missed.is_recv and f.missed.is_certain and f.missed.counts.rarer
+            f.all_returned
+            and f.missed.is_recv
+            and f.missed.is_certain
+            and f.missed.counts.fewer_times
         ),
         N_(
             "{waiting} waited for {absent}, which never arrived: in line {missed.call.line[1]} "
@@ -364,12 +374,12 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "uneven",
-        lambda f: f.all_returned and f.missed.is_certain and f.missed.counts.rarer,
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.counts.fewer_times,
         N_(
             "{waiting} waited for {absent}, which never arrived: in line {missed.call.line[1]} "
             "rank {missed.call.rank} has called {missed.call.kind}{missed.counts.in_ddp} "
             "{missed.counts.often}, rank {missed.other}, which has returned, "
-            "{missed.counts.rarer}. Give every rank as many rounds, with this call in "
+            "{missed.counts.fewer_times}. Give every rank as many rounds, with this call in "
             "each{missed.counts.batches}."
         ),
     ),

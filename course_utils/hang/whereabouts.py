@@ -71,7 +71,7 @@ class Whereabouts:
             "silent" if it does not answer, "returned" if its function has.
         blocker: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
         line: The learner's line that it is in.
-        open: The calls of which one or more are not complete and hold it.
+        open_calls: The calls of which one or more are not complete and hold it.
         calls: All its calls that are known, in order.
         known: Whether its calls are known at all.
         complete: Whether none of them is forgotten.
@@ -87,7 +87,7 @@ class Whereabouts:
     state: str
     blocker: str | None = None
     line: Frame | None = None
-    open: tuple[Event, ...] = ()
+    open_calls: tuple[Event, ...] = ()
     calls: tuple[Event, ...] = field(default=(), repr=False)
     known: bool = True
     complete: bool = True
@@ -101,7 +101,7 @@ class Whereabouts:
     @property
     def call(self) -> Event | None:
         """The call that it waits in, where there is no doubt about it."""
-        return self.open[0] if len(self.open) == 1 else None
+        return self.open_calls[0] if len(self.open_calls) == 1 else None
 
     @property
     def last_call(self) -> Event | None:
@@ -116,17 +116,17 @@ class Whereabouts:
         """Whether it needs the result of a call that a GPU carries out later."""
         return bool(self.call and self.call.queued)
 
-    def needs(self, call: Event) -> None:
-        """It has queued a call that cannot end, and sooner or later stands where it needs that."""
+    def mark_waiting_for(self, call: Event) -> None:
+        """Note that it has queued a call that cannot end, whose result it will need."""
         if self.state == "running":
             self.state = "waiting"
             self.blocker = call.kind
-            self.open = (call,)
+            self.open_calls = (call,)
 
-    def waits_in(self, blocker: str, calls: Sequence[Event], line: Frame | None) -> None:
-        """It waits for other ranks in a line; some of these calls may hold it."""
+    def set_waiting(self, blocker: str, calls: Sequence[Event], line: Frame | None) -> None:
+        """Note that it waits for other ranks in a line; some of these calls may hold it."""
         self.state = "waiting"
-        self.open = _open(calls, blocker, line)
+        self.open_calls = _calls_that_may_hold(calls, blocker, line)
         self.blocker = blocker
         if blocker.startswith("_"):  # a name of torch's insides
             self.blocker = "torch.distributed"
@@ -161,7 +161,7 @@ class Whereabouts:
         return _("running")
 
 
-def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
+def locate(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     """Put together what a rank's stack and its record say.
 
     Args:
@@ -192,16 +192,16 @@ def _look_at_stack(whereabouts: Whereabouts, frames: list[Frame]) -> None:
     if handled:
         whereabouts.handles, whereabouts.raised_at = handled
     holder = held_by(frames)
-    call = waits_in(frames)
+    call = distributed_call_in(frames)
     if holder:
         whereabouts.state = "held"
         whereabouts.blocker = holder
         if holder in _HAND_OVER:
             whereabouts.ended = getattr(frames, "ended", None)
     elif call:
-        whereabouts.waits_in(call, whereabouts.calls, line)
+        whereabouts.set_waiting(call, whereabouts.calls, line)
     else:
-        whereabouts.line = settled(frames)
+        whereabouts.line = stable_line(frames)
     if whereabouts.blocker in _HAND_OVER or _awaits(frames):
         _look_at_threads(whereabouts, getattr(frames, "threads", ()))
 
@@ -228,21 +228,23 @@ def _awaits(frames: list[Frame]) -> bool:
 def _look_at_threads(whereabouts: Whereabouts, threads: Iterable[list[Frame]]) -> None:
     """A rank that waits for a thread waits for the ranks that this thread waits for."""
     for frames in threads:
-        call = waits_in(frames)
+        call = distributed_call_in(frames)
         if not call or held_by(frames):
             continue
         calls = whereabouts.calls
         if call not in ("wait", "backward"):
             calls = _with_flag(calls, USER_THREAD)
         line = learners_line(frames)
-        whereabouts.waits_in(call, calls, line)
+        whereabouts.set_waiting(call, calls, line)
         whereabouts.in_thread = True
         if line:
             whereabouts.line = line
         return
 
 
-def _open(calls: Sequence[Event], blocker: str, line: Frame | None) -> tuple[Event, ...]:
+def _calls_that_may_hold(
+    calls: Sequence[Event], blocker: str, line: Frame | None
+) -> tuple[Event, ...]:
     """Which calls may hold a rank. Those that have met are sorted out later."""
     if blocker in STORE_CALLS or blocker == STORE or not calls:
         return ()
@@ -320,7 +322,7 @@ def _inner_frames(frames: list[Frame], line: Frame | None) -> list[Frame]:
     return frames[innermost_index + 1 :]
 
 
-def waits_in(frames: list[Frame]) -> str | None:
+def distributed_call_in(frames: list[Frame]) -> str | None:
     """What of `torch.distributed` the learner's line is inside, if anything.
 
     Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
@@ -397,7 +399,7 @@ def _holder(frame: Frame) -> str | None:
     return None
 
 
-def settled(frames: list[Frame]) -> Frame | None:
+def stable_line(frames: list[Frame]) -> Frame | None:
     """The line of a rank that computes; where a `while` goes round, its first line, which stays."""
     line = learners_line(frames)
     if line != frames[-1] or _SLEEPS.search(line.code):

@@ -39,7 +39,7 @@ class Descendants:
         self._pids = pids
         self._rank_pid = 0
         self._lifeline: int | None = None  # a pipe's writing end: the guard hears when it closes
-        self._kept: list[subprocess.Popen] = []
+        self._trackers: list[subprocess.Popen] = []  # else Python warns that one still runs
         self._lock = threading.RLock()
         self._fork = threading.local()  # several threads may fork at once
 
@@ -52,7 +52,7 @@ class Descendants:
         self._guard_before(subprocess.Popen, "__init__")
         self._guard_before(os, "system")
         spawn = getattr(multiprocessing.util, "spawnv_passfds", None)
-        if spawn is not None:  # private: without it, law 8 holds less far
+        if spawn is not None:  # private: without it, such programs outlive a kernel that dies
             multiprocessing.util.spawnv_passfds = self._guarded_spawn(spawn)
 
     def _note(self, pid: int) -> None:
@@ -94,7 +94,7 @@ class Descendants:
                 return pid
             # The tracker removes what a dead rank has left, so it mustn't be killed with the rank.
             tracker = subprocess.Popen(args, executable=path, pass_fds=files, process_group=0)
-            self._kept.append(tracker)
+            self._trackers.append(tracker)
             return tracker.pid
 
         return spawn_guarded

@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 from course_utils.launcher import echoes, errors, reasons, shutdown, transport
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.descendants import LIBC, Descendants
+from course_utils.launcher.drained_queues import DrainedQueues
 from course_utils.launcher.errors import StacksByRank
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.queues import DrainedQueues
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import from_dump
@@ -72,7 +72,7 @@ class WorkerGroup:
         self._started_s = 0.0
         self._deadline_s = 0.0  # on the system's monotonic clock
         self._hangs_forever = False  # a listener has proven it
-        self._has_stopped = False
+        self._needs_no_stop = False  # ranks were told to end, or all have returned
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -113,7 +113,7 @@ class WorkerGroup:
 
     def _fork(self, fn: Callable, args: tuple, backend: str | None) -> None:
         _end_openmp_threads()
-        # A rank unblocks these when it can answer, and when it ignores the stop button.
+        # A rank unblocks each when it has a handler for it, see `WorkerMain`.
         blocked = [signal.SIGINT]
         for worker in self.workers:
             blocked += worker.stack_signals
@@ -245,13 +245,14 @@ class WorkerGroup:
                 ending = self._not_ended()
         finally:
             drained.give_back()
-        self._has_stopped = True
+        self._needs_no_stop = True
         self._note_unfinished()
 
     def _not_ended(self) -> list[WorkerHandle]:
         return [worker for worker in self.workers if not worker.is_over]
 
     def _note_unfinished(self) -> None:
+        """Say of each rank that had returned or failed how it did not end as a program does."""
         for worker in self.workers:
             rank = worker.rank
             if worker.late_death:
@@ -327,10 +328,10 @@ class WorkerGroup:
         return stacks
 
     def _stop(self) -> None:
-        """End all ranks as `torchrun` does: SIGTERM and a second; SIGKILL follows in `close`."""
-        if self._has_stopped:
+        """End all ranks as `torchrun` does: SIGTERM, then 1 s; SIGKILL follows in `close`."""
+        if self._needs_no_stop:
             return
-        self._has_stopped = True
+        self._needs_no_stop = True
         working = [worker for worker in self.workers if not worker.settled]
         # All of them stand still before the first one ends: the others would notice and say so.
         for worker in working:
@@ -427,7 +428,7 @@ def _end_openmp_threads() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
         openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        _, _, fields = Path("/proc/self/stat").read_text().rpartition(")")
+        _name, _bracket, fields = Path("/proc/self/stat").read_text().rpartition(")")
         flags = int(fields.split()[6])
         if not flags & _FORKED:
             openmp.omp_pause_resource_all(_PAUSE_HARD)

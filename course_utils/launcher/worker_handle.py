@@ -26,6 +26,16 @@ _ASK_AGAIN_S = 0.3  # after this time a rank that was asked for its stack is ask
 class WorkerHandle:
     """What the kernel holds of one rank: four descriptors, for messages, output, stack and process.
 
+    A rank's life, and what of it is true from then on:
+
+    | the rank                            | here                                              |
+    | ----------------------------------- | ------------------------------------------------- |
+    | is forked                           | `pid` is not 0                                    |
+    | has returned, or has failed         | `result` or `failure` is there, so it's `settled` |
+    | ends, and waits for something       | `pending_work`                                    |
+    | has shut down as a program does     | `has_ended`, so it `is_over`                      |
+    | is dead, killed by us or otherwise  | `status` is there, so it `is_over`                |
+
     Attributes:
         pid: of the process; 0 before it is forked.
         result: what the function returned, once `settled`.
@@ -172,11 +182,12 @@ class WorkerHandle:
 
     def request_stack(self) -> None:
         """Have the rank write where it is: `read_stack` reads it, once `has_written_stack`."""
-        # The rank has the same file offset: otherwise it'd write after all that it wrote before.
+        # Both share one offset into the file, which `seek` sets back. If it stayed where it is, the
+        # rank would write behind what it wrote before.
         self.stack_file.seek(0)
         self.stack_file.truncate()
         self._asked_s = time.monotonic()
-        in_python, _ = self.stack_signals
+        in_python, _in_c = self.stack_signals
         self._signal(in_python)
 
     def has_written_stack(self) -> bool:
@@ -184,7 +195,7 @@ class WorkerHandle:
         is_written = bool(WRITTEN.search(self.read_stack()))
         if not is_written and time.monotonic() > self._asked_s + _ASK_AGAIN_S:
             self._asked_s = time.monotonic()
-            _, in_c = self.stack_signals
+            _in_python, in_c = self.stack_signals
             self._signal(in_c)
         return is_written
 

@@ -133,11 +133,11 @@ class Recorder:
 
         return note_and_make_name
 
-    def _following(self, wrap: Callable) -> Callable:
+    def _following(self, construct: Callable) -> Callable:
         """The constructor of DDP."""
 
         def wrap_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
-            wrap(model, *args, **options)
+            construct(model, *args, **options)
             self.carefully(self.models.follow, model)
 
         return wrap_and_follow
@@ -146,7 +146,7 @@ class Recorder:
         """In a process that a rank has forked, such as a DataLoader's worker: it is no rank."""
         self.forked = True
         self.unwaited.forget()
-        self.waits.unwaited.clear()
+        self.waits.pending.clear()
 
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
@@ -193,7 +193,7 @@ class Recorder:
         tensors = inputs or outputs or [_NO_TENSOR]
         device = tensors[0].device.type
         fields = _fields(group, operation, call, tensors, library_frames)
-        fields["layout"] = layouts.of(operation.name, operation.listed, inputs, outputs)
+        fields["layout"] = layouts.describe(operation.name, operation.listed, inputs, outputs)
         later = call.async_op and not frames.is_blocking(library_frames, learner_frame)
         is_direct = frames.is_direct(library_frames, learner_frame)
         flags = frames.flags_of(library_frames)

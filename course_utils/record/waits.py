@@ -44,7 +44,7 @@ class Waits:
     """What was issued and is not known to be complete."""
 
     def __init__(self, writer: Part) -> None:
-        self.unwaited: dict[int, Entry] = {}  # by id of the work or future
+        self.pending: dict[int, Entry] = {}  # by id of the work or future
         self._writer = writer
         self._look_at = _MANY  # with more than so many works, look which ones somebody still has
         self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
@@ -72,7 +72,7 @@ class Waits:
         """A wait that writes down when it began and ended."""
 
         def wait_and_record(awaited: Any, *args: Any, **options: Any) -> Any:
-            _, issued = self.unwaited.pop(id(awaited), (None, None))
+            _, issued = self.pending.pop(id(awaited), (None, None))
             if issued is None:
                 return wait(awaited, *args, **options)
             waiting = None
@@ -94,10 +94,10 @@ class Waits:
 
         def make_and_follow(source: Any, *args: Any) -> torch.futures.Future:
             future = make(source, *args)
-            entry = self.unwaited.get(id(source))
+            entry = self.pending.get(id(source))
             if entry is not None:
                 _, issued = entry
-                self.unwaited[id(future)] = future, issued
+                self.pending[id(future)] = future, issued
             return future
 
         return make_and_follow
@@ -138,13 +138,13 @@ class Waits:
 
     def _hold(self, entry: Entry) -> None:
         """Keep a work for long: gloo hangs if a receive loses its work before it is complete."""
-        self.unwaited[id(entry[0])] = entry
-        if len(self.unwaited) <= self._look_at:
+        self.pending[id(entry[0])] = entry
+        if len(self.pending) <= self._look_at:
             return
-        for key, held in list(self.unwaited.items()):
+        for key, held in list(self.pending.items()):
             if not somebody_has(held):
-                del self.unwaited[key]
-        self._look_at = max(_MANY, 2 * len(self.unwaited))
+                del self.pending[key]
+        self._look_at = max(_MANY, 2 * len(self.pending))
 
     def _ends_with_backward(self, issued: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what it has started is complete then."""
@@ -167,7 +167,7 @@ class Waits:
     def _backward_is_over(self, task: int, start_s: float) -> None:
         """Write down DDP's waits, one after the other, from `start_s` on."""
         held_elsewhere = set()  # whoever has such a work may yet wait for it
-        for entry in self.unwaited.values():
+        for entry in self.pending.values():
             if somebody_has(entry):
                 held_elsewhere.add(entry[1].index)
         for issued in self._in_backward.pop(task):

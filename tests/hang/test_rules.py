@@ -95,7 +95,7 @@ def test_a_condition_that_nobody_notifies_is_no_lock():
 )
 def test_code_that_torch_has_generated_and_what_is_installed_is_not_the_learners(file):
     frames = [*at(), Frame(file, 628, "<module>")]
-    assert whereabouts.of(0, frames, None).line == at()[0]
+    assert whereabouts.locate(0, frames, None).line == at()[0]
 
 
 def test_a_rank_that_waits_for_the_compiler_is_slow_and_not_held():
@@ -115,16 +115,19 @@ def test_a_rank_that_launches_ranks_waits_for_children():
 
 
 def test_what_asks_the_group_waits_for_nobody_unless_it_calls_what_waits():
-    assert whereabouts.waits_in([*inside("get_rank"), *inside("_get_default_group")[1:]]) is None
+    assert (
+        whereabouts.distributed_call_in([*inside("get_rank"), *inside("_get_default_group")[1:]])
+        is None
+    )
     state = f"{torch.__path__[0]}/distributed/checkpoint/state_dict.py"
     deeper = [*inside("get_model_state_dict", state), *inside("all_gather_object")[1:]]
-    assert whereabouts.waits_in(deeper) == "get_model_state_dict"
+    assert whereabouts.distributed_call_in(deeper) == "get_model_state_dict"
 
 
 def test_names_of_torchs_insides_are_not_told():
     frames, calls = inside("__repr__"), (call(0, "all_gather"),)
-    assert whereabouts.of(0, frames, Log(calls, True)).blocker == "all_gather"
-    assert whereabouts.of(0, frames, None).blocker == "torch.distributed"
+    assert whereabouts.locate(0, frames, Log(calls, True)).blocker == "all_gather"
+    assert whereabouts.locate(0, frames, None).blocker == "torch.distributed"
 
 
 def test_a_sleep_within_a_with_statement_is_no_lock():
@@ -290,7 +293,7 @@ def test_where_no_calls_are_known_the_stacks_tell_what_they_can(stacks, says):
     ],
 )
 def test_where_a_rank_is_in_one_line(frames, row):
-    assert whereabouts.of(0, frames, None).row((0, 1)) == row
+    assert whereabouts.locate(0, frames, None).row((0, 1)) == row
 
 
 def test_many_ranks_that_do_the_same_share_a_row():
@@ -303,14 +306,14 @@ def test_a_rank_whose_result_waits_for_others_is_in_none_of_its_calls():
     returned = replace(call(0, "return", dtype=None), line=None, place="")
     result = [call(0), returned]
     error = explained({0: inside("wait_tensor")[1:], 1: None}, result, [])
-    assert (error.waiting[0].state, error.waiting[0].open) == ("waiting", ())
+    assert (error.waiting[0].state, error.waiting[0].open_calls) == ("waiting", ())
 
 
 def test_a_rank_that_hands_over_its_result_is_not_starting():
     frames = [Frame("worker.py", 80, "_run_function"), Frame("worker.py", 99, "_send")]
-    assert not whereabouts.of(0, frames, None).starts
+    assert not whereabouts.locate(0, frames, None).starts
     frames = [Frame("worker.py", 70, "_run_function"), Frame("rendezvous.py", 99, "join")]
-    assert whereabouts.of(0, frames, None).starts
+    assert whereabouts.locate(0, frames, None).starts
 
 
 def test_hundreds_of_ranks_are_named_by_the_first_and_the_last_of_each_run():

@@ -240,7 +240,7 @@ def test_works_that_are_thrown_away_are_let_go_of():
         for _ in range(400):
             dist.all_reduce(torch.ones(1), async_op=True)
         (waits,) = (thing for thing in gc.get_objects() if isinstance(thing, Waits))
-        held = len(waits.unwaited)
+        held = len(waits.pending)
         dist.barrier()
         return held
 
