@@ -566,7 +566,7 @@ class MutualWait:
     in_circle: str  # ranks that wait for each other
     kinds: set[str]  # of the calls in which these wait
     group_count: int  # in how many groups these calls are
-    blockers: set[str]  # what holds those ranks, or all if there are none
+    blockers: set[str]  # what holds the ranks in the circle; if there's none, what holds all ranks
     blockers_text: str
     in_store: str  # ranks that wait for a key of the store
     store_count: int

@@ -59,7 +59,8 @@ class WaitGraph:
             self._meetings[meeting.key, meeting.number] = meeting
             for rank in meeting.calls:
                 self._last_number[rank, meeting.key] = meeting.number
-        # Ranks that take messages from any rank; None stands for the sender of such a message.
+        # Ranks that receive from any rank. None is in it too: it stands for the unknown sender in
+        # the key of such a receive.
         self._take_from_any: set[int | None] = {None}
         for call in calls:
             if call.kind == "recv" and call.peer is None:

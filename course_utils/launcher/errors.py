@@ -108,9 +108,10 @@ class Failure:
         return reasons.of_echo(self.echo, world_size)
 
     def _order_of_blame(self) -> tuple[int, bool, bool, float]:
-        """The least is the root cause; a timer of the group ends before the peers' connections.
+        """A key for sorting: the smallest one is the root cause.
 
-        That a process has died is heard after what its peers say of it, in words of their own.
+        Causes come before echoes. Of these, a group's timer comes before lost connections, which
+        follow from it. A death comes before exceptions, though its peers' words arrive earlier.
         """
         order = 0
         if self.is_echo:

@@ -34,7 +34,7 @@ _TERMINATE_S = 1.0  # between SIGTERM and SIGKILL, for ranks to shut down as a p
 _POLL_S = 0.1
 _STACK_S = 3.0  # for all ranks to write their stacks; longer on a slow machine
 _PAUSE_HARD = 2  # OpenMP 5's `omp_pause_hard`, which gives everything back
-_FORKED = 0x40  # Linux's flag PF_FORKNOEXEC: forked, and no program of its own started since
+_FORKED = 0x40  # Linux's flag PF_FORKNOEXEC: the process was forked and has not called exec
 # If two threads fork at once, one of them fails in filelock, which torch brings (Python >= 3.12).
 _FORKING = threading.Lock()
 

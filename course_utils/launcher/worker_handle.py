@@ -18,7 +18,7 @@ from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
 
 _READ_BYTES = 256 * 1024
-_READS = 32  # in a row: a rank that prints as fast as the kernel reads mustn't hold it up
+_READS = 32  # at most, one after the other: a rank that prints without end mustn't hold us up
 _NO_RESULT = object()
 _ASK_AGAIN_S = 0.3  # after this time a rank that was asked for its stack is asked in the other way
 

@@ -47,7 +47,8 @@ class Row(ctypes.Structure):
         ("call", c_int64),  # the number of its description, from 0
         ("number", c_int64),  # as in `Event`
         ("flags", c_int64),  # likewise
-        # For a wait, the row of the call waited for. For a call, ISSUED, or ON_ITS_WAY until it is.
+        # For a wait, the row of the call waited for. For a call, ON_ITS_WAY, and with trace=True
+        # ISSUED once it was handed to its backend.
         ("of", c_int64),
         ("peer", c_int64),  # who sent, if the receiver could not know before; otherwise -1
         ("start_s", c_double),  # on the system's monotonic clock, as are the other times

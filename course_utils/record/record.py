@@ -30,7 +30,8 @@ class Record(Listener):
         self.trace = trace
         self.timeout_s = timeout_s
         self.failed = False  # whether the launch has failed
-        # With `trace`, by rank: seconds from the launch to the end of its function.
+        # With `trace`, by rank: seconds from the launch to the end of its function, alone in a
+        # tuple, as `network.trace.Trace` wants it.
         self.ended: tuple[tuple[float], ...] = ()
         # By rank, why its part could not be read. A trace has no events of such a rank.
         self.unread: dict[int, Exception] = {}
@@ -113,7 +114,8 @@ class Record(Listener):
     def events(self) -> tuple[Event, ...]:
         """What a trace holds of all ranks, without new_group and return; indices start at 0.
 
-        Its events have no numbers: nothing was overwritten, so `meetings` can count them. Here it
+        Its events have no numbers: nothing was overwritten (a trace has room for 8 million calls of
+        a rank), so `meetings` can count them. Here it
         is known who has sent to a receive from any rank, which it was not when it was called.
         """
         stop_s = self._stop_s if self.failed else None

@@ -23,7 +23,7 @@ class Unwaited:
     def __init__(self, writer: Part) -> None:
         self._writer = writer
         self._works: dict[int, Entry] = {}  # by id of the work
-        self._look_at = 1  # with so many works, look which ones somebody still has
+        self._look_at = 1  # once there are so many, drop those that nobody else holds any more
 
     def listen(self) -> None:
         """Notice everybody who waits, or asks whether a work is complete."""

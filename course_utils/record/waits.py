@@ -31,7 +31,8 @@ def _references(entry: Entry) -> int:
     return sys.getrefcount(entry[0])
 
 
-# References to what only its entry holds: 2 up to Python 3.13, and from 3.14 on it may be fewer.
+# How many references are counted if an entry alone holds a work: 2 up to Python 3.13, and from 3.14
+# on it may be fewer.
 _ALONE = _references((object(), None))
 
 
