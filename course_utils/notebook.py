@@ -98,6 +98,7 @@ def launch(
         refuse_arguments(fn, args)
         world_size, nodes = int(world_size), int(nodes)  # numpy's integers are welcome
         timeout = float(min(timeout, _LONGEST_S))
+        record.timeout_s = timeout
         placement = place(backend, device, world_size, nodes, share_gpus)
         ready = prepare.DeviceSetup(placement)
         early = Early(record, timeout, counts_silence=silence_ends_it)

@@ -77,7 +77,7 @@ class Overview:
     some_wait: bool  # for other ranks
     some_held: bool  # by something of their own processes
     has_queued_messages: bool  # which may wait for each other on GPUs, where nobody sees it
-    is_file_lock: bool  # which holds the first of these; it's anybody's
+    is_file_lock: bool  # which holds the first of these; a process outside may have it
     silent: str  # ranks that gave no answer
     silent_count: int
     starting: str  # ranks that have not come to the learner's function yet
@@ -125,6 +125,8 @@ def _named(ranks: Collection[int]) -> str:
 
 def _is_slow(graph: WaitGraph) -> bool:
     """Whether the pause at the end is no longer than one before it: perhaps nothing hangs."""
+    if graph.hangs_for_ever:
+        return False
     starts_s = []
     for whereabouts in graph.ranks.values():
         starts_s += [call.start_s for call in whereabouts.calls]
@@ -190,7 +192,7 @@ class Counts:
     count: int  # by the first one
     other_count: int  # by the other one; of a message, how often it was at the other end
     often: str  # the first count in words, such as "3 times"
-    rarer: str  # the other count in words; "" where it is 0, or not smaller
+    fewer_times: str  # the other count in words; "" where it's 0, or not smaller
     in_ddp: str  # " in DDP" for a call that DDP has made
     batches: str  # what else a loop must have in common, behind the words "this call in each"
 
@@ -268,7 +270,7 @@ def _exception_at(graph: WaitGraph, meeting: Meeting) -> HandledException | None
     exceptions = []
     for rank, call in meeting.calls.items():
         whereabouts = graph.ranks[rank]
-        if whereabouts.handles and call in whereabouts.open:
+        if whereabouts.handles and call in whereabouts.open_calls:
             exceptions.append(_exception_of(whereabouts, call))
     if not exceptions or len(exceptions) == len(meeting.calls):
         return None
@@ -303,8 +305,8 @@ def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | t
             continue
         inside, after = _paths(graph, call, other_call)
         loop = _loop_between(inside, after)
-        rarer = graph.count_in_line(other_call.rank, call)
-        if loop and 0 < rarer < graph.count_in_line(call.rank, call):
+        other_count = graph.count_in_line(other_call.rank, call)
+        if loop and 0 < other_count < graph.count_in_line(call.rank, call):
             return loop, _counts(graph, call, other_call.rank)
     return None, None
 
@@ -312,13 +314,14 @@ def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | t
 def _paths(graph: WaitGraph, *calls: Event) -> list[Sequence[Frame]]:
     """The learner's lines that lead to calls, outermost first; at least the last of each."""
     paths = []
+    last_lines_alone: list[Sequence[Frame]] = [[Frame(*call.line)] for call in calls]
     for call in calls:
         whereabouts = graph.ranks[call.rank]
         last_line = Frame(*call.line)
         lines_since = {later.line for later in whereabouts.calls if later.index >= call.index}
         may_have_gone_on = lines_since != {call.line}
         if whereabouts.path[-1:] != (last_line,) or may_have_gone_on:
-            return [[Frame(*call.line)] for call in calls]
+            return last_lines_alone
         paths.append(whereabouts.path)
     return paths
 
@@ -338,14 +341,14 @@ def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None
 def _counts(graph: WaitGraph, call: Event, other: int) -> Counts:
     count = graph.count_in_line(call.rank, call)
     other_count = graph.count_in_line(other, call)
-    in_ddp = batches = rarer = ""
+    in_ddp = batches = fewer_times = ""
     if call.flags & (FORWARD | BACKWARD):
         in_ddp = _(" in DDP")
         batches = _(_BACKWARDS if call.flags & BACKWARD else _BATCHES)
     if 0 < other_count < count:
-        rarer = _times(other_count)
+        fewer_times = _times(other_count)
     often = _times(count)
-    return Counts(call.rank, other, call, count, other_count, often, rarer, in_ddp, batches)
+    return Counts(call.rank, other, call, count, other_count, often, fewer_times, in_ddp, batches)
 
 
 def _times(count: int) -> str:
@@ -389,7 +392,7 @@ class MessageMismatch:
 def message_mismatches(graph: WaitGraph) -> list[MessageMismatch]:
     """These facts, for each such message."""
     mismatches = []
-    for (sent, _missing), (received, _missing) in permutations(graph.open, 2):
+    for (sent, _missing), (received, _missing) in permutations(graph.open_calls, 2):
         if (sent.kind, received.kind, sent.peer) != ("send", "recv", received.rank):
             continue
         sender = received.peer
@@ -423,6 +426,14 @@ def lost_messages(graph: WaitGraph) -> list[LostMessage]:
 
 
 @dataclass
+class Crossing:
+    """A collective at which two ranks met from different lines, though both call in one of them."""
+
+    name: str  # such as "collective #3 of group 1 (ranks 0 and 2)"
+    by_rank: str  # such as "barrier (cell [3], line 4) on rank 0, barrier (cell [3], ..."
+
+
+@dataclass
 class MissedCall:
     """A call in which a rank waits for one that is absent."""
 
@@ -434,6 +445,8 @@ class MissedCall:
     group: str  # in which the rank waits
     other_group: str  # in which the other one has made such a call in that line instead
     is_certain: bool  # the line is known, and so are all calls of the other rank
+    has_none_in_line: bool  # the other one has never made such a call in that line
+    crossing: Crossing | None  # if the other one has called as often in that line
     is_in_thread: bool  # a thread of the rank waits, in a call that neither DDP nor a message makes
     ended_unfinished: bool  # the other rank has ended with a backward pass that is not finished
     place: str  # cell and line in which the rank waits
@@ -496,7 +509,7 @@ def _first_exception(graph: WaitGraph) -> HandledException | None:
 
 
 def _first_missed(graph: WaitGraph) -> MissedCall | None:
-    for call, missing in graph.open:
+    for call, missing in graph.open_calls:
         for rank in graph.absent:
             if rank in missing:
                 return _missed(graph, call, rank)
@@ -519,10 +532,24 @@ def _missed(graph: WaitGraph, call: Event, other: int) -> MissedCall:
         group=ranks_named(call.group),
         other_group=ranks_named(elsewhere.group) if elsewhere else "",
         is_certain=bool(call.line) and other_whereabouts.complete,
+        has_none_in_line=graph.count_in_line(other, call) == 0,
+        crossing=_crossing(graph, call, other),
         is_in_thread=whereabouts.in_thread and may_be_in_thread,
         ended_unfinished=any(last.flags & UNFINISHED for last in last_calls),
         place=_cell_and_line(whereabouts.line),
     )
+
+
+def _crossing(graph: WaitGraph, call: Event, other: int) -> Crossing | None:
+    meeting = graph.first_crossing(call, other)
+    if meeting is None:
+        return None
+    name = _(
+        "collective #{number}{of_group}",
+        number=meeting.number,
+        of_group=of_group(call, graph.world),
+    )
+    return Crossing(name, _by_rank("order", meeting))
 
 
 def _key(whereabouts: Whereabouts) -> str:
@@ -539,7 +566,7 @@ class MutualWait:
     in_circle: str  # ranks that wait for each other
     kinds: set[str]  # of the calls in which these wait
     group_count: int  # in how many groups these calls are
-    blockers: set[str]  # what holds those ranks, or all if there are none
+    blockers: set[str]  # what holds the ranks in the circle; if there's none, what holds all ranks
     blockers_text: str
     in_store: str  # ranks that wait for a key of the store
     store_count: int
@@ -552,7 +579,7 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
     """These facts, for any graph."""
     in_circle = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
     kinds, group_names = set(), set()
-    for call, _missing in graph.open:
+    for call, _missing in graph.open_calls:
         if call.rank in in_circle:
             kinds.add(call.kind)
             group_names.add(call.group_name)

@@ -40,25 +40,25 @@ class HangReport(Listener):
         self._record = record
         self.still_s = still_s
 
-    def on_error(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
+    def on_error(self, stacks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put better parts into an error; see `Listener.on_error`."""
         if isinstance(error, WorkerTimeout):
-            graph = self.wait_graph(ranks, error.when)
+            graph = self.wait_graph(stacks, error.when)
             error.pattern, why = diagnose(graph)
             error.parts[1:] = [table(graph), why]
             error.waiting = graph.ranks
             error.absent = graph.absent
-        elif error.failures and error.failures[0].headline.endswith("SIGABRT"):
+        elif error.failures and error.failures[0].in_english.endswith("SIGABRT"):
             why = why_aborted(error.rank, self._record.logs(), error.output)
             if why:
                 error.parts[1] = why
 
-    def wait_graph(self, ranks: Mapping[int, list[Frame] | None], now: float) -> WaitGraph:
-        """Who waits for whom at the moment `now`; `ranks` is that of `on_error`."""
+    def wait_graph(self, stacks: Mapping[int, list[Frame] | None], now: float) -> WaitGraph:
+        """Who waits for whom at the moment `now`; `stacks` is that of `on_error`."""
         logs = self._record.logs()
         all_whereabouts = []
-        for rank in sorted(ranks):
-            all_whereabouts.append(whereabouts.of(rank, ranks[rank], logs.get(rank)))
+        for rank in sorted(stacks):
+            all_whereabouts.append(whereabouts.locate(rank, stacks[rank], logs.get(rank)))
         return WaitGraph(all_whereabouts, now)
 
     def on_start(self, world_size: int) -> None:
@@ -151,9 +151,11 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     if _SIZES not in output[rank]:
         return None
     world_size = len(output)
-    all_whereabouts = [whereabouts.of(each, None, logs.get(each)) for each in range(world_size)]
+    all_whereabouts = [whereabouts.locate(each, None, logs.get(each)) for each in range(world_size)]
     all_whereabouts[rank].state = "waiting"
-    all_whereabouts[rank].open = all_whereabouts[rank].calls[-1:]
+    last_call = all_whereabouts[rank].last_call
+    if last_call:
+        all_whereabouts[rank].open_calls = (last_call,)
     graph = WaitGraph(all_whereabouts, 0.0)
     difference = graph.difference()
     if not graph.known or difference is None:

@@ -1,5 +1,8 @@
 """The rules of the report of a hang: one table, of which the first rule that applies speaks.
 
+That is the first one over all sections: a later section looks for its facts only if no rule of the
+earlier ones applies.
+
 A section of the table looks for its facts in a `WaitGraph` (see `facts.py`). Each of its rules has
 the name of a pattern, or None where nothing is proven; a condition on the facts `f`; and messages,
 in whose braces facts are put. Where the facts prove nothing, no rule names a cause: a wrong
@@ -144,8 +147,9 @@ _DIFFERENCES: list[Rule] = [
         N_(
             "Rank {counts.other} is past the loop of line {loop}, and rank {counts.rank} goes "
             "round it once more: in line {counts.call.line[1]} rank {counts.rank} has called "
-            "{counts.call.kind}{counts.in_ddp} {counts.often}, rank {counts.other} {counts.rarer}. "
-            "All ranks must leave a loop after the same round: share what decides it."
+            "{counts.call.kind}{counts.in_ddp} {counts.often}, rank {counts.other} "
+            "{counts.fewer_times}. All ranks must leave a loop after the same round: share what "
+            "decides it."
         ),
     ),
     (
@@ -314,7 +318,10 @@ _MISSED_CALLS: list[Rule] = [
     (
         "uneven",
         lambda f: (
-            f.all_returned and f.missed.is_send and f.missed.is_certain and f.missed.counts.rarer
+            f.all_returned
+            and f.missed.is_send
+            and f.missed.is_certain
+            and f.missed.counts.fewer_times
         ),
         N_(
             "{waiting} waited for {absent}, which never arrived: in line {missed.call.line[1]} "
@@ -326,7 +333,10 @@ _MISSED_CALLS: list[Rule] = [
     (
         "uneven",
         lambda f: (
-            f.all_returned and f.missed.is_recv and f.missed.is_certain and f.missed.counts.rarer
+            f.all_returned
+            and f.missed.is_recv
+            and f.missed.is_certain
+            and f.missed.counts.fewer_times
         ),
         N_(
             "{waiting} waited for {absent}, which never arrived: in line {missed.call.line[1]} "
@@ -355,7 +365,7 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "groups",
-        lambda f: f.missed.other_group and not f.missed.counts.rarer and f.missed.is_certain,
+        lambda f: f.missed.other_group and f.missed.has_none_in_line and f.missed.is_certain,
         N_(
             "Rank {missed.call.rank} waits in the group of {missed.group}. In that line rank "
             "{missed.other} called {missed.call.kind} in the group of {missed.other_group}: use "
@@ -364,13 +374,23 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "uneven",
-        lambda f: f.all_returned and f.missed.is_certain and f.missed.counts.rarer,
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.counts.fewer_times,
         N_(
             "{waiting} waited for {absent}, which never arrived: in line {missed.call.line[1]} "
             "rank {missed.call.rank} has called {missed.call.kind}{missed.counts.in_ddp} "
             "{missed.counts.often}, rank {missed.other}, which has returned, "
-            "{missed.counts.rarer}. Give every rank as many rounds, with this call in "
+            "{missed.counts.fewer_times}. Give every rank as many rounds, with this call in "
             "each{missed.counts.batches}."
+        ),
+    ),
+    (
+        "order",
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.crossing,
+        N_(
+            "{waiting} waited for {absent}, which never arrived: {have_returned}. Rank "
+            "{missed.other} has called {missed.call.kind} in that line as often, but earlier calls "
+            "of different lines have met: {missed.crossing.name} is {missed.crossing.by_rank}. "
+            "Does an `if` let only some ranks come to one of these lines?"
         ),
     ),
     (
@@ -401,7 +421,7 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "thread",
-        lambda f: f.missed.is_in_thread and not f.missed.counts.rarer,
+        lambda f: f.missed.is_in_thread and f.missed.has_none_in_line,
         N_(
             "A thread of rank {missed.call.rank} waits in {missed.call.kind} ({missed.place}): "
             "{absent} never called it. A call in a thread needs every rank of its group as well."
@@ -409,7 +429,7 @@ _MISSED_CALLS: list[Rule] = [
     ),
     (
         "returned",
-        lambda f: f.all_returned and f.missed.is_certain,
+        lambda f: f.all_returned and f.missed.is_certain and f.missed.has_none_in_line,
         N_(
             "{waiting} waited for {absent}, which never arrived: {have_returned}, and rank "
             "{missed.other} never called {missed.call.kind} in that line. Is the call in an `if` "

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from operator import attrgetter
 
-from course_utils.hang import queues
+from course_utils.hang import gpu_queues
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
 from course_utils.record.event import (
     ASYNC,
@@ -23,12 +23,15 @@ from course_utils.record.event import (
 class WaitGraph:
     """All ranks at one moment, and which of them wait for which.
 
+    The `Whereabouts` that it's given are completed: of the calls that may hold a rank, it leaves
+    those that aren't met, and a rank whose queue on a GPU is stuck is noted as one that waits.
+
     Attributes:
         ranks: Where each rank is, by rank.
         now: The moment, in seconds on the clock of the ranks' calls.
         world: All ranks, in order.
         known: Whether the calls of every rank are known; otherwise they cannot be matched.
-        open: Calls in which ranks wait, each with the ranks that have not come to it.
+        open_calls: Calls in which ranks wait, each with the ranks that have not come to it.
         waits_for: By rank that waits, the ranks that it waits for.
         absent: Ranks that others wait for, directly or not, and that wait for none themselves.
     """
@@ -40,10 +43,11 @@ class WaitGraph:
         self.known = all(whereabouts.known for whereabouts in self.ranks.values())
         calls = [call for whereabouts in self.ranks.values() for call in whereabouts.calls]
         self._match(calls)
-        self._stuck = queues.stuck(calls, self._meeting, self._missing, _difference)
+        self._stuck = gpu_queues.stuck(calls, self._meeting, self._missing, _difference)
         for rank, stuck_calls in self._stuck.items():
-            self.ranks[rank].needs(stuck_calls[0])
-        self.open: list[tuple[Event, set[int]]] = []
+            self.ranks[rank].mark_waiting_for(stuck_calls[0])
+        self.open_calls: list[tuple[Event, set[int]]] = []
+        self._settle_open_calls()
         self.waits_for = self._edges()
         self.absent = self._absent()
 
@@ -55,7 +59,8 @@ class WaitGraph:
             self._meetings[meeting.key, meeting.number] = meeting
             for rank in meeting.calls:
                 self._last_number[rank, meeting.key] = meeting.number
-        # Ranks that take messages from any rank; None stands for the sender of such a message.
+        # Ranks that receive from any rank. None is in it too: it stands for the unknown sender in
+        # the key of such a receive.
         self._take_from_any: set[int | None] = {None}
         for call in calls:
             if call.kind == "recv" and call.peer is None:
@@ -78,25 +83,34 @@ class WaitGraph:
             reached |= self.reachable(rank)
         return sorted(rank for rank in reached if not self.waits_for.get(rank))
 
+    def _settle_open_calls(self) -> None:
+        """Of the calls that may hold a rank, those that have met do not: note which ones are left.
+
+        Fills `open_calls`, and narrows down those of each rank.
+        """
+        for whereabouts in self.ranks.values():
+            if whereabouts.state != "waiting":
+                continue
+            unmet_calls = []
+            for call in whereabouts.open_calls:
+                missing = self._missing_or_stuck(call)
+                if missing:
+                    unmet_calls.append(call)
+                    self.open_calls.append((call, missing))
+            if whereabouts.blocker in ("wait", "backward") and not whereabouts.queued:
+                if whereabouts.blocker == "backward":
+                    unmet_calls = unmet_calls[:1]  # DDP waits for its buckets in order
+                whereabouts.open_calls = tuple(unmet_calls)
+
     def _waited_for_by(self, whereabouts: Whereabouts) -> set[int]:
-        """Whom a rank waits for. Of the calls that may hold it, those that have met do not."""
-        unmet = []
-        for call in whereabouts.open:
-            missing = self._missing_or_stuck(call)
-            if missing:
-                unmet.append((call, missing))
-        self.open += unmet
-        if whereabouts.blocker in ("wait", "backward") and not whereabouts.queued:
-            unmet_calls = [call for call, _ in unmet]
-            if whereabouts.blocker == "backward":
-                unmet_calls = unmet_calls[:1]  # DDP waits for its buckets in order
-            whereabouts.open = tuple(unmet_calls)
+        """Whom a rank waits for."""
         if whereabouts.blocker in STORE_CALLS:
             others = self.ranks.values()
             return {other.rank for other in others if other.blocker != whereabouts.blocker}
         waited_for: set[int] = set()
-        for _, missing in unmet:
-            waited_for |= missing
+        for call, missing in self.open_calls:
+            if call.rank == whereabouts.rank:
+                waited_for |= missing
         return waited_for
 
     def _missing_or_stuck(self, call: Event) -> set[int]:
@@ -199,6 +213,25 @@ class WaitGraph:
                 count += 1
         return count
 
+    def first_crossing(self, call: Event, other: int) -> Meeting | None:
+        """The first collective that a call's rank and another one have made in different lines.
+
+        Looked for where the other rank has called as often in the call's line, so that it's an
+        earlier call that one of them lacks. Branches with a line for each rank may meet: a
+        crossing is only where the line of the other rank is one that the call's rank has, too.
+        """
+        if is_message(call) or not self.ranks[call.rank].complete:
+            return None
+        if self.count_in_line(other, call) < self.count_in_line(call.rank, call):
+            return None
+        for meeting in self._meetings.values():
+            if meeting.key != key_of(call) or not {call.rank, other} <= set(meeting.calls):
+                continue
+            its_call, other_call = meeting.calls[call.rank], meeting.calls[other]
+            if its_call.line != other_call.line and self.count_in_line(call.rank, other_call):
+                return meeting
+        return None
+
     def last_in_other_group(self, rank: int, call: Event) -> Event | None:
         """The last such call of a rank in the same line, but in a group of other ranks."""
         for other in reversed(self.ranks[rank].calls):
@@ -227,7 +260,7 @@ class WaitGraph:
 
     def difference(self) -> tuple[str, Meeting] | None:
         """The first collective that differs, in the first group in which a rank waits; and how."""
-        calls = [call for call, _ in self.open]
+        calls = [call for call, _ in self.open_calls]
         # A rank may wait in a call to which all others seem to have come.
         for rank in self.waits_for:
             if self.ranks[rank].call:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import Frame, learners_line
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log
+from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log, key_of
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
@@ -71,7 +71,7 @@ class Whereabouts:
             "silent" if it does not answer, "returned" if its function has.
         blocker: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
         line: The learner's line that it is in.
-        open: The calls of which one or more are not complete and hold it.
+        open_calls: The calls of which one or more are not complete and hold it.
         calls: All its calls that are known, in order.
         known: Whether its calls are known at all.
         complete: Whether none of them is forgotten.
@@ -87,7 +87,7 @@ class Whereabouts:
     state: str
     blocker: str | None = None
     line: Frame | None = None
-    open: tuple[Event, ...] = ()
+    open_calls: tuple[Event, ...] = ()
     calls: tuple[Event, ...] = field(default=(), repr=False)
     known: bool = True
     complete: bool = True
@@ -101,24 +101,32 @@ class Whereabouts:
     @property
     def call(self) -> Event | None:
         """The call that it waits in, where there is no doubt about it."""
-        return self.open[0] if len(self.open) == 1 else None
+        return self.open_calls[0] if len(self.open_calls) == 1 else None
+
+    @property
+    def last_call(self) -> Event | None:
+        """The last of its calls, of which the return of its function is none."""
+        for event in reversed(self.calls):
+            if key_of(event) is not None:
+                return event
+        return None
 
     @property
     def queued(self) -> bool:
         """Whether it needs the result of a call that a GPU carries out later."""
         return bool(self.call and self.call.queued)
 
-    def needs(self, call: Event) -> None:
-        """It has queued a call that cannot end, and sooner or later stands where it needs that."""
+    def mark_waiting_for(self, call: Event) -> None:
+        """Note that it has queued a call that cannot end, whose result it will need."""
         if self.state == "running":
             self.state = "waiting"
             self.blocker = call.kind
-            self.open = (call,)
+            self.open_calls = (call,)
 
-    def waits_in(self, blocker: str, calls: Sequence[Event], line: Frame | None) -> None:
-        """It waits for other ranks in a line; some of these calls may hold it."""
+    def set_waiting(self, blocker: str, calls: Sequence[Event], line: Frame | None) -> None:
+        """Note that it waits for other ranks in a line; some of these calls may hold it."""
         self.state = "waiting"
-        self.open = _open(calls, blocker, line)
+        self.open_calls = _calls_that_may_hold(calls, blocker, line)
         self.blocker = blocker
         if blocker.startswith("_"):  # a name of torch's insides
             self.blocker = "torch.distributed"
@@ -153,7 +161,7 @@ class Whereabouts:
         return _("running")
 
 
-def of(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
+def locate(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabouts:
     """Put together what a rank's stack and its record say.
 
     Args:
@@ -184,27 +192,29 @@ def _look_at_stack(whereabouts: Whereabouts, frames: list[Frame]) -> None:
     if handled:
         whereabouts.handles, whereabouts.raised_at = handled
     holder = held_by(frames)
-    call = waits_in(frames)
+    call = distributed_call_in(frames)
     if holder:
         whereabouts.state = "held"
         whereabouts.blocker = holder
         if holder in _HAND_OVER:
             whereabouts.ended = getattr(frames, "ended", None)
     elif call:
-        whereabouts.waits_in(call, whereabouts.calls, line)
+        whereabouts.set_waiting(call, whereabouts.calls, line)
     else:
-        whereabouts.line = settled(frames)
+        whereabouts.line = stable_line(frames)
     if whereabouts.blocker in _HAND_OVER or _awaits(frames):
         _look_at_threads(whereabouts, getattr(frames, "threads", ()))
 
 
 def _starts(frames: list[Frame], whereabouts: Whereabouts) -> bool:
-    """By the launcher's own frames: `_run_function` makes the group, `_call_function` comes later.
+    """By the launcher's own frames: `_run_function` makes the group, then `_call_function` comes.
+
+    Once that has returned, `_flush` and `_send` hand over what there is.
 
     What the record has is read later than the stack, so a rank may have returned meanwhile.
     """
     names = [frame.name for frame in frames]
-    if names[0] != "_run_function" or names[1:2] == ["_call_function"]:
+    if names[0] != "_run_function" or names[1:2] in (["_call_function"], ["_flush"], ["_send"]):
         return False
     return "init_process_group" in names or not whereabouts.calls
 
@@ -218,21 +228,23 @@ def _awaits(frames: list[Frame]) -> bool:
 def _look_at_threads(whereabouts: Whereabouts, threads: Iterable[list[Frame]]) -> None:
     """A rank that waits for a thread waits for the ranks that this thread waits for."""
     for frames in threads:
-        call = waits_in(frames)
+        call = distributed_call_in(frames)
         if not call or held_by(frames):
             continue
         calls = whereabouts.calls
         if call not in ("wait", "backward"):
             calls = _with_flag(calls, USER_THREAD)
         line = learners_line(frames)
-        whereabouts.waits_in(call, calls, line)
+        whereabouts.set_waiting(call, calls, line)
         whereabouts.in_thread = True
         if line:
             whereabouts.line = line
         return
 
 
-def _open(calls: Sequence[Event], blocker: str, line: Frame | None) -> tuple[Event, ...]:
+def _calls_that_may_hold(
+    calls: Sequence[Event], blocker: str, line: Frame | None
+) -> tuple[Event, ...]:
     """Which calls may hold a rank. Those that have met are sorted out later."""
     if blocker in STORE_CALLS or blocker == STORE or not calls:
         return ()
@@ -241,6 +253,8 @@ def _open(calls: Sequence[Event], blocker: str, line: Frame | None) -> tuple[Eve
     if blocker == "backward":
         return _with_flag(calls, BACKWARD)
     last = calls[-1]
+    if key_of(last) is None:  # the function has returned; what it returned waits
+        return ()
     last_line = last.line[:2] if last.line else None
     this_line = (line.file, line.line) if line else None
     if last_line == this_line:
@@ -304,10 +318,11 @@ def _inner_frames(frames: list[Frame], line: Frame | None) -> list[Frame]:
     """The frames inside the learner's line; none if there is no such line."""
     if line is None:
         return []
-    return frames[frames.index(line) + 1 :]
+    innermost_index = len(frames) - 1 - frames[::-1].index(line)  # in a recursion it comes again
+    return frames[innermost_index + 1 :]
 
 
-def waits_in(frames: list[Frame]) -> str | None:
+def distributed_call_in(frames: list[Frame]) -> str | None:
     """What of `torch.distributed` the learner's line is inside, if anything.
 
     Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
@@ -384,7 +399,7 @@ def _holder(frame: Frame) -> str | None:
     return None
 
 
-def settled(frames: list[Frame]) -> Frame | None:
+def stable_line(frames: list[Frame]) -> Frame | None:
     """The line of a rank that computes; where a `while` goes round, its first line, which stays."""
     line = learners_line(frames)
     if line != frames[-1] or _SLEEPS.search(line.code):

@@ -60,7 +60,7 @@ class CapturedOutput:
         start = 0
         for position, name in self._marks:
             stop = position
-            if position > _HALF:  # it may stand in the middle that is left out
+            if position > _HALF:  # the text before it may have been dropped
                 stop = max(_HALF, position - self._dropped_bytes)
             pieces.append((self._text(start, stop), name))
             start = stop

@@ -39,9 +39,9 @@ class Descendants:
         self._pids = pids
         self._rank_pid = 0
         self._lifeline: int | None = None  # a pipe's writing end: the guard hears when it closes
-        self._kept: list[subprocess.Popen] = []
+        self._trackers: list[subprocess.Popen] = []  # else Python warns that one still runs
         self._lock = threading.RLock()
-        self._main_thread_forks = True
+        self._fork = threading.local()  # several threads may fork at once
 
     def bind_to_this_rank(self) -> None:
         """In a rank, before anything of the learner's runs: note all that it starts from now on."""
@@ -52,7 +52,7 @@ class Descendants:
         self._guard_before(subprocess.Popen, "__init__")
         self._guard_before(os, "system")
         spawn = getattr(multiprocessing.util, "spawnv_passfds", None)
-        if spawn is not None:  # private: without it, law 8 holds less far
+        if spawn is not None:  # private: without it, such programs outlive a kernel that dies
             multiprocessing.util.spawnv_passfds = self._guarded_spawn(spawn)
 
     def _note(self, pid: int) -> None:
@@ -60,12 +60,12 @@ class Descendants:
             self._pids.write(f"{pid}\n".encode())
 
     def _before_fork(self) -> None:
-        self._main_thread_forks = threading.current_thread() is threading.main_thread()
-        if not self._main_thread_forks:
+        self._fork.is_by_main_thread = threading.current_thread() is threading.main_thread()
+        if not self._fork.is_by_main_thread:
             self._start_guard()
 
     def _in_child(self) -> None:
-        if self._main_thread_forks:
+        if self._fork.is_by_main_thread:
             die_with_parent()
         self._note(os.getpid())
         if self._lifeline is not None:  # otherwise the guard would wait for this process as well
@@ -94,7 +94,7 @@ class Descendants:
                 return pid
             # The tracker removes what a dead rank has left, so it mustn't be killed with the rank.
             tracker = subprocess.Popen(args, executable=path, pass_fds=files, process_group=0)
-            self._kept.append(tracker)
+            self._trackers.append(tracker)
             return tracker.pid
 
         return spawn_guarded

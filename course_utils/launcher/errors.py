@@ -37,6 +37,7 @@ _RAISED_AGAIN = re.compile(
 _NEXT_TRACEBACK = re.compile(
     r"\n(The above exception was|During handling) [^\n]+\n\nTraceback \(most recent call last\):\n"
 )
+UNKNOWN_STATUS = 256  # one more than any exit status: nobody here has heard how a process ended
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _MAX_CHARACTERS = 4000  # of an exception's own words
 _SHORT = 200  # characters of a failure that is shown besides the root cause
@@ -107,9 +108,10 @@ class Failure:
         return reasons.of_echo(self.echo, world_size)
 
     def _order_of_blame(self) -> tuple[int, bool, bool, float]:
-        """The least is the root cause; a timer of the group ends before the peers' connections.
+        """A key for sorting: the smallest one is the root cause.
 
-        That a process has died is heard after what its peers say of it, in words of their own.
+        Causes come before echoes. Of these, a group's timer comes before lost connections, which
+        follow from it. A death comes before exceptions, though its peers' words arrive earlier.
         """
         order = 0
         if self.is_echo:
@@ -340,7 +342,7 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
 
     Args:
         rank: which rank.
-        status: its exit status, or minus the signal's number.
+        status: its exit status, or minus the signal's number, or `UNKNOWN_STATUS`.
         dump: what faulthandler has written about it, if it crashed.
     """
     headline = _how_it_died_early(status)
@@ -353,7 +355,7 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
 
 
 def _how_it_died_early(status: int) -> str:
-    if status < 0:
+    if status < 0 or status == UNKNOWN_STATUS:
         return how_it_died(status)
     return _(
         "the process left with exit status {status} before its function returned", status=status
@@ -362,6 +364,11 @@ def _how_it_died_early(status: int) -> str:
 
 def how_it_died(status: int) -> str:
     """Such as `the process died of SIGKILL`, of an exit status or minus a signal's number."""
+    if status == UNKNOWN_STATUS:
+        return _(
+            "the process is gone, and how it ended is not known: the notebook ignores SIGCHLD, or "
+            "a thread of it waits for every process"
+        )
     if status >= 0:
         return _("the process left with exit status {status}", status=status)
     names = {number.value: number.name for number in signal.Signals}

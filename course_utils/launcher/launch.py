@@ -13,7 +13,7 @@ from course_utils.launcher import nested, worker
 from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.worker_group import Stopped, WorkerGroup
+from course_utils.launcher.worker_group import WorkerGroup
 
 Pieces = list[list[tuple[str, str]]]  # by rank what it printed: each piece, and the mark after it
 _ACTION_BYTES = 256  # more than a `struct sigaction` has
@@ -80,7 +80,11 @@ def launch(
 
 @contextlib.contextmanager
 def _stop_button() -> Iterator[list[int]]:
-    """Presses of the stop button, noticed where stopping is safe instead of anywhere."""
+    """Presses of the stop button, noticed where stopping is safe instead of anywhere.
+
+    `WorkerGroup.results` raises Stopped for them. One that comes when all results are there is too
+    late to stop anything, and loses none.
+    """
     pressed: list[int] = []
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread:  # in other threads Python lets nobody set a handler
@@ -98,8 +102,6 @@ def _stop_button() -> Iterator[list[int]]:
         if is_main_thread:
             signal.signal(signal.SIGINT, old_handler)
             LIBC.sigaction(signal.SIGINT, old_action, None)
-    if pressed:
-        raise Stopped
 
 
 def print_in_rank_order(pieces: Pieces) -> None:

@@ -23,7 +23,7 @@ class Listener:
         return contextlib.nullcontext()
 
     def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool | None:
-        """In the kernel, at least ten times a second, and once at the end.
+        """In the kernel, about ten times a second, and once at the end.
 
         Args:
             workers: the handles of all ranks.

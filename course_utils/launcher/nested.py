@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.language import N_, _
 
 _LAUNCHER = "torch.distributed.launcher.api"  # accelerate's notebook_launcher and torchrun use it
@@ -32,7 +33,9 @@ def refuse_launchers() -> None:
 
 
 def _put_refusal_into(module: ModuleType, rank_pid: int) -> None:
-    launch_agent = module.launch_agent
+    launch_agent = torch_private.find(f"{_LAUNCHER}:launch_agent")
+    if launch_agent is None:
+        return
 
     def refuse(config: Any, *args: Any, **options: Any) -> Any:
         acts_as_host = getattr(config, "max_nodes", 1) > 1

@@ -41,10 +41,12 @@ class PendingWork:
     Attributes:
         description: such as `thread saver`.
         line: where that stands, in the learner's code.
+        is_thread: a thread of the learner's, which may be reading a queue of the notebook.
     """
 
     description: str
     line: Frame | None = None
+    is_thread: bool = False
 
     def place(self) -> str:
         """Such as `, at cell [3], line 7, in save: time.sleep(100)`."""
@@ -290,7 +292,8 @@ def _pending_work(main_thread: int) -> PendingWork:
     for thread in _threads_at_work():
         if thread.ident != main_thread:
             description = _("thread {name}", name=thread.name)
-            return PendingWork(description, _learners_line(frames.get(thread.ident)))
+            line = _learners_line(frames.get(thread.ident))
+            return PendingWork(description, line, is_thread=True)
     line = _learners_line(frames.get(main_thread))
     for process in multiprocessing.process._children:
         return PendingWork(_("process {name}", name=process.name), line)

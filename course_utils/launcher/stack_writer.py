@@ -62,7 +62,8 @@ def answer(signals: tuple[int, int], file: FileIO) -> None:
     _note_threads_that_end()
     # No `threading.Thread`: the learner's program would count it, and wait for its end.
     _thread.start_new_thread(_write_whenever_asked, (in_python, _thread.get_ident(), file))
-    # Amid Python code this one can crash: github.com/python/cpython/issues/140815.
+    # Faulthandler, which answers `in_c`, can crash amid Python code:
+    # github.com/python/cpython/issues/140815.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [in_c])
 
 

@@ -27,6 +27,10 @@ NAMES = {  # as `pkgutil.resolve_name` takes them
         "Replaced, so that a MASTER_PORT that the learner chose works as under plain `python`.",
         "A group with a port of the learner's own waits for a server that nobody runs.",
     ),
+    "torch.distributed.launcher.api:launch_agent": _Name(
+        "Replaced in a rank, so that torch's own launcher is refused there.",
+        "It isn't refused, and fails or hangs.",
+    ),
     "torch._C:_error_if_any_worker_fails": _Name(
         "Says that a worker of a DataLoader was killed.",
         "The broken connection to that worker is shown instead.",

@@ -86,13 +86,14 @@ def send(channel: socket.socket, kind: bytes, value: Any) -> None:
     """
     large: list[pickle.PickleBuffer] = []
 
-    def stays_in_the_stream(buffer: pickle.PickleBuffer) -> bool:
+    def keep_small(buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer stays in the stream; notes it among the large ones if not."""
         is_small = buffer.raw().nbytes < LARGE_BYTES
         if not is_small:
             large.append(buffer)
         return is_small
 
-    stream = pack(value, stays_in_the_stream)
+    stream = pack(value, keep_small)
     for buffer in large:
         _send_file(channel, BUFFER, buffer.raw())
     if len(stream) < LARGE_BYTES:
@@ -118,7 +119,7 @@ def receive_buffer(descriptor: int) -> Any:
     """A writable numpy array of bytes over an anonymous file, whose descriptor is closed."""
     with open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
-        mmap.mmap(-1, size).close()  # is there room? torch, failing, leaks a descriptor
+        mmap.mmap(-1, size).close()  # raises if no memory is left: torch would leak a descriptor
         path = f"/proc/self/fd/{descriptor}"
         if os.path.exists(path):
             shared = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)

@@ -55,12 +55,13 @@ class WorkerMain:
             shutdown.leave_the_kernels_alone()
             self._bind_to_kernel()
             self._capture_output()
+            self._prepare_signals_and_dumps()
             nested.refuse_launchers()
             self._run_function(fn, args, rendezvous, backend)
         except BaseException as error:
             self._report_failure(error)
         finally:
-            self._park_until_killed()
+            self._park_until_killed()  # never returns: the rest of this rank's life
 
     # `stacks.ENTRY_POINTS` names this method and `_park_until_killed`: a rank's stack begins there.
     def _run_function(
@@ -96,7 +97,7 @@ class WorkerMain:
         signal.set_wakeup_fd(-1)  # otherwise our signals would wake the kernel's event loop
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets a press that hit the fork
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops a press that has come since the fork
         # For a watchdog of the learner's; no press reaches this rank's own group.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.descendants.bind_to_this_rank()
@@ -109,12 +110,16 @@ class WorkerMain:
         os.dup2(nothing_to_read, 0)
         os.dup2(self.handle.output_writer.fileno(), 1)
         os.dup2(1, 2)
-        os.close(nothing_to_read)
+        if nothing_to_read != 0:  # it is where the kernel has closed its own
+            os.close(nothing_to_read)
         self.handle.output_writer.close()
         _replace_streams()
         builtins.input = no_keyboard
         getpass.getpass = no_keyboard
         sys.breakpointhook = no_keyboard
+
+    def _prepare_signals_and_dumps(self) -> None:
+        """Answer who asks for the stack, write a stack at a crash, and hear SIGINT again."""
         faulthandler.enable(file=self.handle.stack_file)  # all threads: the crashing one may be C's
         faulthandler.enable = _keeping_our_file(faulthandler.enable)
         stack_writer.answer(self.handle.stack_signals, self.handle.stack_file)
@@ -246,7 +251,7 @@ def _dead_loader(error: BaseException) -> BaseException | None:
     if not multiprocessing.process._children:
         return None
     try:
-        for _ in range(20):
+        for _attempt in range(20):
             look()
             time.sleep(0.01)
     except RuntimeError as killed:

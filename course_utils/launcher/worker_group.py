@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from io import FileIO
@@ -18,10 +19,10 @@ from typing import Any, NoReturn
 from course_utils.launcher import echoes, errors, reasons, shutdown, transport
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.descendants import LIBC, Descendants
+from course_utils.launcher.drained_queues import DrainedQueues
 from course_utils.launcher.errors import StacksByRank
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.queues import DrainedQueues
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import from_dump
@@ -30,11 +31,10 @@ from course_utils.launcher.worker_handle import WorkerHandle
 
 _GRACE_S = 0.5  # after a failure, for the rank that caused it to report as well
 _TERMINATE_S = 1.0  # between SIGTERM and SIGKILL, for ranks to shut down as a program does
-_DRAIN_AFTER_S = 0.2  # after the last result, before queues that keep a rank alive are read
 _POLL_S = 0.1
 _STACK_S = 3.0  # for all ranks to write their stacks; longer on a slow machine
 _PAUSE_HARD = 2  # OpenMP 5's `omp_pause_hard`, which gives everything back
-_FORKED = 0x40  # Linux's flag PF_FORKNOEXEC: forked, and no program of its own started since
+_FORKED = 0x40  # Linux's flag PF_FORKNOEXEC: the process was forked and has not called exec
 # If two threads fork at once, one of them fails in filelock, which torch brings (Python >= 3.12).
 _FORKING = threading.Lock()
 
@@ -66,12 +66,13 @@ class WorkerGroup:
         self._rendezvous = Rendezvous(world_size, nodes, timeout)
         self._kernel_pid = os.getpid()
         self._started_listeners = contextlib.ExitStack()
+        self._failed_listeners: list[Listener] = []
         self._pids: FileIO | None = None  # process ids of the ranks and of all that they fork
         self._rank_to_start = 0
         self._started_s = 0.0
         self._deadline_s = 0.0  # on the system's monotonic clock
         self._hangs_forever = False  # a listener has proven it
-        self._has_stopped = False
+        self._needs_no_stop = False  # ranks were told to end, or all have returned
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -112,8 +113,10 @@ class WorkerGroup:
 
     def _fork(self, fn: Callable, args: tuple, backend: str | None) -> None:
         _end_openmp_threads()
-        # A rank unblocks these when it can answer, and when it ignores the stop button.
-        blocked = [signal.SIGINT, *self.workers[0].stack_signals]
+        # A rank unblocks each when it has a handler for it, see `WorkerMain`.
+        blocked = [signal.SIGINT]
+        for worker in self.workers:
+            blocked += worker.stack_signals
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         try:
             # Little is written between two forks: each page written to is copied once more.
@@ -204,36 +207,52 @@ class WorkerGroup:
         _wait_for_any(awaited, min(_POLL_S, seconds_left))
         for worker in self.workers:
             worker.read()
+        return self._poll_listeners()
+
+    def _poll_listeners(self, final: bool = False) -> bool:
+        """Let the listeners look; one that fails is told of once, and ends no launch.
+
+        Returns:
+            Whether a listener says that the ranks will never be done.
+        """
         hangs_forever = False
         for listener in self.listeners:
-            if listener.on_poll(self.workers):
-                hangs_forever = True
+            if listener in self._failed_listeners and not final:
+                continue
+            try:
+                is_proven = listener.on_poll(self.workers, final)
+            except Exception as error:
+                self._failed_listeners.append(listener)
+                _warn_about(listener, error)
+            else:
+                hangs_forever = hangs_forever or bool(is_proven)
         return hangs_forever
 
     def _wait_until_ended(self, pressed: list[int]) -> None:
         """All ranks have returned: wait until they have ended as a program does, or time is up."""
-        all_returned_s = time.monotonic()
         drained = DrainedQueues()
         ending = self._not_ended()
-        while ending:
-            seconds_left = self._deadline_s - time.monotonic()
-            if seconds_left < 0:
-                break
-            if pressed:  # nobody wants to wait any longer, and all results are here
-                pressed.clear()
-                break
-            self._poll(ending, seconds_left)
-            if time.monotonic() > all_returned_s + _DRAIN_AFTER_S:
-                drained.take()
-            ending = self._not_ended()
-        drained.give_back()
-        self._has_stopped = True
+        try:
+            while ending:
+                seconds_left = self._deadline_s - time.monotonic()
+                if seconds_left < 0:
+                    break
+                if pressed:  # nobody wants to wait any longer, and all results are here
+                    break
+                self._poll(ending, seconds_left)
+                if _may_wait_for_a_reader(ending):
+                    drained.take()
+                ending = self._not_ended()
+        finally:
+            drained.give_back()
+        self._needs_no_stop = True
         self._note_unfinished()
 
     def _not_ended(self) -> list[WorkerHandle]:
         return [worker for worker in self.workers if not worker.is_over]
 
     def _note_unfinished(self) -> None:
+        """Say of each rank that had returned or failed how it did not end as a program does."""
         for worker in self.workers:
             rank = worker.rank
             if worker.late_death:
@@ -270,8 +289,13 @@ class WorkerGroup:
             try:
                 listener.on_error(stacks, error)
             except Exception as wrong:  # a listener that fails mustn't hide the error
-                name = type(listener).__name__
-                error.add_note(f"{name} could not explain it: {type(wrong).__name__}: {wrong}")
+                note = _(
+                    "{name} could not explain it: {exception}: {words}",
+                    name=type(listener).__name__,
+                    exception=type(wrong).__name__,
+                    words=wrong,
+                )
+                error.add_note(note)
         reason = "" if failures else reasons.unknown_host(self.output())
         if reason:
             error.parts.append(errors.likely_reason(reason))
@@ -304,10 +328,10 @@ class WorkerGroup:
         return stacks
 
     def _stop(self) -> None:
-        """End all ranks as `torchrun` does: SIGTERM and a second; SIGKILL follows in `close`."""
-        if self._has_stopped:
+        """End all ranks as `torchrun` does: SIGTERM, then 1 s; SIGKILL follows in `close`."""
+        if self._needs_no_stop:
             return
-        self._has_stopped = True
+        self._needs_no_stop = True
         working = [worker for worker in self.workers if not worker.settled]
         # All of them stand still before the first one ends: the others would notice and say so.
         for worker in working:
@@ -335,8 +359,7 @@ class WorkerGroup:
             steps.append(worker.kill)
         for worker in self.workers:
             steps.append(worker.reap)
-        for listener in self.listeners:
-            steps.append(partial(listener.on_poll, self.workers, True))
+        steps.append(partial(self._poll_listeners, final=True))
         for worker in self.workers:
             steps.append(worker.close)
         steps += [self._rendezvous.close, self._remove_segments, self._started_listeners.close]
@@ -357,6 +380,27 @@ class WorkerGroup:
         text = self._pids.read()
         self._pids.close()
         return [int(pid) for pid in text.split()]
+
+
+def _may_wait_for_a_reader(ending: Iterable[WorkerHandle]) -> bool:
+    """Whether ranks may be unable to end because nobody reads a queue of the notebook.
+
+    While a thread of a rank is at work, that may be who reads it.
+    """
+    for worker in ending:
+        if worker.pending_work is None or worker.pending_work.is_thread:
+            return False
+    return True
+
+
+def _warn_about(listener: Listener, error: Exception) -> None:
+    warning = _(
+        "The launch goes on without its listener {name}, which failed: {exception}: {words}",
+        name=type(listener).__name__,
+        exception=type(error).__name__,
+        words=error,
+    )
+    warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
 
 def _has_left_its_rank(pid: int, ranks: set[int]) -> bool:
@@ -384,7 +428,7 @@ def _end_openmp_threads() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
         openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        _, _, fields = Path("/proc/self/stat").read_text().rpartition(")")
+        _name, _bracket, fields = Path("/proc/self/stat").read_text().rpartition(")")
         flags = int(fields.split()[6])
         if not flags & _FORKED:
             openmp.omp_pause_resource_all(_PAUSE_HARD)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
 
 _READ_BYTES = 256 * 1024
-_READS = 32  # in a row: a rank that prints as fast as the kernel reads mustn't hold it up
+_READS = 32  # at most, one after the other: a rank that prints without end mustn't hold us up
 _NO_RESULT = object()
 _ASK_AGAIN_S = 0.3  # after this time a rank that was asked for its stack is asked in the other way
 
@@ -25,11 +26,22 @@ _ASK_AGAIN_S = 0.3  # after this time a rank that was asked for its stack is ask
 class WorkerHandle:
     """What the kernel holds of one rank: four descriptors, for messages, output, stack and process.
 
+    A rank's life, and what of it is true from then on:
+
+    | the rank                            | here                                              |
+    | ----------------------------------- | ------------------------------------------------- |
+    | is forked                           | `pid` is not 0                                    |
+    | has returned, or has failed         | `result` or `failure` is there, so it's `settled` |
+    | ends, and waits for something       | `pending_work`                                    |
+    | has shut down as a program does     | `has_ended`, so it `is_over`                      |
+    | is dead, killed by us or otherwise  | `status` is there, so it `is_over`                |
+
     Attributes:
         pid: of the process; 0 before it is forked.
         result: what the function returned, once `settled`.
         failure: how the rank failed, or None.
-        status: the exit status, or minus the signal's number; None while the process lives.
+        status: the exit status, or minus the signal's number; None while the process lives, and
+            `errors.UNKNOWN_STATUS` where nobody heard it.
         pending_work: what the rank is waiting for although its function is over.
         has_ended: the rank has reported that it has shut down as a program does.
         late_death: how it died although it had returned and wasn't stopped.
@@ -112,7 +124,7 @@ class WorkerHandle:
 
     def read(self) -> None:
         """Take in everything that has arrived, and notice the end."""
-        has_just_died = self.status is None and self._reap(os.WNOHANG)
+        has_just_died = self._is_running and self._reap(os.WNOHANG)
         self._read_output()
         self._read_messages()
         if not has_just_died or self._is_stopped:
@@ -130,8 +142,7 @@ class WorkerHandle:
         """
         # A kernel that ignores SIGCHLD has its children reaped for it, and never hears how they
         # ended: then waiting raises ChildProcessError.
-        status = 0
-        with contextlib.suppress(ChildProcessError):
+        try:
             can_look_first = hasattr(os, "waitid")  # not on macOS before Python 3.13
             if can_look_first:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags) is None:
@@ -142,7 +153,9 @@ class WorkerHandle:
                 return False
             if not can_look_first:
                 self._signal(signal.SIGKILL, os.killpg)
-        self.status = os.waitstatus_to_exitcode(status)
+            self.status = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            self.status = errors.UNKNOWN_STATUS
         return True
 
     def _signal(self, number: int, send: Callable[[int, int], None] = os.kill) -> None:
@@ -169,11 +182,12 @@ class WorkerHandle:
 
     def request_stack(self) -> None:
         """Have the rank write where it is: `read_stack` reads it, once `has_written_stack`."""
-        # The rank has the same file offset: otherwise it'd write after all that it wrote before.
+        # Both share one offset into the file, which `seek` sets back. If it stayed where it is, the
+        # rank would write behind what it wrote before.
         self.stack_file.seek(0)
         self.stack_file.truncate()
         self._asked_s = time.monotonic()
-        in_python, _ = self.stack_signals
+        in_python, _in_c = self.stack_signals
         self._signal(in_python)
 
     def has_written_stack(self) -> bool:
@@ -181,7 +195,7 @@ class WorkerHandle:
         is_written = bool(WRITTEN.search(self.read_stack()))
         if not is_written and time.monotonic() > self._asked_s + _ASK_AGAIN_S:
             self._asked_s = time.monotonic()
-            _, in_c = self.stack_signals
+            _in_python, in_c = self.stack_signals
             self._signal(in_c)
         return is_written
 
@@ -192,14 +206,19 @@ class WorkerHandle:
     def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while True:
-                message, files, *_rest = socket.recv_fds(self.kernel_socket, _READ_BYTES, 1)
+                message, files, flags, _address = socket.recv_fds(
+                    self.kernel_socket, _READ_BYTES, 1
+                )
                 if not message:
                     return
-                self._read_message(message, files)
+                self._read_message(message, files, flags)
 
-    def _read_message(self, message: bytes, files: list[int]) -> None:
+    def _read_message(self, message: bytes, files: list[int], flags: int) -> None:
         message_kind, content = transport.split(message)
         try:
+            lacks_its_file = flags & socket.MSG_CTRUNC
+            if lacks_its_file:  # this process may open no more
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if files:
                 content = transport.receive_buffer(files[0])
             self._take(message_kind, content)

@@ -73,8 +73,8 @@ class Event:
     kind: str
     bytes: int  # what the rank hands in; or what it receives, where it hands in nothing
     start_s: float  # seconds from the launch to the call, on a clock that all ranks share
-    # When it was complete; for a blocking call, when it returned. If it was not complete when the
-    # launch failed: when that launch was stopped. If it is `queued`: when it was queued.
+    # Of a blocking call, when it returned; of a `queued` one, when it was queued; of any other,
+    # when it was complete. Where the launch failed before that, when the launch was stopped.
     end_s: float
     peer: int | None = None  # the other end of a send or recv, or of the one waited for
     tag: int | None = None  # of a send or recv

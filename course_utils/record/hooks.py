@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as c10d
 import torch.utils.data
+from torch.distributed import constants
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher import torch_private
+from course_utils.launcher.language import _
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.torch_private import C10D
 from course_utils.record import cuda_times, frames, layouts
@@ -42,6 +44,7 @@ _NEEDED = (
 )
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
 _NO_TENSOR = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
+_TORCHS_TIMEOUTS = {constants.default_pg_timeout, constants.default_pg_nccl_timeout}
 _BLOCKING_BACKENDS = ("gloo", "mpi", "ucc", "fake")  # they wait until the work is done
 
 
@@ -67,8 +70,9 @@ def _operations() -> dict[int, _Operation]:
 class Recorder:
     """The hooks of all groups of this rank."""
 
-    def __init__(self, writer: Part) -> None:
+    def __init__(self, writer: Part, launch_timeout_s: float) -> None:
         self.writer = writer
+        self.launch_timeout_s = launch_timeout_s
         self.traces = writer.keeps_all  # whether ends and waits are recorded as well
         self.waits = Waits(writer)
         self.models = Models()
@@ -129,11 +133,11 @@ class Recorder:
 
         return note_and_make_name
 
-    def _following(self, wrap: Callable) -> Callable:
+    def _following(self, construct: Callable) -> Callable:
         """The constructor of DDP."""
 
         def wrap_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
-            wrap(model, *args, **options)
+            construct(model, *args, **options)
             self.carefully(self.models.follow, model)
 
         return wrap_and_follow
@@ -142,7 +146,7 @@ class Recorder:
         """In a process that a rank has forked, such as a DataLoader's worker: it is no rank."""
         self.forked = True
         self.unwaited.forget()
-        self.waits.unwaited.clear()
+        self.waits.pending.clear()
 
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
@@ -163,7 +167,7 @@ class Recorder:
 
     def _hook(self, process_group: c10d.ProcessGroup) -> None:
         """Register our hooks with a group."""
-        group = _Group(process_group)
+        group = _Group(process_group, self.launch_timeout_s)
 
         def before(call: Any) -> None:
             if self.forked:
@@ -189,7 +193,7 @@ class Recorder:
         tensors = inputs or outputs or [_NO_TENSOR]
         device = tensors[0].device.type
         fields = _fields(group, operation, call, tensors, library_frames)
-        fields["layout"] = layouts.of(operation.name, operation.listed, inputs, outputs)
+        fields["layout"] = layouts.describe(operation.name, operation.listed, inputs, outputs)
         later = call.async_op and not frames.is_blocking(library_frames, learner_frame)
         is_direct = frames.is_direct(library_frames, learner_frame)
         flags = frames.flags_of(library_frames)
@@ -204,8 +208,9 @@ class Recorder:
         self.models.note(fields["bytes"], flags)
         if operation.name == "barrier" and not later:
             self.unwaited.end_by_barrier(fields["group_name"])
-        # A thread's first call was asked for when the thread was started, see `Waits`.
-        start_s = vars(threading.current_thread()).pop("started_s", 0)
+        # If a thread does nothing else, it was asked for when that was started, see `Waits`.
+        thread_started_s = vars(threading.current_thread()).pop("started_s", 0)
+        start_s = 0 if learner_frame else thread_started_s
         counted = _counted_by(fields, operation)
         issued = self.writer.write(fields, learner_frame, counted, flags, ON_ITS_WAY, start_s)
         issued.learner_has_work = is_direct and later and operation.name != "send"
@@ -220,21 +225,22 @@ class Recorder:
         if issued is None:
             return
         work = call.work
+        entry = work, issued  # one for both tables: in each of its own the other would count
         if work is not None and issued.learner_has_work:
-            self.unwaited.follow(work, issued)
+            self.unwaited.follow(entry)
         if not self.traces:
             return
         issued.of = ISSUED
         self.times.follow(issued, call)
         if work is not None:
-            self.waits.follow(call, issued, frames.caller(sys._getframe(1).f_back))
+            self.waits.follow(call, entry, frames.caller(sys._getframe(1).f_back))
 
 
 class _Group:
     """What the hooks of a process group know of it; they must not keep it alive."""
 
-    def __init__(self, process_group: c10d.ProcessGroup) -> None:
-        self.may_time_out = _has_short_timeout(process_group)
+    def __init__(self, process_group: c10d.ProcessGroup, launch_timeout_s: float) -> None:
+        self.may_time_out = _has_short_timeout(process_group, launch_timeout_s)
         self.issuing: dict[int, Row] = {}  # by torch's number of the call
         self._group = weakref.ref(process_group)
         self._queues: dict[str, bool] = {}  # by kind of device
@@ -319,19 +325,24 @@ def _refuse(call: Any) -> None:
     if operation is None:
         return
     kind = operation.name
-    _, learner_frame = frames.split(sys._getframe(2))
+    _library_frames, learner_frame = frames.split(sys._getframe(2))
     where = ""
     if learner_frame:
         code = learner_frame.f_code
         place = Frame(code.co_filename, learner_frame.f_lineno, code.co_name).place
-        where = f" ({place})"
+        where = _(" ({place})", place=place)
     rank = os.environ.get("RANK", "?")
-    who = f"a process that rank {rank} started"
+    who = _("a process that rank {rank} started", rank=rank)
     if torch.utils.data.get_worker_info() is not None:
-        who = f"a DataLoader worker of rank {rank}"
+        who = _("a DataLoader worker of rank {rank}", rank=rank)
     raise RuntimeError(
-        f"{who} called {kind}{where}: only the rank itself can. Call it there, and hand over what "
-        "comes of it."
+        _(
+            "{who} called {kind}{where}: only the rank itself can. Call it there, and hand over "
+            "what comes of it.",
+            who=who,
+            kind=kind,
+            where=where,
+        )
     )
 
 
@@ -352,16 +363,29 @@ def _short_name(constant: Any) -> str | None:
     return str(constant).rpartition(".")[2].lower()
 
 
-def _has_short_timeout(group: c10d.ProcessGroup) -> bool:
-    """Whether the group's own timer may end a wait before the launch's time is up.
+def _has_short_timeout(group: c10d.ProcessGroup, launch_timeout_s: float) -> bool:
+    """Whether the group's own timer may end a wait before the launch's time is up, or may be so.
 
-    The groups of a launch have a minute more than the launch.
+    The group that `launch` makes has a day more than the launch. Torch gives a group ten minutes or
+    thirty for which nobody has asked: no program waits for these on purpose.
     """
+    timeouts = _timeouts(group)
+    if not timeouts:
+        return True
+    chosen = timeouts - _TORCHS_TIMEOUTS
+    return any(timeout.total_seconds() < launch_timeout_s for timeout in chosen)
+
+
+def _timeouts(group: c10d.ProcessGroup) -> set[timedelta]:
+    """How long the group's backends wait, as far as that is known."""
     name = "torch._C._distributed_c10d:Backend.Options._timeout"
-    timeout = None
-    with contextlib.suppress(AttributeError, RuntimeError):  # a backend without options
-        timeout = torch_private.find_in(_backend(group, "cpu").options, name)
-    return timeout is None or timeout < timedelta(minutes=1)  # None: nobody knows
+    timeouts = set()
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(AttributeError, RuntimeError):  # no backend, or without options
+            timeout = torch_private.find_in(_backend(group, device).options, name)
+            if timeout is not None:
+                timeouts.add(timeout)
+    return timeouts
 
 
 def _backend(group: c10d.ProcessGroup, device: str) -> Any:

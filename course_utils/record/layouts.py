@@ -15,7 +15,7 @@ GAPS, SEVERAL = "gaps", "several"
 _TAKEN_AS_CONTIGUOUS = ("all_reduce", "reduce", "broadcast")
 
 
-def of(
+def describe(
     kind: str, listed: bool, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> str:
     """Describe the tensors of a call that gloo wrongly takes for contiguous ones.

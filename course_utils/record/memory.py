@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from course_utils.launcher import transport
-from course_utils.launcher.language import english
+from course_utils.launcher.language import _, english
 from course_utils.launcher.stacks import Frame
 
 KEPT = 1024  # rows of a ring that can be read
@@ -47,7 +47,8 @@ class Row(ctypes.Structure):
         ("call", c_int64),  # the number of its description, from 0
         ("number", c_int64),  # as in `Event`
         ("flags", c_int64),  # likewise
-        # For a wait, the row of the call waited for. For a call, ISSUED, or ON_ITS_WAY until it is.
+        # For a wait, the row of the call waited for. For a call, ON_ITS_WAY, and with trace=True
+        # ISSUED once it was handed to its backend.
         ("of", c_int64),
         ("peer", c_int64),  # who sent, if the receiver could not know before; otherwise -1
         ("start_s", c_double),  # on the system's monotonic clock, as are the other times
@@ -188,7 +189,10 @@ class Part:
             head.first = head.rows
             head.desc_bytes = 0
             start = self._desc_start
-        self._shared[start : min(start + len(description), self._desc_end)] = description
+        end = start + len(description)
+        if end > self._desc_end:  # with trace=True
+            raise MemoryError(_("the trace has no room for one more kind of call"))
+        self._shared[start:end] = description
         head.desc_bytes += len(description)
 
     def give_up(self) -> None:

@@ -22,12 +22,16 @@ class Record(Listener):
 
     Args:
         trace: Whether to record everything, with ends and waits.
+        timeout_s: Seconds without progress after which the launch ends a wait anyhow: only a
+            group's timer that is shorter can end it before.
     """
 
-    def __init__(self, trace: bool = False) -> None:
+    def __init__(self, trace: bool = False, timeout_s: float = 60.0) -> None:
         self.trace = trace
+        self.timeout_s = timeout_s
         self.failed = False  # whether the launch has failed
-        # With `trace`, by rank: seconds from the launch to the end of its function.
+        # With `trace`, by rank: seconds from the launch to the end of its function, alone in a
+        # tuple, as `network.trace.Trace` wants it.
         self.ended: tuple[tuple[float], ...] = ()
         # By rank, why its part could not be read. A trace has no events of such a rank.
         self.unread: dict[int, Exception] = {}
@@ -35,6 +39,8 @@ class Record(Listener):
     def on_start(self, world_size: int) -> None:
         """Make the memory."""
         self.start_s = monotonic()
+        self.failed = False
+        self.ended = ()
         self.unread = {}
         self._ranks = range(world_size)
         self._parts = memory.make_parts(world_size, self.trace)
@@ -42,7 +48,7 @@ class Record(Listener):
     @contextlib.contextmanager
     def in_worker(self, rank: int) -> Iterator[None]:
         """Have every call of this rank written down, and the return of its function."""
-        recorder = hooks.Recorder(self._parts[rank])
+        recorder = hooks.Recorder(self._parts[rank], self.timeout_s)
         recorder.carefully(recorder.listen)
         yield
         recorder.carefully(recorder.returned)
@@ -52,7 +58,9 @@ class Record(Listener):
         self.failed = True
 
     def logs(self) -> dict[int, Log | None]:
-        """What each rank has called, until `close`; None where the record cannot be relied on.
+        """What each rank has called, until `on_exit`; None where the record can't be relied on.
+
+        With `trace` as without: waits, which meet nobody, are left out.
 
         Starts are on the system's monotonic clock. Where nobody saw an end, it equals the start.
         """
@@ -62,7 +70,8 @@ class Record(Listener):
             logs[rank] = None
             if part is not None:
                 rows, complete = part
-                logs[rank] = Log(_events(rank, rows), complete)
+                calls = [row for row in rows if not _is_wait(row)]
+                logs[rank] = Log(_events(rank, calls), complete)
         return logs
 
     def counts(self) -> list[int]:
@@ -105,7 +114,8 @@ class Record(Listener):
     def events(self) -> tuple[Event, ...]:
         """What a trace holds of all ranks, without new_group and return; indices start at 0.
 
-        Its events have no numbers: nothing was overwritten, so `meetings` can count them. Here it
+        Its events have no numbers: nothing was overwritten (a trace has room for 8 million calls of
+        a rank), so `meetings` can count them. Here it
         is known who has sent to a receive from any rank, which it was not when it was called.
         """
         stop_s = self._stop_s if self.failed else None
@@ -113,6 +123,11 @@ class Record(Listener):
         for rank in self._ranks:
             events += _events(rank, self._rows[rank], True, self.start_s, stop_s)
         return tuple(events)
+
+
+def _is_wait(described_row: tuple[dict[str, Any], Row]) -> bool:
+    description, _row = described_row
+    return description["kind"] == "wait"
 
 
 def _return_s(rows: Rows) -> float | None:

@@ -23,7 +23,7 @@ class Unwaited:
     def __init__(self, writer: Part) -> None:
         self._writer = writer
         self._works: dict[int, Entry] = {}  # by id of the work
-        self._look_at = 1  # with so many works, look which ones somebody still has
+        self._look_at = 1  # once there are so many, drop those that nobody else holds any more
 
     def listen(self) -> None:
         """Notice everybody who waits, or asks whether a work is complete."""
@@ -41,12 +41,12 @@ class Unwaited:
 
         return notice_and_wait
 
-    def follow(self, work: Any, issued: Row) -> None:
+    def follow(self, entry: Entry) -> None:
         """A call has been issued, and the learner gets its work."""
         if len(self._works) >= self._look_at:
             self._note_lost()
             self._look_at = 2 * len(self._works) + 1
-        self._works[id(work)] = work, issued
+        self._works[id(entry[0])] = entry
 
     def end_by_barrier(self, group_name: str) -> None:
         """A barrier ends after all calls that were made before it in the same group."""

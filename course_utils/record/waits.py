@@ -31,7 +31,8 @@ def _references(entry: Entry) -> int:
     return sys.getrefcount(entry[0])
 
 
-# References to what only its entry holds: 2 up to Python 3.13, and from 3.14 on it may be fewer.
+# How many references are counted if an entry alone holds a work: 2 up to Python 3.13, and from 3.14
+# on it may be fewer.
 _ALONE = _references((object(), None))
 
 
@@ -44,8 +45,9 @@ class Waits:
     """What was issued and is not known to be complete."""
 
     def __init__(self, writer: Part) -> None:
-        self.unwaited: dict[int, Entry] = {}  # by id of the work or future
+        self.pending: dict[int, Entry] = {}  # by id of the work or future
         self._writer = writer
+        self._look_at = _MANY  # with more than so many works, look which ones somebody still has
         self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self._waited_for = set()  # numbers of rows
         self._future_of = c10d.Work.get_future
@@ -71,7 +73,7 @@ class Waits:
         """A wait that writes down when it began and ended."""
 
         def wait_and_record(awaited: Any, *args: Any, **options: Any) -> Any:
-            _, issued = self.unwaited.pop(id(awaited), (None, None))
+            _, issued = self.pending.pop(id(awaited), (None, None))
             if issued is None:
                 return wait(awaited, *args, **options)
             waiting = None
@@ -93,25 +95,26 @@ class Waits:
 
         def make_and_follow(source: Any, *args: Any) -> torch.futures.Future:
             future = make(source, *args)
-            entry = self.unwaited.get(id(source))
+            entry = self.pending.get(id(source))
             if entry is not None:
                 _, issued = entry
-                self.unwaited[id(future)] = future, issued
+                self.pending[id(future)] = future, issued
             return future
 
         return make_and_follow
 
-    def follow(self, call: Any, issued: Row, caller: FrameType | None) -> None:
+    def follow(self, call: Any, entry: Entry, caller: FrameType | None) -> None:
         """Arrange for the end of an operation to be noted.
 
         Args:
             call: What torch tells its hook.
-            issued: The row of the call.
+            entry: Its work, and the row of the call.
             caller: The frame that issued it; None for a thread of torch's.
         """
+        _, issued = entry
         waits_later = issued.flags & ASYNC
         if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
-            self._hold(call.work, issued)
+            self._hold(entry)
             if not waits_later:
                 return  # its wait follows at once
         if not call.async_op or KINDS[issued.fields["kind"]].message:
@@ -134,14 +137,15 @@ class Waits:
             fields, learner_frame, flags=flags, of=issued.index, start_s=start_s
         )
 
-    def _hold(self, work: Any, issued: Row) -> None:
+    def _hold(self, entry: Entry) -> None:
         """Keep a work for long: gloo hangs if a receive loses its work before it is complete."""
-        self.unwaited[id(work)] = work, issued
-        if len(self.unwaited) <= _MANY:
+        self.pending[id(entry[0])] = entry
+        if len(self.pending) <= self._look_at:
             return
-        for key, entry in list(self.unwaited.items()):
-            if not somebody_has(entry):
-                del self.unwaited[key]
+        for key, held in list(self.pending.items()):
+            if not somebody_has(held):
+                del self.pending[key]
+        self._look_at = max(_MANY, 2 * len(self.pending))
 
     def _ends_with_backward(self, issued: Row) -> None:
         """DDP waits in C++ when a backward pass ends: what it has started is complete then."""
@@ -164,7 +168,7 @@ class Waits:
     def _backward_is_over(self, task: int, start_s: float) -> None:
         """Write down DDP's waits, one after the other, from `start_s` on."""
         held_elsewhere = set()  # whoever has such a work may yet wait for it
-        for entry in self.unwaited.values():
+        for entry in self.pending.values():
             if somebody_has(entry):
                 held_elsewhere.add(entry[1].index)
         for issued in self._in_backward.pop(task):

@@ -1,6 +1,7 @@
 """A rank that gloo ended: the shapes that differ are named, and no other abort speaks of shapes."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.distributed as dist
 from stalls import call
 
 from course_utils import WorkerError, launch
-from course_utils.hang.report import why_aborted
+from course_utils.hang.report import HangReport, why_aborted
+from course_utils.launcher.errors import Failure
 from course_utils.record.event import JOINS, Log
 
 GLOO = "what(): [enforce fail] Received data size doesn't match expected size."
@@ -42,6 +44,14 @@ def test_shapes_that_differ_are_named_with_rank_and_line():
     assert "Gloo ended it, because collective #2 is not the same on all ranks:" in text
     assert f"\n  rank 0: all_reduce, float32 of shape (4,), {where.format(first + 3, 4)}\n" in text
     assert f"\n  rank 1: all_reduce, float32 of shape (6,), {where.format(first + 5, 6)}\n" in text
+
+
+def test_an_abort_after_the_return_of_the_function_is_explained_as_well():
+    logs = {rank: log(rank, (2,), (4 + rank,)) for rank in (0, 1)}
+    ended = call(1, "return", index=2, line=9, dtype=None)
+    logs[1] = Log((*logs[1].events, ended), True)
+    text = why_aborted(1, logs, ["", GLOO])
+    assert "Gloo ended it, because collective #2 is not the same on all ranks:" in text
 
 
 def test_dtypes_that_differ_are_named():
@@ -91,6 +101,16 @@ def test_ranks_that_agree_share_a_row_and_the_first_difference_counts():
         "  ranks 1 and 2: all_reduce",
     ]
     assert rows[3] == "Hand in the same shape and dtype on every rank."
+
+
+def test_an_abort_is_known_in_any_language():
+    logs = {rank: log(rank, (4 + rank,)) for rank in (0, 1)}
+    failure = Failure(
+        1, 0.0, "SIGABRT beendete den Prozess", died=True, in_english="the process died of SIGABRT"
+    )
+    error = WorkerError(["", ""], ["", GLOO], [failure])
+    HangReport(SimpleNamespace(logs=lambda: logs)).on_error({}, error)
+    assert "Gloo ended it, because collective #1 is not the same on all ranks:" in error.parts[1]
 
 
 def test_calls_in_another_order_are_told_as_such():

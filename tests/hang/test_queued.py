@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
+from deadline import hung
 from hangs import CONTROLS, PATTERNS, QUEUES, SETUP, Hang, reports
 from kernels import Kernel
 from stalls import at, call, explained
@@ -135,6 +136,19 @@ def test_a_message_that_is_received_stops_nobody():
     calls = [queued(0, 1, "send", peer=1)], [queued(1, 1, "recv", peer=0)]
     assert told(*calls)[0] is None
     assert "Rank 1 waited for rank 0" in told([], calls[1])[1]
+
+
+def test_a_hang_is_explained_while_a_trace_records_waits(queues):
+    def work() -> None:
+        dist.init_process_group("queues")
+        x = torch.ones(2)
+        dist.all_reduce(x, async_op=True).wait()
+        if dist.get_rank() == 0:
+            dist.all_reduce(x)
+        x[0].item()
+
+    error = hung(lambda seconds: launch(work, backend=None, trace=True, timeout=seconds), 1.5)
+    assert (error.pattern, getattr(error, "__notes__", [])) == ("returned", [])
 
 
 def recorded(backend: str):

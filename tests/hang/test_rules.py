@@ -95,7 +95,7 @@ def test_a_condition_that_nobody_notifies_is_no_lock():
 )
 def test_code_that_torch_has_generated_and_what_is_installed_is_not_the_learners(file):
     frames = [*at(), Frame(file, 628, "<module>")]
-    assert whereabouts.of(0, frames, None).line == at()[0]
+    assert whereabouts.locate(0, frames, None).line == at()[0]
 
 
 def test_a_rank_that_waits_for_the_compiler_is_slow_and_not_held():
@@ -115,16 +115,19 @@ def test_a_rank_that_launches_ranks_waits_for_children():
 
 
 def test_what_asks_the_group_waits_for_nobody_unless_it_calls_what_waits():
-    assert whereabouts.waits_in([*inside("get_rank"), *inside("_get_default_group")[1:]]) is None
+    assert (
+        whereabouts.distributed_call_in([*inside("get_rank"), *inside("_get_default_group")[1:]])
+        is None
+    )
     state = f"{torch.__path__[0]}/distributed/checkpoint/state_dict.py"
     deeper = [*inside("get_model_state_dict", state), *inside("all_gather_object")[1:]]
-    assert whereabouts.waits_in(deeper) == "get_model_state_dict"
+    assert whereabouts.distributed_call_in(deeper) == "get_model_state_dict"
 
 
 def test_names_of_torchs_insides_are_not_told():
     frames, calls = inside("__repr__"), (call(0, "all_gather"),)
-    assert whereabouts.of(0, frames, Log(calls, True)).blocker == "all_gather"
-    assert whereabouts.of(0, frames, None).blocker == "torch.distributed"
+    assert whereabouts.locate(0, frames, Log(calls, True)).blocker == "all_gather"
+    assert whereabouts.locate(0, frames, None).blocker == "torch.distributed"
 
 
 def test_a_sleep_within_a_with_statement_is_no_lock():
@@ -149,6 +152,13 @@ def test_epochs_that_take_their_time_are_progress_and_it_is_said_how_to_give_the
     assert pattern == "slow"
     assert "there was progress: perhaps nothing hangs" in text
     assert "such as launch(..., timeout=3600)" in text
+
+
+def test_a_proven_hang_is_no_progress_however_long_the_pauses_before_it_were():
+    epochs = [[call(rank, number=k, start_s=2.0 * k) for k in range(1, 31)] for rank in (0, 1)]
+    epochs[0].append(call(0, number=31, start_s=62.0))
+    assert told({0: inside(), 1: None}, *epochs, now=63.0)[0] == "uneven"
+    assert told({0: inside(), 1: at()}, *epochs, now=63.0)[0] == "slow"
 
 
 def test_the_first_round_of_many_ranks_says_nothing_about_what_comes():
@@ -196,6 +206,37 @@ def test_a_difference_counts_only_where_an_earlier_one_cannot_be_forgotten():
     assert told({0: inside(), 1: inside()}, *logs, complete=False)[0] is None
     same = [[call(rank, number=1999), *log] for rank, log in enumerate(logs)]
     assert told({0: inside(), 1: inside()}, *same, complete=False)[0] == "order"
+
+
+def in_lines(rank: int, *lines: int) -> list[Event]:
+    """A barrier of a rank in each of these lines."""
+    return [call(rank, "barrier", number, line) for number, line in enumerate(lines, 1)]
+
+
+def test_ranks_that_meet_from_different_lines_are_told_so_instead_of_who_lacks_a_call():
+    pattern, text = told({0: inside("barrier", line=6), 1: None}, in_lines(0, 5, 6), in_lines(1, 6))
+    assert pattern == "order"
+    assert "Rank 1 has called barrier in that line as often, but earlier calls of different" in text
+    assert "barrier (train.py, line 5) on rank 0, barrier (train.py, line 6) on rank 1" in text
+
+
+def test_a_call_that_one_rank_alone_skips_in_a_loop_is_told_by_its_line():
+    calls = in_lines(0, 5, 6, 5), in_lines(1, 6, 6)
+    pattern, text = told({0: inside("barrier", line=5), 1: None}, *calls)
+    assert (pattern, "never called barrier in that line" in text) == ("returned", True)
+    calls = in_lines(0, 6, 5, 6), in_lines(1, 6, 6)
+    pattern, text = told({0: inside("barrier", line=6), 1: None}, *calls)
+    assert pattern == "order"
+    assert "collective #2 is barrier (train.py, line 5) on rank 0, barrier (train.py, line" in text
+
+
+def test_branches_of_which_each_rank_has_its_own_are_no_crossing():
+    calls = in_lines(0, 3, 5, 6), in_lines(1, 4, 6)
+    text = told({0: inside("barrier", line=6), 1: None}, *calls)[1]
+    assert "collective #2 is barrier (train.py, line 5) on rank 0, barrier (train.py, line" in text
+    calls = in_lines(0, 3, 5), in_lines(1, 4)
+    pattern, text = told({0: inside("barrier", line=5), 1: None}, *calls)
+    assert (pattern, "never called barrier in that line" in text) == ("returned", True)
 
 
 def test_two_groups_with_one_name_are_two_groups():
@@ -252,13 +293,27 @@ def test_where_no_calls_are_known_the_stacks_tell_what_they_can(stacks, says):
     ],
 )
 def test_where_a_rank_is_in_one_line(frames, row):
-    assert whereabouts.of(0, frames, None).row((0, 1)) == row
+    assert whereabouts.locate(0, frames, None).row((0, 1)) == row
 
 
 def test_many_ranks_that_do_the_same_share_a_row():
     text = str(explained({**dict.fromkeys(range(9), at(3)), 9: None}))
     assert "  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 8: running at train.py, line 3, in train" in text
     assert "  rank 9: its function has returned" in text
+
+
+def test_a_rank_whose_result_waits_for_others_is_in_none_of_its_calls():
+    returned = replace(call(0, "return", dtype=None), line=None, place="")
+    result = [call(0), returned]
+    error = explained({0: inside("wait_tensor")[1:], 1: None}, result, [])
+    assert (error.waiting[0].state, error.waiting[0].open_calls) == ("waiting", ())
+
+
+def test_a_rank_that_hands_over_its_result_is_not_starting():
+    frames = [Frame("worker.py", 80, "_run_function"), Frame("worker.py", 99, "_send")]
+    assert not whereabouts.locate(0, frames, None).starts
+    frames = [Frame("worker.py", 70, "_run_function"), Frame("rendezvous.py", 99, "join")]
+    assert whereabouts.locate(0, frames, None).starts
 
 
 def test_hundreds_of_ranks_are_named_by_the_first_and_the_last_of_each_run():

@@ -170,6 +170,19 @@ PATTERNS = [
         "returned", 0, ("never called barrier in that line",),
     ),
     Hang(
+        "a call that one rank leaves out, before a call of the same kind on all ranks",
+        """
+        if r != 2:
+            dist.barrier()  # <-
+        dist.barrier()
+        """,
+        "order", 2,
+        ("Rank 2 has called barrier in that line as often, but earlier calls of different lines "
+         "have met: collective #1 is barrier (cell [N], line 4) on ranks 0, 1 and 3, barrier (cell "
+         "[N], line 5) on rank 2. Does an `if` let only some ranks come to one of these lines?",),
+        world_size=4,
+    ),
+    Hang(
         "a rank that leaves early",
         """
         if r == 2:

@@ -162,6 +162,27 @@ def test_what_ranks_put_into_a_queue_of_the_notebook_arrives(size):
         queue.join_thread()
 
 
+def test_a_thread_that_reads_a_queue_of_the_notebook_gets_all_of_it():
+    queue = multiprocessing.get_context("fork").Queue()
+
+    def read_slowly() -> None:
+        while queue.get() is not None:
+            time.sleep(0.1)
+
+    def work() -> None:
+        for number in range(8):
+            queue.put(number)
+        queue.put(None)
+        threading.Thread(target=read_slowly).start()
+
+    try:
+        assert launch(work, world_size=1, timeout=5.0).unfinished == []
+        assert queue.empty()
+    finally:
+        queue.close()
+        queue.join_thread()
+
+
 def test_a_rank_that_fails_ends_as_a_program_as_well(tmp_path):
     def work() -> None:
         leavings.leave(tmp_path, WRITTEN.keys() - {"a_thread_that_saves"})

@@ -74,6 +74,21 @@ def test_a_listener_that_fails_hides_no_error():
     assert caught.value.__notes__ == ["Fails could not explain it: KeyError: 'nothing here'"]
 
 
+@pytest.mark.parametrize("fails_at_the_end", [False, True])
+def test_a_listener_that_fails_while_it_looks_ends_no_launch(fails_at_the_end):
+    class Fails(Listener):
+        def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> None:
+            if final == fails_at_the_end:
+                raise KeyError("nothing here")
+
+    told = Told()
+    words = "goes on without its listener Fails, which failed: KeyError: 'nothing here'"
+    with pytest.warns(RuntimeWarning, match=words) as warned:
+        assert list(launch(dist.get_rank, backend="gloo", listeners=[Fails(), told])) == [0, 1]
+    assert len(warned) == 1
+    assert told.seen == ["on_start 2", "on_poll", "on_exit"]
+
+
 def test_a_listener_inside_a_rank_is_there_before_the_group_and_sees_an_error_pass(no_hurry):
     class Inside(Listener):
         def in_worker(self, rank: int) -> "Inside":

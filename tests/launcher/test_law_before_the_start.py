@@ -223,6 +223,22 @@ def test_what_keeps_ranks_from_starting_is_told_by_its_own_name(error, sentence,
     assert ("ulimit" in str(caught.value)) == (error.errno == errno.EMFILE)
 
 
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_a_fork_that_fails_is_told_whichever_rank_it_was_to_be(started, monkeypatch):
+    launch(rank_of)  # the first one in a kernel asks for its GPUs, in a process of its own
+    fork, forked = os.fork, []
+
+    def fork_some() -> int:
+        if len(forked) == started:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        forked.append(fork())
+        return forked[-1]
+
+    monkeypatch.setattr(os, "fork", fork_some)
+    with pytest.raises(WorkerError, match=f"rank {started} of 4 could not be started"):
+        launch(rank_of, world_size=4)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("room", range(20))
 def test_too_few_descriptors_are_refused_with_a_sentence(room):
@@ -249,6 +265,12 @@ def test_law_10_a_rank_that_launches_ranks_is_refused_at_once(name, tmp_path):
     work = by_torch if name.startswith("accelerate") else lambda: launch(dist.get_rank)
     with pytest.raises(WorkerError, match="A rank cannot launch ranks"):
         launch(work, backend="gloo")
+
+
+def test_a_launcher_of_torch_by_another_name_keeps_nobody_from_launching(monkeypatch):
+    api = importlib.import_module("torch.distributed.launcher.api")
+    monkeypatch.delattr(api, "launch_agent")
+    assert list(launch(rank_of)) == [0, 1]
 
 
 def test_law_10_a_process_that_a_rank_has_started_may_launch(tmp_path):

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from course_utils import WorkerError, WorkerTimeout, launch
 from course_utils.launcher import errors
 from course_utils.launcher.worker import WorkerMain
 from course_utils.launcher.worker_group import _GRACE_S
+from course_utils.launcher.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -340,3 +342,15 @@ def test_law_5_a_killed_worker_is_told_as_such_a_hundred_times(tmp_path):
 def test_a_second_init_process_group_is_told_what_to_leave_out():
     with pytest.raises(WorkerError, match=r"leave init_process_group.. out.* backend=None"):
         launch(lambda: dist.init_process_group("gloo"), world_size=1, backend="gloo")
+
+
+def test_law_5_a_rank_of_whose_end_the_kernel_hears_nothing_has_not_left_with_status_0():
+    """As in a kernel that ignores SIGCHLD."""
+    worker = WorkerHandle(0)
+    worker.open()
+    gone = subprocess.Popen(["true"])
+    worker.pid = gone.pid
+    gone.wait()
+    worker.read()
+    worker.close()
+    assert "the process is gone, and how it ended is not known" in worker.failure.headline

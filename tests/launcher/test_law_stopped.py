@@ -23,6 +23,9 @@ from census import gone_within
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import launch
+from course_utils.launcher import descendants
+from course_utils.launcher import launch as launcher
+from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_group import Stopped, WorkerGroup, remove_segments
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
@@ -162,6 +165,16 @@ def test_law_7_a_stop_while_the_ranks_start_is_obeyed():
             press_and_launch(delay)
 
 
+def test_law_7_a_press_after_all_functions_have_returned_loses_no_result():
+    class PressesAtTheEnd(Listener):
+        def on_exit(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    assert list(launcher.launch(dist.get_rank, listeners=[PressesAtTheEnd()])) == [0, 1]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_law_7_a_launch_from_a_thread_leaves_the_handlers_alone():
     before = signal.getsignal(signal.SIGINT)
     seen = []
@@ -261,6 +274,32 @@ def test_law_8_what_a_rank_has_started_is_gone_as_well(kernel, work):
     started = killed.pids(4)
     killed.end()
     assert gone_within(started, 60)
+
+
+def test_law_8_a_helper_threads_fork_is_its_own_while_the_main_thread_forks(monkeypatch):
+    of_rank, tied = descendants.Descendants(None), []
+    guard_starts, main_has_forked = threading.Event(), threading.Event()
+
+    def start_guard() -> None:
+        guard_starts.set()
+        main_has_forked.wait(60)
+
+    def fork() -> None:
+        of_rank._before_fork()
+        of_rank._in_child()
+
+    monkeypatch.setattr(of_rank, "_start_guard", start_guard)
+    monkeypatch.setattr(of_rank, "_note", lambda pid: None)
+    monkeypatch.setattr(
+        descendants, "die_with_parent", lambda: tied.append(threading.current_thread())
+    )
+    helper = threading.Thread(target=fork)
+    helper.start()
+    guard_starts.wait(60)
+    fork()
+    main_has_forked.set()
+    helper.join()
+    assert tied == [threading.main_thread()]
 
 
 @linux

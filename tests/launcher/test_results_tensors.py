@@ -1,6 +1,8 @@
 """How tensors travel: every dtype and layout arrives, without its storage or its graph."""
 
+import multiprocessing
 import os
+import resource
 import sys
 import threading
 from collections import namedtuple
@@ -14,7 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from course_utils import WorkerError, launch
+from course_utils.launcher import launch as launcher
 from course_utils.launcher import transport
+from course_utils.launcher.listener import Listener
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -24,6 +28,29 @@ Pair = namedtuple("Pair", "left right")
 def sent(make: object) -> object:
     """What arrives of what `make()` returns in a rank."""
     return launch(make, world_size=1)[0]
+
+
+@linux
+def test_a_result_for_which_the_kernel_may_open_no_more_files_is_told_by_that_name():
+    may_return = multiprocessing.get_context("fork").Event()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    class NoMoreFiles(Listener):
+        def on_poll(self, workers, final: bool = False) -> None:
+            if final:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            elif not may_return.is_set():
+                lowest_free = os.dup(0)
+                os.close(lowest_free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+                may_return.set()
+
+    def work() -> torch.Tensor:
+        may_return.wait()
+        return torch.ones(100_000)
+
+    with pytest.raises(WorkerError, match=r"cannot be rebuilt: OSError: .*Too many open files"):
+        launcher.launch(work, world_size=1, listeners=[NoMoreFiles()])
 
 
 DTYPES = [

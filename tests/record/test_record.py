@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,8 +29,10 @@ class Kept(Record):
         super().on_exit()
 
 
-def logs_of(fn, world_size: int = 2, trace: bool = False, **options) -> dict[int, Log | None]:
-    kept = Kept(trace)
+def logs_of(
+    fn, world_size: int = 2, trace: bool = False, timeout_s: float = 60.0, **options
+) -> dict[int, Log | None]:
+    kept = Kept(trace, timeout_s)
     options = {"backend": "gloo", "world_size": world_size, **options}
     launcher.launch(fn, listeners=[kept], **options)
     return kept.found
@@ -59,9 +63,7 @@ def some_calls() -> None:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["ring", "whole"])
 def logs(request) -> dict[int, Log]:
-    found = logs_of(some_calls, trace=request.param).items()
-    calls = {r: tuple(e for e in log.events if e.kind != "wait") for r, log in found}
-    return {rank: Log(calls[rank], log.complete) for rank, log in found}
+    return logs_of(some_calls, trace=request.param)
 
 
 def test_calls_are_numbered_as_they_meet_and_end_with_the_return(logs):
@@ -275,6 +277,38 @@ def test_torch_compile_says_nothing_about_the_recorder():
     output = "".join(launch(work).output)
     assert "course_utils" not in output
     assert "hooks.py" not in output
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "timer_s", "may_time_out"),
+    [
+        (60, 30, True),
+        (60, 300, False),
+        (3600, 300, True),
+        (10, 30, False),
+        (3600, None, False),  # torch's own, for which nobody has asked
+    ],
+)
+def test_a_timer_of_a_group_may_end_a_wait_if_it_is_shorter_than_the_launch(
+    launch_s, timer_s, may_time_out
+):
+    timer = None if timer_s is None else timedelta(seconds=timer_s)
+    found = logs_of(lambda: dist.barrier(dist.new_group([0, 1], timer)), timeout_s=launch_s)
+    barrier = found[0].events[1]
+    assert bool(barrier.flags & event.MAY_TIME_OUT) == may_time_out
+
+
+@pytest.mark.parametrize(("timer_s", "may_time_out"), [(30, True), (1e5, False)])
+def test_the_timer_of_a_group_that_only_nccl_serves_is_known(timer_s, may_time_out):
+    options = SimpleNamespace(_timeout=timedelta(seconds=timer_s))
+
+    def get_backend(device: torch.device) -> SimpleNamespace:
+        if device.type == "cpu":
+            raise RuntimeError("no backend type associated with device type cpu")
+        return SimpleNamespace(options=options)
+
+    group = SimpleNamespace(_get_backend=get_backend)
+    assert hooks._has_short_timeout(group, 60.0) == may_time_out
 
 
 def test_a_backward_pass_that_ddp_did_not_average_is_known_at_the_return():

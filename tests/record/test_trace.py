@@ -1,8 +1,10 @@
 """What a recording holds, against counts made by hand, and that recording changes nothing."""
 
 import copy
+import gc
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -18,6 +20,7 @@ from course_utils import Network, WorkerError, WorkerTimeout, explore, launch
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.network.trace import Event, Trace
 from course_utils.record import hooks
+from course_utils.record.waits import Waits
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -230,6 +233,37 @@ def test_what_is_no_saved_trace_is_refused(tmp_path, text):
 
 def test_a_launch_has_no_trace_unless_asked():
     assert launch(rank_and_size).trace is None
+
+
+def test_works_that_are_thrown_away_are_let_go_of():
+    def work() -> int:
+        for _ in range(400):
+            dist.all_reduce(torch.ones(1), async_op=True)
+        (waits,) = (thing for thing in gc.get_objects() if isinstance(thing, Waits))
+        held = len(waits.pending)
+        dist.barrier()
+        return held
+
+    assert max(launch(work, trace=True)) < 200
+
+
+def test_a_call_of_a_thread_that_does_something_else_before_begins_when_it_is_made():
+    def work() -> None:
+        has_met = threading.Event()
+
+        def average() -> None:
+            has_met.wait()
+            dist.all_reduce(torch.ones(1))
+
+        thread = threading.Thread(target=average)
+        thread.start()
+        dist.barrier()
+        has_met.set()
+        thread.join()
+
+    barrier, all_reduce = launch(work, trace=True).trace.of_rank(0)
+    assert (barrier.kind, all_reduce.kind) == ("barrier", "all_reduce")
+    assert all_reduce.start_s >= barrier.end_s
 
 
 @pytest.mark.parametrize("n", [2, 3])

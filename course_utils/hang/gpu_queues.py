@@ -58,7 +58,8 @@ def stuck(
 def _stream(call: Event) -> Stream:
     """Calls for which the caller waits share the stream of its computations."""
     is_async = call.flags & ASYNC
-    return call.rank, key_of(call) if is_async else None
+    group = key_of(call) if is_async else None
+    return call.rank, group
 
 
 def _run(
