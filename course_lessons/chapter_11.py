@@ -41,6 +41,7 @@ RANKS = 4
 PART_BATCH = 32  # windows
 TORN_BYTES = 1252  # of Wednesday's checkpoint
 _BLOCK_BYTES = 4096
+_PRINTED = 0.001  # scripts print losses with three digits
 _SAME = "#009E7344"
 _OTHER = "#FFFFFF"
 
@@ -256,7 +257,11 @@ class Desk:
             return
         if name not in self.seen:
             self.seen.append(name)
-        print(f"{name}, {LOOKS[name].minutes} minutes; so far {self.minutes()}")
+        print(f"{name}: {LOOKS[name].minutes} min; so far {self.minutes()} min")
+        self.show(name)
+
+    def show(self, name: str) -> None:
+        """Print a piece of evidence that the chapter itself looks at; it costs nothing."""
         print(LOOKS[name].read(self.week))
 
     def minutes(self, night: str = "") -> int:
@@ -376,18 +381,18 @@ def at_night(fn: Callable, *arguments: object, **options: object) -> WorkerTimeo
 
 
 def where(error: WorkerTimeout | None) -> list[str]:
-    """Return the line in which each rank of a launch stood that hung; nothing if none hung."""
+    """Return which call each rank of a launch stood in that hung; nothing if none hung."""
     if error is None:
         return []
     lines = [error.waiting[rank].line for rank in range(RANKS)]
-    return [line.code if line else "elsewhere" for line in lines]
+    return [line.code.partition("(")[0] if line else "elsewhere" for line in lines]
 
 
 def draw_suspects(on_monday: Sequence[str], stands: Mapping[str, Sequence[str]]) -> None:
-    """Draw in which line each rank stood, for Monday and for each suspect.
+    """Draw in which call each rank stood, for Monday and for each suspect.
 
     Args:
-        on_monday: The line of each rank.
+        on_monday: The call of each rank.
         stands: The same by suspect, as `where` returns them.
     """
     rows = {"on Monday": on_monday} | dict(stands)
@@ -397,14 +402,14 @@ def draw_suspects(on_monday: Sequence[str], stands: Mapping[str, Sequence[str]])
             line = lines[rank] if lines else "done"
             color = _SAME if line == on_monday[rank] else _OTHER
             axes.add_patch(plt.Rectangle((rank, row), 0.97, 0.92, fc=color, ec="#777777"))
-            axes.text(rank + 0.48, row + 0.46, line[:26], ha="center", va="center", size=8)
+            axes.text(rank + 0.48, row + 0.46, line, ha="center", va="center", size=9)
     axes.set(xlim=(0, RANKS), ylim=(len(rows), 0))
     axes.set_xticks([rank + 0.48 for rank in range(RANKS)], map("rank {}".format, range(RANKS)))
     axes.set_yticks([row + 0.46 for row in range(len(rows))], list(rows))
     axes.tick_params(length=0, labelbottom=False, labeltop=True)
     axes.spines[:].set_visible(False)
     same = [name.partition(":")[0] for name, lines in stands.items() if lines == list(on_monday)]
-    show(figure, f"Where each rank stood. All four as on Monday: suspects {', '.join(same)}.")
+    show(figure, f"Where each rank stood. All four as on Monday: {', '.join(same) or 'nobody'}.")
 
 
 # --- Tuesday ---
@@ -545,8 +550,9 @@ def draw_epoch(answer: Callable) -> None:
 
     def noted() -> None:
         torch.manual_seed(0)
-        model = DistributedDataParallel(small_model())
-        model.register_forward_pre_hook(lambda _, inputs: print("windows", len(inputs[0])))
+        network = small_model()
+        network.register_forward_pre_hook(lambda _, inputs: print("windows", len(inputs[0])))
+        model = DistributedDataParallel(network)
         sizes = _DRAWN_SIZES[dist.get_rank()]
         batches = [torch.randint(1, _LETTERS, (size, _WINDOW)) for size in sizes]
         answer(model, sgd(model), batches)
@@ -710,7 +716,7 @@ def draw_losses(week: Path) -> None:
         for rank, log in enumerate(_logs(week, day, "stdout.log")):
             losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", log)]
             axes.plot(range(len(losses)), losses, label=f"rank {rank}", **rank_style(rank))
-        axes.set(title=day, xlabel="printed line")
+        axes.set(title=day, xlabel="epoch, step")
         axes.set_xticks(range(4), ["2, 0", "2, 10", "3, 0", "3, 10"])
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("loss")
@@ -772,14 +778,24 @@ class Replayed:
     Attributes:
         first_losses: What each rank printed in its first step.
         validation: The last figure that rank 0 printed.
-        apart: The largest difference between two ranks' weights.
+        apart: The largest difference of a weight between rank 0 and any rank, in the end.
+        moved_apart: The same of how far each weight has moved since the ranks resumed.
         each_model: What the learner's function returned on rank 0.
     """
 
     first_losses: list[float]
     validation: float
     apart: float
+    moved_apart: float
     each_model: list[float]
+
+    @property
+    def whose(self) -> int:
+        """Whose loss the validation is: 0 for rank 0's model, 1 for another rank's, 2 for none."""
+        for rank, loss in enumerate(self.each_model):
+            if abs(loss - self.validation) < _PRINTED:
+                return min(rank, 1)
+        return 2
 
 
 def replay(week: Path, day: str, loss_of_each: Callable) -> Replayed:
@@ -796,18 +812,23 @@ def replay(week: Path, day: str, loss_of_each: Callable) -> Replayed:
     def two_epochs() -> None:
         tuesday.train(delivery, backup, 2)
 
-    def night() -> tuple[float, list[float]]:
+    def night() -> tuple[float, float, list[float]]:
+        begun, resume = [], script.resume
+
+        def noting(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+            epoch = resume(checkpoint, model, optimizer)
+            begun.append(parameters_to_vector(model.parameters()).detach().clone())
+            return epoch
+
+        script.resume = noting
         model = script.train(delivery, backup, 3)
         weights = parameters_to_vector(model.parameters()).detach()
-        rank_0s = weights.clone()
-        dist.broadcast(rank_0s, src=0)
-        apart = (weights - rank_0s).abs().max()
-        dist.all_reduce(apart, op=dist.ReduceOp.MAX)
+        apart, moved_apart = _from_rank_0s(weights), _from_rank_0s(weights - begun[0])
         try:
             losses = loss_of_each(model, script.read(delivery / "testing.txt"))
         except NotImplementedError:
             losses = []
-        return apart.item(), [float(loss) for loss in losses]
+        return apart, moved_apart, [float(loss) for loss in losses]
 
     silent = contextlib.redirect_stdout(io.StringIO())
     with TemporaryDirectory() as folder, contextlib.chdir(folder), silent:
@@ -816,6 +837,15 @@ def replay(week: Path, day: str, loss_of_each: Callable) -> Replayed:
     firsts = [float(re.search(r"step 0 loss ([\d.]+)", text)[1]) for text in results.output]
     validation = float(re.findall(r"validation ([\d.]+)", results.output[0])[-1])
     return Replayed(firsts, validation, *results[0])
+
+
+def _from_rank_0s(vector: torch.Tensor) -> float:
+    """The largest difference of a number to rank 0's, over all ranks."""
+    rank_0s = vector.clone()
+    dist.broadcast(rank_0s, src=0)
+    largest = (vector - rank_0s).abs().max()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest.item()
 
 
 def draw_models(night: Replayed) -> None:
