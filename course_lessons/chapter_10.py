@@ -51,7 +51,7 @@ def draw_losses(losses: Sequence[Sequence[tuple[float, float]]]) -> None:
     places = [epoch + 0.25 * len(losses) for epoch in epochs]
     axes.bar(places, reduced, 0.22, color="0.6", label="reduced", hatch="//")
     axes.set_xticks([epoch + 0.25 for epoch in epochs], [f"epoch {epoch}" for epoch in epochs])
-    axes.set(ylabel="loss")
+    axes.set(ylabel="loss", ylim=(0, 1.25 * max(max(pair) for pairs in losses for pair in pairs)))
     axes.legend(frameon=False, ncols=3)
     axes.spines[["top", "right"]].set_visible(False)
     show(figure, "In each epoch the reduced loss lies between those of the two ranks.")
@@ -182,10 +182,10 @@ class Yardstick:
                 places = [digit + 0.4 * rank - 0.2 for digit in range(CLASSES)]
                 color = rank_style(rank)["color"]
                 axes.bar(places, counts[rank][number], 0.4, color=color, label=f"rank {rank}")
-            axes.set(title=kind, xlabel="digit", xticks=range(CLASSES))
+            axes.set(title=kind, xlabel="digit", xticks=range(CLASSES), ylim=(0, 190))
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel("images an epoch")
-        panels[1].legend(frameon=False)
+        panels[1].legend(frameon=False, ncols=2)
         show(figure, "Dealt, both ranks see all digits; with own digits, each sees five of them.")
 
 

@@ -419,6 +419,10 @@ courses = {  # what is made of a rank's losses, which fall by 0.1 in each epoch;
     "the last rank's rise faster": (lambda losses, is_last: losses * (1 - 3 * is_last), 2),
     "the last rank's rise after epoch 3": (lambda losses, is_last: bent(losses, is_last), 1),
     "the same, with more patience": (lambda losses, is_last: bent(losses, is_last), 3),
+    "the last rank's rise, the mean falls": (
+        lambda losses, is_last: losses + 0.15 * is_last * torch.arange(10), 2
+    ),
+    "lowest in epoch 0": (lambda losses, is_last: losses - 2 * (torch.arange(10) == 0), 3),
     "up and down": (lambda losses, is_last: losses + torch.tensor([0.0, 3.0] * 5), 2),
     "flat from epoch 4 on": (lambda losses, is_last: losses.clamp(min=losses[4].item()), 2),
     "no number on the last rank from epoch 5 on": (

@@ -3,7 +3,7 @@
 #
 # **A Keras model on the torch backend is a `torch.nn.Module`. So is wrapping it in DDP all there is to do?**
 #
-# In 70 minutes you learn to prove a Keras training on several ranks equal to one device, to name what DDP doesn't see in a Keras model, and to make `fit()` average. This chapter is an elective: nothing later builds on it.
+# In 70 minutes you learn to prove a Keras training on several ranks equal to one device, to name what DDP doesn't see, and to make `fit()` average. Nothing later builds on this chapter.
 
 # %% [markdown]
 # **Hardware:** two cores; everything runs on the CPU. **Versions:** measured with Keras 3.15.1 and torch 2.15.0. **Before:** [09 · Many machines](09_many_machines.ipynb).
@@ -41,7 +41,7 @@ except ModuleNotFoundError:
 # %% [markdown]
 # ## 1 · A convnet in forked ranks
 #
-# The network comes from [Keras's guide on several GPUs](https://keras.io/guides/distributed_training_with_torch/). Images are NHWC: the channel comes last, unlike in torch. To train in a second we pool the pixels four by four and take ten times the guide's learning rate. So few steps also need a shorter memory in the batch norms: momentum 0.8 instead of 0.99.
+# The network comes from [Keras's guide](https://keras.io/guides/distributed_training_with_torch/). Images are NHWC, with the channel last. To train in a second we pool the pixels four by four and take ten times the guide's learning rate. The batch norms need a shorter memory too: momentum 0.8 instead of 0.99.
 
 # %%
 print("Keras", keras.__version__, "and torch", torch.__version__.partition("+")[0])
@@ -189,7 +189,7 @@ print("the default sampler shuffles:", launch(epochs_differ, True, backend="gloo
 # %% [markdown]
 # ## 2 · Is it what one device would do?
 #
-# DDP is **synchronous**: the ranks split the batch, average gradients, and take one step. **Loosely coupled** ranks each go on with their own weights, and average *them* now and then. We try both with SGD. (Adam divides each gradient by its own size, so it would blow up the rounding in tiny ones.)
+# DDP is **synchronous**: the ranks split the batch, average gradients, and take one step. **Loosely coupled** ranks each go on with their own weights, and average *them* now and then. We try both with SGD. (Adam divides gradients by their size, so it would blow up rounding.)
 
 
 # %%
@@ -321,7 +321,7 @@ yardstick.measure("last layer built late", study, make=HalfBuilt)
 yardstick.draw("A layer that is built late costs far more with own digits than when dealt.")
 
 # %% [markdown]
-# No error. DDP doesn't know the last layer, so each rank has its own. Dealt, that costs a third more, and who would look for it? With own digits, a rank's last layer has never seen half of the digits. One call on a batch of zeros, **before** wrapping, is the cure.
+# No error. DDP doesn't know the last layer, so each rank has its own. Dealt, the loss is higher by a good third, and who would look for that? With own digits, a rank's last layer has never seen half of the digits. One call on a batch of zeros, **before** wrapping, is the cure.
 
 # %% [markdown]
 # Next: Keras layers don't look at torch's training flag. We call the network twice on the same images, in three ways.
@@ -583,6 +583,7 @@ class AveragingAdamDone(keras.optimizers.Adam):
 
 
 check(chapter_10.fitting(keras, AveragingAdamDone), **chapter_10.fit_check(keras))
+chapter_10.draw_parting(keras, AveragingAdamDone)
 
 
 # %%
@@ -603,8 +604,6 @@ yardstick.measure("fit() as it comes", fitted)
 run = yardstick.measure("fit() cured", fitted, **cured)
 averaged.measured(all_reduces(run) // (2 * 3 * 44))  # two kinds of shards, three seeds
 print("equal test losses on both ranks:", run[0] == run[1])
-
-# %%
 yardstick.draw(
     "Dealt, a late layer, a missing training=True and fit() as it comes are off the band;\n"
     "with own digits so are they, the first and last of them by more than ten times."
@@ -692,7 +691,7 @@ for name in ("last layer built late", "no training=True", "statistics of rank 0"
     print(f"{name:22} dealt about {dealt_times:.1f}, own digits about {own_times:.1f} times the cured")
 
 # %% [markdown]
-# A well shuffled deck hides a late layer and `fit()`: one rank is about as good as the other, so you don't notice that they're two. It doesn't hide a missing `training=True`, which costs even more when dealt.
+# A well shuffled deck hides a late layer and `fit()`, since both ranks are about equally good. It doesn't hide a missing `training=True`, which costs even more when dealt.
 #
 # **Check yourself.** A colleague adds a layer with a state of its own, say a running quantile, by `add_weight(trainable=False)`. What do you ask?
 #

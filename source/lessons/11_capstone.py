@@ -4,11 +4,11 @@
 # **A training fails on three nights of one week. What happened, how do you prove it, and what would have prevented it?**
 #
 # In 90 minutes you learn to name a cause from raw evidence, to prove it with real workers against suspects that nearly fit, and to tell a fix that hides a cause from one that cures it.
-#
-# **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [10 · Keras](10_keras.ipynb).
-# **Lab:** [11 · Capstone](../exercises/11_capstone.ipynb).
 
 # %% [markdown]
+# **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [10 · Keras](10_keras.ipynb).
+# **Lab:** [11 · Capstone](../exercises/11_capstone.ipynb).
+#
 # Five cells ask you to **predict**, two to **write**. Saved outputs give answers away, so clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %% jupyter={"source_hidden": true}
