@@ -30,8 +30,8 @@ except ModuleNotFoundError:
 # %% [markdown]
 # ## 1 · The variance of everybody
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* The ranks have trained, and their batch norms' moving statistics have drifted. The chapter averages means and variances. An average of variances is too small, for it leaves out how far the ranks' means lie apart; with digits of their own, that is a lot. **Goal:** give every rank the mean and
-# variance of **all ranks' data together**, and touch nothing else. Each rank has seen equally much. The model may hold other models, which hold others, frozen layers, and dropout with a state of whole numbers. Means may be far from zero.
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* The ranks have trained, and their batch norms' moving statistics have drifted. The chapter averages means and variances. An average of variances is too small, because it leaves out how far apart the ranks' means are; with digits of their own, that's a lot. **Goal:** give every rank the mean and
+# variance of **all ranks' data together**, and touch nothing else. All ranks have seen equally many samples. The model may hold other models, which hold others, frozen layers, and dropout with a state of whole numbers. Means may be far from zero.
 #
 # | of one channel | rank 0 | rank 1 | afterwards, on both |
 # | --- | --- | --- | --- |
@@ -161,7 +161,7 @@ class OneMessage(keras.optimizers.SGD):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Means of unequal batches cannot be averaged. What can be added up? And which number does every rank need besides, and how could it travel along?
+# Means of unequal batches cannot be averaged. What can be added up? Which other number does every rank need, and how could it travel along?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Multiply each gradient by the number of samples, lay all of them into one vector, and the number of samples at its end. After the sum, divide by the last entry, and cut the rest into tensors of the old shapes.
@@ -237,8 +237,8 @@ check(fitting(OneMessage), **one_message_check)
 # %% [markdown]
 # ## 3 · A checkpoint by rank 0
 #
-# *Difficulty ●●● · importance ●●● · 13 minutes.* After each epoch the best model so far is to be on disk. Best is: the mean of all ranks' `logs["loss"]` (shares are equal here) is lower than ever
-# before; one that is no number (`nan`) is not. **Goal:** when that is so, rank 0, and nobody else, calls `self.save(epoch)`; and no rank leaves `on_epoch_end` before the file is written. All ranks keep
+# *Difficulty ●●● · importance ●●● · 13 minutes.* After each epoch the best model so far must be on disk. A model is best when the mean of all ranks' `logs["loss"]` (shares are equal here) is lower than ever
+# before; a `nan` isn't. **Goal:** when that is so, rank 0, and nobody else, calls `self.save(epoch)`; and no rank leaves `on_epoch_end` before the file is written. All ranks keep
 # in step.
 #
 # | epoch | 0 | 1 | 2 | 3 |
@@ -268,10 +268,10 @@ class SaveBest(keras.callbacks.Callback):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which calls concern all ranks, and which one concerns rank 0? Which rank knows what "best" is?
+# Which calls are for all ranks, and which one is for rank 0? Which rank knows what "best" is?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# All ranks reduce the loss and so decide alike. Only the call of <code>save</code> stands under <code>if dist.get_rank() == 0</code>. Behind it all meet.
+# All ranks reduce the loss, so they decide alike. Only the call of <code>save</code> is under <code>if dist.get_rank() == 0</code>. After it, all ranks meet.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.barrier()</code> as the last line, under no <code>if</code>.

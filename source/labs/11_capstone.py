@@ -48,14 +48,14 @@ def save(states, path):
 # While you write, which file must have the old checkpoint? And what may happen between the moment when the new one is complete and the moment when it is found under its name?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Write into another file of the same folder, and when it is complete, give it the name. A rename that replaces is one step: there is no moment without a file. Deleting the old one first would make such a moment.
+# Write into a different file in the same folder, and when it's complete, give it the name. A rename that replaces is one step: there is no moment without a file. Deleting the old one first would make such a moment.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>os.replace(part, path)</code>, or <code>part.replace(path)</code>.
 # </details>
 
 # %% [markdown]
-# Against a power cut this needs one step more, an `os.fsync` of the file before the rename, which no check on a running machine can test.
+# To survive a power cut this needs one more step, an `os.fsync` of the file before the rename, which no check on a running machine can test.
 
 # %% jupyter={"source_hidden": true}
 numbers, guarded = itertools.count(), []
@@ -216,7 +216,7 @@ def resume(path, model, optimizer):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which three things did ranks 1 to 3 lack on Thursday night? Chi sent one of them. And who must take part in a broadcast, when there is nothing to send?
+# Which three things did ranks 1 to 3 lack on Thursday night? Chi sent one of them. And who must take part in a broadcast when there is nothing to send?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Rank 0 reads, everybody gets all of it, and then everybody loads, in the same lines. An object can be broadcast, or the file's bytes, if their number is broadcast first.
@@ -300,9 +300,9 @@ check(resuming(resume), **resume_check)
 # %% [markdown]
 # ## 3 · The newest that all have
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save, on one node and not on another, and old files are cleared away, when somebody has time. So disks differ. A rank that resumes from its own newest file repeats Thursday's mistake.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save on one node only, and somebody clears old files away now and then. So disks differ. A rank that resumes from its own newest file repeats Thursday's mistake.
 #
-# **Goal:** return on every rank the newest epoch of which **all** ranks have a file `epoch-N.pt` in `folder` that loads, or 0 if there is none. Other files may lie there. Nobody may fail because of what it finds.
+# **Goal:** return on every rank the newest epoch of which **all** ranks have a file `epoch-N.pt` in `folder` that loads, or 0 if there is none. Other files may lie there. No rank may fail because of what it finds.
 #
 # | | rank 0 | rank 1 | returns |
 # | --- | --- | --- | --- |
@@ -327,10 +327,10 @@ def newest(folder):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Rank 0's newest is 3, rank 1's is 4. May they go on from 3? What would rank 1 have to tell, so that rank 0 knows?
+# Rank 0's newest is 3, rank 1's is 4. Can they go on from 3? What does rank 0 need to know about rank 1's files?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Each rank finds out which of its files load. Then all learn of all: lists can be gathered as objects, or each rank makes a vector with a 1 for each epoch that loads, long enough for the newest file of all ranks, and MIN reduces them. What is left on every rank is the same, and so is its maximum.
+# Each rank finds out which of its files load. Then they exchange what they found: lists can be gathered as objects, or each rank makes a vector with a 1 for each epoch that loads, long enough for the newest file of all ranks, and MIN reduces them. What is left on every rank is the same, and so is its maximum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.all_gather_object(every, whole)</code> with a set from each rank, then <code>max(set.intersection(*every), default=0)</code>.
@@ -536,12 +536,12 @@ check(dying(train_on), **train_on_check)
 # %% [markdown]
 # ## 5 · The post-mortem
 #
-# *About 30 minutes, one page.* It is Monday, and Ada, Ben and Chi are back. Write for them, and for whoever is on call next year. Blame nobody: everybody did what looked right with what they saw. A good one has
+# *About 30 minutes, one page.* It is Monday, and Ada, Ben and Chi are back. Write for them, and for whoever is on call next year. Blame nobody: people did what looked right with what they saw. A good one has
 #
 # 1. a **summary** in three sentences: what failed, what it cost, what is cured now;
 # 2. a **timeline**, in which every line names its source: a file, a log, an experiment;
 # 3. for each of the three failures its trigger, its **root cause**, the experiment that proves it, and the control; and how one led to the next;
-# 4. what **misled**, and what it really said: there are five such things at least;
+# 4. what **misled**, and what it really said: there are at least five such things;
 # 5. three **actions**, each with a check that fails as long as it is not done, and one thing that went well.
 
 # %% [markdown] tags=["conclusion", "points-20"]

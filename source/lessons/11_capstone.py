@@ -117,7 +117,7 @@ def tonight(counts=(3, 3, 3, 3), stops=None, skips=None):
     if rank == skips:
         batches.pop(1)
     if rank == stops:
-        batches[-1] = None  # as if the disk did not answer: see below
+        batches[-1] = None  # `arrived` waits for it for ever
 
     script.batches = lambda windows, epoch: map(chapter_11.arrived, batches)
     script.train(week / "delivery", Path("checkpoint.pt"), 1)
