@@ -260,7 +260,7 @@ def all_reduces(run: Any) -> int:
 _FIT_IMAGES, _FIT_STEPS, _FEATURES, _OUTPUTS = 6, 4, 4, 3
 
 
-def fit_check(keras: Any) -> dict[str, Any]:
+def fit_options(keras: Any) -> dict[str, Any]:
     """Return the options by which an optimiser is judged that fit() uses on every rank.
 
     Args:
@@ -318,7 +318,7 @@ def _fit(
     return torch.cat([variable.value.detach().flatten() for variable in model.variables])
 
 
-def fitting(keras: Any, optimizer_class: type) -> Callable:
+def fitting(optimizer_class: type, keras: Any) -> Callable:
     """Wrap a class of optimisers: DDP makes the ranks start equal, then each calls fit()."""
 
     @functools.wraps(optimizer_class, updated=())
@@ -336,7 +336,7 @@ def draw_parting(keras: Any, optimizer_class: type) -> None:
         keras: The module.
         optimizer_class: A learner's; a wrong one is drawn as well.
     """
-    inputs = fit_check(keras)["inputs"]
+    inputs = fit_options(keras)["inputs"]
 
     class Watching(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

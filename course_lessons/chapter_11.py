@@ -500,7 +500,7 @@ def training(answer: Callable) -> Callable:
     return trained
 
 
-def epoch_check(loss_of: Callable) -> dict[str, object]:
+def epoch_options(loss_of: Callable) -> dict[str, object]:
     """Return the options by which an epoch on unequal batches is judged.
 
     Args:
@@ -737,7 +737,7 @@ def judging(answer: Callable) -> Callable:
     return judged
 
 
-def each_model_check(loss_of: Callable) -> dict[str, object]:
+def each_model_options(loss_of: Callable) -> dict[str, object]:
     """Return the options by which a function is judged that tests each rank's model alone.
 
     Args:

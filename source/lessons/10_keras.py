@@ -4,8 +4,7 @@
 # **A Keras model on the torch backend is a `torch.nn.Module`. So is wrapping it in DDP all there is to do?**
 #
 # In 70 minutes you learn to prove a Keras training on several ranks equal to one device, to name what DDP doesn't see, and to make `fit()` average. Nothing later builds on this chapter.
-
-# %% [markdown]
+#
 # **Hardware:** two cores; everything runs on the CPU. **Versions:** measured with Keras 3.15.1 and torch 2.15.0. **Before:** [09 · Many machines](09_many_machines.ipynb).
 # **Next:** [11 · Capstone](11_capstone.ipynb). **Lab:** [10 · Keras statistics and callbacks](../exercises/10_keras.ipynb).
 #
@@ -27,7 +26,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 # Before Keras, which looks for GPUs: this makes it look without starting CUDA, so we can fork.
 from course_lessons import chapter_10
-from course_lessons.chapter_10 import all_reduces, apart
+from course_lessons.chapter_10 import all_reduces, apart, fitting
 from course_utils import check, digits, launch, predict
 
 os.environ["KERAS_BACKEND"] = "torch"  # read once, by the import
@@ -563,7 +562,7 @@ class AveragingAdam(keras.optimizers.Adam):
 # </details>
 
 # %%
-check(chapter_10.fitting(keras, AveragingAdam), **chapter_10.fit_check(keras))
+check(fitting(AveragingAdam, keras), **chapter_10.fit_options(keras))
 
 # %% [markdown]
 # The picture shows how far *your* optimiser lets two ranks' weights part in four steps of `fit()`:
@@ -582,7 +581,7 @@ class AveragingAdamDone(keras.optimizers.Adam):
         super().apply(gradients, trainable_variables)
 
 
-check(chapter_10.fitting(keras, AveragingAdamDone), **chapter_10.fit_check(keras))
+check(fitting(AveragingAdamDone, keras), **chapter_10.fit_options(keras))
 chapter_10.draw_parting(keras, AveragingAdamDone)
 
 

@@ -4,8 +4,7 @@
 # **A training fails on three nights of one week. What happened, how do you prove it, and what would have prevented it?**
 #
 # In 90 minutes you learn to name a cause from raw evidence, to prove it with real workers against suspects that nearly fit, and to tell a fix that hides a cause from one that cures it.
-
-# %% [markdown]
+#
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [10 · Keras](10_keras.ipynb).
 # **Lab:** [11 · Capstone](../exercises/11_capstone.ipynb).
 #
@@ -253,7 +252,7 @@ def my_epoch(model, optimizer, batches):
 # </details>
 
 # %%
-check(training(my_epoch), **chapter_11.epoch_check(loss_of))
+check(training(my_epoch), **chapter_11.epoch_options(loss_of))
 
 # %% [markdown]
 # This is what *your* function hands to the model on four ranks, of which rank 3 has a batch less. Every rank should take part in every step.
@@ -281,7 +280,7 @@ def epoch_done(model, optimizer, batches):
         optimizer.step()
 
 
-check(training(epoch_done), **chapter_11.epoch_check(loss_of))
+check(training(epoch_done), **chapter_11.epoch_options(loss_of))
 
 # %%
 chapter_11.draw_epoch(epoch_done)
@@ -429,7 +428,7 @@ def loss_of_each(model, windows):
 # </details>
 
 # %%
-check(judging(loss_of_each), **chapter_11.each_model_check(loss_of))
+check(judging(loss_of_each), **chapter_11.each_model_options(loss_of))
 
 # %% [markdown]
 # Now play Thursday again: two epochs of the healthy script for a backup, then one with Chi's `resume`, on the real delivery. This picture shows what *your* function says of the four models:
@@ -450,7 +449,7 @@ def loss_of_each_done(model, windows):
     return [loss.item() for loss in losses]
 
 
-check(judging(loss_of_each_done), **chapter_11.each_model_check(loss_of))
+check(judging(loss_of_each_done), **chapter_11.each_model_options(loss_of))
 
 # %%
 nights = {}

@@ -133,14 +133,14 @@ def optimizer(keras, apply):
 
 
 def test_the_check_rejects_each_wrong_optimizer(keras, subtests):
-    wrong = [chapter_10.fitting(keras, optimizer(keras, apply)) for apply in WRONG]
-    right = chapter_10.fitting(keras, optimizer(keras, sum_then_divided))
-    together.reject(subtests, right, wrong, chapter_10.fit_check(keras))
+    wrong = [chapter_10.fitting(optimizer(keras, apply), keras) for apply in WRONG]
+    right = chapter_10.fitting(optimizer(keras, sum_then_divided), keras)
+    together.reject(subtests, right, wrong, chapter_10.fit_options(keras))
 
 
 def test_other_right_optimizers_pass(keras):
-    right = [chapter_10.fitting(keras, optimizer(keras, apply)) for apply in RIGHT]
-    options = chapter_10.fit_check(keras) | labs.PATIENT | {"world_sizes": (3,)}
+    right = [chapter_10.fitting(optimizer(keras, apply), keras) for apply in RIGHT]
+    options = chapter_10.fit_options(keras) | labs.PATIENT | {"world_sizes": (3,)}
     together.accept(right, options)
 
 
@@ -150,10 +150,10 @@ def test_the_chapters_own_optimizer_passes_and_its_stub_is_not_attempted(keras):
     for number, source in enumerate(labs.sources(LESSON)):
         if any(text in source for text in wanted):
             labs.run(source.partition("check(")[0], f"<lesson 10 {number}>", names)
-    options = chapter_10.fit_check(keras) | labs.PATIENT | {"world_sizes": (2,)}
-    done = check(chapter_10.fitting(keras, names["AveragingAdamDone"]), **options)
+    options = chapter_10.fit_options(keras) | labs.PATIENT | {"world_sizes": (2,)}
+    done = check(chapter_10.fitting(names["AveragingAdamDone"], keras), **options)
     assert done.require()
-    stub = check(chapter_10.fitting(keras, names["AveragingAdam"]), **options)
+    stub = check(chapter_10.fitting(names["AveragingAdam"], keras), **options)
     assert stub.state == "not attempted"
 
 

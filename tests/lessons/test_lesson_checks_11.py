@@ -17,7 +17,7 @@ from course_lessons.chapter_11 import judging, training
 LESSON = labs.ROOT / "source/lessons/11_capstone.py"
 INCIDENT = labs.ROOT / "notebooks/incident"
 loss_of = chapter_11.script_of(INCIDENT, "monday").loss_of
-EPOCH, EACH = chapter_11.epoch_check(loss_of), chapter_11.each_model_check(loss_of)
+EPOCH, EACH = chapter_11.epoch_options(loss_of), chapter_11.each_model_options(loss_of)
 
 
 @pytest.fixture(scope="module")
