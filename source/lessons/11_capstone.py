@@ -59,7 +59,7 @@ desk.menu()
 desk.look("monday/agents")
 
 # %% [markdown]
-# Your turn, for about 10 minutes: which rank behaves differently from the rest? Add looks to this cell, or open the files in JupyterLab. A folder is named after its *local* rank, so `node-b/0` is rank 2.
+# *About 10 minutes.* Your turn: which rank behaves differently from the rest? Add looks to this cell, or open the files in JupyterLab. A folder is named after its *local* rank, so `node-b/0` is rank 2.
 
 # %%
 desk.look("monday/sizes")  # for example; then choose from the menu
@@ -123,7 +123,7 @@ def tonight(counts=(3, 3, 3, 3), stops=None, skips=None):
 
 
 # %% [markdown]
-# `counts` says how many batches each rank has. Rank `stops` waits for ever for its last batch, and rank `skips` leaves out its second. Change `suspect` until all ranks stand where they stood on Monday, then look for a different suspect that fits as well.
+# `counts` says how many batches each rank has. Rank `stops` waits for ever for its last batch, and rank `skips` leaves out its second. *About 5 minutes.* Change `suspect` until all ranks stand where they stood on Monday, then look for a different suspect that fits as well.
 
 # %%
 suspect = {"counts": (3, 3, 3, 3), "stops": 0}
@@ -302,7 +302,7 @@ chapter_11.draw_epoch(epoch_done)
 desk.look("wednesday/error")
 
 # %% [markdown]
-# Your turn, for about 8 minutes. Chi has a suspect already, a disk. What else is there to look at, and what would speak *against* Chi's suspect?
+# *About 8 minutes.* Your turn. Chi has a suspect already, a disk. What else is there to look at, and what would speak *against* Chi's suspect?
 
 # %%
 desk.look("wednesday/files")  # then choose from the menu
@@ -378,7 +378,7 @@ desk.show("wednesday/torn")
 # %% [markdown]
 # ## 5 · Thursday: it lies
 #
-# No error, exit codes 0, and a worse model: validation is 3.34 instead of 2.94, from the same backup and the same text. Is it the learning rate, as Ada asks? Look around for about 5 minutes.
+# No error, exit codes 0, and a worse model: validation is 3.34 instead of 2.94, from the same backup and the same text. *About 5 minutes.* Look around: is it the learning rate, as Ada asks?
 
 # %%
 desk.look("thursday/rank 0")  # for example
