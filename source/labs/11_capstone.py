@@ -205,7 +205,9 @@ def resume(path, model, optimizer):
     states = [None]
     if dist.get_rank() == 0 and path.exists():
         states = [torch.load(path)]
-    dist.broadcast_object_list(states, src=0)  # also a None: all have to know that there is none
+    # Also a None: all have to know that there is none. The whole file travels as one pickle, which
+    # is fine for kilobytes; gigabytes go tensor by tensor.
+    dist.broadcast_object_list(states, src=0)
     if states[0] is None:
         return 0
     model.module.load_state_dict(states[0]["model"])
