@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 
-from course_lessons import chapter_11
+from course_lessons import chapter_11, incident
 from course_lessons.chapter_11 import at_night, judging, training, where
 from course_utils import check, launch, predict
 
@@ -41,13 +41,13 @@ print((week / "scheduler.log").read_text())
 
 # %%
 for first, last in (("def batches", "def make_model"), ("def train", "def leave")):
-    print(chapter_11.lines_of(week, "monday", first, last), end="\n\n")
+    print(incident.lines_of(week, "monday", first, last), end="\n\n")
 
 # %% [markdown]
 # `evaluate` ends with an `all_gather` of every rank's losses; `save` is one `torch.save`. `desk.look(name)` opens one thing on the menu, and the desk counts the minutes. The prices are our estimates: nobody measured them.
 
 # %%
-desk = chapter_11.Desk(week)
+desk = incident.Desk(week)
 desk.menu()
 
 # %% [markdown]
@@ -74,7 +74,7 @@ culprit = predict("the rank that behaves differently", ..., choices=(0, 1, 2, 3)
 chapter_11.draw_calls(week)
 
 # %%
-last_calls = [chapter_11.calls_of(week, rank)[-1] for rank in range(4)]
+last_calls = [incident.calls_of(week, rank)[-1] for rank in range(4)]
 for rank, call in enumerate(last_calls):
     print(f"rank {rank}: {call}")
 culprit.measured(next(rank for rank in range(4) if last_calls.count(last_calls[rank]) == 1))
@@ -95,7 +95,7 @@ desk.show("monday/verdict")
 counted = predict("batches of the four parts, as a list", ...)
 
 # %%
-monday = chapter_11.script_of(week, "monday")
+monday = incident.script_of(week, "monday")
 parts = [week / f"delivery/part-{rank}.txt" for rank in range(4)]
 counts = [len(monday.batches(monday.read(part), epoch=2)) for part in parts]
 chapter_11.draw_delivery(week, counts)
@@ -111,7 +111,7 @@ counted.measured(counts)
 
 # %%
 def tonight(counts=(3, 3, 3, 3), stops=None, skips=None):
-    script, rank = chapter_11.script_of(week, "monday"), dist.get_rank()
+    script, rank = incident.script_of(week, "monday"), dist.get_rank()
     batches = list(script.read(parts[0])[: 32 * counts[rank]].split(32))
     if rank == skips:
         batches.pop(1)
@@ -165,7 +165,7 @@ ends = predict("works or hangs, with 18 and with 14: a list of two words", ...)
 
 # %%
 def shorter(count):
-    script, rank = chapter_11.script_of(week, "tuesday"), dist.get_rank()
+    script, rank = incident.script_of(week, "tuesday"), dist.get_rank()
     windows = script.read(parts[0])[: 32 * (count if rank == 3 else 20)]
     script.read = lambda path: windows
     script.train(week / "delivery", Path("checkpoint.pt"), 1)
@@ -193,7 +193,7 @@ chapter_11.draw_used(used)
 
 # %%
 def two_lives(dies_in=(1, 8)):
-    script, lives = chapter_11.script_of(week, "tuesday"), [[], []]
+    script, lives = incident.script_of(week, "tuesday"), [[], []]
 
     def until_death(life, windows, epoch):
         for step, batch in enumerate(monday.batches(windows, epoch)):
@@ -392,7 +392,7 @@ desk.show("thursday/changes")
 # %%
 chapter_11.draw_losses(week)
 for day in ("tuesday", "thursday"):
-    print(f"{day:9} first losses of ranks 0 to 3:", *chapter_11.first_losses(week, day))
+    print(f"{day:9} first losses of ranks 0 to 3:", *incident.first_losses(week, day))
 
 # %% [markdown]
 # Rank 0 begins with 2.568 both times: it has the backup. The others begin at 4.7 on Thursday, like an untrained model (ln 104 is 4.64). DDP hands out rank 0's weights **once**, when it's made, and `resume` comes later. After that DDP only averages gradients.
@@ -401,7 +401,7 @@ for day in ("tuesday", "thursday"):
 # So on Thursday there were two models: that of rank 0, which was saved, and that of ranks 1 to 3. `evaluate`, which computed 3.337, is unchanged since Monday:
 
 # %%
-print(chapter_11.lines_of(week, "thursday", "def evaluate", "def save"))
+print(incident.lines_of(week, "thursday", "def evaluate", "def save"))
 
 # %%
 models = ("the model of rank 0", "the model of ranks 1 to 3", "no model")

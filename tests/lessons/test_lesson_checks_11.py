@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
-from course_lessons import chapter_11
+from course_lessons import chapter_11, incident
 from course_lessons.chapter_11 import judging, training
 
 LESSON = labs.ROOT / "source/lessons/11_capstone.py"
 INCIDENT = labs.ROOT / "notebooks/incident"
-loss_of = chapter_11.script_of(INCIDENT, "monday").loss_of
+loss_of = incident.script_of(INCIDENT, "monday").loss_of
 EPOCH, EACH = chapter_11.epoch_options(loss_of), chapter_11.each_model_options(loss_of)
 
 
@@ -65,7 +65,7 @@ def test_the_disk_error_is_neither_on_the_writers_node_nor_in_the_night():
 
 
 def test_a_look_is_charged_once_and_what_the_chapter_shows_is_free(capsys):
-    desk = chapter_11.Desk(INCIDENT)
+    desk = incident.Desk(INCIDENT)
     desk.look("wednesday/files")
     desk.look("wednesday/files")
     desk.look("monday/calls")
@@ -76,26 +76,26 @@ def test_a_look_is_charged_once_and_what_the_chapter_shows_is_free(capsys):
 
 
 def test_a_look_that_the_menu_lacks_is_named_and_costs_nothing(capsys):
-    desk = chapter_11.Desk(INCIDENT)
+    desk = incident.Desk(INCIDENT)
     desk.look("monday/call")
     assert "There is no 'monday/call'. The menu has: monday/agents," in capsys.readouterr().out
     assert desk.minutes() == 0
 
 
-@pytest.mark.parametrize("name", chapter_11.LOOKS)
+@pytest.mark.parametrize("name", incident.LOOKS)
 def test_there_is_something_to_read_at_each_look(name):
-    assert len(chapter_11.LOOKS[name].read(INCIDENT)) > 60
+    assert len(incident.LOOKS[name].read(INCIDENT)) > 60
 
 
 def test_the_bill_has_what_was_looked_at_and_what_is_enough(capsys):
-    desk = chapter_11.Desk(INCIDENT)
+    desk = incident.Desk(INCIDENT)
     desk.look("monday/characters")
     desk.bill()
     assert "monday 5, and 13 are enough; wednesday 0, and 2 are" in capsys.readouterr().out
 
 
 def test_the_tool_blames_the_rank_that_did_otherwise():
-    assert "Guilty: rank 3." in chapter_11.LOOKS["monday/verdict"].read(INCIDENT)
+    assert "Guilty: rank 3." in incident.LOOKS["monday/verdict"].read(INCIDENT)
 
 
 def _cut_longer(path: Path):
@@ -346,7 +346,7 @@ def test_a_replayed_thursday_has_two_models_and_its_validation_is_that_of_none(l
     night = chapter_11.replay(INCIDENT, "thursday", lesson["loss_of_each_done"])
     assert night.whose == 2
     assert night.each_model[1:] == [night.each_model[1]] * 3
-    assert night.first_losses[1:] == chapter_11.first_losses(INCIDENT, "thursday")[1:]
+    assert night.first_losses[1:] == incident.first_losses(INCIDENT, "thursday")[1:]
     chapter_11.draw_models(night)
     assert "Each rank's model:" in capsys.readouterr().out
     stub = chapter_11.replay(INCIDENT, "tuesday", lesson["loss_of_each"])
