@@ -127,7 +127,7 @@ def tonight(counts=(3, 3, 3, 3), stops=None, skips=None):
 
 # %%
 suspect = {"counts": (3, 3, 3, 3), "stops": 0}
-on_monday = ["loss.backward"] * 3 + ["dist.all_gather"]
+on_monday = [call.partition(": ")[2].partition("(")[0] for call in last_calls]
 chapter_11.draw_suspects(on_monday, {"yours": where(at_night(tonight, **suspect))})
 
 # %% [markdown]

@@ -64,6 +64,12 @@ def test_the_disk_error_is_neither_on_the_writers_node_nor_in_the_night():
     assert "Wed" not in (INCIDENT / "metrics.csv").read_text()
 
 
+def test_wednesdays_traces_are_what_its_evidence_shows():
+    assert (INCIDENT / "wednesday/checkpoint.pt").stat().st_size == chapter_11.TORN_BYTES
+    assert chapter_11.WEDNESDAY.loads in incident.LOOKS["wednesday/error"].read(INCIDENT)
+    assert "02:00:11.228 job 4713 preempted" in (INCIDENT / "scheduler.log").read_text()
+
+
 def test_a_look_is_charged_once_and_what_the_chapter_shows_is_free(capsys):
     desk = incident.Desk(INCIDENT)
     desk.look("wednesday/files")
