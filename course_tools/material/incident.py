@@ -2,7 +2,7 @@
 
     python -m course_tools.material.incident
 
-It replaces what is in notebooks/incident, but for scripts and notes.
+It replaces what is in notebooks/incident, but for scripts, notes and the log of the kernels.
 
 Each night is a real `torchrun` of that night's train.py, with four ranks under two agents. Only the
 scheduler is played, by this file: it starts the jobs, kills one, and writes down what it did. What

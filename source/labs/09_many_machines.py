@@ -33,8 +33,8 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Who am I, and who started me?
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A script that runs everywhere has to read the names of each launcher. They may mix: under `srun torchrun`, Slurm's names are the agent's, so
-# `torchrun`'s count; and `mpirun` starts its helpers by `srun`. A Slurm job also sets names where `srun` has started nobody: chapter 09 has shown which. Who believes them waits for ghosts.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A script that runs everywhere has to read the names of each launcher. They can mix: under `srun torchrun`, Slurm's names are the agent's, so
+# `torchrun`'s count; and `mpirun` starts its helpers by `srun`. A Slurm job also sets names where `srun` has started nobody: chapter 09 has shown which. A script that believes them waits for ghosts.
 # **Goal:** return `(rank, local_rank, world_size, local_world_size)` as whole numbers; with no launcher, one rank alone.
 #
 # | | `torchrun` | `srun` | Open MPI's `mpirun` |
@@ -145,7 +145,7 @@ check(asking(ranks_of), **ranks_of_check, world_sizes=(1, 3))
 # %% [markdown]
 # ## 2 · One command for all hosts
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* With a c10d rendezvous all hosts run the same command, and none is told its number. **Goal:** return it as a list of words, from
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* With a c10d rendezvous all hosts run the same command, and no host is told its number. **Goal:** return it as a list of words, from
 # `"torchrun"` to `"train.py"`: `per_host` processes on each of `hosts` hosts, which meet at `endpoint` (such as `127.0.0.1:29400`) under the name `job`. The check lets
 # `torchrun` read it, and once run it, on two hosts that are processes here.
 
@@ -173,10 +173,10 @@ def command(hosts, per_host, endpoint, job):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# What has an agent to know before it can ask the others anything? How many they are, how many ranks it starts, and three things about the meeting.
+# What must an agent know before it can ask the others anything? How many there are, how many ranks it starts, and three things about the meeting.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Options stand before the script; what stands after it goes to the script. The meeting's options all begin with <code>--rdzv-</code>. Two agents that have different endpoints or
+# Options come before the script; what comes after it goes to the script. The meeting's options all begin with <code>--rdzv-</code>. Two agents that have different endpoints or
 # different names do not meet, and give up with an error after ten minutes at the latest.
 # </details>
 # <details><summary>Hint 3: the code</summary>
@@ -352,10 +352,10 @@ def train(path, model, optimizer, steps):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Beside the weights, what changes from step to step: in the optimiser, in each rank, in the loop? And what does a reader find in a file that is half written?
+# Besides the weights, what changes from step to step: in the optimiser, on each rank, in the loop? And what does a reader find in a file that is half written?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Gather the random states of all ranks; rank 0 writes everything to another file and then renames it. A rename happens completely or not at all. At the start, if the file is
+# Gather the random states of all ranks; rank 0 writes everything to a different file and then renames it. A rename happens completely or not at all. At the start, if the file is
 # there, take everything back, each rank its own random state.
 # </details>
 # <details><summary>Hint 3: the code</summary>
@@ -510,7 +510,7 @@ check(starting_again(train), **train_check)
 # ## 4 · Told to end
 #
 # *Difficulty ●●○ · importance ●●○ · 10 minutes.* A job that asked for it (`--signal=TERM@60`) gets SIGTERM before its time is up. Slurm sends it to every task, and it reaches the ranks
-# at different moments, some perhaps not at all. Who leaves alone leaves the others hanging. **Goal:** call `take_step(0)`, `take_step(1)`, ... until `steps` are done or **any** rank has got SIGTERM; then call `save(done)` once on every rank and return `done`, the number of
+# at different moments, some perhaps not at all. A rank that leaves alone leaves the others hanging. **Goal:** call `take_step(0)`, `take_step(1)`, ... until `steps` are done or **any** rank has got SIGTERM; then call `save(done)` once on every rank and return `done`, the number of
 # steps, the same on all ranks. The step in which the signal comes is the last.
 #
 # | of 6 steps; SIGTERM comes to | every rank saves and returns |

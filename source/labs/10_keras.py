@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 10 · Keras statistics and callbacks
 #
-# Three exercises on [chapter 10](../notebooks/10_keras.ipynb) and a bonus, 35 minutes without the bonus, on any computer. You write what DDP and `fit()` leave out: statistics of all data, gradients of unequal batches, one checkpoint.
+# Four exercises on [chapter 10](../notebooks/10_keras.ipynb) and a bonus, 45 minutes without the bonus, on any computer. You write what DDP and `fit()` leave out: statistics of all data, gradients of unequal batches, one checkpoint, one moment to stop.
 #
 # You write the body of a function, of an optimiser or of a callback. `check` runs it in real workers and compares what it does with one process. All models are tiny, and on the CPU. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
@@ -30,8 +30,8 @@ except ModuleNotFoundError:
 # %% [markdown]
 # ## 1 · The variance of everybody
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* The ranks have trained, and their batch norms' moving statistics have drifted. The chapter averages means and variances. An average of variances is too small, for it leaves out how far the ranks' means lie apart; with digits of their own, that is a lot. **Goal:** give every rank the mean and
-# variance of **all ranks' data together**, and touch nothing else. Each rank has seen equally much. The model may hold other models, which hold others, frozen layers, and dropout with a state of whole numbers. Means may be far from zero.
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* The ranks have trained, and their batch norms' moving statistics have drifted. The chapter averages means and variances. An average of variances is too small, because it leaves out how far apart the ranks' means are; with digits of their own, that's a lot. **Goal:** give every rank the mean and
+# variance of **all ranks' data together**, and touch nothing else. All ranks have seen equally many samples. The model may hold other models, which hold others, frozen layers, and dropout with a state of whole numbers. Means may be far from zero.
 #
 # | of one channel | rank 0 | rank 1 | afterwards, on both |
 # | --- | --- | --- | --- |
@@ -161,7 +161,7 @@ class OneMessage(keras.optimizers.SGD):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Means of unequal batches cannot be averaged. What can be added up? And which number does every rank need besides, and how could it travel along?
+# Means of unequal batches cannot be averaged. What can be added up? Which other number does every rank need, and how could it travel along?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Multiply each gradient by the number of samples, lay all of them into one vector, and the number of samples at its end. After the sum, divide by the last entry, and cut the rest into tensors of the old shapes.
@@ -237,8 +237,8 @@ check(fitting(OneMessage), **one_message_check)
 # %% [markdown]
 # ## 3 · A checkpoint by rank 0
 #
-# *Difficulty ●●● · importance ●●● · 13 minutes.* After each epoch the best model so far is to be on disk. Best is: the mean of all ranks' `logs["loss"]` (shares are equal here) is lower than ever
-# before; one that is no number (`nan`) is not. **Goal:** when that is so, rank 0, and nobody else, calls `self.save(epoch)`; and no rank leaves `on_epoch_end` before the file is written. All ranks keep
+# *Difficulty ●●● · importance ●●● · 13 minutes.* After each epoch the best model so far must be on disk. A model is best when the mean of all ranks' `logs["loss"]` (shares are equal here) is lower than ever
+# before; a `nan` isn't. **Goal:** when that is so, rank 0, and nobody else, calls `self.save(epoch)`; and no rank leaves `on_epoch_end` before the file is written. All ranks keep
 # in step.
 #
 # | epoch | 0 | 1 | 2 | 3 |
@@ -268,10 +268,10 @@ class SaveBest(keras.callbacks.Callback):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which calls concern all ranks, and which one concerns rank 0? Which rank knows what "best" is?
+# Which calls are for all ranks, and which one is for rank 0? Which rank knows what "best" is?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# All ranks reduce the loss and so decide alike. Only the call of <code>save</code> stands under <code>if dist.get_rank() == 0</code>. Behind it all meet.
+# All ranks reduce the loss, so they decide alike. Only the call of <code>save</code> is under <code>if dist.get_rank() == 0</code>. After it, all ranks meet.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.barrier()</code> as the last line, under no <code>if</code>.
@@ -340,14 +340,125 @@ save_best_check = {"spec": save_best_spec, "inputs": save_best_inputs, "cases": 
 check(saving(SaveBest), **save_best_check)
 
 # %% [markdown]
+# ## 4 · Stop together
+#
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* `keras.callbacks.EarlyStopping` looks at this rank's own loss, so one rank stops while the others wait for its gradients. **Goal:** after each epoch compare the mean of all ranks' `logs["loss"]` with the lowest so far. When it hasn't been lower for `self.patience` epochs in a row, set `self.model.stop_training = True`, on **every** rank in the same epoch. A mean that is no number (`nan`) isn't lower.
+#
+# | patience 2, epoch | 0 | 1 | 2 | 3 | 4 |
+# | --- | --- | --- | --- | --- | --- |
+# | loss of rank 0 | 0.8 | 0.5 | 0.4 | 0.3 | 0.2 |
+# | loss of rank 1 | 0.8 | 0.7 | 0.9 | 0.9 | 0.9 |
+# | mean | 0.8 | 0.6 | 0.65 | 0.6, which isn't lower: stop | |
+
+
+# %%
+class StopTogether(keras.callbacks.Callback):
+    def __init__(self, patience):
+        super().__init__()
+        self.patience, self.best, self.waited = patience, float("inf"), 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        ### BEGIN SOLUTION
+        loss = torch.tensor(logs["loss"], dtype=torch.float64)
+        dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+        self.waited += 1
+        if loss < self.best:
+            self.best, self.waited = loss.item(), 0
+        if self.waited >= self.patience:
+            self.model.stop_training = True
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Which number has to be the same on all ranks, so that all decide alike?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Reduce the loss first. Then do what one process would do: note the lowest, count the epochs since, and compare the count with the patience.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>dist.all_reduce(loss, op=dist.ReduceOp.AVG)</code>, and then <code>if self.waited >= self.patience: self.model.stop_training = True</code>.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def stop_together_spec(losses, patiences):
+    best, waited, stopped = float("inf"), 0, None
+    for epoch, each in enumerate(zip(*losses)):
+        mean = sum(each) / len(losses)
+        best, waited = (mean, 0) if mean < best else (best, waited + 1)
+        if waited >= patiences[0] and stopped is None:
+            stopped = epoch
+    return [stopped] * len(losses)
+
+
+class Trained:
+    """The part of a Keras model that stops its training."""
+
+    stop_training = False
+
+
+def stopping(kind):
+    """End epochs until the callback stops the training; return the epoch in which it does."""
+
+    @functools.wraps(kind, updated=())
+    def stopped(losses, patience):
+        callback = kind(patience)
+        callback.set_model(Trained())
+        for epoch, loss in enumerate(losses):
+            callback.on_epoch_end(epoch, {"loss": loss})
+            if callback.model.stop_training:
+                return epoch
+        return None
+
+    return stopped
+
+
+courses = {  # what is made of a rank's losses, which fall by 0.1 in each epoch; and the patience
+    "all losses fall": (lambda losses, is_last: losses, 1),
+    "the last rank's rise faster": (lambda losses, is_last: losses * (1 - 3 * is_last), 2),
+    "the last rank's rise after epoch 3": (lambda losses, is_last: bent(losses, is_last), 1),
+    "the same, with more patience": (lambda losses, is_last: bent(losses, is_last), 3),
+    "the last rank's rise, the mean falls": (
+        lambda losses, is_last: losses + 0.15 * is_last * torch.arange(10), 2
+    ),
+    "lowest in epoch 0": (lambda losses, is_last: losses - 2 * (torch.arange(10) == 0), 3),
+    "up and down": (lambda losses, is_last: losses + torch.tensor([0.0, 3.0] * 5), 2),
+    "flat from epoch 4 on": (lambda losses, is_last: losses.clamp(min=losses[4].item()), 2),
+    "no number on the last rank from epoch 5 on": (
+        lambda losses, is_last: torch.where(
+            (torch.arange(10) >= 5) & torch.tensor(is_last), torch.nan, losses
+        ),
+        2,
+    ),
+}
+
+
+def bent(losses, is_last):
+    """Falling losses, which on the last rank rise steeply after epoch 3."""
+    return losses + 1.5 * is_last * (torch.arange(10) - 3).clamp(min=0)
+
+
+def stop_together_inputs(rank, world_size, case):
+    make, patience = courses[case]
+    falling = 3 + torch.rand(1, dtype=torch.float64) - 0.1 * torch.arange(10)
+    return make(falling, rank == world_size - 1).tolist(), patience
+
+
+stop_together_check = {"spec": stop_together_spec, "inputs": stop_together_inputs}
+stop_together_check |= {"cases": list(courses), "timeout": 5}
+
+# %%
+check(stopping(StopTogether), **stop_together_check)
+
+# %% [markdown]
 # ## Bonus · What else parts?
 #
-# *As long as you like; there is no check and no single answer.* The chapter's table has six things that DDP does not see in a Keras model. There are more: a metric with a state of its own, augmentation layers, `LossScaleOptimizer`, an early stop. Choose one, show in two ranks that it parts, say by `find` of the
-# chapter what it costs in test loss, and write the line that cures it.
+# *As long as you like; there is no check and no single answer.* The chapter's table has five things that DDP doesn't see in a Keras model. There are more: a metric with a state of its own, augmentation layers, `LossScaleOptimizer`. Choose one, show in two ranks that it parts, measure by the chapter's `yardstick` what it costs in test loss, and write the line that cures it.
 #
 # ## Which exercises pass?
 #
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress("pool_statistics", "OneMessage", "SaveBest")
+progress("pool_statistics", "OneMessage", "SaveBest", "StopTogether")

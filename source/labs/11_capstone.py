@@ -1,8 +1,7 @@
 # %% [markdown]
 # # Lab 11 · Capstone
 #
-# Three exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 70 minutes without the bonus, on any computer. The chapter named and proved what went wrong on Wednesday and on Thursday. Here you cure both, and let nodes with disks of their
-# own agree where to go on. Then you write the page that the team reads on Monday.
+# Four exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 80 minutes without the bonus, on any computer. The chapter proved what went wrong on each night. Here you cure Tuesday's saves, Wednesday's and Thursday's, and write the page that the team reads on Monday.
 #
 # `check` runs your code in real workers, and the first one has them killed. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
@@ -49,14 +48,14 @@ def save(states, path):
 # While you write, which file must have the old checkpoint? And what may happen between the moment when the new one is complete and the moment when it is found under its name?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Write into another file of the same folder, and when it is complete, give it the name. A rename that replaces is one step: there is no moment without a file. Deleting the old one first would make such a moment.
+# Write into a different file in the same folder, and when it's complete, give it the name. A rename that replaces is one step: there is no moment without a file. Deleting the old one first would make such a moment.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>os.replace(part, path)</code>, or <code>part.replace(path)</code>.
 # </details>
 
 # %% [markdown]
-# Against a power cut this needs one step more, an `os.fsync` of the file before the rename, which no check on a running machine can test.
+# To survive a power cut this needs one more step, an `os.fsync` of the file before the rename, which no check on a running machine can test.
 
 # %% jupyter={"source_hidden": true}
 numbers, guarded = itertools.count(), []
@@ -206,7 +205,9 @@ def resume(path, model, optimizer):
     states = [None]
     if dist.get_rank() == 0 and path.exists():
         states = [torch.load(path)]
-    dist.broadcast_object_list(states, src=0)  # also a None: all have to know that there is none
+    # Also a None: all have to know that there is none. The whole file travels as one pickle, which
+    # is fine for kilobytes; gigabytes go tensor by tensor.
+    dist.broadcast_object_list(states, src=0)
     if states[0] is None:
         return 0
     model.module.load_state_dict(states[0]["model"])
@@ -217,7 +218,7 @@ def resume(path, model, optimizer):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which three things did ranks 1 to 3 lack on Thursday night? Chi sent one of them. And who must take part in a broadcast, when there is nothing to send?
+# Which three things did ranks 1 to 3 lack on Thursday night? Chi sent one of them. And who must take part in a broadcast when there is nothing to send?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Rank 0 reads, everybody gets all of it, and then everybody loads, in the same lines. An object can be broadcast, or the file's bytes, if their number is broadcast first.
@@ -301,9 +302,9 @@ check(resuming(resume), **resume_check)
 # %% [markdown]
 # ## 3 · The newest that all have
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save, on one node and not on another, and old files are cleared away, when somebody has time. So disks differ. A rank that resumes from its own newest file repeats Thursday's mistake.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save on one node only, and somebody clears old files away now and then. So disks differ. A rank that resumes from its own newest file repeats Thursday's mistake.
 #
-# **Goal:** return on every rank the newest epoch of which **all** ranks have a file `epoch-N.pt` in `folder` that loads, or 0 if there is none. Other files may lie there. Nobody may fail because of what it finds.
+# **Goal:** return on every rank the newest epoch of which **all** ranks have a file `epoch-N.pt` in `folder` that loads, or 0 if there is none. Other files may lie there. No rank may fail because of what it finds.
 #
 # | | rank 0 | rank 1 | returns |
 # | --- | --- | --- | --- |
@@ -328,10 +329,10 @@ def newest(folder):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Rank 0's newest is 3, rank 1's is 4. May they go on from 3? What would rank 1 have to tell, so that rank 0 knows?
+# Rank 0's newest is 3, rank 1's is 4. Can they go on from 3? What does rank 0 need to know about rank 1's files?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Each rank finds out which of its files load. Then all learn of all: lists can be gathered as objects, or each rank makes a vector with a 1 for each epoch that loads, long enough for the newest file of all ranks, and MIN reduces them. What is left on every rank is the same, and so is its maximum.
+# Each rank finds out which of its files load. Then they exchange what they found: lists can be gathered as objects, or each rank makes a vector with a 1 for each epoch that loads, long enough for the newest file of all ranks, and MIN reduces them. What is left on every rank is the same, and so is its maximum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.all_gather_object(every, whole)</code> with a set from each rank, then <code>max(set.intersection(*every), default=0)</code>.
@@ -414,14 +415,135 @@ newest_check |= {"world_sizes": (1, 2, 4), "allow": ("files",)}
 check(looking(newest), **newest_check)
 
 # %% [markdown]
-# ## 4 · The post-mortem
+# ## 4 · In the middle of an epoch
 #
-# *About 30 minutes, one page.* It is Monday, and Ada, Ben and Chi are back. Write for them, and for whoever is on call next year. Blame nobody: everybody did what looked right with what they saw. A good one has
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Tuesday's script saved in the middle of an epoch, and its checkpoint only named the epoch. So whoever resumed trained on the first batches twice. **Goal:** train until `epochs` epochs are done, and however often the job dies, let every batch count **exactly once**.
+#
+# `place` is what `save` was last called with, or `(0, 0)`. `batches(epoch)` has an epoch's batches, always in the same order. Call `take_step(batch)` for each one, and `save(place)` after every fifth step of an epoch and at its end, with whatever place lets you go on.
+#
+# | `save` was last called | then the job dies in | and goes on with |
+# | --- | --- | --- |
+# | after batch 4 of epoch 2 | batch 7 of epoch 2 | batch 5 of epoch 2 |
+# | at the end of epoch 2 | batch 3 of epoch 3 | batch 0 of epoch 3 |
+
+
+# %%
+def train_on(place, epochs, batches, take_step, save):
+    ### BEGIN SOLUTION
+    first_epoch, done = place
+    for epoch in range(first_epoch, epochs):
+        for step, batch in enumerate(batches(epoch)):
+            if epoch == first_epoch and step < done:
+                continue  # the weights have had this batch
+            take_step(batch)
+            if step % 5 == 4:
+                save((epoch, step + 1))
+        save((epoch + 1, 0))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# In which epoch may batches be left out, and in which not? And is the place in a checkpoint the step that was done, or the one that comes next?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# A place is an epoch and the number of its batches that are done. Leave out that many in the first epoch after a start. At the end of an epoch, the place is the beginning of the next one.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>if epoch == first_epoch and step < done: continue</code>
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+class Death(Exception):
+    """Ends a life of the job, as a kill does."""
+
+
+def dying(answer):
+    """Let the job die and start again; return the batches that its weights have had in the end."""
+
+    @functools.wraps(answer)
+    def lives(lengths, deaths):
+        saved = {"place": (0, 0), "batches": []}
+        lost = 0
+        for death in [*deaths, None]:
+            weights = list(saved["batches"])
+            taken = []
+
+            def take_step(batch):
+                if len(taken) == death:
+                    raise Death
+                taken.append(batch)
+                weights.append(batch)
+
+            def save(place):
+                saved.update(place=place, batches=list(weights))
+
+            names = [[f"epoch {n}, batch {k}" for k in range(m)] for n, m in enumerate(lengths)]
+            with contextlib.suppress(Death):
+                answer(saved["place"], len(lengths), names.__getitem__, take_step, save)
+            lost = max(lost, len(weights) - len(saved["batches"]))
+        return {"batches in the weights": saved["batches"], "lost at most": lost}
+
+    return lives
+
+
+def train_on_spec(lengths, deaths):
+    reports = []
+    for epochs, moments in zip(lengths, deaths):
+        names = [f"epoch {n}, batch {k}" for n, count in enumerate(epochs) for k in range(count)]
+        reports.append({"batches in the weights": names, "lost at most": lost_by(epochs, moments)})
+    return reports
+
+
+# %% jupyter={"source_hidden": true}
+def lost_by(lengths, deaths):
+    """How many steps are lost at most, if every fifth of an epoch and its last are saved."""
+    places = [step for length in lengths for step in range(length)]
+    ends = {sum(lengths[: number + 1]) for number in range(len(lengths))}
+    begun, lost = 0, 0
+    for death in deaths:
+        last = min(begun + death, len(places))
+        kept = [n for n in range(begun, last + 1) if n in ends or (n and places[n - 1] % 5 == 4)]
+        kept_until = max(kept, default=begun)
+        lost, begun = max(lost, last - kept_until), kept_until
+    return lost
+
+
+jobs = {  # how many batches each epoch has, and after how many steps each life ends
+    "nobody dies": lambda: ([7, 7], []),
+    "it dies in the middle of an epoch": lambda: ([9, 9, 9], [drawn_from(6, 9)]),
+    "it dies before the first save": lambda: ([8, 8], [drawn_from(1, 5), drawn_from(1, 5)]),
+    "it dies in the second epoch": lambda: ([6, 13, 12], [6 + drawn_from(6, 10)]),
+    "it dies right after a save": lambda: ([12, 6, 11], [5, 5, drawn_from(1, 3)]),
+    "it dies after an epoch": lambda: ([10, 5, 8], [10, drawn_from(0, 5)]),
+    "it dies five times": lambda: ([20, 19, 20], [drawn_from(6, 16) for _ in range(5)]),
+}
+
+
+def drawn_from(low, high):
+    return int(torch.randint(low, high, ()))
+
+
+def train_on_inputs(rank, world_size, case):
+    return jobs[case]()
+
+
+train_on_check = {"spec": train_on_spec, "inputs": train_on_inputs, "cases": list(jobs)}
+train_on_check["world_sizes"] = (1,)
+
+# %%
+check(dying(train_on), **train_on_check)
+
+# %% [markdown]
+# ## 5 · The post-mortem
+#
+# *About 30 minutes, one page.* It is Monday, and Ada, Ben and Chi are back. Write for them, and for whoever is on call next year. Blame nobody: people did what looked right with what they saw. A good one has
 #
 # 1. a **summary** in three sentences: what failed, what it cost, what is cured now;
 # 2. a **timeline**, in which every line names its source: a file, a log, an experiment;
 # 3. for each of the three failures its trigger, its **root cause**, the experiment that proves it, and the control; and how one led to the next;
-# 4. what **misled**, and what it really said: there are five such things at least;
+# 4. what **misled**, and what it really said: there are at least five such things;
 # 5. three **actions**, each with a check that fails as long as it is not done, and one thing that went well.
 
 # %% [markdown] tags=["conclusion", "points-20"]
@@ -442,4 +564,4 @@ check(looking(newest), **newest_check)
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress("save", "resume", "newest")
+progress("save", "resume", "newest", "train_on")

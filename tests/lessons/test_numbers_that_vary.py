@@ -77,19 +77,19 @@ def keras_lesson(monkeypatch):
     monkeypatch.setenv("KERAS_TORCH_DEVICE", "cpu")
     keras = pytest.importorskip("keras")
     own = definitions("10_keras", keras=keras, L=keras.layers)
-    for name, split in {"small_training": digits(True), "small_testing": digits(False)}.items():
-        own[name] = own["pooled"](own["nhwc"](split))
+    training, testing = (own["nhwc"](digits(part)).tensors for part in (True, False))
+    own["yardstick"] = own["chapter_10"].Yardstick(training, testing)
     return own
 
 
 @pytest.mark.slow
 def test_what_faults_of_keras_cost_and_that_the_same_masks_cost_next_to_nothing(keras_lesson):
-    own, masks = "own digits", {"own_masks": False}
+    own, masks = "own digits", {"masks": False}
     runs = (own, {}), (own, {"training": False}), ("dealt", {}), ("dealt", masks)
 
     def losses():
         study = keras_lesson["study"]
-        return [[study(seed, shards, **fault)[0] for seed in (0, 1)] for shards, fault in runs]
+        return [[study(seed, shards, **fault) for seed in (0, 1)] for shards, fault in runs]
 
     cured, no_mode, dealt, alike = torch.tensor(launch(losses, backend="gloo")[0]).mean(dim=1)
     assert 0.2 < cured < 0.35

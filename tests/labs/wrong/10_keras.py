@@ -505,6 +505,117 @@ def meets_at_the_end_by_objects(self, epoch, loss):
     _gathered(None)
 
 
+def _stops(end):
+    """A callback that ends its epochs as `end` does."""
+
+    class Stops(lab.keras.callbacks.Callback):
+        def __init__(self, patience):
+            super().__init__()
+            self.patience, self.best, self.waited = patience, float("inf"), 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            end(self, logs["loss"])
+
+    Stops.__name__ = end.__name__
+    return lab.stopping(Stops)
+
+
+def _count(self, loss, is_lower):
+    self.waited = 0 if is_lower else self.waited + 1
+    self.best = loss if is_lower else self.best
+
+
+def _stop(self):
+    if self.waited >= self.patience:
+        self.model.stop_training = True
+
+
+@_stops
+def stops_by_its_own_loss(self, loss):
+    _count(self, loss, loss < self.best)
+    _stop(self)
+
+
+@_stops
+def stops_on_rank_0(self, loss):
+    loss = float(_reduced(loss))
+    _count(self, loss, loss < self.best)
+    if dist.get_rank() == 0:
+        _stop(self)
+
+
+@_stops
+def stops_when_the_first_would(self, loss):
+    _count(self, loss, loss < self.best)
+    waited = torch.tensor(self.waited)
+    dist.all_reduce(waited, op=dist.ReduceOp.MAX)
+    self.model.stop_training = bool(waited >= self.patience)
+
+
+@_stops
+def equal_is_lower(self, loss):
+    loss = float(_reduced(loss))
+    _count(self, loss, loss <= self.best)
+    _stop(self)
+
+
+@_stops
+def no_number_is_lower(self, loss):
+    loss = float(_reduced(loss))
+    _count(self, loss, not loss >= self.best)
+    _stop(self)
+
+
+@_stops
+def never_begins_anew(self, loss):
+    loss = float(_reduced(loss))
+    self.waited += not loss < self.best
+    self.best = loss if loss < self.best else self.best
+    _stop(self)
+
+
+@_stops
+def compares_with_the_last_one(self, loss):
+    loss = float(_reduced(loss))
+    _count(self, loss, loss < self.best)
+    self.best = loss
+    _stop(self)
+
+
+@_stops
+def an_epoch_late(self, loss):
+    loss = float(_reduced(loss))
+    _count(self, loss, loss < self.best)
+    if self.waited > self.patience:
+        self.model.stop_training = True
+
+
+@_stops
+def by_rank_0s_loss(self, loss):
+    loss = torch.tensor(loss, dtype=torch.float64)
+    dist.broadcast(loss, src=0)
+    loss = float(loss)
+    _count(self, loss, loss < self.best)
+    _stop(self)
+
+
+@_stops
+def stops_by_gathered_losses(self, loss):
+    loss = sum(_gathered(loss)) / dist.get_world_size()
+    _count(self, loss, loss < self.best)
+    _stop(self)
+
+
+@_stops
+def rank_0_says_when(self, loss):
+    loss = float(_reduced(loss))
+    _count(self, loss, loss < self.best)
+    stop = torch.tensor(int(self.waited >= self.patience))
+    dist.broadcast(stop, src=0)
+    if stop:
+        self.model.stop_training = True
+
+
 WRONG = {
     "pool_statistics": [*map(lab.with_contents, (
         variances_averaged, all_that_is_not_trainable, by_mean_squares, around_its_own_mean,
@@ -523,6 +634,11 @@ WRONG = {
         its_own_loss, meets_when_its_own_loss_fell, saves_each_epoch, best_not_kept,
         last_one_compared, best_is_lost_to_no_number, *BESTS_THAT_FAIL,
     ],
+    "StopTogether": [
+        stops_by_its_own_loss, stops_on_rank_0, stops_when_the_first_would, equal_is_lower,
+        no_number_is_lower, never_begins_anew, compares_with_the_last_one, an_epoch_late,
+        by_rank_0s_loss,
+    ],
 }  # fmt: skip
 STOPS = {"on_rank_0_only", "collective_on_rank_0", "barrier_on_rank_0"}
 RIGHT = {
@@ -531,4 +647,5 @@ RIGHT = {
     ))],
     "OneMessage": [count_in_front, begun_then_waited_for, sum_and_count_by_turns],
     "SaveBest": [rank_0_decides, met_in_another_call, meets_at_the_end_by_objects],
+    "StopTogether": [stops_by_gathered_losses, rank_0_says_when],
 }  # fmt: skip

@@ -440,6 +440,116 @@ def newest_of_ten_thousand(folder):
     return int(shelf.nonzero().max()) if shelf.any() else 0
 
 
+# --- train_on ---
+
+
+def train_on_as_ben(place, epochs, batches, take_step, save):
+    for epoch in range(place[0], epochs):
+        for step, batch in enumerate(batches(epoch)):
+            take_step(batch)
+            if step % 5 == 4:
+                save((epoch, 0))
+        save((epoch + 1, 0))
+
+
+def _train_on(skips, comes_next=lambda epoch, step: (epoch, step + 1), ends=True, fifth=True):
+    """An answer that leaves out what `skips` says, and saves as the rest says."""
+
+    def train_on(place, epochs, batches, take_step, save):
+        for epoch in range(place[0], epochs):
+            for step, batch in enumerate(batches(epoch)):
+                if skips(place, epoch, step):
+                    continue
+                take_step(batch)
+                if fifth and step % 5 == 4:
+                    save(comes_next(epoch, step))
+            if ends:
+                save((epoch + 1, 0))
+
+    return train_on
+
+
+def _rightly(place, epoch, step):
+    return (epoch, step) < tuple(place)
+
+
+def _named(name, train_on):
+    train_on.__name__ = name
+    return train_on
+
+
+def train_on_counting_all_steps(place, epochs, batches, take_step, save):
+    count = 0
+    for epoch in range(place[0], epochs):
+        for step, batch in enumerate(batches(epoch)):
+            if _rightly(place, epoch, step):
+                continue
+            take_step(batch)
+            count += 1
+            if count % 5 == 0:
+                save((epoch, step + 1))
+        save((epoch + 1, 0))
+
+
+def train_on_saving_first(place, epochs, batches, take_step, save):
+    for epoch in range(place[0], epochs):
+        for step, batch in enumerate(batches(epoch)):
+            if _rightly(place, epoch, step):
+                continue
+            if step % 5 == 4:
+                save((epoch, step + 1))
+            take_step(batch)
+        save((epoch + 1, 0))
+
+
+def train_on_from_the_next_epoch(place, epochs, batches, take_step, save):
+    begin = place[0] + (place[1] > 0)
+    for epoch in range(begin, epochs):
+        for step, batch in enumerate(batches(epoch)):
+            take_step(batch)
+            if step % 5 == 4:
+                save((epoch, step + 1))
+        save((epoch + 1, 0))
+
+
+def train_on_by_slices(place, epochs, batches, take_step, save):
+    epoch, done = place
+    while epoch < epochs:
+        for batch in batches(epoch)[done:]:
+            take_step(batch)
+            done += 1
+            if done % 5 == 0:
+                save([epoch, done])
+        epoch, done = epoch + 1, 0
+        save([epoch, done])
+
+
+def train_on_by_counts(place, epochs, batches, take_step, save):
+    for epoch in range(epochs):
+        left = list(enumerate(batches(epoch), 1))
+        left = [(n, batch) for n, batch in left if (epoch, n) > tuple(place)]
+        for number, batch in left:
+            take_step(batch)
+            if number % 5 == 0:
+                save((epoch, number))
+        if epoch >= place[0]:
+            save((epoch + 1, 0))
+
+
+WRONG_TRAINS = [
+    train_on_as_ben,
+    train_on_counting_all_steps,
+    train_on_saving_first,
+    train_on_from_the_next_epoch,
+    _named("in_every_epoch", _train_on(lambda place, epoch, step: step < place[1])),
+    _named("one_too_many", _train_on(lambda place, epoch, step: (epoch, step) <= tuple(place))),
+    _named("the_step_done", _train_on(_rightly, comes_next=lambda epoch, step: (epoch, step))),
+    _named("no_ends", _train_on(_rightly, ends=False)),
+    _named("ends_only", _train_on(_rightly, fifth=False)),
+    _named("leaves_out_nothing", _train_on(lambda place, epoch, step: False)),
+]
+
+
 WRONG = {
     "save": list(map(lab.survives, [
         save_over_the_only_one, save_delete_then_rename, save_move_the_old_one_away,
@@ -462,6 +572,7 @@ WRONG = {
         newest_by_zip, newest_of_whatever_loads, newest_below_100,
         newest_of_ten_thousand,
     ])),
+    "train_on": list(map(lab.dying, WRONG_TRAINS)),
 }  # fmt: skip
 STOPS = {
     "save",  # about fifty processes for each answer
@@ -478,4 +589,5 @@ RIGHT = {
     "save": list(map(lab.survives, [save_by_buffer, save_by_a_temporary_file, save_synced])),
     "resume": list(map(lab.resuming, [resume_by_bytes, resume_copies_the_file, resume_gathers])),
     "newest": list(map(lab.looking, [newest_by_min, newest_counted, newest_by_rank_0])),
+    "train_on": list(map(lab.dying, [train_on_by_slices, train_on_by_counts])),
 }
