@@ -284,8 +284,6 @@ check(without_gradients(forward), **forward_check)
 # Each rank still has `output`, which its replica made of its own rows. `gradient` is the gradient of the loss with respect to all outputs, but only rank 0's counts. **Goal:** leave the gradient of the loss in each
 # parameter's `.grad`: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Send no more than the rows of `gradient` and one sum over the ranks take.
 #
-#
-# %% [markdown]
 # **What the check does.** After your function, every rank takes a step with the gradient that its model has. The check compares the
 # weights, and counts the parameters that have a gradient. (*Given* shows the model, this rank's rows, `gradient` and `everybody`.)
 #
