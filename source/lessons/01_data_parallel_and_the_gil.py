@@ -87,17 +87,17 @@ print("with a mutex:", count_together(threading.Lock()))
 # %%
 def add_up():
     total = 0
-    for number in range(500_000):
+    for number in range(1_000_000):
         total += number
 
 
-def checksum(block=bytes(15_000_000)):  # C
+def checksum(block=bytes(30_000_000)):  # C
     hashlib.sha256(block).digest()
 
 
 def multiply():  # C++
     matrix = torch.ones(512, 512)
-    for _ in range(10):
+    for _ in range(20):
         matrix @ matrix
 
 
@@ -225,7 +225,7 @@ def forwards(width, steps):
 
 
 # %% tags=["row-B1"]
-steps = {8: 200, 32: 150, 128: 50, 512: 8}  # so that each takes long enough
+steps = {8: 200, 32: 200, 128: 100, 512: 20}  # so that each takes long enough
 by_width = {width: race(partial(forwards, width, count)) for width, count in steps.items()}
 widths_that_gain = [width for width, result in by_width.items() if result.threads >= 1.2]
 first_gain.measured(next(iter(widths_that_gain), 0), about=True)  # 0: at none of them
