@@ -349,7 +349,8 @@ def resumed(undisturbed: Any, stopped: Any, continued: Any, first_step: int) -> 
 
 def wrong_digits(network: nn.Module, testing: Dataset, shown: int = 8) -> Figure:
     """The first test digits that a network gets wrong, with its answer above each."""
-    images, labels = testing.data, testing.targets
+    # Not its `data`: of MNIST these are bytes, which a transform makes numbers when one asks.
+    images, labels = next(iter(DataLoader(testing, 500)))
     with torch.no_grad():
         answers = network(images).argmax(1)
     figure, grid = plt.subplots(1, shown, figsize=(8, 1.5))
