@@ -142,7 +142,12 @@ def show_backends() -> None:
     has_gpus = len(machine.gpus) > 0
     rows = [
         ("CPU", "gloo", "any number of ranks", machine.gloo),
-        ("NVIDIA or AMD GPU", "nccl", "one GPU per rank", machine.nccl and has_gpus),
+        (
+            "NVIDIA or AMD GPU",
+            "nccl",
+            "one GPU per rank, unless told otherwise",
+            machine.nccl and has_gpus,
+        ),
         ("GPU shared by ranks", "gloo", "collectives, no send and recv", machine.gloo and has_gpus),
         ("Intel GPU", "xccl", "one GPU per rank", dist.is_xccl_available()),
         ("CPU, cluster with MPI", "mpi", "torch built from source", dist.is_mpi_available()),

@@ -2,7 +2,8 @@
 # # Lab 01 · DataParallel and the GIL
 #
 # Five exercises on [chapter 01](../notebooks/01_data_parallel_and_the_gil.ipynb) and a bonus, 40 minutes without the bonus, on any computer. You take `DataParallel` apart and
-# build it again, with processes instead of threads: each rank stands for a device. So no rank waits for another one's GIL, and everything that moves has to be sent.
+# build it again, with processes instead of threads: each rank stands for a device. So no rank waits for the GIL of a different rank, but
+# whatever one rank needs from the others has to be sent.
 #
 # You need chapter 01, and these calls, which chapters 02 and 03 explain:
 #
@@ -32,8 +33,9 @@ from course_utils import Network, WorkerError, check, launch, progress
 # %% [markdown]
 # ## 1 · Which rows are whose?
 #
-# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch must decide what happens to an uneven rest. `DataParallel` cuts as `batch.chunk(devices)` does: parts of ⌈rows / devices⌉ rows, until the rows run
-# out. **Goal:** return the part of `batch` that belongs to the given `rank`, which may be another one than the rank that asks.
+# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch must decide what happens to an uneven rest. `DataParallel` cuts as
+# `batch.chunk(devices)` does: parts of ⌈rows / devices⌉ rows, until the rows run out. **Goal:** return the part of `batch` that belongs to
+# the given `rank`, which may be a different rank from the one that asks.
 #
 # | rows | ranks | rank 0 | rank 1 | rank 2 | rank 3 |
 # | --- | --- | --- | --- | --- | --- |
@@ -90,7 +92,8 @@ check(part, **part_check)
 # ## 2 · Scatter
 #
 # *Difficulty ●●○ · importance ●●○ · 6 minutes.* In `DataParallel` only the first device has the batch, so here only rank 0's `batch` counts. On the other ranks `batch` has the same shape, and numbers
-# that mean nothing. **Goal:** return on every rank its own part of rank 0's batch. No row shall travel to a rank that does not need it, and a part without rows needs no message.
+# that mean nothing. **Goal:** return on every rank its own part of rank 0's batch. No row may travel to a rank that doesn't need it, and a
+# part without rows needs no message.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -185,7 +188,8 @@ check(dealing(scatter), **scatter_check)
 # The model of the check, below, subtracts the mean of the rows that it is given. In `DataParallel` each replica sees the mean of its own part, as in batch normalisation. And as there, not every tensor of the model
 # is a parameter.
 #
-# With three ranks and ten rows, rank 0 computes four rows of outputs and receives four rows and two.
+# For example, with three ranks and ten rows, rank 0 computes four rows of outputs itself, and receives four from rank 1 and two from rank
+# 2.
 
 
 # %%
@@ -280,7 +284,8 @@ check(without_gradients(forward), **forward_check)
 # Each rank still has `output`, which its replica made of its own rows. `gradient` is the gradient of the loss with respect to all outputs, but only rank 0's counts. **Goal:** leave the gradient of the loss in each
 # parameter's `.grad`: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Send no more than the rows of `gradient` and one sum over the ranks take.
 #
-# Then every rank takes a step with the gradient that its model has. The check compares the weights, and how many parameters have a gradient. (*Given* shows the model, this rank's rows, `gradient` and `everybody`.)
+# **What the check does.** After your function, every rank takes a step with the gradient that its model has. The check compares the
+# weights, and counts the parameters that have a gradient. (*Given* shows the model, this rank's rows, `gradient` and `everybody`.)
 #
 # | after the step | rank 0 | the other ranks |
 # | --- | --- | --- |
@@ -384,7 +389,8 @@ check(stepping(backward), **backward_check)
 #
 # <details><summary>Answer</summary>
 # Every rank but 0 steps with a gradient that is not the sum, so from now on its weights are its own. Nobody notices as long as the next step begins with a broadcast that overwrites them. Leave that
-# broadcast out, to spare its bytes, and the ranks compute with different models. With <code>all_reduce</code> they need no second broadcast: equal weights less equal gradients stay equal.
+# broadcast out, to spare its bytes, and the ranks compute with different models. With <code>all_reduce</code> they need no second
+# broadcast: equal weights minus equal gradients stay equal.
 # </details>
 
 # %% [markdown]
@@ -500,9 +506,10 @@ except (NotImplementedError, WorkerError) as error:
     print("Not all five exercises are done yet." if is_stub else error)
 
 # %% [markdown]
-# Straight copies load rank 0 with three times as much as any other of the four, and each further rank adds to it. Rings pass the weights and their gradients on from rank to rank, so that those in the middle carry most; on
-# GPUs, NCCL can do so for `DataParallel` too ([torch/nn/parallel/comm.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/comm.py)). What no ring spreads is the batch and the outputs, because they begin and
-# end on rank 0.
+# With straight copies, rank 0 carries three times as much as each of the other three ranks, and every additional rank adds to its load.
+# Rings pass the weights and their gradients on from rank to rank, so that those in the middle carry most; on GPUs, NCCL can do so for
+# `DataParallel` too ([torch/nn/parallel/comm.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/comm.py)). What no ring
+# spreads is the batch and the outputs, because they begin and end on rank 0.
 #
 # In DDP no rank is special. The same bytes pass through each, and they stay below four times the weights, however many ranks there are.
 
@@ -559,13 +566,13 @@ def tried(take_step):
 print(f"{finish_us(plain):.0f} µs")
 
 # %% [markdown]
-# <details><summary>Where could one begin?</summary>
+# <details><summary>Where could you start?</summary>
 # Must the outputs come to rank 0, or only the loss? Labels are small. And what does a tensor cost that is sent in one message, in two, in sixteen that do not wait for each other (<code>async_op=True</code>)?
 # </details>
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("part", "scatter", "forward", "backward", "rank_0_bytes")

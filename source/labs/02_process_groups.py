@@ -80,9 +80,10 @@ check(mean_of_all, **mean_of_all_check)
 # %% [markdown]
 # ## 2 · Which rank is that?
 #
-# *Difficulty ●○○ · importance ●●○ · 5 minutes.* The chapter's formula only holds if all nodes are equal, and schedulers such as Slurm also hand out
-# unequal ones. Here node *k* runs `processes[k]` processes, and ranks count through the first node, then the second, and so on. **Goal:** return the rank of the process
-# with this local rank on this node. It may be any cluster, not just the one you run on.
+# *Difficulty ●○○ · importance ●●○ · 5 minutes.* The chapter's formula only holds if all nodes run the same number of processes, and
+# schedulers such as Slurm don't guarantee that. Here node *k* runs `processes[k]` processes, and ranks count through the first node, then
+# the second, and so on. **Goal:** return the rank of the process with this local rank on this node. The question may be about any cluster,
+# not just the one you run on.
 #
 # With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. A failing check shows the node of each process,
 # here `[0, 0, 2, 2, 2]`, and the rank it asks for. (Where an example says it all, the specification is folded up.)
@@ -112,7 +113,7 @@ clusters = {  # the node of each process
     "one node": lambda n: [0] * n,
     "a node for each process": lambda n: list(range(n)),
     "a small node first": lambda n: [0] * (n // 3) + [1] * (n - n // 3),
-    "three unlike nodes": lambda n: [0] * (n // 2) + [1] * (n // 5) + [2] * (n - n // 2 - n // 5),
+    "three unequal nodes": lambda n: [0] * (n // 2) + [1] * (n // 5) + [2] * (n - n // 2 - n // 5),
     "nodes without a process": lambda n: [1 + k * k // 3 for k in range(n)],
 }
 
@@ -144,8 +145,8 @@ def rank_of_inputs(rank, world_size, case):
     return nodes, int(torch.randint(len(nodes), ()))
 
 
-unlike_nodes = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7)}
-rank_of_check = unlike_nodes | {"cases": [*clusters, "400 processes on up to 50 nodes"]}
+cases_and_sizes = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7)}
+rank_of_check = cases_and_sizes | {"cases": [*clusters, "400 processes on up to 50 nodes"]}
 
 # %%
 check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check)
@@ -154,7 +155,8 @@ check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check
 # ## 3 · And where is this rank?
 #
 # *Difficulty ●●○ · importance ●●○ · 8 minutes.* Now the way back: a process knows its rank and has to find out which GPU to take. **Goal:**
-# return the pair (node, local rank) of the process that calls `place_of`, however many processes the nodes run. It may be none.
+# return the pair (node, local rank) of the process that calls `place_of`, however many processes each node runs, even if some nodes run
+# none.
 #
 # With `processes = [2, 0, 3]`, ranks 0 to 4 are at (0, 0), (0, 1), (2, 0), (2, 1) and (2, 2).
 
@@ -203,14 +205,14 @@ def place_of_inputs(rank, world_size, case):
 
 
 # %%
-check(of_this_one(place_of), spec=place_of_spec, inputs=place_of_inputs, **unlike_nodes)
+check(of_this_one(place_of), spec=place_of_spec, inputs=place_of_inputs, **cases_and_sizes)
 
 # %% [markdown]
 # ## 4 · Three places to meet
 #
-# *Difficulty ●●○ · importance ●●● · 10 minutes.* All your scripts will begin with this, and a launcher may hand them any of the three. Here
-# nobody has made the group yet. `place` is `("env",)`, or `("tcp", address, port)`, or `("file", path)`. **Goal:** join a gloo group
-# there, add up `number` over all ranks, leave the group, and return the sum.
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* All your scripts will begin like this. `torchrun` prepares `env://`; other people's
+# scripts ask for any of the three. Here nobody has made the group yet. `place` is `("env",)`, or `("tcp", address, port)`, or `("file",
+# path)`. **Goal:** join a gloo group there, add up `number` over all ranks, leave the group, and return the sum.
 #
 # The environment is the one `torchrun` sets, on two nodes if the world size is even. `MASTER_PORT` is set only when the place is `("env",)`. The
 # numbers are whole and may be large.

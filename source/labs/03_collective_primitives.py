@@ -97,7 +97,8 @@ check(gather, **gather_check)
 # ## 2 · Who gets which token?
 #
 # *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank where its expert lives. Every rank has a list with one tensor for each rank. **Goal:**
-# return the tensors that all ranks have for this one, in the order of the ranks. Use messages alone: one to each of the other ranks, with just what that rank needs.
+# return the tensors that all ranks hold for *this* rank, in the order of the ranks. Use messages alone: send one to each of the other
+# ranks, with only what that rank needs.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -159,9 +160,11 @@ check(all_to_all, **all_to_all_check)
 # %% [markdown]
 # ## 3 · Which half of the ring does FSDP need?
 #
-# *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) only needs the first half of your ring, because each rank keeps just its part of the summed gradient. But in the
-# chapter's ring, rank 0 is left with chunk 1. **Goal:** on rank *r*, return **part *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages
-# of one part each, and no collective. All parts travel at the same time: a rank may send before or after it receives, but no part may wait for a different one to get home.
+# *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) only needs the first half of your ring, because each rank
+# keeps just its part of the summed gradient. But in the chapter's ring, rank 0 is left with chunk 1. **Goal:** on rank *r*, return **part
+# *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages of one part each,
+# and no collective. All parts travel at the same time: a rank may send before or after it receives, but no part may wait until some other
+# part has arrived.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -253,7 +256,7 @@ def spread_spec(tensors):
 
 # %%
 def spread(x):
-    ### BEGIN SOLUTION # one operator can answer both questions
+    ### BEGIN SOLUTION
     both = torch.cat([x, -x])  # the smallest number is the largest of the negatives, negated
     dist.all_reduce(both, dist.ReduceOp.MAX)
     return both[: len(x)] + both[len(x) :]
@@ -502,7 +505,8 @@ recordings = [
 ### END SOLUTION
 
 # %% [markdown]
-# **Goal:** return `{"one": ..., "two": ..., "slow": ..., "straggler": rank}`. For each recording, return a dict with
+# **Goal:** return `{"one": ..., "two": ..., "slow": ..., "straggler": rank}`, where `one` is the recording with one call (`all_reduce`),
+# `two` the one with two calls, and `slow` the one with a slow rank. For each of the three, return a dict with
 #
 # * `calls`: how often rank 0 called what, such as `{"all_reduce": 10}`;
 # * `took_s`: the seconds from the first call of any rank until all are done;

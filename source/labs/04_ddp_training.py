@@ -36,7 +36,7 @@ from course_utils import check, digits, launch, progress
 # %%
 training = digits(True)
 images, labels = training.data[:60], training.targets[:60]
-part = TensorDataset(images, labels)
+sixty_digits = TensorDataset(images, labels)
 
 
 def weights(model):
@@ -60,8 +60,8 @@ def train_alone(model, global_batch, epochs):
 def train(model, global_batch, epochs):
     ### BEGIN SOLUTION
     model = DistributedDataParallel(model)  # rank 0's weights for all, then averaged gradients
-    sampler = DistributedSampler(part)
-    loader = DataLoader(part, global_batch // dist.get_world_size(), sampler=sampler)
+    sampler = DistributedSampler(sixty_digits)
+    loader = DataLoader(sixty_digits, global_batch // dist.get_world_size(), sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)  # else every epoch has the first one's order
@@ -79,11 +79,11 @@ def train(model, global_batch, epochs):
 # Which four things does one process decide alone? Where it starts, which digits it takes, how many at a time, and in which order.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Wrap the model in DDP, deal out <code>part</code> with a <code>DistributedSampler</code>, divide the batch by the world size, and tell the
-# sampler the epoch before each epoch begins. The optimiser stays as it is.
+# Wrap the model in DDP, deal out <code>sixty_digits</code> with a <code>DistributedSampler</code>, divide the batch by the world size, and
+# tell the sampler the epoch before each epoch begins. The optimiser stays as it is.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>loader = DataLoader(part, global_batch // dist.get_world_size(), sampler=sampler)</code>, and as the first line of an
+# <code>loader = DataLoader(sixty_digits, global_batch // dist.get_world_size(), sampler=sampler)</code>, and as the first line of an
 # epoch <code>sampler.set_epoch(epoch)</code>.
 # </details>
 
@@ -202,11 +202,13 @@ check(global_losses, **global_losses_check)
 #
 # *Difficulty ●●○ · importance ●●● · 15 minutes.* Every long job gets stopped at some point: by a time limit, by a crash, or by you. `Training` trains with DDP and momentum, and each rank adds noise to its inputs, from its own generator.
 #
-# **Goal:** write `save` and `resume`. `check` trains for a few steps and calls `save`. Later, new processes make a new `Training` from different numbers, call `resume`, and train on. In the end, weights and `steps` have to be those of
+# **Goal:** write `save` and `resume`. `check` trains for a few steps and calls `save`. Later, as new processes would, it makes a new
+# `Training` from different numbers, calls `resume`, and trains on. In the end, weights and `steps` have to be those of
 # training that was never stopped. The training that was saved may go on as well: `save` changes nothing in it.
 #
 # - Every rank has its own disk. `save` leaves **one file, on rank 0's disk**, and nothing anywhere else. Before `resume`, that file has been copied to every disk.
-# - You decide what is in the file, which is written by `torch.save`, except that a plain network, without DDP, can load `torch.load(path)["model"]`.
+# - Write the file with `torch.save`. You decide what is in it, with one exception: a plain network, without DDP, has to be able to load
+#   `torch.load(path)["model"]`.
 # - A failing check shows the `files` on a rank's disk, `steps`, what a plain network has `loaded`, and the weights `in the end`: of the resumed training, and of the
 #   saved one that `went on`.
 
@@ -251,7 +253,7 @@ class Stoppable(Training):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# The next step depends on four things. Which of them doesn't rank 0 have?
+# The next step depends on four things. Which of them differs from rank to rank, so that rank 0 can't save it alone?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # All ranks take part in collecting the generators' states, as objects or as tensors. Then rank 0 alone writes them, with the states of network and optimiser and the count of steps. To resume, every rank loads the
@@ -545,8 +547,9 @@ check(first_fork, **first_fork_check)
 # %% [markdown]
 # ## Bonus · How few bytes do two ranks need?
 #
-# *As long as you like; there's no check and no single answer.* Two ranks train the chapter's network, each on its own half of the digits, for five epochs at most. `plain` does it with DDP. It sends 188 MB and gets about
-# 97 % of the test digits right. Does it take that many bytes? We get as many right with 2.0 MB.
+# *As long as you like; there's no check and no single answer.* Two ranks train the chapter's network, each on its own half of the digits,
+# for five epochs at most. `plain` does it with DDP. Rank 0 then sends 188 MB, and the network gets about 97 % of the test digits right. Are
+# so many bytes necessary? Our best solution sends 2.0 MB, with as many digits right.
 #
 # In the end both ranks have to hold the same network; everything else, such as rate, optimiser and batch, is up to you.
 #

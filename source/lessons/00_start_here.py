@@ -12,8 +12,8 @@
 from course_lessons import chapter_00
 from course_utils import show
 
-text = "Two workers, one network: each has digits of its own, and they share their gradients."
-show(chapter_00.two_workers(), text)
+caption = "Two workers, one network: each has digits of its own, and they share their gradients."
+show(chapter_00.two_workers(), caption)
 
 # %% [markdown]
 # **How this page works.** It's made of cells. Click the grey one above the picture and press <kbd>Shift</kbd>+<kbd>Enter</kbd>: it
@@ -30,7 +30,17 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_utils import WorkerError, check, digits, hardware, launch, plot_calls, predict, report
+from course_utils import (
+    WorkerError,
+    WorkerTimeout,
+    check,
+    digits,
+    hardware,
+    launch,
+    plot_calls,
+    predict,
+    report,
+)
 
 # %% [markdown]
 # ## Two workers
@@ -51,8 +61,8 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 # %% [markdown]
 # ## Write one line
 #
-# The workers are separate processes, so they share no variables and have to send messages. `dist.all_reduce(x)` is such a message: every
-# rank brings a tensor, and on every rank it's replaced by the sum of them all.
+# The workers are separate processes, so they share no variables and have to send messages. `dist.all_reduce(x)` sends such messages for
+# you. All ranks call it together: each brings a tensor, and on every rank that tensor is replaced by the sum of all of them.
 #
 # **Write** (2 minutes) the missing line: return the average. Then let real workers judge it in the cell below.
 
@@ -131,10 +141,10 @@ def train(epochs, learning_rate=0.05, global_batch=64):
 
 
 # %% [markdown]
-# With `live=True` you can watch while both ranks train: 50 times through all the digits, which makes 1,150 steps.
+# With `live=True` you can watch while both ranks train: 25 times through all the digits, which makes 575 steps.
 
 # %%
-results = launch(train, 50, live=True)
+results = launch(train, 25, live=True)
 
 # %% [markdown]
 # ## One worker forgets a call
@@ -159,7 +169,8 @@ try:
     launch(add_up_but_rank_2_forgets, world_size=4, timeout=4)
 except WorkerError as error:
     hang = error
-    others_get.measured("no answer")
+    answer = "no answer" if isinstance(error, WorkerTimeout) else "an error"
+    others_get.measured(answer)
     raise
 
 # %% [markdown]
@@ -173,9 +184,9 @@ except WorkerError as error:
 plot_calls(hang)
 
 # %% [markdown]
-# That's the whole course in five minutes: workers, a sum, a training run, a hang. The rest of this chapter takes a closer look, and
-# [the course map](README.md) shows where it goes from here. First, what does your machine have to offer? Nothing here needs a GPU; without one, the
-# workers talk through **gloo**, a library that comes with PyTorch.
+# That's the whole course in miniature: workers, a sum, a training run, a hang. The rest of this chapter takes a closer look, and
+# [the course map](README.md) shows where it goes from here. First, what does your machine have to offer? Nothing here needs a GPU. Unless
+# there's one for each worker, the workers talk through **gloo**, a library that comes with PyTorch.
 
 # %% tags=["nbval-ignore-output"]
 hardware()
@@ -183,7 +194,8 @@ hardware()
 # %% [markdown]
 # ## One sum, and then another
 #
-# **Predict.** Four ranks hold 1, 2, 3 and 4, and each calls `all_reduce` *twice*. What do ranks 0 to 3 hold in the end? Answer with four numbers, such as 1, 2, 3, 4.
+# **Predict.** Four ranks hold 1, 2, 3 and 4, and each calls `all_reduce` *twice*. What do ranks 0 to 3 hold in the end? Run the next cell
+# and type your answer below it: four numbers, such as 1, 2, 3, 4.
 
 # %%
 held = predict("ranks 0 to 3 hold", ...)
@@ -235,17 +247,18 @@ def same(difference):
 
 
 # %% [markdown]
-# **Predict.** In every step the two ranks saw different digits, and in the end each sent its network home. Are all the weights of these two networks the same?
+# **Predict.** In every step the two ranks saw different digits, and in the end each rank returned its network to the notebook. Are all the
+# weights of the two networks the same?
 
 # %%
 choices = "exactly", "up to rounding", "no"
 equal_ranks = predict("both ranks have the same weights", ..., choices=choices)
 
 # %%
-first, second = (weights(result["model"]) for result in results)
-difference = (first - second).abs().max().item()
+weights_0, weights_1 = (weights(result["model"]) for result in results)
+difference = (weights_0 - weights_1).abs().max().item()
 equal_ranks.measured(same(difference))
-print(f"largest difference among {len(first):,} weights: {difference}")
+print(f"largest difference among {len(weights_0):,} weights: {difference}")
 
 # %% [markdown]
 # Both started from rank 0's weights, whatever their own seeds were. In each step both got the same average, so both optimisers made the same step.
@@ -254,8 +267,8 @@ print(f"largest difference among {len(first):,} weights: {difference}")
 # %% [markdown]
 # ## What would one process have got?
 #
-# Let one rank train alone, with all 64 digits of each step. To be fair, it has to start from the same weights, which it does: rank 0's seed is 0 in
-# both runs. And it has to see the same digits in each step. Does it?
+# Let one rank train alone, with all 64 digits of each step. For a fair comparison, it has to start from the same weights. It does, because
+# rank 0's seed is 0 in both runs. It also has to see the same digits in each step. Does it?
 
 
 # %%
@@ -267,10 +280,11 @@ def digits_of_step(step, world_size):
 
 
 steps_alike = [digits_of_step(step, 1) == digits_of_step(step, 2) for step in range(23)]
-print("one rank and two ranks take the same digits in", sum(steps_alike), "of 23 steps")
+print("one rank and two ranks take the same digits in", sum(steps_alike), "of the first 23 steps")
 
 # %% [markdown]
-# It does, because the sampler shuffles with the same seed however many ranks there are; it only deals the digits out differently.
+# It does in the first epoch, which the cell looked at, and so it does in all the others. The order depends only on the sampler's seed and
+# on the epoch, not on the number of ranks; only the dealing differs.
 #
 # **Predict.** Does one rank, training alone, end up with the same weights as the two?
 
@@ -279,8 +293,8 @@ choices = "exactly", "up to rounding", "no"
 equal_alone = predict("one rank alone has the same weights", ..., choices=choices)
 
 # %%
-alone = launch(train, 50, world_size=1)[0]
-difference = (weights(alone["model"]) - first).abs().max().item()
+alone = launch(train, 25, world_size=1)[0]
+difference = (weights(alone["model"]) - weights_0).abs().max().item()
 equal_alone.measured(same(difference))
 print(f"largest difference between two weights: about {difference:.1e}")
 
@@ -315,10 +329,10 @@ show(
 # %% [markdown]
 # ## When a worker fails
 #
-# Sooner or later one will. Below, each of four ranks picks a digit, and then all of them add up how bright it is. This cell fails on
-# purpose.
+# Sooner or later, a worker will fail. Below, each of four ranks picks a digit and measures how bright it is, and then the ranks add up the
+# four numbers. This cell fails on purpose.
 #
-# **Predict.** Which rank will the message blame?
+# **Predict.** Look at `careless` two cells below, but don't run it yet. Which rank will the message blame?
 
 # %%
 blamed = predict("the message blames rank", ..., choices=(0, 1, 2, 3))
@@ -350,7 +364,7 @@ except WorkerError as error:
 #
 # <details><summary>Answer</summary>
 # 16 digits. But 1,442 isn't a multiple of 4, so to deal equal shards the sampler uses two digits of every epoch twice. The last step of each epoch is
-# then a slightly different one, and so is the model. Try it: <code>launch(train, 50, world_size=4)</code>.
+# then a slightly different one, and so is the model. Try it: <code>launch(train, 25, world_size=4)</code>.
 # </details>
 
 # %% [markdown]

@@ -30,7 +30,7 @@ from course_utils import check, hardware, launch, predict, show
 # ## 1 · A mutex
 #
 # A **thread** is a second line of execution in the same process, and it sees the same variables. Here, two threads count
-# together. Each reads the counter, waits a moment, as a slow computer would, and writes the number plus one; 50 times.
+# together. Fifty times, each of them reads the counter, waits a moment, as a slow computer would, and writes back the number plus one.
 
 
 # %%
@@ -56,7 +56,7 @@ def count_together(mutex):
 # %% [markdown]
 # The argument `mutex` will matter in a moment. For now it's `nullcontext()`, which guards nothing.
 #
-# **Predict** what the counter says in the end.
+# **Predict.** What does the counter say in the end?
 
 # %%
 counted = predict("without a mutex the two threads count to", ...)
@@ -102,10 +102,11 @@ def multiply():  # C++
 
 
 # %% [markdown]
-# Each is done twice: in turn, in two threads, and in two processes. The processes are the **control**: each has an interpreter, and so a
-# GIL, of its own. The clock starts when both threads, or both processes, are ready; the fastest of seven rounds counts.
+# Two equal pieces of work are done in three ways: one after the other ("in turn"), in two threads, and in two processes. The
+# processes are the **control**: each has an interpreter, and so a GIL, of its own. The clock starts when both threads, or both processes,
+# are ready; the fastest of seven rounds counts.
 #
-# **Predict** how many times as fast as in turn two threads are in pure Python.
+# **Predict.** In pure Python, how many times as fast are two threads, compared with the same work in turn?
 
 # %%
 gain = predict("pure Python in two threads, times as fast as in turn", ...)
@@ -129,7 +130,8 @@ show(racing.bars(races), "Below the dashed line, threads lose. Processes are the
 # %% [markdown]
 # Look at the control first: if two processes don't come close to 2, this machine was busy, and the other bars prove nothing. Run the race again.
 #
-# A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time they needed, compared with the work in turn.
+# A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time they needed, compared with the
+# work in turn. The first divided by the second is their speed.
 
 # %% tags=["row-B2"]
 print(racing.table(races))
@@ -142,16 +144,17 @@ print(racing.table(races))
 # **Check yourself.** Why didn't the GIL protect the counter of part 1?
 #
 # <details><summary>Answer</summary>
-# It protects the interpreter, not your variables. Between reading the counter and writing it, a thread may lose the GIL, and in <code>sleep</code> it
-# gives it away.
+# It protects the interpreter, not your variables. Between reading the counter and writing it, a thread may lose the GIL, and
+# <code>sleep</code> gives it up.
 # </details>
 
 # %% [markdown]
 # ## 3 · Write DataParallel
 #
-# In each step, `DataParallel` **replicates** the model on every device, **scatters** the batch, **applies** each replica to its shard in a thread of its own, and
-# **gathers** the outputs. `replica_of(model)` is here already: like [torch's own](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py), it makes
-# a copy whose gradients flow back to the original.
+# In each step, `DataParallel` **scatters** the batch, **replicates** the model on every device, **applies** each replica to its shard in a
+# thread of its own, and **gathers** the outputs. `replica_of(model)` is here already: like [torch's
+# own](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py), it makes a copy whose gradients flow back to the
+# original.
 #
 # **Write** (5 minutes) the four steps, with one thread for each replica. The CPU stands in for all devices. The check
 # compares outputs and gradients with the plain model's, and counts how many replicas run at the same time.
@@ -159,7 +162,7 @@ print(racing.table(races))
 
 # %%
 def data_parallel(model, batch, devices):
-    # replicate, scatter, apply, gather
+    # scatter, replicate, apply, gather
     raise NotImplementedError("about 11 lines")
 
 
@@ -224,8 +227,8 @@ def forwards(width, steps):
 # %% tags=["row-B1"]
 steps = {8: 200, 32: 200, 128: 100, 512: 20}  # so that each takes long enough
 by_width = {width: race(partial(forwards, width, count)) for width, count in steps.items()}
-gains = [width for width, result in by_width.items() if result.threads >= 1.2]
-first_gain.measured(gains[0] if gains else 0, about=True)  # 0: at none of them
+widths_that_gain = [width for width, result in by_width.items() if result.threads >= 1.2]
+first_gain.measured(next(iter(widths_that_gain), 0), about=True)  # 0: at none of them
 
 # %%
 show(
@@ -235,8 +238,9 @@ show(
 print(racing.table(by_width))
 
 # %% [markdown]
-# Which column explains a bar that lies below 1? If few *cores* were at work, the threads waited for each other. If *CPU time* has grown, they spent it on
-# what isn't there in turn, most likely on handing the GIL over after every layer. Which width does worst differs from machine to machine.
+# Which column explains a bar that lies below 1? If few *cores* were at work, the threads waited for each other. If *CPU time* has grown,
+# the threads did something that isn't needed in turn: most likely, they handed the GIL over after every layer. Which width does worst
+# differs from machine to machine.
 
 # %% [markdown]
 # ## 5 · What each device holds
@@ -244,7 +248,7 @@ print(racing.table(by_width))
 # `DataParallel` gathers all outputs on device 0, where the loss is computed. With four devices and 10,000 classes we count the bytes of the logits, of
 # the loss, and of what the loss keeps for backward. The devices are only names here, but the tensors are real.
 #
-# **Predict** how many times as many of these bytes device 0 has as device 3.
+# **Predict.** How many times as many of these bytes are on device 0 as on device 3?
 
 # %%
 times_more = predict("bytes on device 0, as a multiple of device 3's", ...)
@@ -252,8 +256,10 @@ times_more = predict("bytes on device 0, as a multiple of device 3's", ...)
 # %% tags=["row-D1"]
 bytes_of = {}
 for name, loss_in_replica in {"gather logits": False, "gather losses": True}.items():
-    counted = launch(device_zero.bytes_by_device, loss_in_replica, world_size=1, backend="gloo")
-    bytes_of[name], gathered = counted[0]
+    bytes_and_gathered = launch(
+        device_zero.bytes_by_device, loss_in_replica, world_size=1, backend="gloo"
+    )
+    bytes_of[name], gathered = bytes_and_gathered[0]
     print(f"{name}: {gathered:,} bytes gathered")
 logits = bytes_of["gather logits"]
 times_more.measured(logits[0] / logits[3], within=0.05)
@@ -316,12 +322,12 @@ check(by_ranks(in_processes), **RANKS)
 # </details>
 
 # %% [markdown]
-# Compare the two. The twin sends no parameters, scatters nothing, and gathers no outputs. Every rank has gradients and could have an optimiser of its own, and no rank is special.
-# This is what DDP does.
+# Compare the two. The twin sends no parameters, scatters nothing, and gathers no outputs. Every rank has all the gradients, so each can
+# take the step with an optimiser of its own, and no rank is special. This is what DDP does.
 
 # %% [markdown]
 # And on GPUs, which do their work by themselves? There, Python only has to **launch** one kernel after the other. This recording shows how well one interpreter feeds one GPU: ResNet-50 in
-# DDP on two A100 (from Meta's *Holistic Trace Analysis*).
+# DDP on two A100 (from Meta's [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis)).
 
 # %%
 show(
@@ -330,8 +336,9 @@ show(
 )
 
 # %% [markdown]
-# The GPU isn't slow, it waits: most launches began when the kernel before was done already. (The profiler slows the host down as well; [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb) asks
-# by how much.) `DataParallel` has one interpreter for *all* GPUs. If you've got two or more, the next cell races the real one against DDP.
+# The GPU isn't slow; it's waiting. Most launches began only after the previous kernel had finished. (The profiler slows the host down as
+# well; [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb) asks by how much.) `DataParallel` has one interpreter for *all* GPUs. If
+# you've got two or more, the next cell races the real one against DDP.
 
 # %% tags=["nbval-ignore-output", "row-B1", "row-D1"]
 gpus = len(hardware().gpus)
@@ -345,8 +352,8 @@ else:
 # %% [markdown]
 # ## 7 · Python without the GIL
 #
-# Since 3.13, Python also comes in a **free-threaded** build, without a GIL ([PEP 703](https://peps.python.org/pep-0703/)). It can cure the narrow layers of part 4, but not device 0 of
-# part 5. Which build is yours?
+# Since 3.13, Python also comes in a **free-threaded** build, without a GIL ([PEP 703](https://peps.python.org/pep-0703/)). It may cure the
+# narrow layers of part 4 (run this chapter on it, and compare), but it can't cure device 0 of part 5. Which build is yours?
 
 # %%
 is_gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)  # before 3.13 it always is
@@ -360,6 +367,7 @@ predict()
 
 # %% [markdown]
 # The GIL is a mutex for all Python code of a process, so threads only gain while they're out of Python. `DataParallel` runs one of its four steps in threads
-# and leans on device 0 in all of them; its twin needs neither. That's why training takes **one process for each device**.
+# and leans on device 0 in all of them; its twin needs neither. That's why training takes **one process for each device**, as [PyTorch's
+# documentation recommends](https://docs.pytorch.org/docs/stable/distributed.html#basics), for the same two reasons.
 #
 # Who are these processes, and how do they find each other? [02 · Process groups and ranks](02_process_groups.ipynb).

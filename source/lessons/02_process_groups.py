@@ -6,7 +6,7 @@
 # In 60 minutes you will be able to
 #
 # 1. say what node, rank, local rank and world size are, and which of them chooses a GPU;
-# 2. let workers meet in three ways, on a shared machine, without a collision;
+# 2. let workers meet in three ways, and do so without a port collision on a shared machine;
 # 3. start the same function with `mp.spawn`, `multiprocessing.Process` and `torchrun`;
 # 4. build groups within the group, and read the report of a crash and of a hang.
 #
@@ -36,9 +36,9 @@ from course_utils import WorkerError, check, launch, plot_ranks, predict
 # %% [markdown]
 # ## 1 · Is there a master?
 #
-# Many tutorials talk about workers that compute and a *master* that coordinates them, and have you set `MASTER_ADDR`.
-# *The DDP getting-started guide*, one of the five articles this course grew out of, does too. Let's look for that master. Four ranks add up the numbers 0 to 99: each takes
-# every fourth number, and `all_reduce` adds up the four results.
+# Many tutorials talk about workers that compute and a *master* that coordinates them, and have you set `MASTER_ADDR`. *The DDP
+# getting-started guide*, one of the five articles this course grew out of ([the course map](README.md) lists them), does so too. Let's look
+# for that master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce` adds up the four results.
 
 
 # %%
@@ -58,8 +58,9 @@ print("processes, the notebook included:", len({os.getpid(), *process_ids}))
 # %% [markdown]
 # All four did the same work and hold the same total. The fifth process is your notebook, which only waits for them. So where is the master?
 #
-# With `backend=None`, `launch` starts the ranks and leaves the joining to you. Here, every rank connects to a **store**:
-# a small dictionary that one process serves over the network. That's where the ranks leave each other their addresses.
+# With `backend=None`, `launch` starts the ranks and leaves the joining to you. Here, every rank connects to a **store**: a small dictionary
+# that one process serves over the network. (`launch` has already started it in rank 0, so all four connect as clients, with
+# `is_master=False`.) That's where the ranks leave each other their addresses.
 
 
 # %%
@@ -91,15 +92,14 @@ def join_and_add():
 
 # %% tags=["row-A1"]
 joined, later = launch(join_and_add, world_size=4, backend=None)[0]
-chapter_02.draw_store(
-    later, f"After 100 sums the store holds {len(later)} keys, one from each rank."
-)
-print("the keys are the same as before the sums:", joined == later)
+chapter_02.draw_store(later, f"The store after 100 sums, with {len(later)} keys.")
+print("the names of the keys are the same as before the sums:", joined == later)
 keys_of_sums.measured(len(later) - len(joined))
 
 # %% [markdown]
-# None, and none was replaced either. The sums went straight from rank to rank. **What people call the master is this store**, a place where
-# addresses are left. It computes nothing and gives no orders, and here it just happens to live in rank 0's process.
+# None. The store has no new keys for the sums: once gloo knows the addresses, it connects the ranks directly, and the numbers go straight
+# from rank to rank. **What people call the master is this store**, a place where addresses are left. It computes nothing and gives no
+# orders, and here it just happens to live in rank 0's process.
 #
 # **Check yourself.** Does the store have to live in rank 0?
 #
@@ -107,7 +107,8 @@ keys_of_sums.measured(len(later) - len(joined))
 # No. Any place will do that all ranks can reach: even a file (part 3). And <code>torchrun</code> keeps the store in a
 # process that is no rank at all (part 5).
 # </details>
-#
+
+# %% [markdown]
 # ## 2 · Node, rank, local rank
 #
 # A **node** is a machine. Where several nodes have several GPUs each, a process needs two numbers. Its **rank** is unique among all
@@ -129,10 +130,10 @@ def who_am_i():
 
 # %% tags=["row-B4"]
 places = launch(who_am_i, world_size=4, nodes=2, backend="gloo")
-captions = [f"{p['node']} × 2 + {p['local rank']}\n= rank {p['rank']}" for p in places]
-chapter_02.draw_nodes(
-    captions, "Ranks count through both nodes; local ranks begin again at 0 on each node."
-)
+captions = [
+    f"{place['node']} × 2 + {place['local rank']}\n= rank {place['rank']}" for place in places
+]
+chapter_02.draw_nodes(captions, "The four ranks on their two nodes, with node and local rank.")
 local_ranks.measured([place["local rank"] for place in places])
 
 # %% [markdown]
@@ -145,8 +146,8 @@ local_ranks.measured([place["local rank"] for place in places])
 # | rank, or global rank | `RANK` | all processes | world size − 1 |
 # | world size | `WORLD_SIZE` | how many there are | |
 #
-# Tutorials mix them up. *Distributed Data Parallel, part 1*, one of the five articles ([the course map](README.md) lists them), calls the node's number "global rank", and the rank it
-# computes from it "local rank". That matters as soon as a process chooses its GPU. This cell fails on purpose:
+# Tutorials mix them up. *Distributed Data Parallel, part 1*, another of the five articles, calls the node's number "global rank", and the
+# rank it computes from it "local rank". That matters as soon as a process chooses its GPU. This cell fails on purpose:
 
 
 # %% tags=["raises-exception", "row-B4"]
@@ -161,7 +162,8 @@ launch(choose_a_card, world_size=4, nodes=2, backend="gloo")
 
 # %% [markdown]
 # The first line says **who** failed and **why**: ranks 2 and 3, the whole second node, asked for a third and a fourth card where there
-# are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but for them both numbers are equal, so they reached the barrier.
+# are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but their rank and local rank are equal, so they reached the
+# barrier.
 #
 # **Write** (3 minutes). Return the card this process should take. The check runs your function on two nodes with one, two and three
 # processes each.
@@ -186,7 +188,7 @@ def my_card(cards_of_this_node):
 
 # %% jupyter={"source_hidden": true}
 def my_card_spec(cards):
-    """Each rank's card: the k-th of its node's for the k-th rank with the same cards."""
+    """A node's first rank takes its first card, the second rank its second card, and so on."""
     return [own[cards[:rank].count(own)] for rank, own in enumerate(cards)]
 
 
@@ -210,7 +212,7 @@ check(my_card, **card_check)
 chapter_02.draw_cards(my_card)
 
 # %% [markdown]
-# Our own answer is folded up here, with its picture.
+# Our own answer is folded up here. Run the next two cells to check it and to draw it.
 
 
 # %% jupyter={"source_hidden": true}
@@ -229,7 +231,8 @@ chapter_02.draw_cards(my_card_done)
 # <details><summary>Answer</summary>
 # On one node, rank and local rank are the same number. The mistake only shows when there's a second machine.
 # </details>
-#
+
+# %% [markdown]
 # ## 3 · Three places to meet
 #
 # `init_process_group` has to know where the ranks leave their addresses. `init_method` tells it: `env://` reads
@@ -252,7 +255,7 @@ def join(place):
 
 
 # %% [markdown]
-# Rank 0 is ready at once, rank 1 after 0.2 seconds, rank 2 after 0.4 and rank 3 after 0.6.
+# Once it has been forked, rank 0 is ready at once, rank 1 after 0.2 seconds, rank 2 after 0.4 and rank 3 after 0.6.
 #
 # **Predict.** After how many seconds is rank 0 in the group?
 
@@ -270,20 +273,26 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% [markdown]
 # Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://`, no process had to serve anything. And when did each rank get in? Each noted the time at
-# four points of `join`. All processes of a machine read the same clock, so their times fit on one axis.
+# four points of `join`. All processes of a machine read the same clock, so their times fit on one axis. (`launch` forks the ranks one after
+# the other, so a later rank's time begins a little later.)
 
 # %%
 chapter_02.draw_joining(
-    times["file"], "With a file, no rank is in the group before the last has arrived."
+    times["file"], "With a file: when each rank is ready, waits, and is in the group."
 )
 joined_s.measured(times["file"][0][2] - times["file"][0][0], within=0.3, about=True)
 for method, moments in times.items():
     last_arrival = max(arrived for _, arrived, _, _ in moments)
-    print(method, "nobody is in before the last:", all(j >= last_arrival for _, _, j, _ in moments))
+    print(
+        method,
+        "nobody is in before the last:",
+        all(entered >= last_arrival for _, _, entered, _ in moments),
+    )
 
 # %% [markdown]
-# Rank 0 was ready at once and still had to wait for rank 3, because joining is itself a collective. One rank that never comes
-# keeps all the others waiting, and a slow import on one node delays every node.
+# Rank 0 was ready at once and still had to wait for rank 3: gloo connects every rank with every other while they join, so joining needs
+# them all. One rank that never comes keeps all the others waiting, and a slow import on one node delays every node. (NCCL usually connects
+# its ranks only at the first collective. Then that's where they wait.)
 #
 # **Check yourself.** Yesterday's run was killed and left its meeting file behind. What may happen today?
 #
@@ -291,11 +300,12 @@ for method, moments in times.items():
 # The ranks read yesterday's addresses and try to reach processes that are gone: an error, or a long wait. A group that is left
 # properly removes its file, but after a crash nobody does. So use a new file name for each run.
 # </details>
-#
+
+# %% [markdown]
 # ### Backend by device
 #
-# The store only brings ranks together. Tensors travel through a **backend**, and it depends on where they are which one. The last
-# column is about your machine.
+# The store only brings ranks together. Tensors travel through a **backend**, and which one depends on the device that they are on. The last
+# column describes your machine; [torch's own table](https://docs.pytorch.org/docs/stable/distributed.html#backends) lists every call.
 
 # %% tags=["nbval-ignore-output", "row-A9"]
 chapter_02.show_backends()
@@ -324,8 +334,8 @@ def as_published(port):
 
 
 # %% [markdown]
-# Now suppose you share a server with somebody who copied the same constant, and their training already holds the port. To play them,
-# the next cell asks the system for a free port and keeps it open.
+# Now suppose you share a server with somebody who copied the same constant, and their training already holds the port. The next cell plays
+# their part: it asks the system for a free port and keeps it open.
 #
 # **Predict.** Which of our two ranks fails because of that: `0`, `1` or `"both"`?
 
@@ -369,7 +379,8 @@ print("on the launcher's port:", launch(with_a_launcher, world_size=4, backend=N
 # Between the moment you learn the number and the moment rank 0 opens the port, somebody else may take it. That's rare but
 # real. Whoever asks should keep the port open, as a launcher does.
 # </details>
-#
+
+# %% [markdown]
 # ## 5 · Three ways to start
 #
 # Outside a notebook, a worker function lives in a file. This one is told its rank and where to meet.
@@ -387,8 +398,8 @@ def work(rank, world_size, epochs, place):
 
 
 # %% [markdown]
-# Before there were launchers, you started such a script **once per node** and told it the node's number. It worked out the
-# ranks by the formula of part 2, and started one process per GPU with `mp.spawn`.
+# Without a launcher, you start such a script **once per node** and tell it the node's number. It works out the ranks by the formula of part
+# 2, and starts one process per GPU with `mp.spawn`.
 
 
 # %%
@@ -408,8 +419,10 @@ def main():
 
 
 # %% [markdown]
-# A spawned process is a new Python that imports the file again. Without the **main guard**, `if __name__ == "__main__":`, it would spawn processes itself. `script_of` makes
-# a file of our functions, with imports and that guard. `run` starts it once per command, as you would in two terminals.
+# A spawned process is a new Python that imports the file again. Without the **main guard**, `if __name__ == "__main__":`, it would try to
+# spawn processes of its own, which Python [stops with an
+# error](https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods). `script_of` makes a file of our
+# functions, with imports and that guard. `run` starts it once per command, as you would in two terminals.
 
 # %% tags=["row-B6", "row-A7", "row-D2"]
 spawning = chapter_02.script_of(work, one_process, main)
@@ -438,8 +451,9 @@ def with_processes():
 printed = chapter_02.run(chapter_02.script_of(work, with_processes), "python script.py")
 
 # %% [markdown]
-# But note that `join` returns without a word when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, where `mp.spawn` raises.
-# `launch` does the forking by hand too, and then also watches, collects results and stops what hangs.
+# But note that `join` returns without a word when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas
+# `mp.spawn` raises an error. `launch`, too, starts its processes one by one, but it also watches them, collects their results and stops any
+# that hang.
 #
 # The third way is `torchrun`. It replaces the parser, the formula and `spawn`: it starts the file once per rank and sets the variables
 # of part 2.
@@ -461,11 +475,13 @@ command = "torchrun --standalone --nproc-per-node=2 script.py"
 printed = chapter_02.run(chapter_02.script_of(work, under_torchrun), command)
 
 # %% [markdown]
-# Here the store lives in the process of `torchrun` itself, so no rank is special at all. A warning, though: that store listens on **all** addresses of your
-# machine and asks for no password, so use `torchrun` only where you trust the network. `launch` stays on 127.0.0.1.
+# Here the store lives in the process of `torchrun` itself, so no rank is special at all. A warning, though: that store listens on **all**
+# addresses of your machine and asks for no password, so use `torchrun` only where you trust the network ([PyTorch's security
+# policy](https://github.com/pytorch/pytorch/security/policy) says so too). `launch` stays on 127.0.0.1.
 #
 # `python -m torch.distributed.run` is `torchrun` by its full name; the older `torch.distributed.launch` is deprecated.
-#
+
+# %% [markdown]
 # ### Why not `mp.spawn` in a notebook?
 #
 # The function has to travel to the new Python, and Python sends functions by `pickle`. Let's pickle `work` and have a new Python unpack it, as `mp.spawn` would.
@@ -487,11 +503,12 @@ print(chapter_02.new_python(f"import pickle\npickle.loads({pickled})"))
 # Using CUDA in the notebook before it: a GPU context doesn't survive the copy. Keep every <code>.cuda()</code> inside the function
 # that <code>launch</code> runs; otherwise <code>launch</code> refuses.
 # </details>
-#
+
+# %% [markdown]
 # ## 6 · Groups within the group
 #
-# Large trainings often add up within each node first, and then between nodes. `dist.new_group(ranks)` makes a group of some of the ranks, and a collective
-# with `group=` runs in that group only.
+# Large trainings often add up within each node first, and then between nodes, where links are slower (chapter 13's hybrid sharding does
+# so). `dist.new_group(ranks)` makes a group of some of the ranks, and a collective with `group=` runs in that group only.
 #
 # **Write** (8 minutes). Return the sum of `number` over this rank's row. `rows` lists the ranks of every row, such as
 # `[[0, 1], [2, 3]]`, and is the same on all ranks. Each row adds up in a group of its own.
@@ -572,7 +589,8 @@ check(row_sum_done, **row_check)
 chapter_02.draw_row_sums(row_sum_done)
 
 # %% [markdown]
-# In it, every rank calls `new_group` for every row, member or not. Isn't that wasteful? Let's have only the members call it. This cell fails on purpose:
+# In our answer, every rank calls `new_group` for every row, member or not. Isn't that wasteful? Let's have only the members call it. This
+# cell fails on purpose:
 
 
 # %% tags=["raises-exception"]
@@ -615,7 +633,9 @@ keys_of_group.measured(len(new_keys))
 
 # %% [markdown]
 # Two: the members left new addresses, under the new group's number, 1. So the store is needed whenever a group is made,
-# and the process that serves it has to live that long. NCCL, the backend for NVIDIA GPUs, goes through the store as well when it connects the GPUs.
+# and the process that serves it has to live that long. NCCL, the backend for NVIDIA GPUs, goes through the store as well: rank 0 leaves [an
+# identifier](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html) there, and all ranks need it to connect
+# their GPUs.
 #
 # What happens if a rank calls a collective in a group that it isn't in?
 
@@ -636,7 +656,8 @@ print(*caught, sep="\n")
 
 # %% [markdown]
 # Ranks 0 and 1 get a warning, keep their own numbers, and go on. Note that `src=2` is the rank in the **world**, even for a group of two.
-#
+
+# %% [markdown]
 # ### A mesh makes all rows and columns
 #
 # For a regular grid, [`init_device_mesh`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh) makes
@@ -664,11 +685,13 @@ chapter_02.draw_nodes(
 
 # %% [markdown]
 # Rank 3 has 3 + 4 = 7 within its node. Between the nodes it has 2 + 4 = 6, together with rank 1, which has the same local rank.
-#
+
+# %% [markdown]
 # ## What you know now
 #
 # No process is in charge. Ranks meet at a store, and go back to it whenever they form a new group; what they compute goes from rank to
-# rank. The **rank** names a process in the world, the **local rank** chooses its GPU. And joining, like every collective, needs everybody.
+# rank. The **rank** names a process in the world, and the **local rank** chooses its GPU. And with gloo, joining needs everybody, just like
+# a collective.
 #
 # How many of your predictions were right?
 

@@ -31,7 +31,8 @@ from course_utils import Network, check, digits, explore, launch, plot_ranks, pl
 # %% [markdown]
 # ## 1 · One sends, one receives
 #
-# Everything ranks do together is built from one move: one rank **sends** a tensor and another **receives** it. The receiver
+# Nearly everything that ranks do together can be built from one move: one rank **sends** a tensor and a second one **receives** it. (Some
+# [network switches](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable) can also add.) The receiver
 # prepares a tensor of the same shape and dtype, and the message overwrites it. With `trace=True`, `launch` records every call.
 
 
@@ -77,11 +78,12 @@ def both_send_first():
     return incoming
 
 
-launch(both_send_first, world_size=2, backend="gloo", timeout=4)  # a send of gloo waits
+launch(both_send_first, world_size=2, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Both wait in `send`. Each waits for the other to receive, and neither ever reaches its `recv`: that's a **deadlock**. MPI, a different
-# library, may buffer a small message and let the sender go on. There, the same mistake stays hidden until the tensors grow.
+# Both wait in `send`. Each waits for the other to receive, and neither ever reaches its `recv`: that's a **deadlock**.
+# [MPI](https://www.mpi-forum.org/docs/mpi-4.1/mpi41-report.pdf), an older standard for messages (section 3.4), allows `send` to buffer a
+# message and go on. Where small messages are buffered, the same mistake stays hidden until the tensors grow.
 #
 # One cure is to agree on an order:
 
@@ -152,7 +154,8 @@ exchange_us.measured(finish_us)
 # No. Ranks 4 and 0 are neighbours and both send first. But rank 1 receives first, so rank 0's message leaves, rank 0 reaches its receive,
 # and rank 4 can go on. One pair that takes turns is enough to break the circle of waiting.
 # </details>
-#
+
+# %% [markdown]
 # ## 2 · One to all, all to one
 #
 # A **collective** is a call that every rank of the group makes. We'll look at nine of them through one instrument: `see` gives four ranks
@@ -191,9 +194,10 @@ results = see(broadcast)
 # %% [markdown]
 # Training begins like this: a broadcast of rank 0's weights makes all the models equal.
 #
-# *Recorded* is what really happened. How gloo cuts a call into messages we can't see, so the bytes come from two models. *Direct*: the root
-# sends to each rank itself. *Ring*: each rank passes pieces on to the next.
-#
+# The line *recorded* says which calls were really made. We can't see into how many messages gloo cuts them, so the bytes come from two
+# models. In the *direct* one, the root sends to each rank itself. In the *ring*, each rank passes pieces on to the next.
+
+# %% [markdown]
 # ### scatter and gather
 #
 # `scatter` hands out a list of tensors, one per rank. Only the root has the list; the others pass `None`.
@@ -210,6 +214,8 @@ def scatter(tensor):
 results = see(scatter)
 
 # %% [markdown]
+# (The recording shows two sizes: the root handed in 32 bytes, the others only a tensor of 8 to be filled.)
+#
 # `gather` is the way back: the root collects one tensor from each rank.
 
 
@@ -223,9 +229,10 @@ def gather(tensor):
 results = see(gather, numbers=1)
 
 # %% [markdown]
-# Each number has one destination, so a ring has nothing to pass on. Everything goes through the root, which becomes the
-# bottleneck once there are many ranks.
-#
+# In `scatter` and in `gather`, each number has only one destination, so a ring would have nothing to pass on, and both models give the same
+# bytes. Everything goes through the root, which becomes the bottleneck when there are many ranks.
+
+# %% [markdown]
 # ### reduce
 #
 # `reduce` is like `gather`, but the root gets the **sum** instead of a list.
@@ -240,10 +247,12 @@ def reduce(tensor):
 results = see(reduce, undefined=(0, 2, 3))
 
 # %% [markdown]
-# On the root, 10 + 20 + 30 + 40 = 100, with a stripe for each rank whose number is in the sum. Everywhere else the result is **undefined**. Some tutorials
-# print it anyway, so let's look at it once.
+# On the root, 10 + 20 + 30 + 40 = 100, with a stripe for each rank whose number is in the sum. The others must not use what they hold,
+# because torch [promises the result to the root only](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.reduce). Some
+# tutorials print it anyway, so let's look at it once.
 #
-# **Predict.** Four ranks hold 1, 2, 3 and 4. They call `reduce` with root 0, which then holds 10. What can rank 1 rely on holding: `"its own 2"`, `"the sum 10"` or `"neither"`?
+# **Predict.** Four ranks hold 1, 2, 3 and 4. They call `reduce` with root 0, which then holds 10. What will gloo leave on rank 1 this time:
+# `"its own 2"`, `"the sum 10"` or `"neither"`?
 
 # %%
 left_over = predict(
@@ -281,7 +290,8 @@ for world_size in (2, 3, 4):
 # <code>reduce</code>. Rank 0 then divides and prints, inside <code>if rank == 0</code>. The <code>reduce</code> itself goes outside
 # the <code>if</code>, because every rank has to call it.
 # </details>
-#
+
+# %% [markdown]
 # ### Which sum?
 #
 # Reducing doesn't have to mean adding: `op=` takes other operators too. Four ranks hold 6, 3, 2 and 3 (in binary 110, 011, 010 and 011),
@@ -331,13 +341,15 @@ def largest():
 
 
 results = launch(largest, world_size=4, backend="gloo")  # what becomes of a NaN is gloo's
-print("the largest of 1, nan, 3 and 4:", [largest for largest, _ in results])
+print("the largest of 1, nan, 3 and 4:", [maximum for maximum, _ in results])
 print("does any rank have a NaN?      ", [is_nan for _, is_nan in results])
 
 # %% [markdown]
-# The NaN is gone, and it took the 3 and the 4 with it, because a comparison with NaN is always false. So don't look for a NaN with MAX or MIN of the numbers themselves.
-# **The cure:** ask for it separately. Each rank brings a flag, and MAX of the flags is 1 if any rank has a NaN.
-#
+# The NaN is gone, and it took the 3 and the 4 with it, because `<` and `>` are always false for a NaN. So don't look for a NaN with MAX or
+# MIN of the numbers themselves. **The cure:** ask for it separately. Each rank brings a flag, and MAX of the flags is 1 if any rank has a
+# NaN.
+
+# %% [markdown]
 # ## 3 · All to all
 #
 # From here on there's no root. With `all_gather`, every rank gets the list that `gather` gave the root.
@@ -353,8 +365,9 @@ def all_gather(tensor):
 results = see(all_gather, numbers=1)
 
 # %% [markdown]
-# A list costs a copy: the numbers arrive in one block and are then copied into its tensors. `all_gather_into_tensor` hands you the block. Later
-# chapters use this form.
+# A list usually costs a copy: the numbers arrive in one block and are then copied into its tensors ([as in
+# ProcessGroupNCCL](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)).
+# `all_gather_into_tensor` hands you the block. Later chapters use this form.
 
 
 # %% tags=["row-D4"]
@@ -367,8 +380,8 @@ def all_gather_into_tensor(tensor):
 results = see(all_gather_into_tensor, numbers=1)
 
 # %% [markdown]
-# With `reduce_scatter`, each rank gets *its* part of the sum. `reduce_scatter_tensor` cuts one tensor into equal parts; `reduce_scatter`
-# itself takes a list of them.
+# With `reduce_scatter`, each rank gets *its* part of the sum. Which number will rank 2 get? `reduce_scatter_tensor` cuts one tensor into
+# equal parts; `reduce_scatter` itself takes a list of them.
 
 
 # %% tags=["row-D4"]
@@ -381,12 +394,15 @@ def reduce_scatter(tensor):
 results = see(reduce_scatter)
 
 # %% [markdown]
-# Fully sharded training (FSDP), for models that are too large for one device, is built on these two. It gathers
-# weights just before using them, and each rank keeps only its shard of the summed gradients.
-#
+# Fully sharded training ([FSDP](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html), chapter 13), for models that are
+# too large for one device, is built on these two. It gathers weights just before using them, and each rank keeps only its shard of the
+# summed gradients.
+
+# %% [markdown]
 # ### all_to_all
 #
-# Now every rank has something different for each of the others. The list form is `all_to_all`, the tensor form `all_to_all_single`.
+# Now every rank has something different for each of the others. Before you run the cell: rank 1 holds 20, 21, 22 and 23. What will it hold
+# afterwards? The list form is `all_to_all`, the tensor form `all_to_all_single`.
 
 
 # %% tags=["row-D4"]
@@ -401,7 +417,8 @@ results = see(all_to_all)
 # %% [markdown]
 # Read the ranks' numbers as the rows of a matrix: `all_to_all` **transposes** it, and nothing is added. Mixtures of experts need this: in these models each
 # token goes to one or a few of many sub-networks, which live on different ranks.
-#
+
+# %% [markdown]
 # ### barrier
 #
 # No data at all: nobody goes on until everybody has come. Here, rank *r* arrives *r* × 0.1 seconds late.
@@ -428,17 +445,19 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 # | something different from everybody for everybody | `all_to_all_single` |
 # | "wait until rank 0 has downloaded the data" | `barrier` |
 #
-# **Check yourself.** Why is a barrier after an `all_reduce`, "to be safe", no use?
+# **Check yourself.** A colleague puts a barrier after every `all_reduce`, "to be safe". Why doesn't it help?
 #
 # <details><summary>Answer</summary>
 # No rank has the sum before every rank has brought its part: with gloo, an <code>all_reduce</code> contains a barrier. (NCCL's
 # holds up the GPU, and not the line of Python, as chapter 14 shows.)
 # </details>
-#
+
+# %% [markdown]
 # ## 4 · The ring
 #
-# Data parallel training lives on **all_reduce**: every rank brings its gradient, and every rank gets the sum. The *direct* way is to send everything to
-# rank 0, which adds it up and sends the sum back. With four ranks and 32 bytes each, that makes 192 bytes in all, and the busiest rank sends 96 of them.
+# Data parallel training depends on **all_reduce**: every rank brings its gradient, and every rank gets the sum. The *direct* way is to send
+# everything to rank 0, which adds it up and sends the sum back. With four ranks and 32 bytes each, that makes 192 bytes in all, and the
+# busiest rank sends 96 of them.
 #
 # A **ring** has no centre. It cuts the tensor into as many chunks as there are ranks. In each step, every rank sends one chunk to the next rank and
 # receives one from the rank before. For *n* − 1 steps a rank adds what it receives; for *n* − 1 more, finished chunks travel on.
@@ -465,7 +484,8 @@ ring_bytes.measured([sum(per_rank_bytes), max(per_rank_bytes)])
 #
 # Nobody sends more than twice the tensor, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
 # prove that in an all-reduce made of messages the busiest rank can't send less.
-#
+
+# %% [markdown]
 # ### Write the ring
 #
 # *About 20 minutes.* Write **one step**, with messages only. It changes the list `chunks`, or the chunks in it, and returns nothing. `done` says how many steps
@@ -537,8 +557,9 @@ ring_check = {
 check(in_a_ring(ring_step), **ring_check)
 
 # %% [markdown]
-# Right or wrong, this is what *your* step does in four real ranks. Rank *r* brings the numbers 1, 2, 3, 4 times 1, 10, 100 or 1000. So the digit tells you
-# the chunk, and its place the rank: 3300 is chunk 2 of ranks 2 and 3. A white square holds something that is no such sum.
+# Right or wrong, this is what *your* step does in four real ranks. Rank *r* brings the numbers 1, 2, 3, 4 times 1, 10, 100 or 1000. So a
+# digit tells you the chunk (one less than the digit), and its place tells you the rank: 3300 is the sum of chunk 2 of ranks 2 and 3. A
+# white square holds a number that isn't such a sum.
 
 # %%
 draw_ring(ring_step)
@@ -574,7 +595,8 @@ draw_ring(finished_step)
 
 # %% [markdown]
 # After three steps each rank has one finished chunk: that was a `reduce_scatter`. Three more carry the finished chunks to everybody: an `all_gather`.
-#
+
+# %% [markdown]
 # ### Would two calls do as well?
 #
 # [The DDP lab](README.md), one of the five articles this course grew out of, builds an `all_reduce` from a `reduce` and a `broadcast`. With two ranks it measured 12.084 s
@@ -599,15 +621,19 @@ for world_size in (2, 4, 8):
     for summing in (all_reduce, reduce_and_broadcast):
         traces.append(launch(on_a_megabyte, summing, world_size=world_size, trace=True).trace)
     one_call_us, two_calls_us = (max(trace.replay(ring_network).finish_us) for trace in traces)
-    one_call, two_calls = (trace.traffic("ring").sent_bytes for trace in traces)
+    one_call_bytes, two_calls_bytes = (trace.traffic("ring").sent_bytes for trace in traces)
     print(f"{world_size} ranks   ring{one_call_us:6.0f} /{two_calls_us:5.0f} µs", end="")
-    print(f"   in all {sum(one_call) / 1e6:4.1f} /{sum(two_calls) / 1e6:5.1f} MB", end="")
-    print(f"   busiest rank {max(one_call) / 1e6:.2f} / {max(two_calls) / 1e6:.2f} MB")
+    print(
+        f"   in all {sum(one_call_bytes) / 1e6:4.1f} /{sum(two_calls_bytes) / 1e6:5.1f} MB", end=""
+    )
+    print(f"   busiest rank {max(one_call_bytes) / 1e6:.2f} / {max(two_calls_bytes) / 1e6:.2f} MB")
 
 # %% [markdown]
-# One call is faster, but not because it sends less: in all, it's the same number of bytes both ways. In
-# the ring every rank sends in every step, while a chain of two calls leaves ranks idle until the first piece has come all the way.
-#
+# One call is faster, although in all both ways send the same number of bytes. The ring divides them equally, and every rank sends in every
+# step. With two calls the load is unequal: of eight ranks, the busiest sends 2.00 MB instead of 1.75. And some ranks are idle until the
+# first piece has passed along all the others.
+
+# %% [markdown]
 # ## 5 · A tensor with gaps
 #
 # `tensor[::2]` is a **view**: places 0, 2, 4 and 6 of the same memory, with gaps in between. Gloo is told where a tensor begins and how many numbers
@@ -633,15 +659,16 @@ plot_ranks(before, after)
 after_the_view.measured(after[0].int())
 
 # %% [markdown]
-# Wrong, and torch says nothing; only `launch` has an eye on it. Gloo summed the first four places in memory. Places 4 and 6 lack the other rank's numbers, and places 1 and 3,
-# which nobody asked for, have changed. Which collectives do this?
+# Wrong, and torch says nothing; only `launch` warns you. Gloo summed the first four places in memory. Places 4 and 6 lack the other rank's
+# numbers, and places 1 and 3, which nobody asked for, have changed. Which collectives do this?
 
 # %%
 print_gaps()
 
 # %% [markdown]
 # The three that work in place are wrong, and so are `scatter` and the output of `reduce_scatter`. The others copy. NCCL is stricter: it
-# refuses and says *Tensors must be contiguous*.
+# refuses such a tensor and says *Tensors must be contiguous*
+# ([ProcessGroupNCCL.cpp](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)).
 #
 # The cure has two halves, and the second is easily forgotten: `contiguous()` makes a *copy*, so you have to write the result back.
 
@@ -666,7 +693,8 @@ print(launch(sum_of_a_copy, world_size=2)[0])
 # Nothing: the copy is summed and thrown away. A column of a matrix, <code>matrix[:, 0]</code>, has gaps as well; a row,
 # <code>matrix[0]</code>, has none.
 # </details>
-#
+
+# %% [markdown]
 # ## 6 · Start now, wait later
 #
 # With `async_op=True` a collective returns at once and gives you something to wait for. Until `wait()`, the tensor isn't yours. Here rank 0 reads too early. To make
@@ -721,11 +749,13 @@ plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_re
 # <details><summary>Answer</summary>
 # Nothing: with gloo it's a blocking call in two lines. Something useful has to happen in between. (With NCCL neither line blocks Python, as chapter 14 shows.)
 # </details>
-#
+
+# %% [markdown]
 # ## 7 · Who holds the others up?
 #
-# The DDP lab also lets one rank sleep during training, and reports the total time. A total tells you *that* something is slow. Can we see **who**? Four ranks train, with a sum for each
-# parameter. Rank 1 sleeps for half a second before its third sum, and we add up how long each rank is inside `all_reduce`.
+# The same article, *The DDP lab*, also lets one rank sleep during training, and reports the total time. A total tells you *that* something
+# is slow. Can we see **who**? Four ranks train, with a sum for each parameter. Rank 1 sleeps for half a second before its third sum, and we
+# add up how long each rank is inside `all_reduce`.
 #
 # **Predict.** Does rank 1 spend less time in there than the other ranks, as much, or more?
 
@@ -735,7 +765,7 @@ in_the_call = predict(
 )
 
 # %%
-images = digits(train=True)
+training = digits(train=True)
 
 
 def train(nap_s):
@@ -743,9 +773,9 @@ def train(nap_s):
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     for step in range(4):
         batch = slice(32 * (4 * step + rank), 32 * (4 * step + rank + 1))
-        outputs = model(images.data[batch].to(device))
+        outputs = model(training.data[batch].to(device))
         model.zero_grad()
-        cross_entropy(outputs, images.targets[batch].to(device)).backward()
+        cross_entropy(outputs, training.targets[batch].to(device)).backward()
         for k, parameter in enumerate(model.parameters()):
             time.sleep(nap_s * (rank == 1 and step == 0 and k == 2))
             dist.all_reduce(parameter.grad)
@@ -759,13 +789,14 @@ ratio = inside_s[1] / inside_s[0]
 in_the_call.measured("less" if ratio < 0.7 else "more" if ratio > 1.4 else "as much")
 
 # %% [markdown]
-# Less: it's the others who wait. In rank 0's profile `all_reduce` takes nearly all the time, so it looks as if the network were slow.
+# Less: it's the others that wait. Rank 0 spends more than half a second inside `all_reduce`, so its profile makes the network look slow.
 #
-# The lab tries four naps. For those, nobody has to sleep: we record a run without a nap, say that a backward pass takes 2 ms, and add the naps on the virtual clock.
+# The article tries four naps. We needn't sleep for those: we record a run without a nap, say that a backward pass takes 2 ms, and add the
+# naps on the virtual clock.
 
 
 # %%
-NAPS_MS = {  # what rank 1 sleeps before its sum number k, of which each step has four
+NAPS_MS = {  # ms that rank 1 sleeps before sum k; a step has four sums
     "nowhere": lambda k: 0,
     "at the start": lambda k: 1 * (k == 0),
     "at every sum": lambda k: 10,
@@ -797,9 +828,11 @@ plot_timeline(
 )
 
 # %% [markdown]
-# In each of the four, the **straggler** waits least: about 1 ms, where the others wait up to six seconds. Yet all are done together, because a sum ends for everybody at the same time.
+# In each of the four, the **straggler** waits least: about 1 ms, where the others wait up to six seconds. Yet all are done together, as the
+# picture shows, because a sum ends for everybody at the same time.
 #
-# That's enough to find one straggler. If several ranks are late in turn, look at who comes **last** to each sum; the lab has you write this.
+# That's enough to find one straggler. If several ranks are late in turn, look at who comes **last** to each sum; in exercise 6 of [the
+# lab](../exercises/03_collective_primitives.ipynb) you write this.
 #
 # Run the next cell and move its sliders (only the picture is saved here). Make a rank slow, then the network. Which of the two makes one rank differ from the others?
 
@@ -814,11 +847,12 @@ explore(trace, network, lambda event: 2000.0 * (event.index % 4 == 0))
 # <details><summary>Answer</summary>
 # At rank 17's machine: its data loading, its temperature, what else runs on it. It's the one that all the others wait for.
 # </details>
-#
+
+# %% [markdown]
 # ## What you know now
 #
-# All nine collectives are patterns of one move: somebody sends, somebody receives. Every rank calls them, in the same order. Don't read a result before `wait()`,
-# through a view with gaps, or away from the root. And the time one rank loses, all lose in the next sum.
+# All nine collectives can be built from sending and receiving. Every rank calls them, in the same order. Don't read a result before
+# `wait()`, through a view with gaps, or away from the root. And when one rank loses time, all the others lose it at the next sum.
 #
 # How many predictions were right? After that, [04 · DDP training](04_ddp_training.ipynb) makes one of these calls for you, at the right moment.
 

@@ -19,7 +19,8 @@
 # **First sitting**, parts 1 to 4: training, and the proof that it's right. **Second sitting**, parts 5 to 9: checkpoints, accumulation, speed, and a script
 # of your own. A line between them says where to stop.
 #
-# Five cells ask you to **predict**: replace the three dots, and a later cell compares your answer with real ranks. Five cells ask you to **write**.
+# Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what
+# real ranks did. Five parts ask you to **write** a function.
 
 # %% jupyter={"source_hidden": true}
 import functools
@@ -120,8 +121,9 @@ results = launch(seeded, train_alone, world_size=2)
 # %% [markdown]
 # ### Write the six lines
 #
-# **Write** (12 minutes) the distributed form of the same loop. The ranks start with *different* weights; yours should all end with those that one process gets from rank 0's,
-# with the same global batches. Each epoch has a new order, the one of `DistributedSampler` (seed 0). Return the network itself.
+# **Write** (12 minutes) the distributed form of the same loop. Each rank is given a model with *different* weights. In the end, all ranks
+# should hold the same weights: those that one process would get if it started from rank 0's weights and took the same global batches.
+# Shuffle anew in each epoch, as `DistributedSampler` does (with seed 0). Return the network itself.
 
 
 # %%
@@ -235,7 +237,7 @@ for world_size in (1, 2, 4):
     dealt = Counter(digit for shard in shards for digit in shard)
     print(f"{world_size} rank(s): {len(shards[0])} digits each", end=", ")
     print(f"{len(training) - len(dealt)} missing")
-show(chapter_04.last_digits(shards), "The shaded digits were dealt before, to rank 0 and rank 1.")
+show(chapter_04.last_digits(shards), "The last digits of each rank; a shaded one was dealt before.")
 dealt_twice.measured(dealt.total() - len(dealt))
 
 # %% [markdown]
@@ -259,7 +261,9 @@ def as_in_the_guide():
 results = launch(as_in_the_guide, world_size=1, device="cpu", backend="gloo")  # as in the guide
 
 # %% [markdown]
-# On a GPU, `device_ids` does something useful: DDP then moves each input to that GPU. The next cell shows it if you have one.
+# It refuses, with a misleading text: on CPUs, `device_ids` has to be left out. On a GPU it does something useful: [DDP then moves each
+# input to that GPU](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html). The next cell shows it
+# if you have one.
 
 
 # %% tags=["nbval-ignore-output", "row-A6"] jupyter={"source_hidden": true}
@@ -337,7 +341,8 @@ show(chapter_04.distances(curves), "The ranks stay equal; one process agrees up 
 
 # %% [markdown]
 # Between the ranks the difference is **exactly 0 after every step**. To the single process it's rounding, and no more: the mean of two
-# means over 16 digits *is* the mean over 32, but the additions come in a different order. One model, whose batch several workers shared.
+# means over 16 digits *is* the mean over 32, but the additions come in a different order. It's one model, and several workers have shared
+# its batch.
 
 # %% [markdown]
 # **Check yourself.** Would the proof also hold if one rank took 20 of the 32 digits and the other took 12?
@@ -400,7 +405,8 @@ check(ddp_exercises.keeping_weights(finished_spread), **ddp_exercises.SPREAD)
 chapter_04.draw_spread(finished_spread)
 
 # %% [markdown]
-# Why does it ask for a `nan` separately? Every comparison with a `nan` is false, so gloo's `MAX` and `MIN` keep it or lose it, depending on where it is:
+# Why does it ask for a `nan` separately? For a `nan`, `<` and `>` are always false, so gloo's `MAX` and `MIN` keep it or lose it, depending
+# on where it is:
 
 
 # %%
@@ -421,7 +427,7 @@ for rank in range(3):
 
 # %% [markdown]
 # A difference of 0 would have told you that all is well. `finished_spread` is a good check for your own training: call it on `weights(model)` once an epoch, on
-# all ranks, and stop unless the result is 0. It sends two rows of the model's size.
+# all ranks, and stop unless the result is 0. It costs two `all_reduce`s of the model's size, and one of a single number.
 
 # %% [markdown]
 # ## 3 · When do the ranks talk?
@@ -434,7 +440,7 @@ trace = launch(follow, DistributedDataParallel, 3, trace=True).trace
 calls = Counter((e.code, e.kind, e.bytes) for e in trace.of_rank(0) if e.kind != "wait")
 for (code, kind, size), times in calls.items():
     print(f"{times} x {kind:10} of {size:7,} bytes in  {code}")
-plot_timeline(trace, "A start that takes several calls; after it, one call in each step.")
+plot_timeline(trace, "The same calls of both ranks, in time.")
 
 # %% [markdown]
 # There's nothing in `optimizer.step()`: **weights are never synchronised after a batch.** They *start* equal, because the constructor
@@ -442,8 +448,8 @@ plot_timeline(trace, "A start that takes several calls; after it, one call in ea
 # average, and equal weights minus equal gradients are equal.
 
 # %% [markdown]
-# And the small ones? Before the broadcast, the ranks compare how many parameters they have (8 bytes) and of which shapes (96). In the
-# second forward, rank 0 says in which order the gradients came in (20 and 4), for a reason that comes now.
+# And the small ones? Before the broadcast, the ranks compare how many parameters they have (8 bytes), and of which shapes and strides (96).
+# In the second forward, rank 0 tells the others which gradients to send together, and in which order (20 and 4). The next section says why.
 
 # %% [markdown]
 # ### Buckets
@@ -499,7 +505,8 @@ show(chapter_04.buckets(second_backward), "Two of three buckets leave before the
 # ### By hand
 #
 # If that's all, you can do it yourself: broadcast rank 0's weights, then average the gradients with an `all_reduce`, whose
-# default is the **sum**, and a division. If you believed in synchronised weights, you would average those instead. `by_hand` can do either.
+# default is the **sum**, and a division. If the guide were right about synchronised weights, you could average those instead. `by_hand` can
+# do either.
 
 
 # %%
@@ -551,7 +558,10 @@ for name, make_optimizer in {"SGD": sgd, "Adam": torch.optim.Adam}.items():
         result = launch(by_hand, make_optimizer, averaged)[0]
         differences[f"{name}, {averaged}"] = (result - ddp).abs().max().item()
         print(f"{name}, averaged {averaged}:", format_difference((result - ddp).abs().max()))
-show(chapter_04.difference_bars(differences, "DDP"), "One bar is more than rounding.")
+show(
+    chapter_04.difference_bars(differences, "DDP"),
+    "A bar that crosses the line is more than rounding.",
+)
 agrees = tuple(difference < 1e-6 for name, difference in differences.items() if "weights" in name)
 verdicts = {(True, False): "SGD", (False, True): "Adam", (True, True): "both"}
 weights_suffice.measured(verdicts.get(agrees, "neither"))
@@ -561,6 +571,8 @@ weights_suffice.measured(verdicts.get(agrees, "neither"))
 # linear in the gradients, so the mean of the ranks' steps is the step of their mean. Adam divides by a running mean of squares, which isn't linear.
 
 # %% [markdown]
+# One more question before we look for mistakes, because you'll need to tell them from rounding.
+#
 # **Predict.** With two ranks, the averaged gradients gave exactly DDP's weights. What will three ranks give?
 
 # %%
@@ -578,8 +590,9 @@ print("three ranks: averaged gradients, difference to DDP", format_difference(di
 with_three.measured("no" if difference > 1e-6 else "up to rounding" if difference else "exactly")
 
 # %% [markdown]
-# Two numbers have only one sum, and halving it is exact. Three numbers can be added in different orders, and a third is rounded. DDP divides whole buckets before adding them; `average`
-# adds one parameter at a time and divides afterwards. "Bit for bit" was the luck of two ranks.
+# Two numbers have only one sum, and halving it is exact. Three numbers can be added in different orders, and a third is rounded. DDP
+# divides every gradient by three first and then adds whole buckets; `average` adds one parameter at a time and divides afterwards. The
+# results were equal bit for bit only because there were two ranks.
 
 # %% [markdown]
 # **Check yourself.** Why does DDP send buckets, while `average` sends one parameter after another?
@@ -592,7 +605,8 @@ with_three.measured("no" if difference > 1e-6 else "up to rounding" if differenc
 # %% [markdown]
 # ## 4 · Four mistakes that raise no error
 #
-# Each of these lines runs to the end without a word, in a loop that does DDP's work by hand. What does each of them do to the ranks' weights?
+# Each of these mistakes is made in a loop that does DDP's work by hand, and each time the loop runs to the end without an error. What does
+# each mistake do to the ranks' weights?
 #
 # | run | somebody writes |
 # | --- | --- |
@@ -619,12 +633,13 @@ for name, run in runs.items():
     print(f"{name:20}{format_difference(between_ranks[5]):>13}", end="")
     print(f"{format_difference(to_process[5]):>16}   about {loss_error:.2f}")
     equal_ranks += name != "no mistake" and between_ranks[5] == 0
-show(chapter_04.mistakes(runs, alone), "Only one of the four shows between the ranks.")
+show(chapter_04.mistakes(runs, alone), "What each mistake does, step by step.")
 unseen.measured(int(equal_ranks))
 
 # %% [markdown]
-# Only the missing broadcast makes the ranks differ. With one sampler for all they read half the batch twice, and without a division they learn at twice the rate: they agree perfectly,
-# on a wrong model. So compare with **one process**, not only between ranks.
+# Only the missing broadcast makes the ranks differ. With one sampler for all, both ranks read the same 16 digits in every step, instead of
+# 32 together. Without the division, both learn at twice the rate. In both cases the ranks agree perfectly, but on a wrong model. So compare
+# with **one process**, not only between ranks.
 
 # %% [markdown]
 # The last mistake leaves the weights alone and misleads you: the curve you're judging by belongs to one rank.
@@ -645,8 +660,8 @@ unseen.measured(int(equal_ranks))
 # %% jupyter={"source_hidden": true}
 tokens, alphabet = novel()
 print(tokens[:9].tolist(), "is", "".join(alphabet[token] for token in tokens[:9]))
-guess = math.log(len(alphabet))
-print(f"{len(alphabet)} characters: a blind guess has the loss {guess:.1f}")
+loss_of_a_guess = math.log(len(alphabet))
+print(f"{len(alphabet)} characters: a blind guess has the loss {loss_of_a_guess:.1f}")
 
 
 def draw_windows(generators):
@@ -663,7 +678,7 @@ def small_gpt(dtype):
 
 
 # %%
-def read(seeds, dtype=torch.float32, steps=20):
+def train_on_windows(seeds, dtype=torch.float32, steps=20):
     seeds_here = seeds[dist.get_rank() :: dist.get_world_size()]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds_here]
     torch.manual_seed(seeds_here[0])
@@ -681,45 +696,50 @@ def read(seeds, dtype=torch.float32, steps=20):
 
 
 # %% [markdown]
-# What do four ranks learn if all of them draw with the same seed, as many scripts do "to be reproducible"? We compare them with two single processes: one reads 8 windows per step, the other
-# the 4 × 8 windows that four seeds draw.
+# What do two ranks learn if both draw with the same seed, as many scripts do "to be reproducible"? We compare them with two single
+# processes: one reads 8 windows per step, the other the 2 × 8 windows that two seeds draw.
 
 # %%
 single = {
-    "one process, 8 windows": launch(read, [0], world_size=1)[0][0],
-    "one process, 32 windows": launch(read, [0, 1, 2, 3], world_size=1)[0][0],
+    "one process, 8 windows": launch(train_on_windows, [0], world_size=1)[0][0],
+    "one process, 16 windows": launch(train_on_windows, [0, 1], world_size=1)[0][0],
 }
 differences = {}
-for seeds in ([0, 0, 0, 0], [0, 1, 2, 3]):
-    trained, losses = zip(*launch(read, seeds, world_size=4))
+for seeds in ([0, 0], [0, 1]):
+    trained, losses = zip(*launch(train_on_windows, seeds))
     print(f"seeds {seeds}: rank 0's loss falls", end=" ")
     print(f"from about {losses[0][0]:.1f} to about {losses[0][-1]:.1f}")
-    for name, reference in {"rank 3": trained[3], **single}.items():
+    for name, reference in {"rank 1": trained[1], **single}.items():
         differences[f"{seeds} to {name}"] = (trained[0] - reference).abs().max().item()
-show(chapter_04.difference_bars(differences, "rank 0"), "One seed is worth 8 windows.")
+show(
+    chapter_04.difference_bars(differences, "rank 0"),
+    "Rank 0, compared with rank 1 and with two single processes.",
+)
 
 # %% [markdown]
-# With one seed, all four ranks draw the same 8 windows, and the average of four equal gradients is that gradient. **Four ranks learn, to the last bit, what one learns from a quarter of
-# the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
+# With one seed, both ranks draw the same 8 windows, and the average of two equal gradients is that gradient. **Two ranks learn, to the last
+# bit, what one learns from half of the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
 
 # %% [markdown]
-# Then they learn what one process learns from all 32 windows. But is this last difference still rounding? It's larger than with SGD, because Adam divides small gradients by small
-# numbers. Here's a test: with twice as many digits, rounding nearly vanishes, and a mistake stays.
+# Then they learn what one process learns from all 16 windows. But is this last difference still rounding? It's larger than with SGD,
+# because Adam divides small gradients by small numbers. Here's a test. In double precision, a difference that comes from rounding nearly
+# vanishes, but one that comes from a mistake stays.
 
 # %%
-single_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=1)[0][0]
-four_double = launch(read, [0, 1, 2, 3], torch.float64, world_size=4)[0][0]
-difference = (four_double - single_double).abs().max().item()
-print("in double precision, 4 ranks to one process:", format_difference(difference))
+single_double = launch(train_on_windows, [0, 1], torch.float64, world_size=1)[0][0]
+two_double = launch(train_on_windows, [0, 1], torch.float64)[0][0]
+difference = (two_double - single_double).abs().max().item()
+print("in double precision, 2 ranks to one process:", format_difference(difference))
 
 # %% [markdown]
-# It was rounding. By the way, clipping comes after `backward`, where the gradients are averages already. So all ranks find the same norm, and no message is needed.
+# It was rounding. Note that clipping comes after `backward`, when DDP has already averaged the gradients. So all ranks find the same norm,
+# and no message is needed.
 
 # %% [markdown]
 # ---
 #
-# **This is a good place to stop.** You can write a DDP loop, and you know the proof to ask for: **exactly 0 between ranks, rounding to one process.** What comes next needs nothing
-# that isn't saved: run the notebook up to here again, and go on with part 5.
+# **This is a good place to stop.** You can write a DDP loop, and you know the proof to ask for: **exactly 0 between ranks, rounding to one
+# process.** You may close the notebook now. When you come back, run all cells up to here once more, and go on with part 5.
 
 # %% [markdown]
 # ## 5 · What belongs in a checkpoint?
@@ -740,11 +760,12 @@ def convnet():
 # %%
 def save_all(path, network, optimizer, step):
     generators = [None] * dist.get_world_size()
-    dist.all_gather_object(generators, torch.get_rng_state())  # rank 0 has only its own
+    dist.all_gather_object(generators, torch.get_rng_state())  # rank 0 knows only its own
     if dist.get_rank() == 0:
         parts = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(parts | {"position": step, "generators": generators}, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)  # killed before this, we still have the old one
+        # Whoever is killed before the next line still has the old file.
+        os.replace(path.with_suffix(".new"), path)
     dist.barrier()  # nobody reads before the file is there
 
 
@@ -769,8 +790,9 @@ def load_all(saved):
 
 
 # %% [markdown]
-# And then they go on from where the file says. A loader can't start in the middle of an epoch, so `batches_from` skips what has been read already. Starting
-# to iterate draws from the random generator, so its state is restored after that.
+# And then they go on from where the file says. A `DataLoader` can't start in the middle of an epoch
+# ([torchdata's](https://github.com/meta-pytorch/data/tree/main/torchdata/stateful_dataloader) can), so `batches_from` skips what has been
+# read already. Starting to iterate draws from the random generator, so its state is restored after that.
 
 
 # %%
@@ -806,17 +828,17 @@ def train_on(path, steps, forget=None):
 
 
 # %% [markdown]
-# One run of 46 steps (two epochs of the small set) goes undisturbed. A second one stops after 30, in the middle of an epoch, and all its processes end; new ones do
-# the remaining 16.
+# One run of 34 steps goes undisturbed; an epoch of the small set has 23. A second one stops after 30, in the middle of an epoch, and all its
+# processes end; new ones do the remaining 4.
 
 # %% tags=["row-B5"]
 folder = tempfile.TemporaryDirectory()
 undisturbed_path, path = Path(folder.name, "undisturbed.pt"), Path(folder.name, "stopped.pt")
 # Equal bit for bit: a CPU's convolution is, and a GPU's may add in a new order each time.
-undisturbed = launch(train_on, undisturbed_path, 46, backend="gloo")
+undisturbed = launch(train_on, undisturbed_path, 34, backend="gloo")
 stopped = launch(train_on, path, 30, backend="gloo")
 checkpoint = path.read_bytes()
-continued = launch(train_on, path, 16, backend="gloo")
+continued = launch(train_on, path, 4, backend="gloo")
 for rank in range(2):
     difference = (undisturbed[rank]["weights"] - continued[rank]["weights"]).abs().max()
     print(f"rank {rank}: the weights differ by {format_difference(difference)}")
@@ -838,7 +860,7 @@ show(
 )
 
 # %% [markdown]
-# Do you need every part of the checkpoint? Each run below resumes from step 30 for four steps, and forgets one part. Which one could be left out?
+# Do you need every part of the checkpoint? Each run below resumes from step 30, as the complete one did, and forgets one part. Which one could be left out?
 
 
 # %%
@@ -847,11 +869,11 @@ def resume(forget):
     return launch(train_on, path, 4, forget, backend="gloo")[0]["weights"]
 
 
-complete, differences = resume("nothing"), {}
+complete, differences = continued[0]["weights"], {}
 for part in ("model", "optimizer", "position", "generators"):
     differences[f"without {part}"] = (resume(part) - complete).abs().max().item()
     print(f"without {part}: {format_difference(differences[f'without {part}'])}")
-show(chapter_04.difference_bars(differences, "the complete one"), "Every part is needed.")
+show(chapter_04.difference_bars(differences, "the complete one"), "What each missing part changes.")
 
 # %% [markdown]
 # None. *Position* means epoch and batch: without it, the run sees the same digits again. Without the *generators*, dropout leaves out different units.
@@ -911,12 +933,15 @@ for one_batch in (forward_inside, forward_outside):
     cost[f"4 parts, {one_batch.__name__}"] = chapter_04.cost_per_step(run.trace, 5)
     difference = format_difference((run[0] - undivided[0]).abs().max())
     print(f"{one_batch.__name__}: {difference} from the model of one batch")
-show(chapter_04.cost_bars(cost), "One of the two ways sends four times as much.")
+show(chapter_04.cost_bars(cost), "Calls and bytes per step.")
 calls_outside.measured(int(cost["4 parts, forward_outside"][0]))
 
 # %% [markdown]
-# With the forward **outside**, `no_sync` does nothing at all: DDP decides during the forward whether the coming backward will talk. The model is right
-# both ways, up to rounding, so only the trace gives it away. The other thing to remember is dividing by the number of parts.
+# With the forward **outside**, `no_sync` does nothing at all: DDP decides during the forward whether the coming backward will talk ([its
+# docs warn of
+# that](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync)).
+# The model is right both ways, up to rounding, so only the trace gives it away. The other thing to remember is dividing by the number of
+# parts.
 
 # %% [markdown]
 # ### bfloat16
@@ -969,29 +994,30 @@ show(chapter_04.cost_bars(cost), "Only the hook halves the bytes.")
 # %% [markdown]
 # ## 7 · How much faster?
 #
-# So far it was all about being right. Does it pay? We train the convnet with a global batch of 128, on one rank and on two, and count images per second. As
-# a control, we do the same work under `no_sync`, without messages. It tells you what the *hardware* allows.
+# So far, we only asked whether training is right. Is it faster, too? We let the network of part 1 go forward and backward with a global
+# batch of 512, on one rank and on two, and count images per second. As a control, the ranks do the same work under `no_sync`, without
+# messages. It tells you what the *hardware* allows.
 
 
 # %%
 def measure():
-    model, batch = DistributedDataParallel(convnet().to(my_device())), next(my_batches(128))
-    chapter_04.images_per_second(model, nullcontext, batch, steps=2)  # DDP arranges its buckets
+    model, batch = DistributedDataParallel(mlp().to(my_device())), next(my_batches(512))
     ways = {"no messages": model.no_sync, "DDP": nullcontext}
-    return {name: chapter_04.images_per_second(model, talk, batch) for name, talk in ways.items()}
+    return chapter_04.images_per_second(model, batch, ways)
 
 
 # %% [markdown]
-# Three rounds, one right after the other. Each gives a ratio, and the median counts. If you've got four free cores, set `ranks = 4`.
+# Both ways take turns, step by step, and the quickest of 20 steps counts, because a busy machine can only slow a step down. There are three
+# such rounds. Each gives a ratio, and the median counts. If you've got four free cores, set `ranks = 4`.
 
 # %%
 ranks = 2
 ratios = {"no messages": [], "DDP": []}
 for _ in range(3):
-    one_rank = launch(measure, world_size=1)[0]
+    one_rank = launch(measure, world_size=1)[0]["no messages"]
     all_ranks = launch(measure, world_size=ranks)[0]
     for name in ratios:
-        ratios[name].append(all_ranks[name] / one_rank[name])
+        ratios[name].append(all_ranks[name] / one_rank)
 for name in ratios:
     ratios[name] = median(ratios[name])
     print(f"{ranks} ranks, {name}: about {ratios[name]:.2f} times as fast as one rank")
@@ -999,8 +1025,10 @@ for name in ratios:
 show(chapter_04.speedups(ratios, ranks), "The control is what this machine allows.")
 
 # %% [markdown]
-# **Scaling efficiency** is the speed-up divided by the number of ranks. Compare DDP with its control, not with the ideal. The control's
-# distance from the ideal is the machine: busy cores, shared memory. DDP's distance from the control is what talking costs: copying gradients into buckets, sending them, and waiting.
+# **Scaling efficiency** is the speed-up divided by the number of ranks. Compare DDP with its control, not with the ideal. (If DDP looks
+# faster than its control, you see the noise of a busy machine. Run the cell again.) The control's distance from the ideal is the machine:
+# busy cores, shared memory. DDP's distance from the control is what talking costs: copying gradients into buckets, sending them, and
+# waiting.
 
 # %% [markdown]
 # On a cluster that's the whole question, and [chapter 06](06_what_communication_costs.ipynb) computes it.
@@ -1014,7 +1042,7 @@ show(chapter_04.speedups(ratios, ranks), "The control is what this machine allow
 show(chapter_04.batches_by_rank([33, 32], 16), "Rank 0 has three batches and rank 1 has two.")
 
 # %% [markdown]
-# The next cell fails on purpose. In which line will it be, and on which rank?
+# The next cell fails on purpose. On which rank, and in which line?
 
 
 # %% tags=["raises-exception"]
@@ -1031,11 +1059,17 @@ launch(one_batch_fewer, timeout=5, backend="gloo")  # on a GPU the wait is in an
 
 # %% [markdown]
 # Rank 0 waits in `backward`, for an average with a rank that has no third batch. Rank 1's function has returned: it did
-# everything right and is done. The report's last sentence counts the calls: *3 times* here, *twice* there. No line is wrong; the number of calls is.
+# everything right and is done. The report's last paragraph counts the calls: *3 times* on rank 0, *twice* on rank 1. No single line is
+# wrong, but the number of calls is.
 
 # %% [markdown]
-# Because of one digit, a job on a cluster stands still until a timeout ends it: after ten minutes with NCCL, after thirty with gloo. The cures: a `DistributedSampler`, also with its
-# `drop_last=True`, or DDP's `Join`, in chapter 07. The `drop_last` of a *`DataLoader`* is no cure; it only helps by chance:
+# Because of one digit, a job on a cluster stands still until a timeout ends it: after ten minutes with NCCL, after thirty with gloo
+# ([unless you say otherwise](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group)). There are two
+# cures. One is a `DistributedSampler`, with or without its own `drop_last=True`. The other is DDP's `Join`, which chapter 07 shows.
+
+# %% [markdown]
+# The `drop_last` of a *`DataLoader`* is no cure; it only helps by chance. Two ranks with 33 and 32 digits get equally many batches, but
+# two with 48 and 47 don't:
 
 # %%
 for count in (33, 32, 48, 47):
@@ -1059,8 +1093,9 @@ for count in (33, 32, 48, 47):
 # %% [markdown]
 # ### Step 1: join
 #
-# A script doesn't know who starts it: `torchrun` and chapter 02's variables; Slurm's `srun`, which calls them `SLURM_PROCID`, `SLURM_LOCALID` and `SLURM_STEP_NUM_TASKS`; or
-# `launch`, which has made the group already.
+# A script doesn't know who starts it: `torchrun` and chapter 02's variables; Slurm's `srun`, which calls them `SLURM_PROCID`,
+# `SLURM_LOCALID` and `SLURM_STEP_NUM_TASKS` (and leaves `MASTER_ADDR` and `MASTER_PORT` to your batch script); or `launch`, which has made
+# the group already.
 #
 # **Write** (5 minutes) `join`: make the group unless there is one, and return this rank's `torch.device`.
 
@@ -1151,8 +1186,8 @@ with tempfile.TemporaryDirectory() as folder_of_script:
 print(f"{same} of {tensors} tensors are the same, bit for bit")
 
 # %% [markdown]
-# Only who starts the ranks has changed. To keep your script, replace `script` with a path of your own. (As chapter 02 said, `torchrun` serves its store on all addresses of the machine, so use
-# it where you trust the network.)
+# So it makes no difference who starts the ranks. To keep your script, replace `script` with a path of your own. (As chapter 02 said,
+# `torchrun` serves its store on all addresses of the machine, so use it where you trust the network.)
 
 # %% [markdown]
 # ## What you know now

@@ -2,6 +2,8 @@
 
 import importlib
 import os
+from contextlib import contextmanager
+from functools import partial
 
 import labs
 import pytest
@@ -13,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lessons import chapter_04, ddp_exercises
-from course_utils import check
+from course_utils import check, launch
 
 LESSON = labs.ROOT / "source/lessons/04_ddp_training.py"
 EXERCISES = ("train", "train_with_ddp", "spread", "finished_spread", "join", "train_epoch", "save")
@@ -559,6 +561,26 @@ def test_the_stubs_of_the_script_are_not_attempted(lesson):
         (ddp_exercises.stopping(lesson["save"], lesson["load"]), ddp_exercises.STOPPING),
     ]:
         assert check(answer, **options).state == "not attempted"
+
+
+def test_ways_are_timed_by_turns_and_none_is_always_the_first():
+    def ordered():
+        taken = []
+
+        @contextmanager
+        def note(name):
+            taken.append(name)
+            yield
+
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+        batch = torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.long)
+        ways = {name: partial(note, name) for name in ("no messages", "DDP")}
+        return taken, chapter_04.images_per_second(model, batch, ways, steps=4)
+
+    for taken, rates in launch(ordered, backend="gloo"):
+        assert taken == ["DDP", "no messages", "no messages", "DDP"] * 2
+        assert set(rates) == {"no messages", "DDP"}
+        assert min(rates.values()) > 0
 
 
 def join():

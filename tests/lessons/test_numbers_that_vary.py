@@ -52,8 +52,8 @@ def test_readers_with_one_seed_are_one_reader_and_others_read_what_one_process_w
     own = definitions("04_ddp_training")
     own["tokens"], own["alphabet"] = novel()
     for seeds, seeds_of_one in (([0, 0], [0]), ([0, 1], [0, 1])):
-        together, losses = launch(own["read"], seeds, torch.float64, world_size=2)[0]
-        alone, _ = launch(own["read"], seeds_of_one, torch.float64, world_size=1)[0]
+        together, losses = launch(own["train_on_windows"], seeds, torch.float64, world_size=2)[0]
+        alone, _ = launch(own["train_on_windows"], seeds_of_one, torch.float64, world_size=1)[0]
         assert (together - alone).abs().max() < 1e-9  # in single precision about 1e-4
         assert torch.equal(together, alone) is (seeds == [0, 0])
         assert losses[0] == pytest.approx(math.log(72), abs=0.2)

@@ -34,7 +34,7 @@ def _share(global_batch):
 def _train(
     model, epochs, batch, sampler=None, rate=0.05, inside=False, between=lambda: None, told=True
 ):
-    loader = DataLoader(lab.part, batch, sampler=sampler, shuffle=not sampler)
+    loader = DataLoader(lab.sixty_digits, batch, sampler=sampler, shuffle=not sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for epoch in range(epochs):
         if sampler and told and not inside:
@@ -47,12 +47,12 @@ def _train(
 
 
 def without_set_epoch(model, global_batch, epochs):
-    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.part)
+    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.sixty_digits)
     return _train(model, epochs, _share(global_batch), sampler, told=False)
 
 
 def set_epoch_inside_the_loop(model, global_batch, epochs):
-    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.part)
+    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.sixty_digits)
     return _train(model, epochs, _share(global_batch), sampler, inside=True)
 
 
@@ -61,27 +61,33 @@ def without_a_sampler(model, global_batch, epochs):
 
 
 def never_shuffled(model, global_batch, epochs):
-    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.part, shuffle=False)
+    model, sampler = (
+        DistributedDataParallel(model),
+        DistributedSampler(lab.sixty_digits, shuffle=False),
+    )
     return _train(model, epochs, _share(global_batch), sampler)
 
 
 def batch_not_divided(model, global_batch, epochs):
-    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.part)
+    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.sixty_digits)
     return _train(model, epochs, global_batch, sampler)
 
 
 def rate_times_world_size(model, global_batch, epochs):
-    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.part)
+    model, sampler = DistributedDataParallel(model), DistributedSampler(lab.sixty_digits)
     rate = 0.05 * dist.get_world_size()
     return _train(model, epochs, _share(global_batch), sampler, rate=rate)
 
 
 def without_ddp(model, global_batch, epochs):
-    return _train(model, epochs, _share(global_batch), DistributedSampler(lab.part))
+    return _train(model, epochs, _share(global_batch), DistributedSampler(lab.sixty_digits))
 
 
 def each_from_its_own_beginning(model, global_batch, epochs):
-    model, sampler = DistributedDataParallel(model, init_sync=False), DistributedSampler(lab.part)
+    model, sampler = (
+        DistributedDataParallel(model, init_sync=False),
+        DistributedSampler(lab.sixty_digits),
+    )
     return _train(model, epochs, _share(global_batch), sampler)
 
 
@@ -93,13 +99,13 @@ def gradients_summed(model, global_batch, epochs):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
 
-    sampler = DistributedSampler(lab.part)
+    sampler = DistributedSampler(lab.sixty_digits)
     return _train(model, epochs, _share(global_batch), sampler, between=add_up)
 
 
 def the_wrapper_itself(model, global_batch, epochs):
     model = DistributedDataParallel(model)
-    _train(model, epochs, _share(global_batch), DistributedSampler(lab.part))
+    _train(model, epochs, _share(global_batch), DistributedSampler(lab.sixty_digits))
     return list(model.parameters())
 
 
