@@ -1,6 +1,6 @@
 # What teachers and authors do: make handout, make grade, make notebooks and so on.
 
-.PHONY: test test-all rest check notebooks zh handout grade bench gpu mutants look soak site slides wheel
+.PHONY: test test-all rest check notebooks zh handout grade bench gpu mutants look soak site slides wheel pictures
 
 # Strict: every output is compared, in the kernel of .venv.
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*' \
@@ -23,12 +23,17 @@ check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m course_tools.notebooks.build --check
 	@$(RUN) -m course_tools.notebooks.course_map --check
 	@$(RUN) -m course_tools.notebooks.teaching --check
+	@$(RUN) -m course_tools.site.readme_pictures --check
 	@$(RUN) -m course_tools.i18n.zh --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
 	@$(RUN) -m course_tools.notebooks.build $(only)
 	@$(RUN) -m course_tools.notebooks.course_map
 	@$(RUN) -m course_tools.notebooks.teaching
+	@$(RUN) -m course_tools.site.readme_pictures
+
+pictures: .venv/.ready ## README's pictures anew, from what the notebooks printed
+	@$(RUN) -m course_tools.site.readme_pictures
 
 zh: .venv/.ready ## take up in Chinese what has changed in English, build it anew: make zh only=03
 	@$(RUN) -m course_tools.i18n.zh $(only)

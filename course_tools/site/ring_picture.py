@@ -175,8 +175,8 @@ def moving(states: States, summary: str, theme: Any) -> tuple[float, str, str]:
     n, steps = len(states[0]), len(states) - 1
     clock = Clock(steps)
     head = f'<path d="M0 0L8 4L0 8z" fill="{theme.faint}"/>'
-    marker = f'<marker id="to" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">{head}</marker>'
-    parts = [marker + "\n"]
+    tip = 'markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"'
+    parts = [f'<marker id="to" {tip}>{head}</marker>\n']
     for arrow in ARROWS:
         line = f'stroke="{theme.faint}" fill="none" stroke-dasharray="4 5"'
         parts.append(f'<path d="{arrow}" {line} marker-end="url(#to)"/>\n')
