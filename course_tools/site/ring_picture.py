@@ -31,8 +31,11 @@ def read(figure: str) -> States:
         before, state = state, [list(held) for held in state]
         for rank, number in enumerate(numbers):
             chunk = chunk_of(number)
-            arrived = before[rank - 1][chunk]
-            if number not in (arrived, arrived + before[rank][chunk]):
+            sums = []
+            if chunk < n:
+                arrived = before[rank - 1][chunk]
+                sums = [arrived, arrived + before[rank][chunk]]
+            if number not in sums:
                 raise ValueError(f"rank {rank} cannot hold {number} after {len(states)} steps")
             state[rank][chunk] = number
         states.append(state)
