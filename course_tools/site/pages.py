@@ -18,7 +18,7 @@ from course_tools.notebooks.predictions import asked_in
 from course_tools.site import live_parts, notebook_pages
 
 SITE = ROOT / "source/site"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
 ROOMS = ("course_utils", "course_testing", "course_lint", "course_museum")  # each has a page
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {
