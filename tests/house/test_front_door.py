@@ -65,7 +65,7 @@ def test_a_ring_is_read_off_its_figure():
     ],
 )
 def test_a_figure_of_no_ring_is_refused(figure):
-    with pytest.raises(ValueError, match="no ring|cannot hold|chunk"):
+    with pytest.raises(ValueError, match=r"no ring|cannot hold|chunk"):
         ring_picture.read(figure)
 
 
