@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Callable
 from html import escape
-from typing import NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
@@ -24,6 +23,7 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 from course_tools import ROOT
 from course_tools.notebooks.cells import ANSI
 from course_tools.site import ring_picture
+from course_tools.site.svg import THEMES, Theme, rectangle, words_at
 
 TO = ROOT / "source/pictures"
 WIDTH, MARGIN = 860, 18  # pixels
@@ -31,34 +31,6 @@ SIZE, LINE, CHARACTER = 12.5, 19, 7.5  # of the font; a character's width is 0.6
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 
 
-class Theme(NamedTuple):
-    """Colours of a page, light or dark; each ink has 4.5 times the contrast of what is below."""
-
-    page: str
-    panel: str
-    border: str
-    ink: str
-    faint: str
-    keyword: str
-    text: str
-    number: str
-    name: str
-    verdict: str  # below the last paragraph of a hang's report
-    part: str  # what a rank has brought into a square
-    whole: str  # the same where all ranks have
-
-
-LIGHT = Theme(
-    page="#ffffff", panel="#f6f8fa", border="#d0d7de", ink="#1f2328", faint="#59636e",
-    keyword="#cf222e", text="#0a3069", number="#0550ae", name="#6639ba", verdict="#fff8c5",
-    part="#a9d1f2", whole="#8fd9b6",
-)  # fmt: skip
-DARK = Theme(
-    page="#0d1117", panel="#161b22", border="#3d444d", ink="#e6edf3", faint="#9198a1",
-    keyword="#ff7b72", text="#a5d6ff", number="#79c0ff", name="#d2a8ff", verdict="#3b2e07",
-    part="#1d4f7c", whole="#1c6b4a",
-)  # fmt: skip
-THEMES = {"light": LIGHT, "dark": DARK}
 Spans = list[tuple[str, str]]  # pieces of a line, each with its colour
 
 
@@ -119,19 +91,19 @@ def line_at(spans: Spans, y: float) -> str:
     if 3 * MARGIN + count * CHARACTER > WIDTH:
         raise ValueError(f"a line of {count} characters is too long for a picture")
     pieces = [f'<tspan fill="{ink}">{escape(text, quote=False)}</tspan>' for text, ink in spans]
-    length = f'textLength="{count * CHARACTER:.1f}"'
-    return f'<text x="{2 * MARGIN}" y="{y}" {length} xml:space="preserve">{"".join(pieces)}</text>'
+    as_written = {"textLength": count * CHARACTER, "xml:space": "preserve"}
+    return words_at(2 * MARGIN, y, "".join(pieces), **as_written)
 
 
 def page(height: float, body: str, words: str, theme: Theme, style: str = "") -> str:
     """Returns a whole picture, with the words that say what it shows."""
-    frame = f'width="{WIDTH - 1}" height="{height - 1}" rx="8"'
+    style_of_frame = {"rx": 8, "fill": theme.page, "stroke": theme.border}
+    frame = rectangle(0.5, 0.5, WIDTH - 1, height - 1, **style_of_frame)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{MONO}" font-size="{SIZE}">\n'
         f"<title>{escape(words, quote=False)}</title>\n{style}"
-        f'<rect x="0.5" y="0.5" {frame} fill="{theme.page}" stroke="{theme.border}"/>\n'
-        f"{body}</svg>\n"
+        f"{frame}{body}</svg>\n"
     )
 
 
@@ -141,8 +113,8 @@ def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -
     below = plain(printed(cell), theme)
     parts = []
     panel_height = len(above) * LINE + MARGIN
-    where = f'x="{MARGIN}" y="{MARGIN}" width="{WIDTH - 2 * MARGIN}" height="{panel_height}"'
-    parts.append(f'<rect {where} rx="5" fill="{theme.panel}" stroke="{theme.border}"/>\n')
+    style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
+    parts.append(rectangle(MARGIN, MARGIN, WIDTH - 2 * MARGIN, panel_height, **style))
     first_y = MARGIN + LINE + 3
     parts += [line_at(line, first_y + number * LINE) for number, line in enumerate(above)]
     below_y = MARGIN + panel_height + LINE + 8
@@ -150,7 +122,7 @@ def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -
         parts.append(verdict_box(below, below_y, theme))
     parts += [line_at(line, below_y + number * LINE) for number, line in enumerate(below)]
     height = below_y + (len(below) - 1) * LINE + MARGIN + 4
-    return page(height, "\n".join(filter(None, parts)) + "\n", words, theme)
+    return page(height, "".join(parts), words, theme)
 
 
 def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
@@ -159,8 +131,7 @@ def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
     begins = max(number for number, text in enumerate(texts) if not text) + 1
     top = first_y + begins * LINE - LINE + 3
     height = (len(texts) - begins) * LINE + 6
-    where = f'x="{MARGIN}" y="{top}" width="{WIDTH - 2 * MARGIN}" height="{height}"'
-    return f'<rect {where} rx="5" fill="{theme.verdict}"/>'
+    return rectangle(MARGIN, top, WIDTH - 2 * MARGIN, height, rx=5, fill=theme.verdict)
 
 
 def introduces(theme: Theme) -> str:

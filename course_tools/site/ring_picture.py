@@ -5,11 +5,13 @@ numbers are in it. 4004 is chunk 4, with what ranks 0 and 3 brought. Chapter 03 
 """
 
 import re
-from typing import Any
+
+from course_tools.site.svg import Theme, element, rectangle, words_at
 
 States = list[list[list[int]]]  # after how many steps, by which rank, in which chunk
 START_S, STEP_S, MOVE_S, END_S = 0.6, 1.3, 0.8, 1.6
 SQUARE, PITCH = 58, 66  # pixels, of a square and from one to the next
+SMALL, SMALL_PITCH = 21, 23  # the same where nothing moves
 PLACES = ((114, 56), (490, 56), (490, 196), (114, 196))  # of ranks 0 to 3, around the ring
 ARROWS = ("M378 85H482", "M618 122V188", "M482 225H378", "M242 188V122")
 
@@ -63,55 +65,68 @@ def words(states: States, summary: str) -> str:
     )
 
 
-def square(number: int, n: int, x: float, y: float, size: float, theme: Any) -> str:
+def square(number: int, n: int, x: float, y: float, size: float, theme: Theme) -> str:
     """Returns a square with a stripe for each rank, filled where that rank's number is in.
 
     A stripe stands where its rank's digit does, so the last one is rank 0's.
     """
     fill = theme.whole if shares(number) == n else theme.part
-    box = f'x="{x:g}" y="{y:g}" width="{size}" height="{size}"'
-    parts = [f'<rect {box} fill="{theme.panel}"/>']
-    wide = size / n
+    has_digits = size >= SQUARE
+    width = size / n
+    parts = [rectangle(x, y, size, size, fill=theme.panel)]
     for place, digit in enumerate(str(number).rjust(n)):
-        left = x + place * wide
+        left = x + place * width
         if digit not in " 0":
-            stripe = f'x="{left:g}" y="{y:g}" width="{wide:g}" height="{size}"'
-            parts.append(f'<rect {stripe} fill="{fill}"/>')
-        if digit != " " and size >= SQUARE:
-            middle = f'x="{left + wide / 2:g}" y="{y + size / 2 + 5:g}" text-anchor="middle"'
-            parts.append(f'<text {middle} fill="{theme.ink}">{digit}</text>')
-    parts.append(f'<rect {box} fill="none" stroke="{theme.border}"/>\n')
+            parts.append(rectangle(left, y, width, size, fill=fill))
+        if digit != " " and has_digits:
+            middle = left + width / 2
+            baseline = y + size / 2 + 5
+            parts.append(words_at(middle, baseline, digit, fill=theme.ink, text_anchor="middle"))
+    parts.append(rectangle(x, y, size, size, fill="none", stroke=theme.border))
     return "".join(parts)
 
 
-def steps(states: States, theme: Any) -> tuple[float, str]:
+def outline(x: float, y: float, size: float, theme: Theme) -> str:
+    """Returns the mark of a square that is new."""
+    return rectangle(x, y, size, size, rx=3, fill="none", stroke=theme.ink, stroke_width=1.6)
+
+
+def steps(states: States, theme: Theme) -> tuple[float, str]:
     """Returns the height and the body of a picture with a grid for each step."""
-    n, size, pitch, gap, left, top = len(states[0]), 21, 23, 18, 76, 62
+    n = len(states[0])
+    top = 62
     parts = []
     for rank in range(n):
-        y = top + rank * pitch + size / 2 + 4
-        parts.append(f'<text x="18" y="{y}" fill="{theme.ink}">rank {rank}</text>\n')
-    for step, state in enumerate(states):
-        x = left + step * (n * pitch + gap)
-        title = "at first" if step == 0 else f"step {step}"
-        middle = f'x="{x + n * pitch / 2}" text-anchor="middle"'
-        parts.append(f'<text {middle} y="{top - 12}" fill="{theme.ink}">{title}</text>\n')
-        for rank, held in enumerate(state):
-            for chunk, number in enumerate(held):
-                where = x + chunk * pitch, top + rank * pitch
-                parts.append(square(number, n, *where, size, theme))
-                if step and number != states[step - 1][rank][chunk]:
-                    parts.append(outline(*where, size, theme))
+        baseline = top + rank * SMALL_PITCH + SMALL / 2 + 4
+        parts.append(words_at(18, baseline, f"rank {rank}", fill=theme.ink))
+    for step in range(len(states)):
+        parts.append(grid(states, step, top, theme))
     for first, text in ((1, "each rank adds what arrives"), (n, "each rank keeps what arrives")):
-        x = left + first * (n * pitch + gap)
-        parts.append(f'<text x="{x}" y="26" fill="{theme.faint}">{text}</text>\n')
-    return top + n * pitch + 20, "".join(parts)
+        parts.append(words_at(left_of_grid(first, n), 26, text, fill=theme.faint))
+    return top + n * SMALL_PITCH + 20, "".join(parts)
 
 
-def outline(x: float, y: float, size: float, theme: Any) -> str:
-    """Returns the mark of a square that is new."""
-    box = f'x="{x}" y="{y}" width="{size}" height="{size}" rx="3"'
-    return f'<rect {box} fill="none" stroke="{theme.ink}" stroke-width="1.6"/>\n'
+def left_of_grid(step: int, n: int) -> float:
+    """Where the grid of a step begins."""
+    return 76 + step * (n * SMALL_PITCH + 18)
+
+
+def grid(states: States, step: int, top: float, theme: Theme) -> str:
+    """Returns all squares after a step, those that are new with a mark, below a title."""
+    n = len(states[0])
+    left = left_of_grid(step, n)
+    title = "at first" if step == 0 else f"step {step}"
+    middle = left + n * SMALL_PITCH / 2
+    parts = [words_at(middle, top - 12, title, fill=theme.ink, text_anchor="middle")]
+    before = states[max(step - 1, 0)]
+    for rank, held in enumerate(states[step]):
+        for chunk, number in enumerate(held):
+            x = left + chunk * SMALL_PITCH
+            y = top + rank * SMALL_PITCH
+            parts.append(square(number, n, x, y, SMALL, theme))
+            if number != before[rank][chunk]:
+                parts.append(outline(x, y, SMALL, theme))
+    return "".join(parts)
 
 
 class Clock:
@@ -137,28 +152,30 @@ class Clock:
     def shown(self, from_s: float, to_s: float | None) -> str:
         """The class of what is seen from one moment to a later one, or to the end."""
         begin = self.percent(from_s)
-        end = None if to_s is None else self.percent(to_s)
-        name = f"s{begin:g}_{'end' if end is None else f'{end:g}'}".replace(".", "p")
-        frames = "" if begin == 0 else "0%{opacity:0}"
-        frames += f"{begin:g}%{{opacity:1}}"
-        if end is not None:
-            frames += f"{end:g}%,100%{{opacity:0}}"
-        self.rules[name] = f"@keyframes {name}{{{frames}}}"
+        end = "end" if to_s is None else f"{self.percent(to_s):g}"
+        name = f"s{begin:g}_{end}".replace(".", "p")
+        frames = [f"{begin:g}%{{opacity:1}}"]
+        if begin > 0:
+            frames.insert(0, "0%{opacity:0}")
+        if to_s is not None:
+            frames.append(f"{end}%,100%{{opacity:0}}")
+        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
         return name
 
     def moved(self, step: int, dx: float, dy: float) -> str:
         """The class of what moves during a step, and is seen only meanwhile."""
         name = f"m{step}_{dx:g}_{dy:g}".replace("-", "n")
-        begin_percent = self.percent(self.leaves_s(step))
-        end_percent = self.percent(self.arrives_s(step))
-        here, there = "transform:none", f"transform:translate({dx:g}px,{dy:g}px)"
-        frames = (
-            f"0%,{begin_percent - 0.01:.2f}%{{opacity:0;{here}}}"
-            f"{begin_percent}%{{opacity:1;{here}}}"
-            f"{end_percent - 0.01:.2f}%{{opacity:1;{there}}}"
-            f"{end_percent}%,100%{{opacity:0;{there}}}"
-        )
-        self.rules[name] = f"@keyframes {name}{{{frames}}}"
+        begin = self.percent(self.leaves_s(step))
+        end = self.percent(self.arrives_s(step))
+        here = "transform:none"
+        there = f"transform:translate({dx:g}px,{dy:g}px)"
+        frames = [
+            f"0%,{begin - 0.01:.2f}%{{opacity:0;{here}}}",
+            f"{begin}%{{opacity:1;{here}}}",
+            f"{end - 0.01:.2f}%{{opacity:1;{there}}}",
+            f"{end}%,100%{{opacity:0;{there}}}",
+        ]
+        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
         return name
 
     def style(self) -> str:
@@ -173,25 +190,13 @@ class Clock:
         return "<style>\n" + "\n".join(lines) + "\n</style>\n"
 
 
-def moving(states: States, summary: str, theme: Any) -> tuple[float, str, str]:
+def moving(states: States, summary: str, theme: Theme) -> tuple[float, str, str]:
     """Returns the height, the body and the style of a picture in which chunks go around."""
     n, steps = len(states[0]), len(states) - 1
     clock = Clock(steps)
-    head = f'<path d="M0 0L8 4L0 8z" fill="{theme.faint}"/>'
-    tip = 'markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"'
-    parts = [f'<marker id="to" {tip}>{head}</marker>\n']
-    for arrow in ARROWS:
-        line = f'stroke="{theme.faint}" fill="none" stroke-dasharray="4 5"'
-        parts.append(f'<path d="{arrow}" {line} marker-end="url(#to)"/>\n')
+    parts = arrows(theme)
     for rank in range(n):
-        x, y = PLACES[rank]
-        is_above = y < PLACES[-1][1]
-        label_y = y - 10 if is_above else y + SQUARE + 20  # where no chunk passes
-        label = f'x="{x}" y="{label_y}" fill="{theme.ink}"'
-        parts.append(f"<text {label}>rank {rank}</text>\n")
-        for chunk in range(n):
-            numbers = [state[rank][chunk] for state in states]
-            parts += filled(numbers, n, x + chunk * PITCH, y, clock, theme)
+        parts += held_by(rank, states, clock, theme)
     for step in range(1, steps + 1):
         for rank in range(n):
             parts.append(travelling(states, step, rank, clock, theme))
@@ -199,44 +204,71 @@ def moving(states: States, summary: str, theme: Any) -> tuple[float, str, str]:
     return 346, "".join(parts), clock.style()
 
 
-def filled(numbers: list[int], n: int, x: float, y: float, clock: Clock, theme: Any) -> list[str]:
-    """Returns one square in each of its states, of which one at a time is seen."""
-    changes = [
-        step for step in range(len(numbers)) if not step or numbers[step] != numbers[step - 1]
-    ]
-    parts = []
-    for first, last in zip(changes, [*changes[1:], None], strict=True):
-        drawn = square(numbers[first], n, x, y, SQUARE, theme)
-        from_s = clock.arrives_s(first)
-        to_s = None if last is None else clock.arrives_s(last)
-        parts.append(f'<g class="{clock.shown(from_s, to_s)}">{drawn}</g>\n')
+def arrows(theme: Theme) -> list[str]:
+    """Returns the way around, with a head at the end of each arrow."""
+    head = element("path", d="M0 0L8 4L0 8z", fill=theme.faint)
+    size = {"markerWidth": 8, "markerHeight": 8, "refX": 7, "refY": 4}
+    parts = [element("marker", head, id="to", orient="auto", **size)]
+    for path in ARROWS:
+        line = {"stroke": theme.faint, "stroke_dasharray": "4 5", "marker_end": "url(#to)"}
+        parts.append(element("path", d=path, fill="none", **line))
     return parts
 
 
-def travelling(states: States, step: int, rank: int, clock: Clock, theme: Any) -> str:
+def held_by(rank: int, states: States, clock: Clock, theme: Theme) -> list[str]:
+    """Returns a rank's name and its chunks, each in all of its states."""
+    x, y = PLACES[rank]
+    is_above = y < PLACES[-1][1]
+    label_y = y - 10 if is_above else y + SQUARE + 20  # where no chunk passes
+    parts = [words_at(x, label_y, f"rank {rank}", fill=theme.ink)]
+    for chunk in range(len(states[0])):
+        numbers = [state[rank][chunk] for state in states]
+        parts += filled(numbers, len(states[0]), x + chunk * PITCH, y, clock, theme)
+    return parts
+
+
+def filled(numbers: list[int], n: int, x: float, y: float, clock: Clock, theme: Theme) -> list[str]:
+    """Returns one square in each of its states, of which one at a time is seen."""
+    changes = [0]
+    for step in range(1, len(numbers)):
+        if numbers[step] != numbers[step - 1]:
+            changes.append(step)
+    moments_s: list[float | None] = [clock.arrives_s(step) for step in changes]
+    moments_s.append(None)
+    parts = []
+    for position, step in enumerate(changes):
+        seen = clock.shown(moments_s[position], moments_s[position + 1])
+        drawn = square(numbers[step], n, x, y, SQUARE, theme)
+        parts.append(element("g", drawn, class_=seen))
+    return parts
+
+
+def travelling(states: States, step: int, rank: int, clock: Clock, theme: Theme) -> str:
     """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
     n = len(states[0])
-    chunks = range(n)
-    chunk = next(c for c in chunks if states[step][rank][c] != states[step - 1][rank][c])
-    number = states[step - 1][rank - 1][chunk]
-    (from_x, from_y), (to_x, to_y) = PLACES[rank - 1], PLACES[rank]
-    drawn = square(number, n, from_x + chunk * PITCH, from_y, SQUARE, theme)
-    drawn += outline(from_x + chunk * PITCH, from_y, SQUARE, theme)
-    return f'<g class="{clock.moved(step, to_x - from_x, to_y - from_y)}">{drawn}</g>\n'
+    before, after = states[step - 1], states[step]
+    [chunk] = [chunk for chunk in range(n) if after[rank][chunk] != before[rank][chunk]]
+    from_x, from_y = PLACES[rank - 1]
+    to_x, to_y = PLACES[rank]
+    x = from_x + chunk * PITCH
+    drawn = square(before[rank - 1][chunk], n, x, from_y, SQUARE, theme)
+    drawn += outline(x, from_y, SQUARE, theme)
+    return element("g", drawn, class_=clock.moved(step, to_x - from_x, to_y - from_y))
 
 
-def captions(n: int, steps: int, summary: str, clock: Clock, theme: Any) -> list[str]:
+def captions(n: int, steps: int, summary: str, clock: Clock, theme: Theme) -> list[str]:
     """Returns the line below, which changes with the steps."""
     texts = ["Four ranks, four chunks each: every rank needs all four sums."]
-    moments_s = [0.0]
+    moments_s: list[float | None] = [0.0]
     for step in range(1, steps + 1):
         does = "adds" if step < n else "keeps"
         texts.append(f"Step {step} of {steps}: each rank {does} the chunk that arrives.")
         moments_s.append(clock.leaves_s(step))
     texts.append(summary)
-    moments_s.append(clock.arrives_s(steps) + (STEP_S - MOVE_S))
+    moments_s += [clock.arrives_s(steps) + STEP_S - MOVE_S, None]
     parts = []
-    for text, from_s, to_s in zip(texts, moments_s, [*moments_s[1:], None], strict=True):
-        where = f'class="{clock.shown(from_s, to_s)}" x="430" y="322" text-anchor="middle"'
-        parts.append(f'<text {where} fill="{theme.ink}">{text}</text>\n')
+    for position, text in enumerate(texts):
+        seen = clock.shown(moments_s[position], moments_s[position + 1])
+        where = {"class_": seen, "fill": theme.ink, "text_anchor": "middle"}
+        parts.append(words_at(430, 322, text, **where))
     return parts
