@@ -10,6 +10,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from course_tools.site import readme_pictures, ring_picture
+from course_tools.site.svg import THEMES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,6 +48,25 @@ def test_the_moving_picture_takes_ten_seconds_and_stands_still_for_who_asked():
     assert {float(second) for second in seconds} == {10.0}
     assert "prefers-reduced-motion: reduce" in moving
     assert "ring_light.svg" in README.partition("prefers-reduced-motion: reduce)\"")[2]
+
+
+def luminance(colour: str) -> float:
+    """As WCAG 2 defines it, of #rrggbb."""
+    shares = []
+    for at in (1, 3, 5):
+        value = int(colour[at : at + 2], 16) / 255
+        shares.append(value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4)
+    return 0.2126 * shares[0] + 0.7152 * shares[1] + 0.0722 * shares[2]
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_what_is_written_can_be_read(theme):
+    pairs = [(theme.ink, below) for below in (theme.verdict, theme.part, theme.whole)]
+    inks = theme.ink, theme.faint, theme.keyword, theme.text, theme.number, theme.name
+    pairs += [(ink, below) for ink in inks for below in (theme.page, theme.panel)]
+    for ink, below in pairs:
+        darker, lighter = sorted((luminance(ink), luminance(below)))
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (ink, below)
 
 
 def test_a_ring_is_read_off_its_figure():
