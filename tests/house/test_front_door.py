@@ -47,7 +47,7 @@ def test_the_moving_picture_takes_ten_seconds_and_stands_still_for_who_asked():
     seconds = set(re.findall(r"animation:\w+ ([\d.]+)s", moving))
     assert {float(second) for second in seconds} == {10.0}
     assert "prefers-reduced-motion: reduce" in moving
-    assert "ring_light.svg" in README.partition("prefers-reduced-motion: reduce)\"")[2]
+    assert "ring_light.svg" in README.partition('prefers-reduced-motion: reduce)"')[2]
 
 
 def luminance(colour: str) -> float:
