@@ -235,6 +235,8 @@ class _Watcher(threading.Thread):
         self._folder = folder
         self._after_s = after_s
         self._wake_up = wake_up
+        # While torch shows an exception of a rank, sys.stderr is a buffer of torch's.
+        self._stderr = sys.stderr
         self._store: Any = None
         self._ask = threading.Event()
         self._failed = False
@@ -256,7 +258,7 @@ class _Watcher(threading.Thread):
                 if dist.is_initialized() and not self.over.is_set():
                     self._look(signals)
             except Exception as error:  # the training must not suffer from it
-                print(_(report.NOT_WATCHED, error=error), file=sys.stderr, flush=True)
+                print(_(report.NOT_WATCHED, error=error), file=self._stderr, flush=True)
                 self.over.set()
             # Python's handler waits until the rank is back from C++, which may never be.
             if signal.SIGTERM in signals and signal.getsignal(signal.SIGTERM) is _do_nothing:
@@ -320,7 +322,7 @@ class _Watcher(threading.Thread):
         self._folder.mkdir(parents=True, exist_ok=True)
         for rank, left in raw.items():
             (self._folder / files[rank]).write_bytes(pickle.dumps(left, protocol=2))
-        print(_with_stacks(explanation, self._folder), file=sys.stderr, flush=True)
+        print(_with_stacks(explanation, self._folder), file=self._stderr, flush=True)
 
     def _collected(self, world_size: int) -> dict[int, dict[str, Any]]:
         raw: dict[int, dict[str, Any]] = {}
