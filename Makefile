@@ -69,5 +69,5 @@ help: ## this list
 
 .venv/.ready: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing the pinned packages into .venv (once; about two minutes, $(if $(CPU),2,6) GB) ..."
-	@$(PIP) -e '.[test]'
+	@$(PIP) -e '.[lab,test]'
 	@touch $@

@@ -11,20 +11,34 @@
                               --json: as an object. It ends with 0, or with 3 if nothing hangs,
                               or with 4 if it is not known
     ddp-course lint train.py  what some ranks do and others don't, in a training script
+    ddp-course grade FOLDER   for teachers: grades what lies in FOLDER/submitted, in sandboxes
 
-Nothing is written into the course's own folder, and nobody else can read yours. The course has to
-be installed from a checkout that stays, as `make lab` does: `pip install -e .`.
+Nothing is written into the course's own folder, and nobody else can read yours. It works from a
+wheel, which brings lessons and labs with it, and from a checkout that stays, which `pip install -e
+'.[lab]'` installs. hang and lint need no more than the wheel; the others need its extras, lab or
+grade.
 """
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
+from course_tools import ROOT  # which imports nothing else
+
+NOTEBOOKS = ROOT / "notebooks"
+# By command, the package without which it cannot begin, and the extra that brings it.
+NEEDED = {
+    "lab": ("jupyterlab", "lab"),
+    "fresh": ("nbformat", "lab"),
+    "progress": ("nbclient", "lab"),
+    "challenge": ("nbformat", "lab"),
+    "grade": ("jupytext", "grade"),
+}
 # Copies of notebooks that learners made earlier import these names from here.
 MOVED = {
     "challenge": "course_challenge",
@@ -49,13 +63,21 @@ def main(args: Sequence[str] | None = None) -> int:
 
         return hang(words[1:])
     parser, default = command_line()
+    if words[:1] == ["grade"]:
+        refuse_without_its_package("grade", parser)
+        from course_tools.grading import grade
+
+        return grade.main(words[1:])
     asked, more = parser.parse_known_args(args)
     if asked.what == "lint":
         from course_lint import command
 
         return command.main([*asked.names, *more])
     if not NOTEBOOKS.is_dir():
-        parser.error("the course's folder is not here: install it from there, pip install -e .")
+        parser.error(
+            "the course's folder is no longer where it was installed from: install it again, "
+            "pip install -e '.[lab]', or take the wheel, which needs no such folder"
+        )
     if more and asked.what != "lab":
         parser.error(f"unknown: {' '.join(more)}")
     os.environ["COURSE_MY"] = asked.my
@@ -63,6 +85,7 @@ def main(args: Sequence[str] | None = None) -> int:
         from course_tools.learner import doctor  # which needs no package to be installed
 
         return doctor.main()
+    refuse_without_its_package(asked.what, parser)
     Path(asked.my).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     if asked.lang:
         os.environ["COURSE_LANG"] = asked.lang
@@ -85,6 +108,20 @@ def main(args: Sequence[str] | None = None) -> int:
     return workspace.main(command, again=" ".join([*again, "fresh "]))
 
 
+def refuse_without_its_package(command: str, parser: argparse.ArgumentParser) -> None:
+    """Ends, and says what to install, where a package is missing that a command needs.
+
+    Raises:
+        SystemExit: it is missing.
+    """
+    package, extra = NEEDED[command]
+    if importlib.util.find_spec(package) is None:
+        parser.error(
+            f"`ddp-course {command}` needs {package}, which is not installed: "
+            f"pip install 'ddp-course[{extra}]', or -e '.[{extra}]' in the course's own folder"
+        )
+
+
 def command_line() -> tuple[argparse.ArgumentParser, str]:
     """Returns the parser, and where a learner's copies are if nothing else is said."""
     default = os.environ.get("COURSE_MY") or "~/ddp-course"
@@ -95,7 +132,7 @@ def command_line() -> tuple[argparse.ArgumentParser, str]:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("lab", "fresh", "progress", "challenge", "doctor", "hang", "lint"),
+        choices=("lab", "fresh", "progress", "challenge", "doctor", "hang", "lint", "grade"),
         default="lab",
     )
     parser.add_argument("names", nargs="*", metavar="NN", help="such as 03; default: all")

@@ -49,6 +49,7 @@ def digits(train: bool = True, source: str = "embedded") -> Dataset:
     Raises:
         ValueError: An unknown source.
         RuntimeError: MNIST's files cannot be read; the message says how to get them.
+        ModuleNotFoundError: scikit-learn, whose images are embedded, is not installed.
     """
     if source not in ("embedded", "mnist"):
         raise ValueError(f"source={source!r}: choose 'embedded' or 'mnist'")
@@ -59,6 +60,12 @@ def digits(train: bool = True, source: str = "embedded") -> Dataset:
 def _embedded() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images (1797, 1, 28, 28), labels (1797,) and which are for testing; read once a process."""
     spec = importlib.util.find_spec("sklearn")  # found, not imported: the import takes a second
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(
+            "digits reads images that come with scikit-learn, which is not installed: "
+            "pip install 'ddp-course[lab]'",
+            name="sklearn",
+        )
     file = Path(spec.origin).parent / "datasets/data/digits.csv.gz"
     table = np.loadtxt(file, dtype=np.float32, delimiter=",")
     labels, testing = table[:, 64].astype(np.int64), np.zeros(len(table), dtype=bool)

@@ -7,4 +7,7 @@ what notebooks import is `course_utils`, `course_checks`, `course_material`, `co
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]  # the project's folder, with notebooks/ and source/
+PACKAGES = Path(__file__).resolve().parents[1]  # the folder of course_utils and its sisters
+INSTALLED = PACKAGES / "course_tools" / "files"  # setup.py makes it, in wheels alone
+# The folder with notebooks/ and source/: the project's own, or what a wheel has of it.
+ROOT = INSTALLED if INSTALLED.is_dir() else PACKAGES

@@ -34,6 +34,8 @@ _ROOMS = {
     "show": ".pictures.style",
 }
 __all__ = sorted(_ROOMS)
+# What draws and slides; `launch` and `check` do without.
+_FOR_LABS = ("matplotlib", "ipywidgets")
 
 
 def __getattr__(name: str) -> Any:
@@ -41,7 +43,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "launch" and not hasattr(os, "fork"):
         raise RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows.")
-    value = getattr(importlib.import_module(_ROOMS[name], __name__), name)
+    try:
+        room = importlib.import_module(_ROOMS[name], __name__)
+    except ModuleNotFoundError as error:
+        if error.name not in _FOR_LABS:
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs {error.name}, which is not installed: pip install 'ddp-course[lab]'",
+            name=error.name,
+        ) from None
+    value = getattr(room, name)
     globals()[name] = value
     return value
 

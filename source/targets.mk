@@ -1,6 +1,6 @@
 # What teachers and authors do: make handout, make grade, make notebooks and so on.
 
-.PHONY: test test-all rest check notebooks zh handout grade bench gpu mutants look soak site slides
+.PHONY: test test-all rest check notebooks zh handout grade bench gpu mutants look soak site slides wheel pictures
 
 # Strict: every output is compared, in the kernel of .venv.
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --ignore-glob='*/zh/*' \
@@ -23,12 +23,17 @@ check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m course_tools.notebooks.build --check
 	@$(RUN) -m course_tools.notebooks.course_map --check
 	@$(RUN) -m course_tools.notebooks.teaching --check
+	@$(RUN) -m course_tools.site.readme_pictures --check
 	@$(RUN) -m course_tools.i18n.zh --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
 	@$(RUN) -m course_tools.notebooks.build $(only)
 	@$(RUN) -m course_tools.notebooks.course_map
 	@$(RUN) -m course_tools.notebooks.teaching
+	@$(RUN) -m course_tools.site.readme_pictures
+
+pictures: .venv/.ready ## README's pictures anew, from what the notebooks printed
+	@$(RUN) -m course_tools.site.readme_pictures
 
 zh: .venv/.ready ## take up in Chinese what has changed in English, build it anew: make zh only=03
 	@$(RUN) -m course_tools.i18n.zh $(only)
@@ -60,6 +65,11 @@ site: .venv/.site ## the course as a web site, in build/site/html: make site pdf
 
 slides: .venv/.ready ## chapters as slides: make slides to=FOLDER only=03 lang=zh
 	@$(RUN) -m course_tools.slides.build --to "$(or $(to),$(error say where: make slides to=FOLDER))" $(only)
+
+wheel: .venv/.ready ## the course as one file that pip installs anywhere, with lessons and labs, in build/wheel
+	@$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@rm -rf build/lib
+	@ls build/wheel/*.whl
 
 soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind?
 	@$(RUN) -m pytest -m soak

@@ -28,6 +28,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from course_tools import PACKAGES
 from course_tools.grading import class_files, export, handout, learner_cells, sandbox, submissions
 from course_tools.grading.learner_cells import Written, to_judge
 from course_tools.learner import copies
@@ -118,7 +119,7 @@ class Judge:
             "PATH": os.environ.get("PATH", ""),
             "LANG": "C.UTF-8",
             "HOME": "/tmp",
-            "PYTHONPATH": str(build.ROOT),
+            "PYTHONPATH": str(PACKAGES),
             "USER": "nobody",
             "CUDA_VISIBLE_DEVICES": "",
             "MPLBACKEND": "agg",

@@ -41,6 +41,7 @@ LEARNERS = (
     "notebooks", "exercises",
     "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
     "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
+    "source/pictures",
 )  # fmt: skip
 # Of the tests those of the library, with their helpers: `make quick` says whether it works here.
 TESTS = ("devices", "hang", "launcher", "network", "pictures", "record", "root", "conftest.py")
@@ -53,8 +54,6 @@ MORE_HELPERS = "pretended_driver.c", "startup"
 WITHHELD = (
     (r"(?m)^    make test .*\n", ""),
     (r" The answers are in `solutions/`\.", ""),
-    ("`exercises/`, `solutions/` \\| labs without and with their answers", "`exercises/` | labs"),
-    (r"(?m)^\| `source/` \|.*\n", ""),
 )
 BY_HAND = "conclusion"  # the tag of a cell of prose
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew

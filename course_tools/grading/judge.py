@@ -23,15 +23,17 @@ from types import ModuleType
 from typing import Any
 
 from course_checks.outcome import CheckFailed, Outcome
-from course_tools import ROOT
+from course_tools import PACKAGES, ROOT
 from course_tools.grading import answers_as_text, sandbox
 from course_utils.devices.prepare import import_what_ranks_need
 
 # Without solutions.
 COURSE = (
     "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
-    "course_lessons", "course_tools", "notebooks", "ddp_course.py",
+    "course_lessons", "course_tools", "ddp_course.py",
 )  # fmt: skip
+# A wheel has them below course_tools, or below the environment, which answers can read.
+WITHHELD = ROOT / "solutions", ROOT / "source"
 LOOK_S = 0.15
 SHOWN = 20_000  # characters of a verdict
 WRITABLE = "/tmp", "/dev/shm"  # by an answer
@@ -46,7 +48,8 @@ def serve(contained: bool) -> None:
     gc.collect()
     gc.freeze()
     readable = [Path(sys.prefix), Path(sys.base_prefix)]
-    readable += [ROOT / name for name in COURSE]
+    readable += [PACKAGES / name for name in COURSE]
+    readable.append(ROOT / "notebooks")
     for line in sys.stdin:
         request = json.loads(line)
         job = os.open(request["job"], os.O_RDONLY)
@@ -54,7 +57,7 @@ def serve(contained: bool) -> None:
         limits = sandbox.Limits(**request["limits"])
         judging = inside(job, verdicts, contained)
         if contained:
-            keeper = sandbox.fork_inside(judging, readable, request["slot"], limits)
+            keeper = sandbox.fork_inside(judging, readable, request["slot"], limits, WITHHELD)
         else:
             keeper = sandbox.bare(judging, limits)
         end = watched(keeper, verdicts, limits)

@@ -56,7 +56,11 @@ class Limits(NamedTuple):
 
 
 def fork_inside(
-    job: Callable[[], None], readable: Iterable[Path], slot: int = 0, limits: Limits | None = None
+    job: Callable[[], None],
+    readable: Iterable[Path],
+    slot: int = 0,
+    limits: Limits | None = None,
+    withheld: Iterable[Path] = (),
 ) -> int:
     """Fork a process that calls `job` inside and ends; returns the number of its keeper.
 
@@ -66,6 +70,7 @@ def fork_inside(
             there, except the system's programs and libraries.
         slot: Sandboxes that run at the same time have different ones.
         limits: What those inside may use.
+        withheld: Folders below readable ones, which are empty inside.
 
     Kill the keeper, and everything inside is gone. It ends with 0 when `job` has returned, with 70
     when the sandbox could not be made, which it says on stderr.
@@ -88,7 +93,7 @@ def fork_inside(
             status = _status_of(first)
         else:
             _die_with(keeper)
-            _close_the_door([*readable], slot, uid, limits or Limits())
+            _close_the_door([*readable], [*withheld], slot, uid, limits or Limits())
             status = JOB_FAILED
             job()
             status = 0
@@ -105,10 +110,12 @@ def _begin(parent: int) -> None:
     _oom_first()
 
 
-def _close_the_door(readable: list[Path], slot: int, uid: int, limits: Limits) -> None:
+def _close_the_door(
+    readable: list[Path], withheld: list[Path], slot: int, uid: int, limits: Limits
+) -> None:
     """In the first process of the namespaces: what it must not see or do is gone afterwards."""
     os.umask(0o022)  # else whoever is nobody inside could not enter the folders that are made here
-    _rooms(readable, limits)
+    _rooms(readable, withheld, limits)
     _loopback()
     _leave_rights(0 if uid else NOBODY + slot % 4000)
     _limit(limits)
@@ -208,10 +215,11 @@ def _read_only(path: str, below: bool = True) -> None:
         raise NoSandbox(f"{path} cannot be made read-only: {os.strerror(ctypes.get_errno())}")
 
 
-def _rooms(readable: list[Path], limits: Limits) -> None:
+def _rooms(readable: list[Path], withheld: list[Path], limits: Limits) -> None:
     """A root folder of its own, with what is readable, a temporary folder, and nothing else."""
     shown = [path for path in [*map(Path, SYSTEM), *readable] if path.exists()]
     sources = {path: path.resolve() for path in shown}
+    emptied = [folder.resolve() for folder in withheld]
     _mount("none", "/", "", PRIVATE | RECURSIVE)
     _mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
     os.chdir("/tmp")
@@ -224,6 +232,12 @@ def _rooms(readable: list[Path], limits: Limits) -> None:
     for path, source in sources.items():
         _show(source, path)
         _show(source, source)
+    for path, source in sources.items():
+        for folder in emptied:
+            if folder.is_relative_to(source):
+                below = folder.relative_to(source)
+                for place in {path / below, source / below}:
+                    _empty(place)
     _call("umount2", b"/old", DETACH)
     os.chdir("/new")
     _call("pivot_root", b".", b".")
@@ -245,6 +259,14 @@ def _show(source: Path, place: Path) -> None:
         new.touch()
     _mount(str(old), str(new), "", BIND | RECURSIVE)
     _read_only(str(new))
+
+
+def _empty(folder: Path) -> None:
+    """Put a folder in which nothing is over one that those inside are not to read."""
+    covered = Path(f"/new{folder}")
+    if covered.is_dir():
+        _mount("tmpfs", str(covered), "tmpfs", NO_SUID | NO_DEVICE, "mode=555,size=4k")
+        _read_only(str(covered))
 
 
 def _own_folders(limits: Limits) -> None:

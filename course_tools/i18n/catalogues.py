@@ -48,7 +48,8 @@ def is_prose(unit: str) -> bool:
     """Whether there is anything to translate; a drawing in words is, other code is not."""
     if unit.lstrip().startswith("```"):
         return unit.lstrip().startswith("```mermaid")
-    return bool(re.search(r"[A-Za-z]{2}", NO_PROSE.sub("", unit)))
+    describes_a_picture = ' alt="' in unit
+    return describes_a_picture or bool(re.search(r"[A-Za-z]{2}", NO_PROSE.sub("", unit)))
 
 
 def key(unit: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from course_tools import ROOT  # which imports nothing else
+from course_tools import INSTALLED, PACKAGES, ROOT  # which imports nothing else
 
 WELL, MISSING, WRONG = "✓", "!", "✗"
 MB, GB = 1 << 20, 1 << 30
@@ -67,10 +67,11 @@ def packages(root: Path) -> Iterator[Line]:
     """What pyproject.toml wants, and whether it has the version that everything is tested with."""
     import tomllib  # which Python 3.10 lacks, and this file has to run there
 
-    wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    for_labs = project["optional-dependencies"]["lab"]
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "constraints.txt").read_text(), re.M))
-    other = []
-    for line in wanted:
+    other, unasked = [], []
+    for line in [*project["dependencies"], *for_labs]:
         name, _, versions = line.partition(">=")
         if not versions:
             continue
@@ -78,27 +79,32 @@ def packages(root: Path) -> Iterator[Line]:
         try:
             own = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            said = (
-                f"{name} is not installed: `make lab` installs it, or `pip install -c "
-                "constraints.txt -e .`"
-            )
+            if root == INSTALLED and line in for_labs:
+                unasked.append(name)
+                continue
+            said = f"{name} is not installed: `make lab` installs it, or {_installing(root)}"
             yield Line(WRONG, said)
             continue
         if _number(own) < _number(least):
-            said = (
-                f"{name} {own} is too old, {least} is needed: `pip install -c constraints.txt -e .`"
-            )
+            said = f"{name} {own} is too old, {least} is needed: {_installing(root)}"
             yield Line(WRONG, said)
         elif too_new and _number(own) >= _number(too_new):
-            said = (
-                f"{name} {own} is too new, below {too_new} is needed: `pip install -c "
-                "constraints.txt -e .`"
-            )
+            said = f"{name} {own} is too new, below {too_new} is needed: {_installing(root)}"
             yield Line(WRONG, said)
         elif own.partition("+")[0] != pins.get(name, own):
             other.append(f"{name} {own} (tested: {pins[name]})")
     if other:
         yield Line(MISSING, f"other versions than those tested: {', '.join(other)}")
+    if unasked:
+        said = f"without {', '.join(unasked)}, no lessons and labs: {_installing(root)}"
+        yield Line(MISSING, said)
+
+
+def _installing(root: Path, extra: str = "lab") -> str:
+    """The command that installs what is missing, from a wheel or from the course's own folder."""
+    if root == INSTALLED:
+        return f"`pip install 'ddp-course[{extra}]'`"
+    return f"`pip install -c constraints.txt -e '.[{extra}]'`"
 
 
 def _number(version: str) -> list[int]:
@@ -118,11 +124,12 @@ def workers(root: Path) -> Iterator[Line]:
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
         yield Line(WRONG, f"two workers cannot be started: {last[:300]}")
         return
-    if not Path(file).resolve().is_relative_to(root.resolve()):
-        where = Path(file).resolve().parents[1]
+    home = PACKAGES if root == INSTALLED else root.resolve()
+    where = Path(file).resolve().parents[1]
+    if where != home:
         said = (
-            f"notebooks import course_utils from {where}, not from here: `pip install -e "
-            ".` in this folder"
+            f"notebooks import course_utils from {where}, not from here: {_installing(root)} "
+            "in this folder"
         )
         yield Line(WRONG, said)
     if sums != [2, 2]:
@@ -194,7 +201,10 @@ def folders(root: Path) -> Iterator[Line]:
     own = Path(os.environ.get("COURSE_MY") or root / "my").expanduser()
     there = next(path for path in (own, *own.parents) if path.exists())
     if not os.access(there, os.W_OK | os.X_OK):
-        said = f"{there} cannot be written: say where your copies go, `make lab my=FOLDER`"
+        said = (
+            f"{there} cannot be written: say where your copies go, `make lab my=FOLDER` or "
+            "`ddp-course --my FOLDER`"
+        )
         yield Line(WRONG, said)
     try:
         with tempfile.TemporaryFile() as file:
@@ -217,10 +227,8 @@ def folders(root: Path) -> Iterator[Line]:
 def kernel(root: Path) -> Iterator[Line]:
     """What JupyterLab starts for a notebook."""
     if not importlib.util.find_spec("ipykernel"):
-        said = (
-            "ipykernel is not installed: no notebook can run; `pip install -c constraints.txt -e .`"
-        )
-        yield Line(WRONG, said)
+        said = f"ipykernel is not installed: no notebook can run; {_installing(root)}"
+        yield Line(MISSING if root == INSTALLED else WRONG, said)
         return
     from jupyter_client.kernelspec import KernelSpecManager
 
@@ -247,7 +255,9 @@ def _same(one: str, other: str) -> bool:
 
 
 def checkout(root: Path) -> Iterator[Line]:
-    """The course's own folder."""
+    """The course's own folder; a wheel has none."""
+    if root == INSTALLED:
+        return
     for name in ("course_utils", "notebooks", "exercises"):
         if not (root / name).is_dir():
             said = (
@@ -271,9 +281,9 @@ def optional(root: Path) -> Iterator[Line]:
     for name, what in EXTRAS.items():
         if not importlib.util.find_spec(name):
             extra = {"ray": "cluster", "nbgrader": "teach"}.get(name, name)
-            said = f"without {name}, no {what}: `pip install -c constraints.txt -e '.[{extra}]'`"
+            said = f"without {name}, no {what}: {_installing(root, extra)}"
             yield Line(MISSING, said)
-    if not any(map(shutil.which, BROWSERS)):
+    if root != INSTALLED and not any(map(shutil.which, BROWSERS)):
         said = "no Chromium: some tests of `make test` are skipped; learners need none"
         yield Line(MISSING, said)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
@@ -298,7 +308,8 @@ def main(root: Path = ROOT) -> int:
     for line in sorted(found, key=lambda line: (WRONG, MISSING, WELL).index(line.sign)):
         print(f"{line.sign} {line.said}")
     wrong = sum(line.sign == WRONG for line in found)
-    print(f"\n{wrong} to mend." if wrong else "\nNothing has to be mended: `make lab`.")
+    begin = "ddp-course" if root == INSTALLED else "make lab"
+    print(f"\n{wrong} to mend." if wrong else f"\nNothing has to be mended: `{begin}`.")
     return int(wrong > 0)
 
 

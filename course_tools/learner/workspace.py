@@ -82,7 +82,7 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     as if it had been activated.
     """
     environment = dict(os.environ)
-    settings = [str(root / "course_tools" / "learner" / "jupyterlab")]
+    settings = [str(Path(__file__).resolve().parent / "jupyterlab")]
     if "JUPYTER_CONFIG_PATH" in environment:
         settings.append(environment["JUPYTER_CONFIG_PATH"])
     environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(settings)

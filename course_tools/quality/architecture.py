@@ -119,8 +119,9 @@ NODES = {
     TESTING: 3100,
     LINT: 4450,
     MUSEUM: 2250,
-    # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs.
-    TOOLS: 50900,
+    # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
+    # README's pictures, and what a wheel has elsewhere than a checkout.
+    TOOLS: 54400,
 }
 
 

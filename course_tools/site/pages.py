@@ -18,8 +18,8 @@ from course_tools.notebooks.predictions import asked_in
 from course_tools.site import live_parts, notebook_pages
 
 SITE = ROOT / "source/site"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
-ROOMS = ("course_testing", "course_lint", "course_museum")  # each with a page of its own
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
+ROOMS = ("course_utils", "course_testing", "course_lint", "course_museum")  # each has a page
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {
     "Colab": "https://colab.research.google.com/github/{}/blob/HEAD/{}",

@@ -62,6 +62,7 @@ def begin(to: Path, tongue: Tongue) -> None:
         site_languages.for_scripts(tongue, say.read_text(encoding="utf-8")), encoding="utf-8"
     )
     (to / "extra/download").mkdir(parents=True)
+    shutil.copytree(ROOT / "source/pictures", to / "extra/source/pictures")
     settings = (SITE / "conf.py").read_text(encoding="utf-8")
     (to / "conf.py").write_text(f'TONGUE = "{tongue.code}"\n{settings}', encoding="utf-8")
 

@@ -64,6 +64,7 @@ OUTER = (
     "tests/checks/test_words.py::*",
     "tests/devices/test_prepare.py::*",
     "tests/house/test_ddp_course.py::*",
+    "tests/house/test_wheel.py::*",
 )
 # Parts of a chapter that start a cluster; all others of its cells run in both circles.
 CLUSTERS = ({"part-slurm"}, {"part-slurm", "part-agents"}, {"part-ray"})

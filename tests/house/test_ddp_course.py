@@ -113,7 +113,7 @@ def test_without_the_courses_folder_it_says_how_to_install(monkeypatch, tmp_path
     monkeypatch.setattr(ddp_course, "NOTEBOOKS", tmp_path / "notebooks")
     with pytest.raises(SystemExit):
         ddp_course.main([])
-    assert "install it from there, pip install -e ." in capsys.readouterr().err
+    assert "install it again, pip install -e '.[lab]'" in capsys.readouterr().err
 
 
 def test_what_a_notebook_needs_comes_from_any_folder_also_by_its_former_name(installed, tmp_path):

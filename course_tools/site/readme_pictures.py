@@ -1,0 +1,217 @@
+"""The pictures of README, drawn from what notebooks printed: `make pictures`.
+
+    python -m course_tools.site.readme_pictures            writes them
+    python -m course_tools.site.readme_pictures --check    are they what the notebooks say now?
+
+Nothing is run. A cell and its output are taken as they stand in an executed notebook, and the ring
+from the words of chapter 03's own figure. Each picture comes in a light and in a dark form, as SVG:
+text stays text, a moving one needs no player, and GitHub shows both.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from html import escape
+
+import nbformat
+from nbformat import NotebookNode
+from pygments import lex
+from pygments.lexers import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
+
+from course_tools import ROOT
+from course_tools.notebooks.cells import ANSI
+from course_tools.site import ring_picture
+from course_tools.site.svg import THEMES, Theme, rectangle, words_at
+
+TO = ROOT / "source/pictures"
+WIDTH, MARGIN = 860, 18  # pixels
+SIZE, LINE, CHARACTER = 12.5, 19, 7.5  # of the font; a character's width is 0.6 of its size
+MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
+
+
+Spans = list[tuple[str, str]]  # pieces of a line, each with its colour
+
+
+def notebook(name: str) -> NotebookNode:
+    """Reads an executed lesson."""
+    return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+
+
+def cell_with(name: str, words: str) -> NotebookNode:
+    """Returns the one code cell of a lesson that has these words.
+
+    Raises:
+        ValueError: There is none, or there are several.
+    """
+    cells = [cell for cell in notebook(name).cells if cell.cell_type == "code"]
+    matching = [cell for cell in cells if words in cell.source]
+    if len(matching) != 1:
+        raise ValueError(f"{len(matching)} cells of {name} have the words {words!r}, not one")
+    return matching[0]
+
+
+def printed(cell: NotebookNode) -> str:
+    """Returns what a cell printed, or the text of what it raised."""
+    parts = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type == "error":
+            parts.append("\n".join(output.traceback))
+    return ANSI.sub("", "".join(parts)).strip("\n")
+
+
+def coloured(code: str, theme: Theme) -> list[Spans]:
+    """Returns the lines of a cell, in pieces of a colour each."""
+    kinds = (
+        (Comment, theme.faint), (Keyword, theme.keyword), (Operator.Word, theme.keyword),
+        (String, theme.text), (Number, theme.number), (Name.Function, theme.name),
+    )  # fmt: skip
+    lines: list[Spans] = [[]]
+    for token, value in lex(code, PythonLexer(ensurenl=False)):
+        colour = next((ink for kind, ink in kinds if token in kind), theme.ink)
+        first, *others = value.split("\n")
+        lines[-1].append((first, colour))
+        lines += [[(text, colour)] for text in others]
+    return lines
+
+
+def plain(text: str, theme: Theme) -> list[Spans]:
+    """Returns the lines of an output."""
+    return [[(line, theme.ink)] for line in text.split("\n")]
+
+
+def line_at(spans: Spans, y: float) -> str:
+    """Returns a line of text as SVG, of the same width whatever the font is."""
+    count = sum(len(text) for text, _ in spans)
+    if count == 0:
+        return ""
+    if 3 * MARGIN + count * CHARACTER > WIDTH:
+        raise ValueError(f"a line of {count} characters is too long for a picture")
+    pieces = [f'<tspan fill="{ink}">{escape(text, quote=False)}</tspan>' for text, ink in spans]
+    as_written = {"textLength": count * CHARACTER, "xml:space": "preserve"}
+    return words_at(2 * MARGIN, y, "".join(pieces), **as_written)
+
+
+def page(height: float, body: str, words: str, theme: Theme, style: str = "") -> str:
+    """Returns a whole picture, with the words that say what it shows."""
+    style_of_frame = {"rx": 8, "fill": theme.page, "stroke": theme.border}
+    frame = rectangle(0.5, 0.5, WIDTH - 1, height - 1, **style_of_frame)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{MONO}" font-size="{SIZE}">\n'
+        f"<title>{escape(words, quote=False)}</title>\n{style}"
+        f"{frame}{body}</svg>\n"
+    )
+
+
+def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -> str:
+    """Returns a cell with what it printed below it; the last paragraph of an error stands out."""
+    above = coloured((code or cell.source).replace("\n\n\n", "\n\n"), theme)
+    below = plain(printed(cell), theme)
+    parts = []
+    panel_height = len(above) * LINE + MARGIN
+    style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
+    parts.append(rectangle(MARGIN, MARGIN, WIDTH - 2 * MARGIN, panel_height, **style))
+    first_y = MARGIN + LINE + 3
+    parts += [line_at(line, first_y + number * LINE) for number, line in enumerate(above)]
+    below_y = MARGIN + panel_height + LINE + 8
+    if any(output.output_type == "error" for output in cell.outputs):
+        parts.append(verdict_box(below, below_y, theme))
+    parts += [line_at(line, below_y + number * LINE) for number, line in enumerate(below)]
+    height = below_y + (len(below) - 1) * LINE + MARGIN + 4
+    return page(height, "".join(parts), words, theme)
+
+
+def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
+    """Returns the ground of an error's last paragraph, which says who is guilty."""
+    texts = ["".join(text for text, _ in line) for line in lines]
+    begins = max(number for number, text in enumerate(texts) if not text) + 1
+    top = first_y + begins * LINE - LINE + 3
+    height = (len(texts) - begins) * LINE + 6
+    return rectangle(MARGIN, top, WIDTH - 2 * MARGIN, height, rx=5, fill=theme.verdict)
+
+
+def introduces(theme: Theme) -> str:
+    """The first launch of chapter 00."""
+    words = "A cell that launches two ranks, and below it what each of them printed."
+    return cell_picture(cell_with("00_start_here", "def introduce"), words, theme)
+
+
+def hangs(theme: Theme) -> str:
+    """The hang of chapter 00, with its report."""
+    cell = cell_with("00_start_here", "def add_up_but_rank_2_forgets")
+    function, _, _ = cell.source.partition("\n\n\n")
+    call = re.search(r"launch\(.*\)", cell.source)
+    if call is None:
+        raise ValueError("the cell with the hang has no launch")
+    only_error = NotebookNode(outputs=[o for o in cell.outputs if o.output_type == "error"])
+    words = (
+        "A cell in which rank 2 of four skips an all_reduce. The error says where ranks 0, 1 and 3 "
+        "wait, that rank 2 has returned, and that it never called all_reduce."
+    )
+    return cell_picture(only_error, words, theme, code=f"{function}\n\n\n{call[0]}")
+
+
+def ring(theme: Theme) -> str:
+    """The ring of chapter 03, step by step."""
+    states, summary = rings_states()
+    height, body = ring_picture.steps(states, theme)
+    return page(height, body, ring_picture.words(states, summary), theme)
+
+
+def ring_moving(theme: Theme) -> str:
+    """The same in ten seconds."""
+    states, summary = rings_states()
+    height, body, style = ring_picture.moving(states, summary, theme)
+    return page(height, body, ring_picture.words(states, summary), theme, style)
+
+
+def rings_states() -> tuple[ring_picture.States, str]:
+    """Returns what ranks hold after each step, as chapter 03's figure says, and its summary."""
+    cell = cell_with("03_collective_primitives", "draw_ring(finished_step)")
+    figures = [output.data["text/plain"] for output in cell.outputs if "data" in output]
+    return ring_picture.read(figures[0]), printed(cell)
+
+
+PICTURES: dict[str, Callable[[Theme], str]] = {
+    "cell": introduces,
+    "hang": hangs,
+    "ring": ring,
+    "ring_moving": ring_moving,
+}
+
+
+def drawn() -> dict[str, str]:
+    """Returns all pictures by the names of their files."""
+    return {
+        f"{name}_{theme}.svg": draw(THEMES[theme])
+        for name, draw in PICTURES.items()
+        for theme in THEMES
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the pictures, or says which are old; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args(argv)
+    old = []
+    for name, text in drawn().items():
+        path = TO / name
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        old.append(name)
+        if not asked.check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    if asked.check and old:
+        print(f"source/pictures: {', '.join(old)}: old; make pictures", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

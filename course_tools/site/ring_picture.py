@@ -1,0 +1,274 @@
+"""A ring all-reduce as SVG: what each rank holds after each step, standing still or moving.
+
+A number tells its own story: its digit says which chunk it is, and the places of that digit whose
+numbers are in it. 4004 is chunk 4, with what ranks 0 and 3 brought. Chapter 03 chose it so.
+"""
+
+import re
+
+from course_tools.site.svg import Theme, element, rectangle, words_at
+
+States = list[list[list[int]]]  # after how many steps, by which rank, in which chunk
+START_S, STEP_S, MOVE_S, END_S = 0.6, 1.3, 0.8, 1.6
+SQUARE, PITCH = 58, 66  # pixels, of a square and from one to the next
+SMALL, SMALL_PITCH = 21, 23  # the same where nothing moves
+PLACES = ((114, 56), (490, 56), (490, 196), (114, 196))  # of ranks 0 to 3, around the ring
+ARROWS = ("M378 85H482", "M618 122V188", "M482 225H378", "M242 188V122")
+
+
+def read(figure: str) -> States:
+    """Returns all states, from the words of chapter 03's figure.
+
+    Raises:
+        ValueError: They are not those of a ring of which every step adds or replaces one chunk.
+    """
+    steps = [
+        [int(number) for number in numbers.split(",")]
+        for numbers in re.findall(r"step \d+: ([\d, ]+)", figure)
+    ]
+    n = len(steps[0]) if steps else 0
+    state = [[10**rank * (chunk + 1) for chunk in range(n)] for rank in range(n)]
+    states = [state]
+    for numbers in steps:
+        before, state = state, [list(held) for held in state]
+        for rank, number in enumerate(numbers):
+            chunk = chunk_of(number)
+            sums = []
+            if chunk < n:
+                arrived = before[rank - 1][chunk]
+                sums = [arrived, arrived + before[rank][chunk]]
+            if number not in sums:
+                raise ValueError(f"rank {rank} cannot hold {number} after {len(states)} steps")
+            state[rank][chunk] = number
+        states.append(state)
+    if len(steps) != 2 * (n - 1) or shares(min(map(min, state))) != n:
+        raise ValueError(f"this is no ring: {figure}")
+    return states
+
+
+def chunk_of(number: int) -> int:
+    """Which chunk a number belongs to, by its digit."""
+    return int(max(str(number))) - 1
+
+
+def shares(number: int) -> int:
+    """How many ranks' numbers are in it."""
+    return sum(digit != "0" for digit in str(number))
+
+
+def words(states: States, summary: str) -> str:
+    """Returns what the picture shows, for those who cannot see it."""
+    n, steps = len(states[0]), len(states) - 1
+    return (
+        f"An all-reduce of {n} ranks in a ring, in {steps} steps. In the first {n - 1} every rank "
+        f"adds the chunk that arrives, in the others it keeps it. {summary}"
+    )
+
+
+def square(number: int, n: int, x: float, y: float, size: float, theme: Theme) -> str:
+    """Returns a square with a stripe for each rank, filled where that rank's number is in.
+
+    A stripe stands where its rank's digit does, so the last one is rank 0's.
+    """
+    fill = theme.whole if shares(number) == n else theme.part
+    has_digits = size >= SQUARE
+    width = size / n
+    parts = [rectangle(x, y, size, size, fill=theme.panel)]
+    for place, digit in enumerate(str(number).rjust(n)):
+        left = x + place * width
+        if digit not in " 0":
+            parts.append(rectangle(left, y, width, size, fill=fill))
+        if digit != " " and has_digits:
+            middle = left + width / 2
+            baseline = y + size / 2 + 5
+            parts.append(words_at(middle, baseline, digit, fill=theme.ink, text_anchor="middle"))
+    parts.append(rectangle(x, y, size, size, fill="none", stroke=theme.border))
+    return "".join(parts)
+
+
+def outline(x: float, y: float, size: float, theme: Theme) -> str:
+    """Returns the mark of a square that is new."""
+    return rectangle(x, y, size, size, rx=3, fill="none", stroke=theme.ink, stroke_width=1.6)
+
+
+def steps(states: States, theme: Theme) -> tuple[float, str]:
+    """Returns the height and the body of a picture with a grid for each step."""
+    n = len(states[0])
+    top = 62
+    parts = []
+    for rank in range(n):
+        baseline = top + rank * SMALL_PITCH + SMALL / 2 + 4
+        parts.append(words_at(18, baseline, f"rank {rank}", fill=theme.ink))
+    for step in range(len(states)):
+        parts.append(grid(states, step, top, theme))
+    for first, text in ((1, "each rank adds what arrives"), (n, "each rank keeps what arrives")):
+        parts.append(words_at(left_of_grid(first, n), 26, text, fill=theme.faint))
+    return top + n * SMALL_PITCH + 20, "".join(parts)
+
+
+def left_of_grid(step: int, n: int) -> float:
+    """Where the grid of a step begins."""
+    return 76 + step * (n * SMALL_PITCH + 18)
+
+
+def grid(states: States, step: int, top: float, theme: Theme) -> str:
+    """Returns all squares after a step, those that are new with a mark, below a title."""
+    n = len(states[0])
+    left = left_of_grid(step, n)
+    title = "at first" if step == 0 else f"step {step}"
+    middle = left + n * SMALL_PITCH / 2
+    parts = [words_at(middle, top - 12, title, fill=theme.ink, text_anchor="middle")]
+    before = states[max(step - 1, 0)]
+    for rank, held in enumerate(states[step]):
+        for chunk, number in enumerate(held):
+            x = left + chunk * SMALL_PITCH
+            y = top + rank * SMALL_PITCH
+            parts.append(square(number, n, x, y, SMALL, theme))
+            if number != before[rank][chunk]:
+                parts.append(outline(x, y, SMALL, theme))
+    return "".join(parts)
+
+
+class Clock:
+    """Names of CSS animations that show something for a while, or move it."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.whole_s = START_S + steps * STEP_S + END_S
+        self.rules: dict[str, str] = {}
+
+    def percent(self, second: float) -> float:
+        """A moment as a share of the whole."""
+        return round(100 * second / self.whole_s, 2)
+
+    def leaves_s(self, step: int) -> float:
+        """When the chunks of a step (1 is the first) begin to move; 0 is the beginning."""
+        return START_S + (step - 1) * STEP_S if step else 0.0
+
+    def arrives_s(self, step: int) -> float:
+        """When the chunks of a step have arrived; 0 is the beginning."""
+        return self.leaves_s(step) + MOVE_S if step else 0.0
+
+    def shown(self, from_s: float, to_s: float | None) -> str:
+        """The class of what is seen from one moment to a later one, or to the end."""
+        begin = self.percent(from_s)
+        end = "end" if to_s is None else f"{self.percent(to_s):g}"
+        name = f"s{begin:g}_{end}".replace(".", "p")
+        frames = [f"{begin:g}%{{opacity:1}}"]
+        if begin > 0:
+            frames.insert(0, "0%{opacity:0}")
+        if to_s is not None:
+            frames.append(f"{end}%,100%{{opacity:0}}")
+        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
+        return name
+
+    def moved(self, step: int, dx: float, dy: float) -> str:
+        """The class of what moves during a step, and is seen only meanwhile."""
+        name = f"m{step}_{dx:g}_{dy:g}".replace("-", "n")
+        begin = self.percent(self.leaves_s(step))
+        end = self.percent(self.arrives_s(step))
+        here = "transform:none"
+        there = f"transform:translate({dx:g}px,{dy:g}px)"
+        frames = [
+            f"0%,{begin - 0.01:.2f}%{{opacity:0;{here}}}",
+            f"{begin}%{{opacity:1;{here}}}",
+            f"{end - 0.01:.2f}%{{opacity:1;{there}}}",
+            f"{end}%,100%{{opacity:0;{there}}}",
+        ]
+        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
+        return name
+
+    def style(self) -> str:
+        """All rules; who asked for less motion sees the end, standing still."""
+        lines = []
+        for name, rule in self.rules.items():
+            timing = "ease-in-out" if name.startswith("m") else "step-end"
+            lines.append(f"{rule}.{name}{{animation:{name} {self.whole_s:g}s {timing} infinite}}")
+        hidden = [f".{name}" for name in self.rules if not name.endswith("_end")]
+        still = f"*{{animation:none!important}}{','.join(hidden)}{{opacity:0}}"
+        lines.append(f"@media (prefers-reduced-motion: reduce){{{still}}}")
+        return "<style>\n" + "\n".join(lines) + "\n</style>\n"
+
+
+def moving(states: States, summary: str, theme: Theme) -> tuple[float, str, str]:
+    """Returns the height, the body and the style of a picture in which chunks go around."""
+    n, steps = len(states[0]), len(states) - 1
+    clock = Clock(steps)
+    parts = arrows(theme)
+    for rank in range(n):
+        parts += held_by(rank, states, clock, theme)
+    for step in range(1, steps + 1):
+        for rank in range(n):
+            parts.append(travelling(states, step, rank, clock, theme))
+    parts += captions(n, steps, summary, clock, theme)
+    return 346, "".join(parts), clock.style()
+
+
+def arrows(theme: Theme) -> list[str]:
+    """Returns the way around, with a head at the end of each arrow."""
+    head = element("path", d="M0 0L8 4L0 8z", fill=theme.faint)
+    size = {"markerWidth": 8, "markerHeight": 8, "refX": 7, "refY": 4}
+    parts = [element("marker", head, id="to", orient="auto", **size)]
+    for path in ARROWS:
+        line = {"stroke": theme.faint, "stroke_dasharray": "4 5", "marker_end": "url(#to)"}
+        parts.append(element("path", d=path, fill="none", **line))
+    return parts
+
+
+def held_by(rank: int, states: States, clock: Clock, theme: Theme) -> list[str]:
+    """Returns a rank's name and its chunks, each in all of its states."""
+    x, y = PLACES[rank]
+    is_above = y < PLACES[-1][1]
+    label_y = y - 10 if is_above else y + SQUARE + 20  # where no chunk passes
+    parts = [words_at(x, label_y, f"rank {rank}", fill=theme.ink)]
+    for chunk in range(len(states[0])):
+        numbers = [state[rank][chunk] for state in states]
+        parts += filled(numbers, len(states[0]), x + chunk * PITCH, y, clock, theme)
+    return parts
+
+
+def filled(numbers: list[int], n: int, x: float, y: float, clock: Clock, theme: Theme) -> list[str]:
+    """Returns one square in each of its states, of which one at a time is seen."""
+    changes = [0]
+    for step in range(1, len(numbers)):
+        if numbers[step] != numbers[step - 1]:
+            changes.append(step)
+    moments_s: list[float | None] = [clock.arrives_s(step) for step in changes]
+    moments_s.append(None)
+    parts = []
+    for position, step in enumerate(changes):
+        seen = clock.shown(moments_s[position], moments_s[position + 1])
+        drawn = square(numbers[step], n, x, y, SQUARE, theme)
+        parts.append(element("g", drawn, class_=seen))
+    return parts
+
+
+def travelling(states: States, step: int, rank: int, clock: Clock, theme: Theme) -> str:
+    """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
+    n = len(states[0])
+    before, after = states[step - 1], states[step]
+    [chunk] = [chunk for chunk in range(n) if after[rank][chunk] != before[rank][chunk]]
+    from_x, from_y = PLACES[rank - 1]
+    to_x, to_y = PLACES[rank]
+    x = from_x + chunk * PITCH
+    drawn = square(before[rank - 1][chunk], n, x, from_y, SQUARE, theme)
+    drawn += outline(x, from_y, SQUARE, theme)
+    return element("g", drawn, class_=clock.moved(step, to_x - from_x, to_y - from_y))
+
+
+def captions(n: int, steps: int, summary: str, clock: Clock, theme: Theme) -> list[str]:
+    """Returns the line below, which changes with the steps."""
+    texts = ["Four ranks, four chunks each: every rank needs all four sums."]
+    moments_s: list[float | None] = [0.0]
+    for step in range(1, steps + 1):
+        does = "adds" if step < n else "keeps"
+        texts.append(f"Step {step} of {steps}: each rank {does} the chunk that arrives.")
+        moments_s.append(clock.leaves_s(step))
+    texts.append(summary)
+    moments_s += [clock.arrives_s(steps) + STEP_S - MOVE_S, None]
+    parts = []
+    for position, text in enumerate(texts):
+        seen = clock.shown(moments_s[position], moments_s[position + 1])
+        where = {"class_": seen, "fill": theme.ink, "text_anchor": "middle"}
+        parts.append(words_at(430, 322, text, **where))
+    return parts
