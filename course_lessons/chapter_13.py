@@ -703,13 +703,14 @@ def last_step(wrap: Wrap, steps: int = 1, world_size: int = 4) -> Trace:
     return replace(trace, events=tuple(kept))
 
 
-def _computing(layer_us: float) -> Callable[[Any], float]:
+def computing(layer_us: float) -> Callable[[Any], float]:
+    """What a replay takes for the time of an event: a barrier with nobody is a layer."""
     return lambda event: layer_us if event.kind == "barrier" else 0.0
 
 
 def step_us(trace: Trace, network: Network, layer_us: float = 60.0) -> float:
     """What a step takes if a layer computes so long forward, and twice as long back."""
-    return max(trace.replay(network, _computing(layer_us)).finish_us)
+    return max(trace.replay(network, computing(layer_us)).finish_us)
 
 
 def price_two_nodes(trace: Trace) -> list[float]:
