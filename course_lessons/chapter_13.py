@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_lessons.sharding import Recompute, Shards, Wrap, Zero1, cut
+from course_lessons.sharding import Recompute, Shards, Wrap, cut
 from course_material.language import SmallGPT, novel
 from course_utils import Network, launch
 from course_utils.network.trace import Trace

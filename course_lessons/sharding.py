@@ -13,7 +13,7 @@ Models, 2020. PyTorch's names are in comments where they differ.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -318,8 +318,8 @@ class Sharded(Freeing):
 class Ahead(Sharded):
     """While a layer computes, gather what was gathered next in the step before."""
 
-    order: list[nn.Parameter] = []  # in which the step before gathered
-    done: list[nn.Parameter] = []
+    order: Sequence[nn.Parameter] = ()  # in which the step before gathered
+    done: Sequence[nn.Parameter] = ()
     _nothing = None, None, None
     _coming: tuple = _nothing  # a shard, the flat tensor that is being filled, its work
 

@@ -569,7 +569,8 @@ print(f"one step less:       about {chapter_13.apart(before, undisturbed):.0e}")
 # Rounding again: three ranks add in a different order. The same file runs under `torchrun`, here in two ranks, which find the checkpoint of step 5 and train one more step:
 
 # %%
-torchrun("train_fsdp2.py", folder.name, "6")
+printed = torchrun("train_fsdp2.py", folder.name, "6")
+print(*[line for line in printed.splitlines() if line.startswith("step")])
 
 # %% [markdown]
 # ### One rank alone
