@@ -492,6 +492,7 @@ def train_stack(wrap: Wrap) -> Row:
             weights = [*model.parameters(), *getattr(model, "full", {}).values()]
             weights_mib = _mib(weights)
             gradients_mib = _mib(weight.grad for weight in weights)
+            del weights  # of which a stage would let go
             optimizer.step()
     moments = []
     for state in optimizer.state.values():
