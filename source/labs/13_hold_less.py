@@ -597,7 +597,8 @@ def resuming(answer):
             network, optimizer = begin(weights, mesh)
             for step in (1, 2):
                 take_steps(network, optimizer, batches[step - 1 : step])
-                optimizer.param_groups[0]["lr"] = 0.004 / step  # as a scheduler does
+                if step == 2:
+                    optimizer.param_groups[0]["lr"] = 0.002  # as a scheduler does
                 model_state, moments = get_state_dict(network, optimizer)
                 state = {"model": model_state, "optimizer": moments, "done": done - 2 + step}
                 path = folder / f"step_{step:06}"

@@ -691,8 +691,8 @@ WRONG = {
 }  # fmt: skip
 STOPS = {
     "freed_before_backward", "backwards_from_the_front", "only_who_has_gradients",
-    "without_the_moments", "without_the_position", "moments_by_numbers", "a_file_for_each_rank", "only_rank_0_saves",
-    "into_a_folder_for_each_rank", "the_newest_folder",
+    "without_the_moments", "without_the_position", "moments_by_numbers", "a_file_for_each_rank",
+    "only_rank_0_saves", "into_a_folder_for_each_rank", "the_newest_folder",
 }  # fmt: skip
 RIGHT = {
     "step": _stepping(by_places, as_one_list),
