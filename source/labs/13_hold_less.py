@@ -28,7 +28,8 @@ from course_utils.record.event import Event
 # ## 1 · What is whole, and when?
 #
 # *Difficulty ●●● · importance ●●○ · 18 minutes.* The chapter's `Ahead` learned its order from the step before. Write the schedule of a sharded step yourself. A `Unit` is a layer, tanh(*x* @ weight), of which each rank holds a shard:
-#
+
+# %% [markdown]
 # | call | what it does | takes |
 # | --- | --- | --- |
 # | `gather()` | begins to gather the weight, which counts as whole from now on | |
@@ -37,7 +38,8 @@ from course_utils.record.event import Event
 # | `free()` | lets go of the weight | |
 # | `reduce()` | begins to reduce-scatter the weight's gradient | |
 # | `finish()` | waits for that; returns this rank's share of the mean gradient | |
-#
+
+# %% [markdown]
 # **Goal:** train one step on the list `units`; the loss's gradient at the output *y* is *y* − target. Return what each unit's `finish()` returns. Never more than two weights are whole. Only the first gather and the last reduce-scatter may cost time. The last weight is gathered once.
 
 
@@ -202,8 +204,11 @@ check(stepping(step), spec=step_spec, inputs=step_inputs, **options)
 # %% [markdown]
 # ## 2 · A plan for a cluster
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 7 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies keep equal. A rank holds 4 / *s* times the model's weights (weights, gradients, two moments). If *s* is more than 1, two whole layers
-# come on top. **Goal:** return (*s*, *n* / *s*) of the fastest way whose bytes are at most `memory_bytes`, or `None` if nothing fits. All `layers` have `layer_bytes`. `step_us` below prices a step by a replay, without computing.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 10 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies are kept equal. A rank holds 4 / *s*
+# times the model's weights (weights, gradients, two moments).
+
+# %% [markdown]
+# If *s* is more than 1, two full layers come on top. All `layers` have `layer_bytes`. **Goal:** return (*s*, *n* / *s*) of the fastest way whose bytes are at most `memory_bytes`, or `None` if nothing fits. `step_us` below prices a step by a replay, without computing.
 
 
 # %%
@@ -418,7 +423,7 @@ check(clipping(clip), **clip_check)
 # %% [markdown]
 # ## 4 · Save a sharded model
 #
-# *Difficulty ●●○ · importance ●●● · 8 minutes.* The same colleague saves `model.state_dict()` on rank 0, which hangs, and would not fit there anyway. `model` and its AdamW are sharded by FSDP2, and all ranks call you.
+# *Difficulty ●●○ · importance ●●● · 8 minutes.* The same colleague gathers full weights to save them on rank 0 alone. That hangs, and they would not fit there anyway. `model` and its AdamW are sharded by FSDP2, and all ranks call you.
 
 # %% [markdown]
 # **Goal:** write a checkpoint into the folder `path`: under `"model"` and `"optimizer"` what `get_state_dict` returns, and under `"done"` the number of samples of the epoch that have been used. Each rank writes only what it holds.

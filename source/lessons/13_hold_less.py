@@ -35,7 +35,7 @@ from torch.nn.utils import clip_grad_norm_
 from course_lessons import chapter_13, sharding
 from course_lessons import chapter_13_pictures as pictures
 from course_lessons.chapter_04 import torchrun
-from course_lessons.finished import go_on_with, show_source
+from course_lessons.finished import go_on_with, show_source, show_when_passed
 from course_lessons.sharding import Ahead, Freeing, OurDDP, Sharded, Shards
 from course_utils import Network, check, launch, predict
 
@@ -106,7 +106,7 @@ for billions, gpus in models:
 first_that_fits.measured(first_stages)
 
 # %% [markdown]
-# Stage 1 already fits 7B. What isn't divided sets a floor: 4 bytes per parameter under stage 1, so 280 GB for 70B on any number of GPUs. Only stage 3 has no floor, and it needs more than 14 GPUs: 1,120 / 80.
+# Stage 1 already fits 7B. What isn't divided sets a floor: 4 bytes per parameter under stage 1, so 280 GB for 70B on any number of GPUs. Only stage 3 has no floor, and it needs at least 14 GPUs: 1,120 / 80.
 
 # %% [markdown]
 # The formula leaves out **activations** (part 6), buffers of communication, and what PyTorch's allocator keeps. So 80 GB are less than they look.
@@ -493,7 +493,7 @@ trained
 # </details>
 
 # %%
-train_loop = go_on_with(train, trained, chapter_13.train_sharded)
+show_when_passed(trained, chapter_13.train_sharded)
 
 
 # %% [markdown]
@@ -519,7 +519,7 @@ chapter_13.compare_training([OurDDP, Zero1, Zero2, Zero3, FSDP2])
 
 # %% [markdown]
 # Rounding, and nothing else. For mixed precision, `fully_shard` takes a [`MixedPrecisionPolicy`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html); with `reshard_after_forward=False` weights stay full
-# until backward, which is ZeRO-2 with shards.
+# until backward, much as under ZeRO-2.
 
 # %% [markdown]
 # ## 9 · Four ranks save, three go on
@@ -627,7 +627,7 @@ for wrap in (Sharded, hybrid):
 # %% [markdown]
 # ## 11 · Gather ahead
 #
-# `Sharded` waits for a weight before each layer. Let a layer compute for 60 µs forward and 120 back, with 80 Gbit/s and 10 µs between four ranks. A gather then takes 3 · (10 + 6.6) = 50 µs, and so does a reduce-scatter. One after the other,
+# `Sharded` waits for a weight before each layer. A layer may compute for 60 µs forward and 120 back, with 80 Gbit/s and 10 µs between four ranks. A gather then takes 3 · (10 + 6.6) = 50 µs, as does a reduce-scatter. In turn,
 # that's 8 · 180 + 24 · 50 µs.
 
 # %% [markdown]
@@ -671,7 +671,10 @@ pictures.draw_steps(traces, network, text)
 # %% [markdown]
 # ## What you know now
 #
-# Sixteen bytes per parameter, divided stage by stage. An all-reduce in two halves with the optimiser between them is ZeRO-1. Gradients that go when they come make ZeRO-2, weights that come and go ZeRO-3, for at most half as many bytes again. Activations are yours to recompute.
+# Sixteen bytes per parameter, divided stage by stage. An all-reduce in two halves with the optimiser between them is ZeRO-1. Gradients that go when they come make ZeRO-2, weights that come and go ZeRO-3, for at most half as many bytes again.
+
+# %% [markdown]
+# Activations aren't divided, but they can be computed again. Norms, saves and full tensors are matters of all ranks.
 #
 # *More.* Y. Zhao and others, [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023: hybrid sharding, and what GPUs add to all this.
 
