@@ -67,7 +67,7 @@ def _part(cells: list[NotebookNode], first: bool) -> Part:
         (re.findall(r"^## (.+)$", prose, re.M) or [""])[0],
         minutes,
         [(question.text, question.choices) for _, question in questions(cells)],
-        re.findall(r"check\((?:\w+\()*(\w+)", code) if stub else [],
+        re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code) if stub else [],
         [(_plain(question), _plain(answer)) for question, answer in found],
     )
 
