@@ -54,8 +54,8 @@ from course_utils import Network, check, launch, predict
 # the optimiser's 12 bytes, stage 2 gradients as well, stage 3 everything.
 
 # %% [markdown]
-# **Predict.** A GPU has 80 GB. Which is the first stage that fits 7 billion parameters on 8 GPUs, the same on 64, 70 billion on 8, and on 64? Answer with a list of four numbers: 0 is DDP, and 9 means that no
-# stage fits.
+# **Predict.** A GPU has 80 GB. Which is the first stage that fits 7B (billion) parameters on 8 GPUs, the same on 64, 70B on 8, and on 64? Answer with a list of four numbers: 0 is DDP, and 9 means that no stage
+# fits.
 
 # %%
 first_that_fits = predict("first stage for 7B on 8 and 64, 70B on 8 and 64", ...)
