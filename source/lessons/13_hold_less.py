@@ -437,6 +437,7 @@ def clip_local_and_global():
 
 
 # %%
+# Arithmetic of two numbers: no GPU is needed.
 by_rank = launch(clip_local_and_global, backend="gloo", device="cpu")
 alone, together = zip(*by_rank)
 print("each by its own norm:", *[f"{number:.2f}" for number in alone])
