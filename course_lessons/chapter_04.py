@@ -521,11 +521,14 @@ def write_script(path: str | Path, original: str | Path, *functions: Callable) -
     return replaced
 
 
-def torchrun(script: str | Path, *arguments: str, timeout_s: float = 100) -> None:
+def torchrun(script: str | Path, *arguments: str, timeout_s: float = 100) -> str:
     """Run `torchrun --standalone --nproc-per-node=2` on a script, on the CPU and on loopback only.
 
     Args:
         timeout_s: How long it may take on a quiet machine.
+
+    Returns:
+        What the ranks have printed.
 
     Raises:
         RuntimeError: The script failed; the message is what it has printed.
@@ -556,6 +559,7 @@ def torchrun(script: str | Path, *arguments: str, timeout_s: float = 100) -> Non
                 os.killpg(process.pid, signal.SIGTERM)
     if process.returncode:
         raise RuntimeError(output)
+    return output
 
 
 def same_tensors(train: Callable[..., Any], script: str | Path) -> tuple[int, int]:

@@ -1,13 +1,15 @@
 """Trains a sharded network with FSDP2: on CPUs or GPUs, under torchrun or launch.
 
-    torchrun --standalone --nproc-per-node=4 train_fsdp2.py --steps 4
-    launch(train, "checkpoint", 4, world_size=4)      (in a notebook of the course)
+    torchrun --standalone --nproc-per-node=4 train_fsdp2.py checkpoint 5
+    launch(train, "checkpoint", 5, world_size=4)      (in a notebook of the course)
 
 Started again, also with a different number of ranks, it goes on after the last step that was saved.
+The number of ranks has to divide the global batch.
 """
 
-import argparse
 import os
+import sys
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,8 +20,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+DATA = torch.randn(36, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+GLOBAL_BATCH = 12
 
-def join() -> torch.device:
+
+def join():
     """Join the group of all ranks, unless somebody has done it, and take this rank's device."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -30,7 +35,7 @@ def join() -> torch.device:
     return device
 
 
-def sharded_network(device: torch.device) -> nn.Module:
+def sharded_network(device):
     """Four blocks, each gathered before its forward and its backward, and freed after each."""
     torch.manual_seed(0)  # the same first weights on every rank
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
@@ -41,49 +46,53 @@ def sharded_network(device: torch.device) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Each rank writes its own shards; all ranks call it."""
+def batches(step):
+    """This rank's part of the global batches from `step` on, also from the middle of an epoch."""
+    while True:
+        epoch, done = divmod(step * GLOBAL_BATCH, len(DATA))
+        order = torch.randperm(len(DATA), generator=torch.Generator().manual_seed(epoch))
+        for batch in order[done:].split(GLOBAL_BATCH):
+            yield DATA[batch[dist.get_rank() :: dist.get_world_size()]]
+            step += 1
+
+
+def save(path, model, optimizer, step):
+    """Each rank writes its own shards, into a folder per step; all ranks call it."""
     weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments, "step": step}, checkpoint_id=path)
+    state = {"model": weights, "optimizer": moments, "step": step}
+    dcp.save(state, checkpoint_id=Path(path, f"step_{step:06}"))
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def load(path, model, optimizer):
     """Each rank reads what it holds, whoever wrote it; returns how many steps were made."""
-    if not (path / ".metadata").exists():
+    complete = sorted(Path(path).glob("step_*/.metadata"))  # which is written last
+    if not complete:
         return 0
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "step": 0}
-    dcp.load(state, checkpoint_id=path)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    dcp.load(state, checkpoint_id=complete[-1].parent)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     return state["step"]
 
 
-def train(path="checkpoint", steps=4, clip=0.01) -> dict[str, torch.Tensor]:
-    """Train as one of all ranks; returns the whole weights, on the CPU."""
+def train(path, steps, max_norm=0.01):
+    """Train as one of all ranks; returns the full weights, on the CPU."""
     device = join()
     model = sharded_network(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(load(Path(path), model, optimizer), steps):
-        torch.manual_seed(step)  # your own data goes here; each rank takes its part
-        inputs = torch.randn(12, 32, dtype=torch.float64)
-        inputs = inputs[dist.get_rank() :: dist.get_world_size()].to(device)
+    first_step = load(path, model, optimizer)
+    for step, inputs in enumerate(islice(batches(first_step), steps - first_step), first_step):
         optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), clip)  # of all ranks' shards together
+        model(inputs.to(device)).square().mean().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)  # of all ranks' shards
         optimizer.step()
         full_norm = norm.full_tensor().item()  # a collective: every rank calls it
         if dist.get_rank() == 0:
             print(f"step {step}: gradient norm {full_norm:.4f}")
-        save(Path(path), model, optimizer, step + 1)
+        save(path, model, optimizer, step + 1)
     return {name: shard.full_tensor().cpu() for name, shard in model.state_dict().items()}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a sharded network with FSDP2.")
-    parser.add_argument("--path", default="checkpoint")
-    parser.add_argument("--steps", type=int, default=4)
-    arguments = parser.parse_args()
-    train(arguments.path, arguments.steps)
+    train(sys.argv[1], int(sys.argv[2]))
     dist.destroy_process_group()

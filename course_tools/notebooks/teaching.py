@@ -56,7 +56,9 @@ def _part(cells: list[NotebookNode], first: bool) -> Part:
     prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
     code = "\n".join(cell.source for cell in shown if cell.cell_type == "code")
-    stub = "raise NotImplementedError" in code  # finished forms are checked as well
+    stubs = [cell.source for cell in shown if "raise NotImplementedError" in cell.source]
+    to_write = re.findall(r"^(?:def|class) (\w+)", "\n".join(stubs), re.M)
+    checked = re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code)  # finished forms are as well
     none = [] if first else [nbformat.v4.new_markdown_cell()]
     minutes = course_map.minutes(nbformat.v4.new_notebook(cells=[*none, *cells]))
     found = re.findall(
@@ -67,7 +69,7 @@ def _part(cells: list[NotebookNode], first: bool) -> Part:
         (re.findall(r"^## (.+)$", prose, re.M) or [""])[0],
         minutes,
         [(question.text, question.choices) for _, question in questions(cells)],
-        re.findall(r"check\((?:\w+\()*(\w+)", code) if stub else [],
+        [name for name in checked if name in to_write],
         [(_plain(question), _plain(answer)) for question, answer in found],
     )
 

@@ -1,15 +1,24 @@
 # %% [markdown]
 # # Lab 13 · Hold less
 #
-# Two exercises on [chapter 13](../notebooks/13_hold_less.ipynb), 30 minutes, on any computer. `check` runs your function in real workers, compares what they return with a
-# **specification**, and replays their recording on a modelled network. Each exercise says how difficult it is and how important, from ●○○ to ●●●.
+# Five exercises on [chapter 13](../notebooks/13_hold_less.ipynb), 60 minutes, on any computer: two ask for a schedule and a plan, three are what somebody
+# would ask you at work. `check` runs your function in real workers and compares what they return with a **specification**. Each exercise says how difficult
+# it is and how important, from ●○○ to ●●●.
 
 # %%
 import functools
+import os
+import tempfile
 import weakref
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from course_utils import Network, check, progress
 from course_utils.network.trace import Trace
@@ -19,7 +28,8 @@ from course_utils.record.event import Event
 # ## 1 · What is whole, and when?
 #
 # *Difficulty ●●● · importance ●●○ · 18 minutes.* The chapter's `Ahead` learned its order from the step before. Write the schedule of a sharded step yourself. A `Unit` is a layer, tanh(*x* @ weight), of which each rank holds a shard:
-#
+
+# %% [markdown]
 # | call | what it does | takes |
 # | --- | --- | --- |
 # | `gather()` | begins to gather the weight, which counts as whole from now on | |
@@ -28,7 +38,8 @@ from course_utils.record.event import Event
 # | `free()` | lets go of the weight | |
 # | `reduce()` | begins to reduce-scatter the weight's gradient | |
 # | `finish()` | waits for that; returns this rank's share of the mean gradient | |
-#
+
+# %% [markdown]
 # **Goal:** train one step on the list `units`; the loss's gradient at the output *y* is *y* − target. Return what each unit's `finish()` returns. Never more than two weights are whole. Only the first gather and the last reduce-scatter may cost time. The last weight is gathered once.
 
 
@@ -193,8 +204,11 @@ check(stepping(step), spec=step_spec, inputs=step_inputs, **options)
 # %% [markdown]
 # ## 2 · A plan for a cluster
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 7 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies keep equal. A rank holds 4 / *s* times the model's weights (weights, gradients, two moments). If *s* is more than 1, two whole layers
-# come on top. **Goal:** return (*s*, *n* / *s*) of the fastest way whose bytes are at most `memory_bytes`, or `None` if nothing fits. All `layers` have `layer_bytes`. `step_us` below prices a step by a replay, without computing.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 10 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies are kept equal. A rank holds 4 / *s*
+# times the model's weights (weights, gradients, two moments).
+
+# %% [markdown]
+# If *s* is more than 1, two full layers come on top. All `layers` have `layer_bytes`. **Goal:** return (*s*, *n* / *s*) of the fastest way whose bytes are at most `memory_bytes`, or `None` if nothing fits. `step_us` below prices a step by a replay, without computing.
 
 
 # %%
@@ -301,9 +315,320 @@ def plan_inputs(rank, world_size, case):
 check(plan, spec=plan_spec, inputs=plan_inputs, cases=list(clusters), world_sizes=(1, 2))
 
 # %% [markdown]
+# ## 3 · Clip a sharded model
+#
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* A colleague's training explodes now and then, and `clip_grad_norm_` of each rank's shards made it worse. Each parameter in `shards` has this rank's part of the
+# mean gradient in `.grad`, or `None` there. The ranks of `group` hold different parts; ranks of other groups hold copies.
+
+# %% [markdown]
+# **Goal:** scale all gradients in place so that the norm of the *whole* gradient is at most `max_norm`, and return the norm it had. Leave gradients as they are if it isn't finite. Gradients
+# may be float16, whose largest number is 65,504. Send no more than a few numbers. The specification:
+
+
+# %%
+def clip_spec(all_gradients, max_norms, copies):
+    world_size, clipped = len(all_gradients), []
+    ranks_per_copy = world_size // copies[0]
+    for rank, gradients in enumerate(all_gradients):
+        first = rank // ranks_per_copy * ranks_per_copy
+        whole = [g for other in all_gradients[first : first + ranks_per_copy] for g in other]
+        flat = torch.cat([g.double().flatten() for g in whole if g is not None])
+        norm = flat.norm()
+        scale = min(1.0, max_norms[0] / norm) if norm.isfinite() else 1.0
+        scaled = [None if g is None else g * scale for g in gradients]
+        clipped.append({"norm": norm.item(), "gradients": scaled})
+    return clipped
+
+
+# %%
+def clip(shards, max_norm, group):
+    ### BEGIN SOLUTION
+    gradients = [shard.grad for shard in shards if shard.grad is not None]
+    # A rank without gradients has to call all_reduce as well; squares of float16 overflow.
+    square = torch.zeros(())
+    for gradient in gradients:
+        square += gradient.float().square().sum()
+    dist.all_reduce(square, group=group)
+    norm = square.sqrt()
+    if norm.isfinite() and norm > max_norm:
+        for gradient in gradients:
+            gradient *= max_norm / norm
+    return norm
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Two ranks have norms 3 and 4. Why is the whole norm 5, and what do they have to tell each other?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Each rank adds up its squares in float32, beginning with zero, so that a rank without gradients takes part too. One <code>all_reduce</code> of one number over the group, then the root. Scale only what is too long.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>square += gradient.float().square().sum()</code>, then <code>dist.all_reduce(square, group=group)</code>.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+clip_cases = {  # size of numbers, dtype, largest norm
+    "longer than allowed": (1.0, torch.float32, 0.5),
+    "shorter than allowed": (1.0, torch.float32, 1000.0),
+    "float16": (300.0, torch.float16, 1.0),
+    "rank 0 has no gradients": (1.0, torch.float32, 0.5),
+    "one number is infinite": (1.0, torch.float32, 0.5),
+    "two copies, if there are four ranks": (1.0, torch.float32, 0.5),
+}
+
+
+def clip_inputs(rank, world_size, case):
+    scale, dtype, max_norm = clip_cases[case]
+    gradients = [(scale * torch.randn(size)).to(dtype) for size in (40, 7, 60)]
+    gradients.insert(1, None)
+    if case == "rank 0 has no gradients" and rank == 0 and world_size > 1:
+        gradients = [None] * 4
+    if case == "one number is infinite" and rank == world_size - 1:
+        gradients[0][3] = float("inf")
+    copies = 2 if case.startswith("two copies") and world_size == 4 else 1
+    return gradients, max_norm, copies
+
+
+def clipping(answer):
+    """Give the answer shards and the group of its copy; return what is left of the gradients."""
+
+    @functools.wraps(answer)
+    def clipped(gradients, max_norm, copies):
+        per_copy = dist.get_world_size() // copies
+        groups = []
+        for first in range(0, dist.get_world_size(), per_copy):
+            groups.append(dist.new_group(list(range(first, first + per_copy))))
+        shards = []
+        for gradient in gradients:
+            shard = nn.Parameter(torch.zeros(1 if gradient is None else len(gradient)))
+            if gradient is not None:
+                shard = nn.Parameter(torch.zeros_like(gradient))
+            shard.grad = gradient
+            shards.append(shard)
+        norm = answer(shards, max_norm, groups[dist.get_rank() // per_copy])
+        return {"norm": float(norm), "gradients": [shard.grad for shard in shards]}
+
+    return clipped
+
+
+clip_check = {"spec": clip_spec, "inputs": clip_inputs, "cases": list(clip_cases)}
+clip_check |= {"world_sizes": (1, 2, 4), "budget": {"sent_bytes": 64}, "rtol": 2e-3}
+
+# %%
+check(clipping(clip), **clip_check)
+
+# %% [markdown]
+# ## 4 · Save a sharded model
+#
+# *Difficulty ●●○ · importance ●●● · 8 minutes.* The same colleague gathers full weights to save them on rank 0 alone. That hangs, and they would not fit there anyway. `model` and its AdamW are sharded by FSDP2, and all ranks call you.
+
+# %% [markdown]
+# **Goal:** write a checkpoint into the folder `path`: under `"model"` and `"optimizer"` what `get_state_dict` returns, and under `"done"` the number of samples of the epoch that have been used. Each rank writes only what it holds.
+
+
+# %%
+def save(path, model, optimizer, done):
+    ### BEGIN SOLUTION
+    weights, moments = get_state_dict(model, optimizer)  # under names, not under numbers
+    state = {"model": weights, "optimizer": moments, "done": done}
+    dcp.save(state, checkpoint_id=path)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Who knows how to write pieces of one tensor from several ranks?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# <code>torch.distributed.checkpoint</code>, imported as <code>dcp</code>, saves a nested dict whose tensors may be DTensors. All ranks call it.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>weights, moments = get_state_dict(model, optimizer)</code>, then <code>dcp.save({...}, checkpoint_id=path)</code>.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def blocks():
+    return nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)]).double()
+
+
+def begin(weights, mesh=None):
+    """A network with these weights and its AdamW, sharded if there is a mesh."""
+    network = blocks()
+    network.load_state_dict(weights)
+    if mesh:
+        for block in network:
+            fully_shard(block, mesh=mesh)
+        fully_shard(network, mesh=mesh)
+    return network, torch.optim.AdamW(network.parameters(), lr=0.01)
+
+
+def take_steps(network, optimizer, batches):
+    for batch in batches:
+        optimizer.zero_grad()
+        network(batch).square().mean().backward()
+        optimizer.step()
+
+
+def whole_state(network, optimizer):
+    """Weights and moments by their names, in full."""
+    weights, moments = get_state_dict(network, optimizer)
+    state = dict(weights)
+    for name, of_parameter in moments["state"].items():
+        for kind in ("step", "exp_avg", "exp_avg_sq"):
+            state[f"{name} {kind}"] = of_parameter[kind]
+    for name, tensor in state.items():
+        state[name] = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return state
+
+
+def from_rank_0(*values):
+    """What rank 0 has, on all ranks."""
+    shared = list(values)
+    dist.broadcast_object_list(shared)
+    return shared
+
+
+def new_folder():
+    """A new folder, the same on all ranks."""
+    (name,) = from_rank_0(tempfile.mkdtemp() if dist.get_rank() == 0 else None)
+    return Path(name)
+
+
+def job_inputs(rank, world_size, case):
+    weights = {name: torch.randn_like(old) / 2 for name, old in blocks().state_dict().items()}
+    return weights, torch.randn(4, 3, 6, dtype=torch.float64), int(torch.randint(1, 500, ()))
+
+
+# %% jupyter={"source_hidden": true}
+def save_spec(all_weights, all_batches, all_done):
+    network, optimizer = begin(all_weights[0])
+    take_steps(network, optimizer, torch.cat(all_batches, dim=1))
+    saved = whole_state(network, optimizer)
+    saved |= {"done": all_done[0], "pieces of a weight": len(all_done)}
+    return [saved] * len(all_done)
+
+
+def saving(answer):
+    """Train, let the answer save, and let each rank alone read everything."""
+
+    @functools.wraps(answer)
+    def saved(weights, batches, done):
+        weights, done = from_rank_0(weights, done)
+        mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+        network, optimizer = begin(weights, mesh)
+        take_steps(network, optimizer, batches)
+        path = new_folder() / "checkpoint"
+        answer(path, network, optimizer, done)
+        dist.barrier()
+        alone, its_optimizer = begin(blocks().state_dict())
+        read_weights, moments = get_state_dict(alone, its_optimizer)
+        state = {"model": read_weights, "optimizer": moments, "done": -1}
+        dcp.load(state, checkpoint_id=path, no_dist=True)
+        set_state_dict(
+            alone, its_optimizer, model_state_dict=read_weights, optim_state_dict=moments
+        )
+        pieces = dcp.FileSystemReader(path).read_metadata().state_dict_metadata["model.0.0.weight"]
+        rest = {"done": state["done"], "pieces of a weight": len(pieces.chunks)}
+        return whole_state(alone, its_optimizer) | rest
+
+    return saved
+
+
+job_check = {"inputs": job_inputs, "cases": ("AdamW, four steps",), "allow": ("files",)}
+job_check |= {"rtol": 1e-7, "timeout": 20}
+
+# %%
+check(saving(save), spec=save_spec, world_sizes=(2, 3), **job_check)
+
+# %% [markdown]
+# ## 5 · Resume it with more ranks
+#
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* A job was ended while it saved; today you have one rank more. `folder` has checkpoints `step_000001`, `step_000002` and so on, written as in exercise 4 by fewer ranks. A checkpoint is complete
+# if it contains the file `.metadata`, which is written last.
+
+# %% [markdown]
+# **Goal:** give `model` and `optimizer` the newest *complete* checkpoint, and return its `"done"`. `model` is sharded over all of today's ranks, and neither has made a step. The job had lowered its learning rate,
+# and the checkpoint knows it.
+
+
+# %%
+def resume(folder, model, optimizer):
+    ### BEGIN SOLUTION
+    complete = sorted(path.parent for path in folder.glob("step_*/.metadata"))
+    weights, moments = get_state_dict(model, optimizer)  # made for today's ranks, to be filled
+    state = {"model": weights, "optimizer": moments, "done": 0}
+    dcp.load(state, checkpoint_id=complete[-1])
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    return state["done"]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# <code>dcp.load</code> fills tensors that are there already. Where do they come from before the first step?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# <code>get_state_dict</code> makes them, for this model on these ranks. Fill them, then hand them back with <code>set_state_dict</code>. What is no tensor, <code>dcp.load</code> replaces in the dict.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)</code>
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def resume_spec(all_weights, all_batches, all_done):
+    ranks = len(all_done)
+    network, optimizer = begin(all_weights[0])
+    take_steps(network, optimizer, torch.cat(all_batches[: max(1, ranks - 1)], dim=1)[:2])
+    optimizer.param_groups[0]["lr"] = 0.002
+    take_steps(network, optimizer, torch.cat(all_batches, dim=1)[2:])
+    return [whole_state(network, optimizer) | {"done": all_done[0]}] * ranks
+
+
+def resuming(answer):
+    """Fewer ranks train and save; all ranks resume, and train on."""
+
+    @functools.wraps(answer)
+    def resumed(weights, batches, done):
+        weights, done = from_rank_0(weights, done)
+        folder, rank, ranks = new_folder(), dist.get_rank(), dist.get_world_size()
+        writers = max(1, ranks - 1)
+        mesh = DeviceMesh("cpu", list(range(writers)))
+        if rank < writers:
+            network, optimizer = begin(weights, mesh)
+            for step in (1, 2):
+                take_steps(network, optimizer, batches[step - 1 : step])
+                if step == 2:
+                    optimizer.param_groups[0]["lr"] = 0.002  # as a scheduler does
+                model_state, moments = get_state_dict(network, optimizer)
+                state = {"model": model_state, "optimizer": moments, "done": done - 2 + step}
+                path = folder / f"step_{step:06}"
+                dcp.save(state, checkpoint_id=path, process_group=mesh.get_group())
+        dist.barrier()
+        if rank == 0:
+            (folder / "step_000003").mkdir()
+            (folder / "step_000003" / "__0_0.distcp").write_bytes(b"interrupted")
+            os.utime(folder / "step_000001")
+        dist.barrier()
+        network, optimizer = begin(blocks().state_dict(), DeviceMesh("cpu", list(range(ranks))))
+        found = answer(folder, network, optimizer)
+        take_steps(network, optimizer, batches[2:])
+        return whole_state(network, optimizer) | {"done": found}
+
+    return resumed
+
+
+# %%
+check(resuming(resume), spec=resume_spec, world_sizes=(2, 3), **job_check)
+
+# %% [markdown]
 # ## Which exercises pass?
 #
 # The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
 
 # %%
-progress("step", "plan")
+progress("step", "plan", "clip", "save", "resume")

@@ -3,584 +3,280 @@
 #
 # **A model no longer fits on one GPU: what does it cost if every rank holds only a share of it?**
 #
-# In 40 minutes you will be able to
+# In 100 minutes, best in two sittings of 55 and 45, you will be able to
 #
-# 1. turn DDP into ZeRO-1, 2 and 3 by three small changes;
-# 2. say what each stage holds and sends per rank, and measure both;
-# 3. hide the gathering of weights behind computing;
-# 4. choose between sharding over all ranks and inside a node.
+# 1. say how many bytes a model takes per GPU, for any size and any number of GPUs;
+# 2. turn DDP into ZeRO-1, 2 and 3, and measure what each holds and sends;
+# 3. train, clip, save and resume a sharded model with PyTorch's FSDP2;
+# 4. hide the gathering of weights behind computing, and choose who shards with whom.
 #
-# **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs; what is only recorded is recorded with gloo. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and
-# [06 · What communication costs](06_what_communication_costs.ipynb); [12 · Send less](12_send_less.ipynb) is its other half. **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb). **Lab:** [13 · Hold less](../exercises/13_hold_less.ipynb).
+# **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs; what is only recorded is recorded with gloo.
+# **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and [06 · What communication costs](06_what_communication_costs.ipynb);
+# [12 · Send less](12_send_less.ipynb) is its other half.
+# **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb). **Lab:** [13 · Hold less](../exercises/13_hold_less.ipynb).
+
+# %% [markdown]
+# **First sitting**, parts 1 to 5: the formula, and three stages by hand. **Second sitting**, parts 6 to 11: activations, clipping, FSDP2, checkpoints and time.
 #
-# Three cells ask you to **write** a stage, four to **predict**. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
+# Six cells ask you to **write**, five to **predict**. A finished form appears when yours has passed, or when you ask for it.
 
 # %% jupyter={"source_hidden": true}
-import functools
-import os
-import socket
-import struct
-import time
-import weakref
-from contextlib import suppress
-from dataclasses import replace
+import tempfile
+from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+import train_fsdp2
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.functional import cross_entropy, mse_loss, pad
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.nn.utils import clip_grad_norm_
 
-from course_material.language import SmallGPT, novel
-from course_utils import Network, check, launch, predict, show
+from course_lessons import chapter_13, sharding
+from course_lessons import chapter_13_pictures as pictures
+from course_lessons.chapter_04 import torchrun
+from course_lessons.finished import go_on_with, show_source, show_when_passed
+from course_lessons.sharding import Ahead, Freeing, OurDDP, Sharded, Shards
+from course_utils import Network, check, launch, predict
 
 # %% [markdown]
-# ## 1 · What a replica holds
+# ## 1 · Sixteen bytes
 #
-# DDP gives every rank everything: with Adam 4 bytes for a weight, 4 for its gradient and 8 for two moments. [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) asks why *n* ranks should keep the same
-# numbers *n* times. We start from chapter 05's DDP, in its shortest form.
+# Large models are usually trained with Adam in **mixed precision**: layers compute in bfloat16, the optimiser in float32. Each parameter then takes
+#
+# | | bytes |
+# | --- | --- |
+# | weight and gradient in bfloat16 | 2 + 2 |
+# | the optimiser's weight and two moments in float32 | 4 + 4 + 4 |
+
+# %% [markdown]
+# DDP gives all of it to every rank. [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) asks why *n* ranks should hold the same bytes *n* times, and divides them by *n* in three **stages**: stage 1
+# the optimiser's 12 bytes, stage 2 gradients as well, stage 3 everything.
+
+# %% [markdown]
+# **Predict.** A GPU has 80 GB. Which is the first stage that fits 7B (billion) parameters on 8 GPUs, the same on 64, 70B on 8, and on 64? Answer with a list of four numbers: 0 is DDP, and 9 means that no stage
+# fits.
+
+# %%
+first_that_fits = predict("first stage for 7B on 8 and 64, 70B on 8 and 64", ...)
+
+# %% [markdown]
+# ### Write the formula
+#
+# **Write** (6 minutes) the bytes that one rank holds. `stage` is 0 (DDP), 1, 2 or 3.
 
 
 # %%
-class OurDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
-
-    def forward(self, *inputs, **named):
-        return self.module(*inputs, **named)
-
-    def finish(self):
-        for parameter in self.parameters():
-            parameter.grad /= dist.get_world_size()
-            dist.all_reduce(parameter.grad)
-
-
-# %% [markdown]
-# The folded `report` trains eight layers, each `relu(x @ weight)` with 256 × 256 weights, on four ranks. It counts the tensors that are alive when the gradients are averaged, each piece of memory once. **Peak** is the most
-# that was alive at any time, with activations and temporary tensors. What libraries allocate for themselves is not counted. Bytes come from the recording, where a collective is a ring.
-#
-# **Predict.** How many MiB do weights, gradients and optimiser take together on each rank, and how many would a rank hold if the team had each number only once? Answer with a list of two numbers.
-
-# %%
-held_mib = predict("MiB per rank, replicated and held once by four ranks", ...)
-
-
-# %% jupyter={"source_hidden": true}
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(256, 256) / 16)
-
-    def forward(self, x):
-        return torch.relu(x @ self.weight)
-
-
-def my_device():  # in a rank, "cuda" is the GPU that launch gave it
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def stack():
-    return nn.Sequential(*[Layer() for _ in range(8)])
-
-
-class Meter(TorchDispatchMode):
-    """Knows all storages that operations of this rank have made and that are alive."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.peak = weakref.WeakSet(), 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if DTensor in types:  # it comes back with the tensors that this rank holds
-            return NotImplemented
-        result = operation(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-        self.alive.update(tensor.untyped_storage() for tensor in tensors)
-        self.peak = max(self.peak, sum(storage.nbytes() for storage in self.alive))
-        return result
-
-
-def mib(tensors):
-    """What tensors take on this rank, shared memory once."""
-    own = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors if tensor is not None]
-    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in own}.values()) / 2**20
-
-
-def holds(model):
-    weights = [*model.parameters(), *getattr(model, "whole", {}).values()]
-    return [mib(weights), mib(weight.grad for weight in weights)]
-
-
-def train_stack(wrap):
-    """Make two steps; return what was held at the end of the last backward, and the peak."""
-    torch.manual_seed(dist.get_rank())
-    with Meter() as meter:
-        model = wrap(stack().to(my_device()))
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.randn(4, 256).to(my_device())).square().mean().backward()
-            if hasattr(model, "finish"):
-                model.finish()
-            held = holds(model)
-            optimizer.step()
-    moments = [each for state in optimizer.state.values() for each in state.values()]
-    return [*held, mib(each for each in moments if each.numel() > 1), meter.peak / 2**20]
-
-
-def report(wrap, world_size=4):
-    """Print a row; return what weights, gradients and optimiser take, and what was sent."""
-    print("MiB per rank  weights  gradients  optimiser    sum   peak        sent per step")
-    run = launch(train_stack, wrap, world_size=world_size, trace=True)
-    trained = tuple(event for event in run.trace if event.kind != "broadcast")  # not the start
-    sent = max(replace(run.trace, events=trained).traffic().sent_bytes) / 2
-    share = 2**21 * (world_size - 1) / world_size
-    weights, gradients, optimizer, peak = (max(each) for each in zip(*run))
-    held = weights + gradients + optimizer
-    figures = f"{weights:8.2f}{gradients:11.2f}{optimizer:11.2f}{held:7.2f}   about {peak:.1f}"
-    of = f"{world_size - 1}/{world_size} of the weights"
-    print(f"{wrap.__name__:13}{figures}   {sent / share:.3f} × {of}")
-    return held, sent / share
+def bytes_per_rank(parameters, world_size, stage):
+    raise NotImplementedError("about 8 lines")
 
 
 # %%
-replicated, _ = report(OurDDP)
-held_mib.measured([replicated, replicated / 4])
+memory = check(bytes_per_rank, **chapter_13.MEMORY)
+memory
 
 # %% [markdown]
-# Two MiB of weights, two of gradients, four of moments. And the ring sends twice 3/4 of the weights, as chapter 06 has it.
-#
-# ## 2 · ZeRO-1: an optimiser for one share
-#
-# A ring all-reduce is a **reduce-scatter**, after which each rank owns one finished share of the sum, and an **all-gather** of the shares. ZeRO-1 puts the optimiser's step between them. Each rank updates
-# its own share of every weight, and needs moments for that share only.
-#
-# The frame `Shards` is folded. It replaces each parameter by this rank's **shard**: flattened, filled up with zeros to a multiple of *n*, cut in *n*. So `model.parameters()` gives shards to any optimiser. A layer that reads
-# its `weight` calls `read(shard)` instead. The frame's `forward` gathers all weights first, and its `finish` reduces all gradients.
-
-
-# %% jupyter={"source_hidden": true}
-def cut(whole, n, rank):
-    """This rank's share of a tensor, flat, with zeros at the end of the last ones."""
-    flat = whole.detach().flatten()
-    return pad(flat, (0, -len(flat) % n)).view(n, -1)[rank].clone()
-
-
-class Shards(OurDDP):
-    """Of every parameter of a module, this rank holds a shard; who reads one is given it whole.
-
-    Args:
-        module: Any module; its parameters become shards, under their own names.
-        compute_dtype: What weights are gathered in and layers compute in; shards keep theirs.
-        group: The ranks that share a copy of the module; all by default.
-        across: This rank and those that hold the same shard of other copies.
-    """
-
-    def __init__(self, module, compute_dtype=None, group=None, across=None):
-        super().__init__(module)
-        self.compute_dtype, self.group, self.across = compute_dtype, group, across
-        self.n, self.copies = dist.get_world_size(group), across.size() if across else 1
-        self.whole, self.sent = {}, []  # weights by shard; what `collect` has to wait for
-        shards = {parameter: self.shard(parameter) for parameter in module.parameters()}
-        for layer in list(module.modules()):
-            own = {name: shards[p] for name, p in layer._parameters.items() if p is not None}
-            layer._parameters.update(own)
-            layer.__class__ = self.reading(type(layer), own)
-            if own and compute_dtype:
-                layer.register_forward_pre_hook(self.cast, with_kwargs=True)
-
-    def shard(self, whole):
-        own = cut(whole, self.n, dist.get_rank(self.group))
-        own = nn.Parameter(own, requires_grad=whole.requires_grad)
-        own.whole_shape = whole.shape
-        return own
-
-    def reading(self, kind, names):
-        """The same class, but whoever reads one of these parameters calls `read`."""
-
-        def reader(name):
-            return property(lambda layer: self.read(layer._parameters[name]))
-
-        return type(kind.__name__, (kind,), {name: reader(name) for name in names})
-
-    def cast(self, layer, inputs, named):
-        def lower(value):
-            floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-            return value.to(self.compute_dtype) if floats else value
-
-        return tree_map(lower, (inputs, named))
-
-    def weight(self, shard):
-        """What its layer computes with."""
-        low = self.compute_dtype if shard.is_floating_point() else None
-        return self.gather(shard.detach().to(low or shard.dtype), shard.whole_shape)
-
-    def read(self, shard):
-        return self.whole[shard]
-
-    def forward(self, *inputs, **named):
-        for buffer in self.module.buffers():
-            dist.broadcast(buffer, src=0)
-        for shard in self.parameters():
-            whole = self.whole[shard] = self.weight(shard).requires_grad_(shard.requires_grad)
-            whole.shard = shard
-            if shard.requires_grad:
-                whole.register_post_accumulate_grad_hook(self.gradient_is_here)
-        return self.module(*inputs, **named)
-
-    def gradient_is_here(self, whole):
-        """Called in backward when a weight's gradient is complete."""
-
-    def collect(self, keep=0):
-        """Wait for all reduce-scatters but the last `keep`, and add up what they brought."""
-        while len(self.sent) > keep:
-            shard, mine, work = self.sent.pop(0)
-            work.wait()
-            if self.across:
-                dist.all_reduce(mine, group=self.across)
-            shard.grad = mine if shard.grad is None else shard.grad + mine
-
-    def finish(self):
-        for shard, whole in self.whole.items():
-            if whole.grad is not None:
-                self.collect(keep=1)
-                self.reduce(shard, whole.grad)
-        self.collect()
-
-    def complete(self, shard, values):
-        """A shard's values, such as its gradient, of all ranks; what is no shard is whole."""
-        if values is None or not hasattr(shard, "whole_shape"):
-            return values
-        return self.gather(values.detach(), shard.whole_shape)
-
-    def full_state_dict(self):
-        """What the module's own `state_dict()` would be, on every rank; all ranks call it."""
-        own = self.module.state_dict(keep_vars=True)
-        return {name: self.complete(each, each) for name, each in own.items()}
-
-    def full_gradients(self):
-        """The whole mean gradient of each parameter, or None; all ranks call it."""
-        return {name: self.complete(p, p.grad) for name, p in self.module.named_parameters()}
-
-    def load_full_state_dict(self, state):
-        """Take over such a dict, which every rank has."""
-        state = dict(state)
-        for name, shard in self.module.state_dict(keep_vars=True).items():
-            if name in state and hasattr(shard, "whole_shape"):
-                if state[name].shape != shard.whole_shape:
-                    shapes = tuple(shard.whole_shape), tuple(state[name].shape)
-                    raise ValueError(f"{name} is {shapes[0]}, not {shapes[1]}")
-                state[name] = self.shard(state[name])
-        self.module.load_state_dict(state)
-
+# <details><summary>Hint 1: a nudge</summary>
+# Three sums are enough: bytes of weights, of gradients, and of the optimiser. From which stage on is each divided?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Begin with 2, 2 and 12 times <code>parameters</code>. Stage 2 also does what stage 1 does, so ask <code>stage &gt;= 1</code>, not <code>stage == 1</code>.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>if stage &gt;= 1: optimizer /= world_size</code>, then the same for gradients and weights.
+# </details>
 
 # %% [markdown]
-# ### Write it
+# Right or wrong, this is what *your* formula says of both models. The chapter then goes on with a right one.
+
+# %%
+pictures.draw_memory(bytes_per_rank)
+
+# %%
+rank_bytes = go_on_with(bytes_per_rank, memory, chapter_13.bytes_per_rank)
+
+# %%
+models = [(7, 8), (7, 64), (70, 8), (70, 64)]
+first_stages = []
+for billions, gpus in models:
+    stages_gb = [rank_bytes(billions * 10**9, gpus, stage) / 1e9 for stage in range(4)]
+    fitting = [stage for stage in range(4) if stages_gb[stage] <= 80]
+    first_stages.append(fitting[0] if fitting else 9)
+    print(f"{billions}B on {gpus} GPUs:", *[f"{held_gb:7,.1f}" for held_gb in stages_gb], "GB")
+first_that_fits.measured(first_stages)
+
+# %% [markdown]
+# Stage 1 already fits 7B. What isn't divided sets a floor: 4 bytes per parameter under stage 1, so 280 GB for 70B on any number of GPUs. Only stage 3 has no floor, and it needs at least 14 GPUs: 1,120 / 80.
+
+# %% [markdown]
+# The formula leaves out **activations** (part 6), buffers of communication, and what PyTorch's allocator keeps. So 80 GB are less than they look.
 #
-# *About 5 minutes.* `gather` makes a whole tensor of `shape` from everybody's shards; `mine` is this rank's. `reduce` starts the reduce-scatter of a gradient's **mean** and appends `(shard, mine, work)` to `self.sent`, where `mine` is the tensor that the rank's share will be in. The frame's `collect`
-# waits and puts it into `shard.grad`. There are `self.n` ranks that share a copy, and `self.copies` of the model (1 until part 7).
+# **Check yourself.** How many bytes per parameter does training in plain float32 take?
+#
+# <details><summary>Answer</summary>
+# Also 16: 4 for the weight, 4 for the gradient, 8 for the moments. Mixed precision makes layers faster and activations smaller, not this sum.
+# </details>
+
+# %% [markdown]
+# ## 2 · What a replica holds
+#
+# Does the formula hold? We train eight layers of 256 × 256 weights on four ranks, in float32: 524,288 parameters, so 8 MiB. We begin with chapter 05's DDP in its shortest form.
+
+# %%
+show_source(OurDDP)
+
+# %% [markdown]
+# `measure` counts the bytes of all tensors that are alive when gradients are averaged; memory that two tensors share counts once. **Peak** is the most at any time, with activations and temporary tensors. What's sent comes from
+# the recording, where a collective is a ring.
+
+# %%
+rows = {"OurDDP": chapter_13.measure(OurDDP)}
+
+# %% [markdown]
+# 8 MiB, as the formula says. And the ring sends 2 · 3/4 of the weights, as in chapter 06.
+
+# %% [markdown]
+# ## 3 · ZeRO-1: an optimiser for one share
+#
+# A ring all-reduce is a **reduce-scatter**, after which each rank has one finished share of the sum, and an **all-gather** of the shares. ZeRO-1 puts the optimiser's step between the two.
+
+# %%
+pictures.draw_two_halves()
+
+# %% [markdown]
+# The frame `Shards` replaces each parameter by this rank's **shard**: flattened, filled up with zeros to a multiple of *n*, cut into *n*. So `model.parameters()` gives shards to any optimiser. `forward` first gathers all
+# weights, which layers read; `finish` reduces all gradients.
+
+# %% [markdown]
+# ### Write the two halves
+#
+# **Write** (8 minutes) `gather`, which makes a full tensor of `shape` from everybody's shards (`local` is this rank's), and `reduce`, which starts the reduce-scatter of a gradient's **mean**, and appends `(shard, local, work)`
+# to `self.pending`, where `local` will hold this rank's share.
+
+# %% [markdown]
+# The frame's `collect` waits for `work`, and puts `local` into `shard.grad`. `self.shard_count` ranks share a copy of the model. There are `self.copy_count` copies (1 until part 10), and the mean is over all of them.
 
 
 # %%
 class MyZero1(Shards):
-    def gather(self, mine, shape):
+    def gather(self, local, shape):
         raise NotImplementedError("about 3 lines")
 
     def reduce(self, shard, gradient):
         raise NotImplementedError("about 5 lines")
 
 
+# %%
+zero1 = check(chapter_13.staged(MyZero1), **chapter_13.ZERO1)
+zero1
+
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# How many numbers does the whole, filled-up tensor have? Which of them are not part of the weight?
+# How many numbers does the full, filled-up tensor have? Which of them aren't part of the weight?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# <code>all_gather_into_tensor</code> fills one flat tensor, of which you keep the first numbers. On the way back: flatten, divide by all ranks, fill up, and <code>reduce_scatter_tensor</code> with <code>async_op=True</code>. Shards
-# may be more precise than gradients: sum in the shard's dtype.
+# <code>all_gather_into_tensor</code> fills one flat tensor, of which you keep the first numbers. On the way back: flatten, divide by the number of all ranks, fill up, and <code>reduce_scatter_tensor</code> with <code>async_op=True</code>.
+# Shards may be more precise than gradients, so sum in the shard's dtype.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>flat = mine.new_empty(self.n * len(mine))</code>; <code>pad(flat, (0, self.n * len(shard) - len(flat)))</code>; <code>mine = torch.empty_like(shard)</code>.
+# <code>flat = local.new_empty(self.shard_count * len(local))</code>; <code>torch.nn.functional.pad(mean, (0, self.shard_count * len(shard) - len(mean)))</code>; <code>local = torch.empty_like(shard)</code>.
 # </details>
 
-
-# %% jupyter={"source_hidden": true}
-class Borrows(nn.Module):
-    """Reads the weight of an inner layer, twice, as attention does, and does not call it."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(5, 7, bias=False)
-
-    def forward(self, x):
-        return x.to(self.inner.weight.dtype) @ self.inner.weight.T
-
-
-class Odd(nn.Module):
-    """Sizes that no number of ranks divides, a frozen layer, a tied weight, one that rests."""
-
-    def __init__(self):
-        super().__init__()
-        self.frozen = nn.Linear(4, 5).requires_grad_(False)
-        self.tied = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
-        self.tied[1].weight = self.tied[0].weight
-        self.borrows, self.rests, self.last = Borrows(), nn.Linear(2, 2), nn.Linear(7, 3)
-        self.double()
-
-    def forward(self, inputs):
-        hidden = self.frozen(inputs)
-        for layer in self.tied:
-            hidden = torch.tanh(layer(hidden))
-        return self.last(self.borrows(hidden))
-
-
-def odd():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        return Odd()
-
-
-def adam(model):
-    return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
-
-
-def of_shards(model, n=1, rank=0):
-    """Gradients (zeros for none) and weights, cut for a rank."""
-    weights = [p for p in model.parameters() if p.requires_grad]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
-    if n > 1:
-        weights, gradients = ([cut(x, n, rank) for x in own] for own in (weights, gradients))
-    return {"gradients": gradients, "weights": [each.detach().clone() for each in weights]}
-
-
-def alone(network, all_batches):
-    """One process trains on what all ranks have; returns the model of the last backward."""
-    optimizer, n = adam(network), len(all_batches)
-    for step in zip(*all_batches):
-        optimizer.zero_grad()
-        sum(mse_loss(network(inputs), targets) / n for inputs, targets in step).backward()
-        optimizer.step()
-    return [of_shards(network, n, rank) for rank in range(n)]
-
-
-def watched(kind, seen, limits):
-    """The class, noting the most of some things that are there at once."""
-    alive, most = weakref.WeakSet(), limits.get("whole weights", 99)
-
-    class Watched(kind):
-        def gather(self, mine, shape):
-            whole = super().gather(mine, shape)
-            alive.add(whole.untyped_storage())
-            patience = time.monotonic() + (seen["whole weights"] <= most)
-            while len(alive) > most and time.monotonic() < patience:
-                time.sleep(0.001)  # gloo's thread lets go of it a little later
-            seen["whole weights"] = max(seen["whole weights"], len(alive))
-            return whole
-
-        def gradient_is_here(self, whole):
-            gradients = sum(each.grad is not None for each in self.whole.values())
-            seen["whole gradients"] = max(seen["whole gradients"], gradients)
-            super().gradient_is_here(whole)
-            seen["sums under way"] = max(seen["sums under way"], len(self.sent))
-
-    return Watched
-
-
-def sharded(kind, **limits):
-    """Train with it; return this rank's shares, and whether little enough was there at once."""
-
-    @functools.wraps(kind, updated=())
-    def trained(batches):
-        seen = dict.fromkeys(("whole weights", "whole gradients", "sums under way"), 0)
-        model = watched(kind, seen, limits)(odd())
-        optimizer = adam(model)
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            mse_loss(model(inputs), targets).backward()
-            model.finish()
-            optimizer.step()
-        few = {f"{most} {what} at most": seen[what] <= most for what, most in limits.items()}
-        return of_shards(model) | few
-
-    return trained
-
-
-def judged(times, **limits):
-    """Options of a check; `times`: how often a parameter may be gathered or reduced in a step."""
-
-    def spec(all_batches):
-        few = {f"{most} {what} at most": True for what, most in limits.items()}
-        return [shares | few for shares in alone(odd(), all_batches)]
-
-    def inputs(rank, world_size, case):
-        numbers = torch.randn(3, 5, 7, dtype=torch.float64)
-        return ([(own[:, :4], own[:, 4:]) for own in numbers],)
-
-    def budget(world_size, case):
-        own = dict(odd().named_parameters())
-        shards = {name: -(-p.numel() // world_size) * 8 for name, p in own.items()}
-        steps = 3 * sum(times[name] * (world_size - 1) * shards[name] for name in own)
-        return {"sent_bytes": sum(p.nbytes for p in own.values()) + steps}
-
-    options = {"cases": ["three steps"], "world_sizes": (2, 3), "rtol": 1e-9, "timeout": 10}
-    return options | {"spec": spec, "inputs": inputs, "budget": budget}
-
-
-# Stages 1 and 2; stage 3: forward, backward for the gradient of inputs, and a sum for each use.
-twice = {name: 2 for name, _ in odd().named_parameters()}
-three_times = twice | {"tied.0.weight": 2 + 1 + 2, "borrows.inner.weight": 3, "last.weight": 3}
-three_times |= {"frozen.weight": 1, "frozen.bias": 1, "rests.weight": 0, "rests.bias": 0}
-zero1_judged = judged(twice)
-zero2_limits = {"whole gradients": 1, "sums under way": 2}
-zero2_judged = judged(twice, **zero2_limits)
-zero3_limits = {"whole weights": 2}
-zero3_judged = judged(three_times, **zero3_limits)
+# %% [markdown]
+# This is what *yours* makes of a weight with the numbers 1 to 5, in three ranks:
 
 # %%
-check(sharded(MyZero1), **zero1_judged)
-
-
-# %% jupyter={"source_hidden": true}
-class Zero1(Shards):
-    """The finished step."""
-
-    def gather(self, mine, shape):
-        flat = mine.new_empty(self.n * len(mine))
-        dist.all_gather_into_tensor(flat, mine, group=self.group)
-        return flat[: shape.numel()].view(shape)
-
-    def reduce(self, shard, gradient):
-        flat = gradient.flatten().to(shard.dtype) / (self.n * self.copies)
-        flat = pad(flat, (0, self.n * len(shard) - len(flat)))
-        mine = torch.empty_like(shard)
-        work = dist.reduce_scatter_tensor(mine, flat, group=self.group, async_op=True)
-        self.sent.append((shard, mine, work))
-
-
-check(sharded(Zero1), **zero1_judged)
+pictures.draw_pieces(MyZero1)
 
 # %%
-zero1, _ = report(Zero1)
+Zero1 = go_on_with(MyZero1, zero1, sharding.Zero1)
+rows["Zero1"] = chapter_13.measure(Zero1)
 
 # %% [markdown]
-# The same bytes as DDP, and three of four MiB of moments are gone. We pay half a MiB for shards of weights beside whole ones, and half for those of gradients.
-#
+# It sends the same bytes as DDP, and three of four MiB of moments are gone. Our frame pays half a MiB for shards of weights next to the full ones, and half for those of gradients.
+
+# %% [markdown]
 # **Check yourself.** Which optimisers may see flat shards instead of weights, and which may not?
 #
 # <details><summary>Answer</summary>
-# Those that treat each number by itself: SGD, Adam. Not those that look at a whole matrix, such as Muon or Shampoo. For the same reason <code>clip_grad_norm_</code> now sees the norm of a share: squares have to be
-# added up over the ranks.
+# Those that treat each number by itself may: SGD, Adam. Those that look at a whole matrix, such as Muon or Shampoo, may not.
 # </details>
+
+# %% [markdown]
+# ## 4 · ZeRO-2: gradients go when they come
 #
-# ## 3 · ZeRO-2: gradients go when they come
+# ZeRO-1 keeps all full gradients until `finish`. But chapter 05's hook knows when each is complete: the frame then calls `gradient_is_ready(full)`, where `full.shard` is the weight's shard.
+
+# %% [markdown]
+# ### Write the hook
 #
-# `Zero1` keeps all whole gradients until `finish`. But chapter 05's hook knows when each one is complete. The frame calls `gradient_is_here(whole)` then; `whole.shard` is the weight's shard.
-#
-# ### Write it
-#
-# *About 3 minutes.* Reduce the gradient at once, and let go of it. Of earlier reduce-scatters only one may still be under way, so that their buffers do not pile up: `self.collect(keep=1)`.
+# **Write** (4 minutes): reduce the gradient at once, and let go of it. Only one earlier reduce-scatter may still be under way, so that buffers don't pile up: `self.collect(keep=1)`.
 
 
 # %%
 class MyZero2(Zero1):
-    def gradient_is_here(self, whole):
+    def gradient_is_ready(self, full):
         raise NotImplementedError("about 3 lines")
 
+
+# %%
+zero2 = check(
+    chapter_13.staged(MyZero2, **chapter_13.ZERO2_LIMITS),
+    **chapter_13.ZERO2,
+)
+zero2
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
 # Who still refers to the gradient when the hook is over?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Collect earlier ones, reduce this one, and take the gradient from <code>whole</code>.
+# Collect earlier ones, reduce this one, and take the gradient away from <code>full</code>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>self.reduce(whole.shard, whole.grad)</code>, then <code>whole.grad = None</code>.
+# <code>self.reduce(full.shard, full.grad)</code>, then <code>full.grad = None</code>.
 # </details>
 
-# %%
-check(sharded(MyZero2, **zero2_limits), **zero2_judged)
-
-
-# %% jupyter={"source_hidden": true}
-class Zero2(Zero1):
-    """The finished step."""
-
-    def gradient_is_here(self, whole):
-        self.collect(keep=1)
-        self.reduce(whole.shard, whole.grad)
-        whole.grad = None
-
-
-check(sharded(Zero2, **zero2_limits), **zero2_judged)
+# %% [markdown]
+# What exists when, in one step of four layers with *your* hook:
 
 # %%
-zero2, _ = report(Zero2)
+pictures.draw_alive(MyZero2)
+
+# %%
+Zero2 = go_on_with(MyZero2, zero2, sharding.Zero2)
+rows["Zero2"] = chapter_13.measure(Zero2)
 
 # %% [markdown]
-# Two MiB less, for nothing more sent. ZeRO-1 keeps one advantage: when several small batches accumulate, it can reduce once, and ZeRO-2 reduces after each.
+# Two MiB less, and nothing more is sent. ZeRO-1 keeps one advantage: when several small batches accumulate, it can reduce once, while ZeRO-2 reduces after each.
+
+# %% [markdown]
+# ## 5 · ZeRO-3: weights too
 #
-# ## 4 · ZeRO-3: weights too
-#
-# Now a weight is whole only while its layer computes. Forward gathers it when it is read, and lets it go when the layer returns. But autograd saves weights for backward, so they would stay.
-# With [`saved_tensors_hooks`](https://docs.pytorch.org/docs/stable/autograd.html#hooks-for-saved-tensors), `pack` gives autograd something small to keep instead, and `unpack` makes the tensor of it when backward needs it.
-#
-# **Predict.** Forward gathers, backward gathers again and reduce-scatters. How many times 3/4 of the weights does a step of our eight layers send?
+# Now a weight is full only while its layer computes. Four things happen to it:
+
+# %%
+pictures.draw_reading()
+
+# %% [markdown]
+# **Read** gathers it in forward; **free** lets go of it when the layer returns. But autograd saves weights for backward, so they would stay. With
+# [`saved_tensors_hooks`](https://docs.pytorch.org/docs/stable/autograd.html#hooks-for-saved-tensors), `pack` gives autograd something small to keep, and `unpack` turns it back into the tensor.
+
+# %% [markdown]
+# **Predict.** Forward gathers each weight once, backward reduce-scatters each gradient once. Backward also gathers a weight whenever it reads one, and it reads one only to compute the gradient of its layer's *input*. How many times 3/4
+# of the weights does a step of our eight layers send?
 
 # %%
 zero3_sends = predict("times 3/4 of the weights that ZeRO-3 sends", ...)
 
 # %% [markdown]
-# ### Write it
+# ### Write all four
 #
-# *About 6 minutes.* `Gather.apply(shard, self)`, folded, gathers a weight, and reduces its gradient when backward comes by. `self.shard_of` knows the storage of each gathered weight that is alive. `read` keeps gathered weights in `self.whole`, and `free` is
-# called when a layer returns. `pack` hands on other tensors as they are. Of a weight, or of a view such as its transpose, it keeps the shard and where the view lies.
+# **Write** (12 minutes). `Gather.apply(shard, self)` from `sharding` gathers a weight, and reduces its gradient when backward comes by. `self.full` keeps gathered weights; `self.shard_of` knows the shard of each full weight's storage.
+# `pack` hands on other tensors as they are.
 
-
-# %% jupyter={"source_hidden": true}
-class Gather(torch.autograd.Function):
-    """From a shard to the whole weight; its gradient goes to all shards."""
-
-    @staticmethod
-    def forward(ctx, shard, model):
-        ctx.shard, ctx.model = shard, model
-        whole = model.weight(shard)
-        model.shard_of[whole.untyped_storage()] = shard
-        return whole
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.model.collect(keep=1)
-        ctx.model.reduce(ctx.shard, gradient)
-        return None, None
-
-
-class Freeing(Zero1):
-    """The frame of stage 3."""
-
-    def __init__(self, module, *args, **options):
-        super().__init__(module, *args, **options)
-        self.shard_of = weakref.WeakKeyDictionary()  # by storages of weights that are whole
-        for layer in module.modules():
-            layer.register_forward_hook(self.free)
-
-    def forward(self, *inputs, **named):
-        self.whole.clear()  # what a forward pass that failed has left
-        for buffer in self.module.buffers():
-            dist.broadcast(buffer, src=0)
-        with saved_tensors_hooks(self.pack, self.unpack):
-            return self.module(*inputs, **named)
-
-    def finish(self):
-        self.collect()
+# %% [markdown]
+# Of a weight, or of a view of it such as its transpose, `pack` keeps the shard and how the view lies in memory: `tensor.size()`, `tensor.stride()` and `tensor.storage_offset()`.
 
 
 # %%
@@ -592,11 +288,18 @@ class MyZero3(Freeing):
         raise NotImplementedError("about 2 lines")
 
     def pack(self, tensor):
-        raise NotImplementedError("about 3 lines")
+        raise NotImplementedError("about 4 lines")
 
     def unpack(self, kept):
         raise NotImplementedError("about 4 lines")
 
+
+# %%
+zero3 = check(
+    chapter_13.staged(MyZero3, **chapter_13.ZERO3_LIMITS),
+    **chapter_13.ZERO3,
+)
+zero3
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
@@ -612,355 +315,273 @@ class MyZero3(Freeing):
 # </details>
 
 # %%
-check(sharded(MyZero3, **zero3_limits), **zero3_judged)
-
-
-# %% jupyter={"source_hidden": true}
-class Sharded(Freeing):
-    """The finished step: ZeRO-3, for any module.
-
-    Whoever reads a weight outside of `forward` gathers it, so all ranks have to read it.
-    """
-
-    def read(self, shard):
-        if shard not in self.whole:
-            self.whole[shard] = Gather.apply(shard, self)
-        return self.whole[shard]
-
-    def free(self, layer, inputs, output):
-        for shard in layer.parameters():
-            self.whole.pop(shard, None)
-
-    def pack(self, tensor):
-        shard = self.shard_of.get(tensor.untyped_storage())
-        view = tensor.size(), tensor.stride(), tensor.storage_offset()
-        return tensor if shard is None else (shard, *view)
-
-    def unpack(self, kept):
-        if isinstance(kept, torch.Tensor):
-            return kept
-        shard, *view = kept
-        return self.weight(shard).as_strided(*view)
-
-
-check(sharded(Sharded, **zero3_limits), **zero3_judged)
+pictures.draw_alive(MyZero3)
 
 # %%
-zero3, sends = report(Sharded)
-zero3_sends.measured(sends, within=0.02)
+Zero3 = go_on_with(MyZero3, zero3, Sharded)
+rows["Zero3"] = chapter_13.measure(Zero3)
+zero3_sends.measured(rows["Zero3"].sent, within=0.02)
+
+# %%
+pictures.draw_held(rows)
 
 # %% [markdown]
-# A quarter of everything: 2 MiB instead of 8. And 2.875 instead of 3, since **the first weight is not gathered again.** Backward needs a weight for the gradient of its layer's *input*, and nobody asks for that of the data. So 3 is the paper's formula, and our network sends 3 − 1/8.
-#
+# A quarter of everything: 2 MiB instead of 8. It sends 2.875 and not 3, since the first weight isn't gathered again: nobody asks for the gradient of the data. The paper's formula is 3, and our network sends 3 − 1/8.
+
+# %% [markdown]
 # **Check yourself.** Why is the peak above 2 MiB?
 #
 # <details><summary>Answer</summary>
-# A rank also holds what is under way: whole weights and gradients, buffers, activations, temporary tensors of Adam.
+# A rank also holds what is under way: full weights and gradients, buffers, activations, and Adam's temporary tensors.
 # </details>
+
+# %% [markdown]
+# ---
 #
-# ## 5 · The same model?
+# **Here ends the first sitting.** You can say what a model takes, and you have built all three stages.
 #
-# PyTorch's ZeRO-3 is **FSDP2**. A **DeviceMesh** says which ranks work together. `fully_shard(block)` makes a block one unit, gathered in one message before its forward and its backward, and freed after each (ours sends one message per parameter). What is left belongs to the
-# outermost unit, which stays whole in between. Shards are `DTensor`s, cut along their first dimension.
+# ---
+
+# %% [markdown]
+# ## 6 · What sharding leaves: activations
+#
+# Backward needs what forward computed, so autograd keeps it. A block of a transformer's feed-forward part is a linear layer that makes *d* numbers four times as many, a GELU, and a linear layer back to *d*. Every rank has its own sequences, so
+# its activations aren't shards of anything.
+
+# %% [markdown]
+# **Activation checkpointing** keeps only each block's *input*, and computes the block again in backward.
+#
+# **Predict.** A linear layer's backward needs its input; so does a GELU's. How many times less does a chain of such blocks keep? (Weights don't count.)
+
+# %%
+times_less = predict("times less kept for backward", ...)
+
+# %% [markdown]
+# ### Write it
+#
+# **Write** (8 minutes) it as an `autograd.Function`, used as `Recompute.apply(block, x)`. What `forward` computes there isn't recorded by autograd. In `backward`, compute the block again, this time recorded, and run backward through it: its parameters need
+# gradients too.
+
+
+# %%
+class MyRecompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block, x):
+        raise NotImplementedError("about 3 lines")
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError("about 6 lines; return None, and the gradient of x")
+
+
+# %%
+recompute = check(chapter_13.recomputing(MyRecompute), **chapter_13.RECOMPUTE)
+recompute
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Where does the second computation begin? Its input must be a leaf, so that its gradient stops there.
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Forward: <code>ctx.save_for_backward(x)</code>, and the block itself as an attribute of <code>ctx</code>. Backward: a detached copy of x that requires a gradient, the block under <code>torch.enable_grad()</code>, and
+# <code>backward(gradient)</code> on its output.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>x = x.detach().requires_grad_()</code>; <code>y.backward(gradient)</code>; <code>return None, x.grad</code>.
+# </details>
+
+# %%
+Recompute = go_on_with(MyRecompute, recompute, sharding.Recompute)
+
+# %% [markdown]
+# Six such blocks, sharded by FSDP2 (part 8), on one, two and four ranks; each rank has 32 rows of 64 numbers:
+
+# %%
+kept = chapter_13.measure_activations(Recompute)
+pictures.draw_saved(kept, (1, 2, 4))
+times_less.measured(kept["plain"][-1].saved_kib / kept["recompute"][-1].saved_kib, within=0.01)
+
+# %% [markdown]
+# 9 times less: *d* for the first layer's input, 4*d* for the GELU's, 4*d* for the second layer's, against *d*. More ranks change nothing. The price is one more forward: 12 blocks are computed instead of 6. Gradients are the same to the last bit.
+
+# %% [markdown]
+# PyTorch has it as `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)`.
+#
+# **Check yourself.** A block has dropout. What goes wrong with ours?
+#
+# <details><summary>Answer</summary>
+# The second computation draws a different mask, so the gradients belong to a different output. PyTorch's saves the state of the random numbers, and restores it.
+# </details>
+
+# %% [markdown]
+# ## 7 · The norm is global
+#
+# Clipping scales a gradient whose norm is above `max_norm` down to it. The norm is that of *all* parameters together, and each rank only sees its shards.
+#
+# **Predict.** Two ranks hold one number of a gradient each: 3 and 4. Both call `clip_grad_norm_` with `max_norm=1` on what they hold. Which two numbers are left?
+
+# %%
+left_over = predict("the two numbers after each rank has clipped its own", ...)
+
+
+# %%
+def clip_local_and_global():
+    shard = nn.Parameter(torch.zeros(1))
+    number = torch.tensor([3.0, 4.0])[dist.get_rank()]
+    shard.grad = number.reshape(1).clone()
+    clip_grad_norm_([shard], max_norm=1.0)
+    square = number**2
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    return shard.grad.item(), (number * min(1.0, 1.0 / norm)).item()
+
+
+# %%
+# Arithmetic of two numbers: no GPU is needed.
+by_rank = launch(clip_local_and_global, backend="gloo", device="cpu")
+alone, together = zip(*by_rank)
+print("each by its own norm:", *[f"{number:.2f}" for number in alone])
+print("by the norm of all:  ", *[f"{number:.2f}" for number in together])
+pictures.draw_clipped((3, 4), {"by its own": alone, "by all": together})
+left_over.measured([round(number, 3) for number in alone])
+
+# %% [markdown]
+# Alone, each rank sees a norm of 3 or 4 and scales to 1. The two numbers are now equal, so the step goes in a *different direction*, and nothing complains. The norm of all is √(9 + 16) = 5: squares are added up over ranks, then the
+# root is taken.
+
+# %% [markdown]
+# ## 8 · FSDP2
+#
+# PyTorch's ZeRO-3 is **FSDP2**. A **DeviceMesh** says which ranks work together. `fully_shard(block)` makes a block one unit, gathered in one message before its forward and its backward, and freed after each. What's left belongs to the
+# outermost unit.
+
+# %%
+show_source(chapter_13.train_plain)
+
+# %% [markdown]
+# ### Write it for many ranks
+#
+# **Write** (10 minutes) the same loop for a network that all ranks share. Each block is a unit; so is the network. `batches` are this rank's. Return *full* weights. Shards are **DTensors**: `shard.full_tensor()` gathers one, and
+# `clip_grad_norm_` adds up the squares of all shards.
+
+
+# %%
+def train(network, batches, max_norm):
+    raise NotImplementedError("about 6 lines to add or change; then delete this one")
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    for inputs in batches:
+        optimizer.zero_grad()
+        network(inputs).square().mean().backward()
+        clip_grad_norm_(network.parameters(), max_norm)
+        optimizer.step()
+    return network.state_dict()
+
+
+# %%
+trained = check(chapter_13.judged_training(train), **chapter_13.TRAINING)
+trained
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# <code>fully_shard</code> replaces parameters. So who must not have seen the old ones?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# A mesh of all ranks; <code>fully_shard</code> on each block, then on the network; only then the optimiser. At the end, gather each tensor of <code>network.state_dict()</code>.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>mesh = init_device_mesh("cpu", (dist.get_world_size(),))</code>, <code>fully_shard(block, mesh=mesh)</code>, and
+# <code>{name: shard.full_tensor() for name, shard in network.state_dict().items()}</code>.
+# </details>
+
+# %%
+show_when_passed(trained, chapter_13.train_sharded)
+
+
+# %% [markdown]
+# Does it hold and send what ours does?
 
 
 # %%
 def FSDP2(network):
-    mesh = init_device_mesh(my_device(), (dist.get_world_size(),))
+    mesh = init_device_mesh(chapter_13.my_device(), (dist.get_world_size(),))
     for block in getattr(network, "blocks", network):
         fully_shard(block, mesh=mesh)
     return fully_shard(network, mesh=mesh)
 
 
 # %%
-fsdp2, _ = report(FSDP2)
+rows["FSDP2"] = chapter_13.measure(FSDP2)
 
 # %% [markdown]
-# The same shares. FSDP2 sends exactly 3: it gathers a unit before its backward without asking who will read it.
-#
-# Now all of them train the small GPT of chapter 05, with its tied weight and one block, in double precision: one process on all sequences, four ranks on a quarter each.
-
-
-# %% jupyter={"source_hidden": true}
-tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
-
-
-def train_gpt(wrap):
-    """All weights, whole, after two steps and after three."""
-    torch.manual_seed(7)
-    model = SmallGPT(len(alphabet), width=32, depth=1).double().to(my_device())
-    model = wrap(model) if wrap else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    states = []
-    for step in range(3):
-        drawn = tokens[torch.randint(len(tokens) - 33, (8, 1)) + torch.arange(33)]
-        drawn = drawn[dist.get_rank() :: dist.get_world_size()].to(my_device())
-        optimizer.zero_grad()
-        cross_entropy(model(drawn[:, :-1]).mT, drawn[:, 1:]).backward()
-        if hasattr(model, "finish"):
-            model.finish()
-        optimizer.step()
-        if step > 0:
-            states.append({name: own.clone() for name, own in whole(model).items()})
-    return states
-
-
-def whole(model):
-    if hasattr(model, "full_state_dict"):
-        return model.full_state_dict()
-    state = getattr(model, "module", model).state_dict()
-    return {k: x.full_tensor() if isinstance(x, DTensor) else x for k, x in state.items()}
-
-
-def train_all(wraps):
-    return [train_gpt(wrap) for wrap in wraps]
-
-
-def apart(run, other):
-    """The largest difference of a weight, on any rank."""
-    pairs = [(own[name], other[name]) for own in run for name in other]
-    return max((mine - its).abs().max().item() for mine, its in pairs)
-
-
-# %% jupyter={"source_hidden": true}
-((_, one),) = launch(train_gpt, None, world_size=1)
-wraps = OurDDP, Zero1, Zero2, Sharded, FSDP2
-ranks = launch(train_all, wraps, world_size=4)
-runs = {wrap: list(zip(*own)) for wrap, own in zip(wraps, zip(*ranks))}  # after 2 steps, after 3
-print("largest difference of a weight after 3 steps   to one process   to FSDP2")
-for wrap, (_, run) in runs.items():
-    to_one, to_fsdp2 = apart(run, one), apart(run, runs[FSDP2][1][0])
-    print(f"{wrap.__name__:47}about {to_one:.0e}   about {to_fsdp2:.0e}")
-less = apart(runs[Sharded][0], one)
-print(f"{'Sharded after 2 steps, as a control':47}about {less:.0e}")
-
-# %% [markdown]
-# Rounding, and nothing else. `Sharded` also takes frozen layers, half precision (`compute_dtype=torch.bfloat16`, while shards and sums stay in single precision) and gives a whole `state_dict`; the course's tests try them.
-#
-# ### What gloo really sends
-#
-# The recording knows calls; the ring that carries them out is our assumption. Linux counts what really leaves each connection:
-
-
-# %% jupyter={"source_hidden": true}
-def tcp_bytes():
-    """What the others have confirmed to have got from this rank, over all its connections."""
-    total = 0
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError, struct.error):  # most are no connections
-            connection = socket.socket(fileno=int(number))
-            try:
-                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
-                total += struct.unpack_from("Q", told, 120)[0]
-            finally:
-                connection.detach()
-    return total
-
-
-def settled():
-    """The same, when nothing more comes."""
-    dist.barrier()
-    seen = -1
-    while seen != (now := tcp_bytes()):
-        seen = now
-        time.sleep(0.1)
-    return now
-
-
-def on_the_wire(size=400_000):
-    whole, part = torch.ones(size), torch.ones(size // dist.get_world_size())
-    calls = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-    }
-    sent = [settled()]
-    for call in calls.values():
-        call()
-        sent.append(settled())
-    return {name: (sent[i + 1] - sent[i]) / whole.nbytes for i, name in enumerate(calls)}
-
-
-# %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
-if hasattr(socket, "TCP_INFO"):  # Linux
-    sent = launch(on_the_wire, world_size=4, backend="gloo")[0]  # over gloo's connections
-    print("times the tensor   by a ring   gloo")
-    for name, times in sent.items():
-        print(f"{name:19}{1.5 if name == 'all_reduce' else 0.75:9.2f}{times:7.2f}")
-
-# %% [markdown]
-# Two of three agree. Gloo's reduce-scatter sends twice as much: PyTorch [makes it of an all-reduce](https://github.com/pytorch/pytorch/pull/118911), of which each rank keeps a part. So with gloo the stages come to 3, 3 and 4 times 3/4. NCCL has a reduce-scatter of its own, which we cannot measure here.
-#
-# ## 6 · Gather ahead
-#
-# `Sharded` waits for a weight before each layer. Let a layer compute for 60 µs forward and 120 back, with 80 Gbit/s and 10 µs between four ranks. Then a gather takes 3 · (10 + 6.6) = 50 µs, and so does a reduce-scatter. One after the other: 8 · 180 + 24 · 50 µs. The folded `Ahead` has noted the order in the step before. It starts the next gather
-# *before* a layer computes.
-#
-# **Predict.** How many µs does its step take?
+# The same shares. FSDP2 sends exactly 3, since it gathers a unit before its backward without asking who will read it. Do all of them train the same model? The small GPT of chapter 05, with a tied weight, in double precision:
 
 # %%
-ahead_us = predict("µs of a step that gathers ahead", ...)
-
-
-# %% jupyter={"source_hidden": true}
-class Ahead(Sharded):
-    """While a layer computes, gather what was gathered next in the step before."""
-
-    nothing = None, None, None
-    order, done, coming = (), (), nothing
-
-    def forward(self, *inputs, **named):
-        self.order, self.done, self.coming = self.done, [], self.nothing
-        return super().forward(*inputs, **named)
-
-    def begin(self, shard):
-        flat, mine = shard.new_empty(self.n * len(shard)), shard.detach()
-        return shard, flat, dist.all_gather_into_tensor(flat, mine, self.group, async_op=True)
-
-    def weight(self, shard):
-        began, flat, work = self.coming
-        if began is not shard:  # the first one; or another order than before
-            _, flat, work = self.begin(shard)
-        work.wait()
-        self.done.append(shard)
-        following = self.order[len(self.done) : len(self.done) + 1]
-        self.coming = self.begin(*following) if following else self.nothing
-        return flat[: shard.whole_shape.numel()].view(shard.whole_shape)
-
-
-class Computes(torch.autograd.Function):
-    """A call to nobody, once in forward and twice in backward: here a layer computes."""
-
-    @staticmethod
-    def forward(ctx, x, nobody):
-        ctx.nobody = nobody
-        dist.barrier(nobody)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        dist.barrier(ctx.nobody)
-        dist.barrier(ctx.nobody)
-        return gradient, None
-
-
-class Timed(Layer):
-    def forward(self, x):
-        weight = self.weight
-        return torch.relu(Computes.apply(x, self.nobody) @ weight)
-
-
-def train_timed(wrap, steps):
-    nobody, _ = dist.new_subgroups(group_size=1)
-    network = nn.Sequential(*[Timed() for _ in range(8)])
-    for layer in network:
-        layer.nobody = nobody
-    model = wrap(network)
-    for _ in range(steps):
-        dist.barrier()
-        data = torch.randn(4, 256, requires_grad=True)  # so that all layers are alike
-        model(data).mean().backward()
-        model.finish()
-
-
-def last_step(wrap, steps=1, world_size=4):
-    """The recording of a step, without what came before."""
-    # Only recorded, to be replayed: no GPU need be there.
-    run = launch(train_timed, wrap, steps, world_size=world_size, backend="gloo", trace=True)
-    trace = run.trace
-    kept = []
-    for rank in range(world_size):
-        own = trace.of_rank(rank)
-        starts = [e.index for e in own if e.kind == "barrier" and len(e.group) == world_size]
-        kept += own[starts[-1] + 1 :]
-    return replace(trace, events=tuple(kept))
-
-
-def step_us(trace, network, layer_us=60.0):
-    """What a step takes if a layer computes so long forward, and twice as long back."""
-    calls = {"barrier": layer_us}
-    return max(trace.replay(network, lambda event: calls.get(event.kind, 0.0)).finish_us)
-
-
-# %%
-network = Network(latency_us=10, gbit_s=80)
-waiting, ahead = last_step(Sharded), last_step(Ahead, steps=2)
-print("layer computes   Sharded   Ahead   of which computing   (µs)")
-for layer_us in (60.0, 50.0, 40.0, 20.0):
-    both = [step_us(trace, network, layer_us) for trace in (waiting, ahead)]
-    print(f"{layer_us:14.0f}{both[0]:10.0f}{both[1]:8.0f}{24 * layer_us:14.0f}")
-ahead_us.measured(step_us(ahead, network), within=0.02)
-
-# %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
-looks = {"compute": ("#009E73", None, -0.36), "send": ("#0072B2", "////", 0.0)}
-for row, trace in enumerate((waiting, ahead)):
-    for one_bar in trace.replay(network, lambda e: 60.0 if e.kind == "barrier" else 0.0).intervals:
-        if one_bar.rank == 0 and one_bar.what in looks:
-            color, hatch, at = looks[one_bar.what]
-            style = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-            took_us = one_bar.end_us - one_bar.start_us
-            axes.barh(row + at, took_us, 0.34, one_bar.start_us, align="edge", **style)
-for label, (color, hatch, _) in looks.items():
-    words = {"compute": "computes", "send": "its port sends"}[label]
-    axes.bar(0, 0, color=color, hatch=hatch, edgecolor="white", label=words)
-axes.set(yticks=[0, 1], yticklabels=["Sharded", "Ahead"], ylim=(1.5, -0.5))
-axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
-axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
-axes.spines[["top", "right", "left"]].set_visible(False)
-text = "Sharded computes or sends; with Ahead only the first gather and the last sum stand alone."
-show(figure, text)
+chapter_13.compare_training([OurDDP, Zero1, Zero2, Zero3, FSDP2])
 
 # %% [markdown]
-# Only the first gather and the last reduce-scatter are left over: 1440 + 2 · 50. In backward both kinds have to hide, so a layer needs 100 µs there. With less, the network decides: its 24 calls take 1192 µs at least.
-# The price is memory: two layers are whole at once. FSDP2 gathers ahead too, on GPUs, and [lets you say how far](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
-#
-# ## 7 · Shard inside, replicate across
-#
-# Between nodes the network is slow. **Hybrid sharding** shards over the ranks of a node, and every node has a copy. After a reduce-scatter, ranks with the same shard add it up across nodes: one more condition in `collect`. A mesh of two dimensions says who is who; `fully_shard` takes it too.
-
-
-# %%
-def hybrid(network):
-    mesh = init_device_mesh(my_device(), (2, 4), mesh_dim_names=("copy", "shard"))
-    return Sharded(network, group=mesh["shard"].get_group(), across=mesh["copy"].get_group())
-
+# Rounding, and nothing else. For mixed precision, `fully_shard` takes a [`MixedPrecisionPolicy`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html); with `reshard_after_forward=False` weights stay full
+# until backward, much as under ZeRO-2.
 
 # %% [markdown]
-# **Predict.** Two nodes of four ranks share our 2 MiB of weights: among all eight, or hybrid. How many MiB does the busiest rank send to the other node in a step? Answer with a list of two numbers.
+# ## 9 · Four ranks save, three go on
+#
+# [`train_fsdp2.py`](train_fsdp2.py) is a script to take home. Its network and its loop are the ones you've just written, and these functions make it a job that may be stopped. Each rank writes its own shards:
 
 # %%
-crossing_mib = predict("MiB to the other node, all sharded and hybrid", ...)
-
-
-# %% jupyter={"source_hidden": true}
-def on_two_nodes(wrap):
-    """Print memory and times; return the MiB that the busiest rank sends to the other node."""
-    report(wrap, 8)
-    trace = last_step(wrap, world_size=8)
-    for gbit_s in (80, 10):
-        two_level = Network(latency_us=2, gbit_s=800, nodes=2, between=(10, gbit_s))
-        print(f"    {gbit_s} Gbit/s between nodes: {step_us(trace, two_level):5.0f} µs")
-    sent = [row[4:] if rank < 4 else row[:4] for rank, row in enumerate(trace.traffic().bytes)]
-    return max(map(sum, sent)) / 2**20
-
-
-# %%
-crossing_mib.measured([on_two_nodes(Sharded), on_two_nodes(hybrid)])
+show_source(train_fsdp2.save)
+show_source(train_fsdp2.load)
 
 # %% [markdown]
-# All sharded, 24 rings cross the border, each with 7/8 of a layer. Hybrid, only the sums of a rank's own shards do, 2 · 1/2 of 0.5 MiB, and through all ports at once. In all they send nearly the same, 2.875 and 2.75 times 7/8 of the weights. But on the slower network hybrid takes 2.2 ms instead of 5.9. Computing is 1.4 of both. This gain is the most that is possible: each of our rings crosses the border at one card, where NCCL builds several
-# and uses all four (chapter 06). The price is twice the memory. Which
-# group is best depends on memory and on both networks; the lab asks for the plan.
+# An epoch has three batches of 12 samples. Four ranks train two steps, so they stop in **mid-epoch**:
+
+# %%
+folder = tempfile.TemporaryDirectory()
+stopped = launch(train_fsdp2.train, folder.name, 2, world_size=4)
+
+# %%
+saved = Path(folder.name, "step_000002")
+for file in sorted(saved.iterdir()):
+    print(file.name)
+
+# %%
+pictures.draw_checkpoint(saved, "model.0.0.weight", readers=3)
+
+# %% [markdown]
+# `.metadata` is written last and says where each piece is, so a folder without it is a save that was interrupted. Each reader takes the rows that *it* holds, whoever wrote them. The optimiser's moments are sharded alike.
+
+# %% [markdown]
+# The data need a position as well. This is lab 07's sampler as a generator: the epoch's order is the same on every rank, what's done is left out, and the rest is dealt to however many ranks there are.
+
+# %%
+show_source(train_fsdp2.batches)
+
+# %% [markdown]
+# Now three ranks go on, to the end of the second epoch's second batch. Is it the model of a training that nobody disturbed? As a control, the same after one step less:
+
+# %%
+resumed = launch(train_fsdp2.train, folder.name, 5, world_size=3)
+with tempfile.TemporaryDirectory() as other:
+    before = launch(train_fsdp2.train, other, 4, world_size=1)
+    undisturbed = launch(train_fsdp2.train, other, 5, world_size=1)[0]
+print(f"stopped and resumed: about {chapter_13.apart(resumed, undisturbed):.0e}")
+print(f"one step less:       about {chapter_13.apart(before, undisturbed):.0e}")
+
+# %% [markdown]
+# Rounding again: three ranks add in a different order. The same file runs under `torchrun`, here in two ranks, which find the checkpoint of step 5 and train one more step:
+
+# %%
+printed = torchrun("train_fsdp2.py", folder.name, "6")
+print(*[line for line in printed.splitlines() if line.startswith("step")])
+
+# %% [markdown]
+# ### One rank alone
 #
-# ## 8 · One rank alone
-#
-# In DDP every rank has the whole model, and rank 0 alone may evaluate `model.module`. Under ZeRO-3 this is meant to fail:
+# Under DDP every rank has the whole model, so rank 0 alone may evaluate it. Under ZeRO-3 this is meant to fail:
 
 
 # %%
 def evaluate_on_rank_0():
-    model = Sharded(stack())
+    model = Sharded(chapter_13.stack())
     if dist.get_rank() == 0:
         model(torch.randn(4, 256))
 
@@ -969,15 +590,92 @@ def evaluate_on_rank_0():
 launch(evaluate_on_rank_0, backend="gloo", timeout=2)  # on a GPU the wait is in another line
 
 # %% [markdown]
-# Nobody has the model: rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. All ranks have to read the same layers in the same order, in evaluation and when a checkpoint is saved. A rank whose data take another path hangs the others like this, or gives a layer another layer's numbers where sizes match: chapter 08 has such a lie.
+# Nobody has the model. Rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. So all ranks call a layer, a save or `full_tensor()`, in the same order. If one rank's data take a different path, the others hang like this.
+
+# %% [markdown]
+# ## 10 · Who shards with whom?
 #
-# ## What cannot be said here
+# Between nodes the network is slow. **Hybrid sharding** shards over the ranks of a node, and every node has a copy. After a reduce-scatter, ranks with the same shard add it up across nodes.
+
+# %%
+pictures.draw_mesh()
+
+
+# %% [markdown]
+# A mesh of two dimensions says who is who; `fully_shard` takes it too.
+
+
+# %%
+def hybrid(network):
+    mesh = init_device_mesh(chapter_13.my_device(), (2, 4), mesh_dim_names=("copy", "shard"))
+    return Sharded(network, group=mesh["shard"].get_group(), across=mesh["copy"].get_group())
+
+
+# %%
+for wrap in (Sharded, hybrid):
+    chapter_13.measure(wrap, 8)
+    trace = chapter_13.last_step(wrap, world_size=8)
+    crossing = chapter_13.price_two_nodes(trace)
+    print(f"    the busiest rank sends {max(crossing):.2f} MiB to the other node")
+
+# %% [markdown]
+# If all eight shard, 24 rings cross the border, each with 7/8 of a layer. With hybrid sharding only sums of a rank's shards cross, 2 · 1/2 of 0.5 MiB. The price is twice the memory.
+
+# %% [markdown]
+# On the slower network that's 2.2 ms instead of 5.9 ms, of which 1.4 ms are computing. It's an **upper bound** of the gain: each of our rings crosses the border at one card, where NCCL builds several and uses all four (chapter 06).
+# The lab asks for the best plan.
+
+# %% [markdown]
+# ## 11 · Gather ahead
 #
-# How fast kernels are; what gathering takes from computing on the same GPU; how fast NCCL's reduce-scatter is; how much memory PyTorch's caching allocator keeps beyond what is alive, which can decide whether a model fits.
+# `Sharded` waits for a weight before each layer. A layer may compute for 60 µs forward and 120 back, with 80 Gbit/s and 10 µs between four ranks. A gather then takes 3 · (10 + 6.6) = 50 µs, as does a reduce-scatter. In turn,
+# that's 8 · 180 + 24 · 50 µs.
+
+# %% [markdown]
+# `Ahead` (read it with `show_source(Ahead)`) has noted the order in the step before, and starts the next gather *before* a layer computes. Computing and communication can overlap; what each needs can't start before it's there.
 #
+# **Predict.** How many µs does its step take?
+
+# %%
+ahead_us = predict("µs of a step that gathers ahead", ...)
+
+# %%
+network = Network(latency_us=10, gbit_s=80)
+traces = {"Sharded": chapter_13.last_step(Sharded), "Ahead": chapter_13.last_step(Ahead, steps=2)}
+print("layer computes   Sharded   Ahead   of which computing   (µs)")
+for layer_us in (60.0, 50.0, 40.0, 20.0):
+    steps_us = [chapter_13.step_us(trace, network, layer_us) for trace in traces.values()]
+    print(f"{layer_us:14.0f}{steps_us[0]:10.0f}{steps_us[1]:8.0f}{24 * layer_us:14.0f}")
+ahead_us.measured(chapter_13.step_us(traces["Ahead"], network), within=0.02)
+
+# %%
+text = "Sharded computes or sends; with Ahead only the first gather and the last sum stick out."
+pictures.draw_steps(traces, network, text)
+
+# %% [markdown]
+# Only the first gather and the last reduce-scatter are left: 1440 + 2 · 50. In backward both kinds have to hide, so a layer needs 100 µs there. With less, the network decides: its 24 calls take 1192 µs at least.
+
+# %% [markdown]
+# The price is memory: two layers are full at once. FSDP2 gathers ahead too, on GPUs, and [lets you say how far](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
+#
+# **Check yourself.** Does it help to gather *two* layers ahead here?
+#
+# <details><summary>Answer</summary>
+# No. A layer's computing already hides a whole gather, so the second would only wait, full, for its turn. It helps where layers differ in size.
+# </details>
+
+# %% [markdown]
+# ## What can't be said here
+#
+# How fast kernels are; what gathering takes from computing on the same GPU; how fast NCCL's reduce-scatter is; how much memory PyTorch's caching allocator keeps beyond what's alive, which can decide whether a model fits.
+
+# %% [markdown]
 # ## What you know now
 #
-# An all-reduce in two halves with the optimiser between them is ZeRO-1. Gradients that go when they come make ZeRO-2, weights that come and go ZeRO-3, for at most half as many bytes again.
+# Sixteen bytes per parameter, divided stage by stage. An all-reduce in two halves with the optimiser between them is ZeRO-1. Gradients that go when they come make ZeRO-2, weights that come and go ZeRO-3, for at most half as many bytes again.
+
+# %% [markdown]
+# Activations aren't divided, but they can be computed again. Norms, saves and full tensors are matters of all ranks.
 #
 # *More.* Y. Zhao and others, [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023: hybrid sharding, and what GPUs add to all this.
 

@@ -88,7 +88,10 @@ def test_pairs_write_what_is_left_to_write_and_no_finished_form():
         for path, own in notebooks
     }
     assert written["12"] == ["my_half", "my_top_k", "my_low_rank"]
-    assert written["13"] == ["MyZero1", "MyZero2", "MyZero3"]
+    assert written["13"] == [
+        "bytes_per_rank", "MyZero1", "MyZero2", "MyZero3", "MyRecompute", "train",
+    ]  # fmt: skip
+    assert written["04"] == ["train", "spread", "join", "train_epoch", "save"]
     assert written["03"] == ["ring_step"]
     assert not {"finished_step", "OurDDP"} & {name for own in written.values() for name in own}
 

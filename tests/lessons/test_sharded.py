@@ -26,11 +26,13 @@ WRAPPERS = "Zero1", "Zero2", "Sharded"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def chapter_13():
+def heavy_modules():
     """Loaded when these tests begin: FSDP has 40 MB, which other forks do without."""
-    global MixedPrecisionPolicy, Sharded, fully_shard, lesson
-    from sharded import Sharded, lesson
+    global MixedPrecisionPolicy, Sharded, chapter_13, fully_shard, sharding
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from course_lessons import chapter_13, sharding
+    from course_lessons.sharding import Sharded
 
 
 class Mixture(nn.Module):
@@ -190,7 +192,7 @@ def trained():
     def find(wrapper, world_size):
         if (wrapper, world_size) not in known:
             how = {"world_size": world_size, "backend": "gloo"}
-            known[wrapper, world_size] = launch(all_cases, lesson[wrapper], **how)
+            known[wrapper, world_size] = launch(all_cases, getattr(sharding, wrapper), **how)
         return known[wrapper, world_size]
 
     return find
@@ -215,7 +217,7 @@ def run(function, *args, world_size=2, **options):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_several_backward_passes_add_up(wrapper):
-    for difference, moved in run(train_both, lesson[wrapper], *MODULES["tied"], 3):
+    for difference, moved in run(train_both, getattr(sharding, wrapper), *MODULES["tied"], 3):
         assert difference < 1e-12 < moved
 
 
@@ -239,7 +241,7 @@ def test_a_rank_holds_its_share_and_nothing_whole_remains():
         model = Sharded(gpt())
         model(torch.randint(11, (2, 5))).mean().backward()
         model.finish()
-        left = len(model.whole), len(model.shard_of), len(model.sent)
+        left = len(model.full), len(model.shard_of), len(model.pending)
         return left, sum(p.numel() for p in model.parameters())
 
     sizes = [p.numel() for p in gpt().parameters()]
@@ -332,7 +334,7 @@ def test_without_gradients_and_in_eval_mode_the_output_is_the_modules():
         model = Sharded(module).eval()
         with torch.no_grad():
             same = torch.equal(model(data), twin.eval()(data))
-        return same, model(data).requires_grad, len(model.whole)
+        return same, model(data).requires_grad, len(model.full)
 
     assert set(run(outputs)) == {(True, True, 0)}
 
@@ -466,7 +468,7 @@ def test_activations_may_be_computed_again_in_backward():
 def test_bytes_are_those_of_the_formula(wrapper, times):
     def step():
         layers = [nn.Linear(8, 8, bias=False) for _ in range(4)]
-        model = lesson[wrapper](nn.Sequential(*layers))
+        model = getattr(sharding, wrapper)(nn.Sequential(*layers))
         dist.barrier()
         model(torch.randn(2, 8)).sum().backward()
         model.finish()
@@ -484,7 +486,7 @@ def test_each_stage_has_a_lower_peak_and_the_last_one_is_not_far_above_its_share
     stages = "OurDDP", *WRAPPERS
 
     def trained():
-        return [lesson["train_stack"](lesson[stage])[-1] for stage in stages]
+        return [chapter_13.train_stack(getattr(sharding, stage)).peak for stage in stages]
 
     peaks = [max(told) for told in zip(*run(trained, world_size=4), strict=True)]
     assert peaks == sorted(peaks, reverse=True)
@@ -492,19 +494,17 @@ def test_each_stage_has_a_lower_peak_and_the_last_one_is_not_far_above_its_share
 
 
 def test_a_gpt_in_double_precision_is_that_of_one_process_and_of_fsdp2():
-    ((_, alone),) = run(lesson["train_gpt"], None, world_size=1)
-    ranks = run(lesson["train_all"], (Sharded, lesson["FSDP2"]))
-    (less, ours), (_, theirs) = (zip(*own, strict=True) for own in zip(*ranks, strict=True))
-    assert max(lesson["apart"](ours, other) for other in (alone, theirs[0])) < 1e-9
-    assert lesson["apart"](less, alone) > 1e-4
+    def fsdp2(network):
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in network.blocks:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(network, mesh=mesh)
 
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection sends")
-def test_gloos_reduce_scatter_sends_what_its_all_reduce_does():
-    for sent in run(lesson["on_the_wire"], world_size=4):
-        assert sent["all_reduce"] == pytest.approx(1.5, rel=0.01)
-        assert sent["reduce_scatter"] == pytest.approx(1.5, rel=0.01)
-        assert sent["all_gather"] == pytest.approx(0.75, rel=0.01)
+    ((_, alone),) = run(chapter_13.train_gpt, None, world_size=1)
+    less, ours = zip(*run(chapter_13.train_gpt, Sharded), strict=True)
+    _, theirs = zip(*run(chapter_13.train_gpt, fsdp2), strict=True)
+    assert max(chapter_13.apart(ours, other) for other in (alone, theirs[0])) < 1e-9
+    assert chapter_13.apart(less, alone) > 1e-4
 
 
 def test_the_adapter_for_another_course_in_contributing_works(monkeypatch):

@@ -1,0 +1,361 @@
+"""Chapter 13's pictures: what ranks hold, what a learner's own stage does, who writes what."""
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from matplotlib.axes import Axes
+from torch import nn
+
+from course_lessons.chapter_13 import Activations, Layer, Row, computing
+from course_lessons.sharding import Shards
+from course_utils import Network, show
+from course_utils.launcher.deadlines import slowness
+from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.launch import launch as launch_quietly
+from course_utils.network.trace import Trace
+from course_utils.pictures.style import rank_style
+
+_DRAWING_S = 20.0  # on a quiet machine, for what is drawn; a stage that hangs ends then
+_PARTS = {  # colour of Okabe and Ito, hatch
+    "weights": ("#0072B2", None),
+    "gradients": ("#E69F00", "///"),
+    "optimizer": ("#009E73", "..."),
+}
+_GREY = "#DDDDDD"
+
+
+def _bare(axis: Axes, **settings: Any) -> None:
+    axis.set(**settings)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _box(axis: Axes, left: float, top: float, width: float, colour: str, text: str) -> None:
+    """A coloured box of height 0.8 with a text in its middle."""
+    axis.barh(top, width, 0.8, left, color=colour, edgecolor="white", align="edge")
+    axis.text(left + width / 2, top + 0.4, text, ha="center", va="center", fontsize=9)
+
+
+def _answers(worker: Callable, world_size: int) -> list | None:
+    """What the ranks return; a stage that raises or hangs leaves a line that says why."""
+    try:
+        return launch_quietly(
+            worker, world_size=world_size, backend="gloo", timeout=_DRAWING_S * slowness()
+        )
+    except (WorkerError, WorkerTimeout) as error:
+        print("No picture yet:", error.failures[0].headline if error.failures else error)
+        return None
+
+
+# ---- bytes of a model ----------------------------------------------------------------------------
+
+
+def draw_memory(bytes_per_rank: Callable[[int, int, int], float], memory_gb: float = 80) -> None:
+    """Draw what a learner's formula says of two models on 8 and 64 GPUs, for stages 0 to 3."""
+    figure, axes = plt.subplots(figsize=(9, 2.8), layout="constrained")
+    sentences = []
+    for group, (billions, gpus) in enumerate([(7, 8), (7, 64), (70, 8), (70, 64)]):
+        fitting = []
+        for stage in range(4):
+            try:
+                held_gb = float(bytes_per_rank(billions * 10**9, gpus, stage)) / 1e9
+            except (NotImplementedError, TypeError, ValueError) as error:
+                plt.close(figure)
+                print("No picture yet:", error)
+                return
+            fits = held_gb <= memory_gb
+            colour, hatch = ("#009E73", None) if fits else ("#D55E00", "///")
+            place = 5 * group + stage
+            axes.bar(place, held_gb, color=colour, hatch=hatch, edgecolor="white")
+            axes.text(place, max(held_gb, 1) * 1.1, f"{held_gb:,.0f}", ha="center", fontsize=8)
+            if fits:
+                fitting.append(str(stage))
+        stages = f"stages {', '.join(fitting)}" if fitting else "no stage"
+        sentences.append(f"{billions}B on {gpus}: {stages}")
+    axes.axhline(memory_gb, color="black", linestyle="--")
+    axes.text(18.8, memory_gb * 1.1, f"{memory_gb:g} GB", ha="right")
+    places = [5 * group + stage for group in range(4) for stage in range(4)]
+    names = [str(stage) for _ in range(4) for stage in range(4)]
+    for group, name in enumerate(["7B, 8 GPUs", "7B, 64 GPUs", "70B, 8 GPUs", "70B, 64 GPUs"]):
+        names[4 * group + 1] += f"\n{name}"
+    _bare(axes, xticks=places, xticklabels=names, yscale="log", ylim=(1, 4000))
+    axes.set_ylabel("GB per GPU")
+    show(figure, f"By your formula, {memory_gb:g} GB are enough for: {'; '.join(sentences)}.")
+
+
+def draw_held(rows: Mapping[str, Row]) -> None:
+    """Draw measured MiB per rank, stacked, one bar for each stage."""
+    figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
+    for place, row in enumerate(rows.values()):
+        left = 0.0
+        for part, (colour, hatch) in _PARTS.items():
+            width = getattr(row, part)
+            style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+            axes.barh(place, width, 0.7, left, label=part if place == 0 else None, **style)
+            left += width
+    _bare(axes, yticks=range(len(rows)), yticklabels=list(rows), xlabel="MiB per rank")
+    axes.invert_yaxis()
+    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    sentences = [f"{name} {row.held:g}" for name, row in rows.items()]
+    show(figure, f"MiB per rank, measured on four ranks: {', '.join(sentences)}.")
+
+
+# ---- how a stage works ---------------------------------------------------------------------------
+
+
+def draw_two_halves() -> None:
+    """An all-reduce in two halves, with the optimiser's step between them."""
+    figure, panels = plt.subplots(1, 4, figsize=(10, 1.9), layout="constrained")
+    titles = "gradients", "reduce-scatter", "optimiser's step", "all-gather"
+    for panel, (axis, title) in enumerate(zip(panels, titles, strict=True)):
+        for rank in range(3):
+            for part in range(3):
+                has_part = panel in (0, 3) or part == rank
+                colour = rank_style(part)["color"] if has_part and panel else _GREY
+                if not has_part:
+                    colour = "#FFFFFF"
+                text = ("g", "Σg", "w", "w")[panel] if has_part else ""
+                _box(axis, part, rank, 0.95, colour, text)
+        axis.set(xlim=(-0.1, 3), ylim=(3, -0.1), title=title, xticks=[])
+        axis.set(yticks=[0.4, 1.4, 2.4], yticklabels=["rank 0", "rank 1", "rank 2"])
+        axis.spines[:].set_visible(False)
+        if panel:
+            axis.set_yticks([])
+    text = "Each rank gets one finished third of the sum, updates that third, and gathers the rest."
+    show(figure, text)
+
+
+def draw_reading() -> None:
+    """When a full weight exists under ZeRO-3: read, gather, free, and reduce."""
+    figure, axes = plt.subplots(figsize=(9, 2.5), layout="constrained")
+    spans = [(0, 0, "forward 0"), (1, 1, "forward 1"), (1, 2, "backward 1"), (0, 3, "backward 0")]
+    for layer, place, name in spans:
+        left, top = 3 * place, 1.6 * layer
+        axes.plot([left, left], [top + 0.1, top + 0.9], color="#009E73", linewidth=3)
+        _box(axes, left + 0.1, top + 0.1, 1.9, rank_style(5)["color"], f"{name}\nfull weight")
+        begins = "read → gather" if place < 2 else "unpack → gather"
+        ends = "free" if place < 2 else "reduce, free"
+        axes.text(left, top + 0.04, begins, fontsize=8, va="bottom")
+        axes.text(left + 2, top + 1.24, ends, fontsize=8, ha="right")
+    for layer in range(2):
+        line = 1.6 * layer + 1
+        axes.plot([-0.2, 11.4], [line, line], color="#0072B2", linewidth=4, zorder=0)
+        axes.text(11.5, line, f"shard {layer}", va="center")
+    axes.set(xlim=(-0.3, 12.4), ylim=(3, -0.3))
+    axes.axis("off")
+    text = "Blue shards always exist; a full weight only from its gather until its layer is done."
+    show(figure, text)
+
+
+class _FiveNumbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 6.0))
+
+
+def draw_pieces(kind: type[Shards]) -> None:
+    """Let a learner's stage gather five numbers and reduce their gradients in three ranks."""
+
+    def worker() -> tuple[list, list]:
+        model = kind(_FiveNumbers())
+        (shard,) = model.parameters()
+        gathered = model.gather(shard.detach(), shard.full_shape)
+        gradient = torch.arange(1.0, 6.0) + 3 * dist.get_rank()
+        model.reduce(shard, gradient)
+        model.collect()
+        return gathered.flatten().tolist(), shard.grad.flatten().tolist()
+
+    answers = _answers(worker, 3)
+    if answers is None:
+        return
+    figure, panels = plt.subplots(1, 2, figsize=(9, 1.9), layout="constrained")
+    titles = "what gather returns", "what reduce leaves in shard.grad"
+    for side, (axis, title) in enumerate(zip(panels, titles, strict=True)):
+        for rank, pieces in enumerate(answers):
+            for place, number in enumerate(pieces[side]):
+                owner = place // 2 if side == 0 else rank
+                _box(axis, place, rank, 0.95, rank_style(owner)["color"], f"{number:g}")
+        axis.set(xlim=(-0.1, 7), ylim=(3, -0.1), title=title, xticks=[])
+        axis.set(yticks=[0.4, 1.4, 2.4], yticklabels=["rank 0", "rank 1", "rank 2"])
+        axis.spines[:].set_visible(False)
+    gathered_right = all(pieces[0] == [1, 2, 3, 4, 5] for pieces in answers)
+    reduced = [[round(number, 3) for number in pieces[1]] for pieces in answers]
+    reduced_right = reduced == [[4, 5], [6, 7], [8, 0]]
+    text = (
+        f"Gathering 1 to 5 is {'right' if gathered_right else 'not right yet'}. The means 4 to 8, "
+        f"and a zero that fills up, are {'in their places' if reduced_right else 'not there yet'}."
+    )
+    show(figure, text)
+
+
+class _Diary:
+    """How many full weights and full gradients exist, event by event."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet = weakref.WeakSet()
+        self.rows: list[tuple[int, int]] = []
+        self.forward_ends = 0
+
+    def note(self, model: Shards) -> None:
+        time.sleep(0.005)  # gloo's thread lets go of a tensor a little later
+        gradients = [full for full in model.full.values() if full.grad is not None]
+        self.rows.append((len(self.alive), len(gradients)))
+
+
+def draw_alive(kind: type[Shards], layers: int = 4) -> None:
+    """Train a stage for one step, and draw how many full weights and gradients exist when."""
+    diary = _Diary()
+
+    class Watched(kind):
+        def gather(self, local, shape):
+            full = super().gather(local, shape)
+            diary.alive.add(full.untyped_storage())
+            diary.note(self)
+            return full
+
+        def gradient_is_ready(self, full):
+            diary.note(self)
+            super().gradient_is_ready(full)
+            diary.note(self)
+
+        def reduce(self, shard, gradient):
+            super().reduce(shard, gradient)
+            diary.note(self)
+
+    def worker() -> tuple[list, int]:
+        model = Watched(nn.Sequential(*[Layer() for _ in range(layers)]))
+        loss = model(torch.randn(4, 256)).square().mean()
+        diary.forward_ends = len(diary.rows)
+        loss.backward()
+        model.finish()
+        return diary.rows, diary.forward_ends
+
+    answers = _answers(worker, 2)
+    if answers is None:
+        return
+    rows, forward_ends = answers[0]
+    figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
+    weights = [row[0] for row in rows]
+    gradients = [row[1] for row in rows]
+    styles = {
+        "full weights": (weights, {"color": "#0072B2", "linestyle": "-"}),
+        "full gradients": (gradients, {"color": "#D55E00", "linestyle": "--"}),
+    }
+    for name, (counts, style) in styles.items():
+        axes.step(range(len(counts)), counts, where="post", label=name, **style)
+    axes.axvline(forward_ends - 0.5, color="black", linewidth=0.8)
+    axes.text(forward_ends - 0.4, layers + 0.2, "backward →")
+    _bare(axes, xlabel="events of one step, rank 0", ylabel="how many exist", ylim=(0, layers + 1))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    weights_said = _how_many(max(weights, default=0), layers, "weights")
+    gradients_said = _how_many(max(gradients, default=0), layers, "gradients")
+    show(figure, f"At most {weights_said} and {gradients_said} exist at once.")
+
+
+def _how_many(count: int, layers: int, noun: str) -> str:
+    """In words that hold in every run: a tensor may live a little longer than it's needed."""
+    if count == layers:
+        return f"all {layers} full {noun}"
+    return f"two full {noun}" if count <= 2 else f"{count} full {noun}"
+
+
+# ---- activations, clipping, checkpoints ----------------------------------------------------------
+
+
+def draw_saved(table: Mapping[str, Sequence[Activations]], world_sizes: Sequence[int]) -> None:
+    """Draw KiB that a rank keeps for backward, by number of ranks."""
+    figure, axes = plt.subplots(figsize=(7, 2.3), layout="constrained")
+    looks = {"plain": ("#0072B2", None, -0.2), "recompute": ("#E69F00", "///", 0.2)}
+    for name, (colour, hatch, shift) in looks.items():
+        heights = [each.saved_kib for each in table[name]]
+        places = [number + shift for number in range(len(world_sizes))]
+        style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+        axes.bar(places, heights, 0.36, label=name, **style)
+    names = [f"{count} rank(s)" for count in world_sizes]
+    _bare(axes, xticks=range(len(names)), xticklabels=names, ylabel="KiB kept per rank")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    show(figure, "More ranks don't shrink a rank's activations; computing them again does.")
+
+
+def draw_clipped(gradient: Sequence[float], arrows: Mapping[str, Sequence[float]]) -> None:
+    """Draw a gradient of two numbers, and what is left of it after clipping."""
+    figure, axes = plt.subplots(figsize=(4.4, 3.4), layout="constrained")
+    colours = iter([("#777777", ":"), ("#D55E00", "--"), ("#009E73", "-")])
+    for name, (x, y) in {"gradient": gradient, **arrows}.items():
+        colour, dash = next(colours)
+        label = f"{name}: ({x:.2g}, {y:.2g})"
+        axes.plot([0, x], [0, y], color=colour, linestyle=dash, marker="o", label=label)
+    _bare(axes, xlabel="number on rank 0", ylabel="number on rank 1", aspect="equal")
+    axes.set(xlim=(0, 4.2), ylim=(0, 4.2))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    show(figure, "Clipped by the norm of all shards, the gradient keeps its direction.")
+
+
+def draw_checkpoint(folder: Path, name: str, readers: int) -> None:
+    """Draw which rows of a weight each rank has written, and which of them each reader holds."""
+    pieces = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata[name]
+    rows = pieces.size[0]
+    written = [(chunk.offsets[0], chunk.sizes[0]) for chunk in pieces.chunks]
+    per_reader = -(-rows // readers)  # as FSDP2 cuts: all but the last ranks get as many
+    read = []
+    for reader in range(readers):
+        start = reader * per_reader
+        read.append((start, min(per_reader, rows - start)))
+    figure, axes = plt.subplots(figsize=(9, 1.6), layout="constrained")
+    for top, bars in enumerate((written, read)):
+        for rank, (start, length) in enumerate(bars):
+            _box(axes, start, top, length, rank_style(rank)["color"], f"rank {rank}: {length}")
+    _bare(axes, yticks=[0.4, 1.4], yticklabels=["written by", "read by"], xlabel=f"row of {name}")
+    axes.invert_yaxis()
+    counts = ", ".join(str(length) for _, length in read)
+    show(
+        figure,
+        f"{len(written)} files hold {written[0][1]} rows each. "
+        f"The {readers} readers need {counts} rows, so some read from two files.",
+    )
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+
+def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None:
+    """Draw when rank 0 computes and when its port sends, on a modelled network."""
+    figure, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
+    looks = {"compute": ("#009E73", None, -0.36), "send": ("#0072B2", "////", 0.0)}
+    for place, trace in enumerate(traces.values()):
+        for interval in trace.replay(network, computing(60.0)).intervals:
+            if interval.rank != 0 or interval.what not in looks:
+                continue
+            colour, hatch, shift = looks[interval.what]
+            style = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+            took_us = interval.end_us - interval.start_us
+            axes.barh(place + shift, took_us, 0.34, interval.start_us, align="edge", **style)
+    for kind, label in {"compute": "computes", "send": "its port sends"}.items():
+        colour, hatch, _ = looks[kind]
+        axes.bar(0, 0, color=colour, hatch=hatch, edgecolor="white", label=label)
+    _bare(axes, yticks=range(len(traces)), yticklabels=list(traces), ylim=(1.5, -0.5))
+    axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    show(figure, text)
+
+
+def draw_mesh() -> None:
+    """Eight ranks on two nodes: who shares a copy, and who holds the same shard."""
+    figure, axes = plt.subplots(figsize=(7, 1.9), layout="constrained")
+    for node in range(2):
+        for place in range(4):
+            rank = 4 * node + place
+            _box(axes, place, node, 0.95, rank_style(place)["color"], f"rank {rank}\nshard {place}")
+        axes.text(4.1, node + 0.4, "one copy: gather, reduce-scatter", va="center", fontsize=9)
+    for place in range(4):
+        axes.plot([place + 0.48] * 2, [0.8, 1.0], color="black", linewidth=3)
+    axes.set(xlim=(-0.1, 6.6), ylim=(2, -0.1), xticks=[])
+    axes.set(yticks=[0.4, 1.4], yticklabels=["node 0", "node 1"])
+    axes.spines[:].set_visible(False)
+    show(figure, "Rows shard a copy inside a node; columns add up the same shard across nodes.")
