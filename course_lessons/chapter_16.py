@@ -25,7 +25,8 @@ import torch.distributed as dist
 from matplotlib.figure import Figure
 
 HEAD = "import time\n\nimport pytest\nimport torch\nimport torch.distributed as dist\n\n\n"
-_QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--color=no", "-rN")
+# Of plugins ours alone, so that every machine prints the same.
+_QUIET = ("-q", "-p", "course_testing.plugin", "-p", "no:cacheprovider", "--color=no", "-rN")
 _SECONDS = re.compile(r"\bin (\d+\.\d+)s\b.*?(=*)$", re.MULTILINE)
 
 # The judge's hook has the smallest number, so it runs before that of the recorder: a call that it
@@ -82,6 +83,8 @@ def _become_pytest(folder: str, arguments: list[str], output: int) -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for good
         sys.stderr = sys.stdout
         os.environ.pop("PYTEST_ADDOPTS", None)
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # gloo, as on a server that runs tests
         os.environ["COLUMNS"] = "100"
         pytest.main(arguments)
         sys.stdout.flush()
@@ -174,8 +177,10 @@ class Judge:
             test(lambda *values: function(*values), **arguments)
         except NotImplementedError:
             raise
-        except Stopped:
+        except Stopped as stopped:
             state = _FAILED
+            if version.is_right:
+                print(f"would hang with a right version: {stopped}")
         except Exception as error:
             state = _FAILED
             if version.is_right:
@@ -206,10 +211,10 @@ class Judge:
         fingerprint = zlib.crc32(f"{name} {call.root} {shapes}".encode())
         if name.startswith("ALLGATHER"):  # each rank may hand in another number of bytes
             fingerprint = zlib.crc32(name.encode())
+        kind = _KINDS.get(name, name.lower())
         highest, lowest = self._meet(2 + fingerprint)
         if highest != lowest:
-            raise Stopped
-        kind = _KINDS.get(name, name.lower())
+            raise Stopped(f"this rank calls {kind}, and another one doesn't, or not so")
         self._calls.calls.append(Call(kind, sum(t.numel() * t.element_size() for t in tensors)))
 
     def _meet(self, code: int) -> tuple[int, int]:

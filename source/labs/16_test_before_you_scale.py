@@ -40,7 +40,7 @@ def test_indices(my_indices):
     world_size = dist.get_world_size()
     for samples in (12, 13):
         read_by_epoch = []
-        for epoch in range(4):
+        for epoch in range(2):
             mine = my_indices(samples, epoch)
             assert my_indices(samples, epoch) == mine
             shards = [None] * world_size
@@ -51,7 +51,7 @@ def test_indices(my_indices):
                 assert len(shard) == -(-samples // world_size)
             read_by_epoch.append(sorted(mine))
         if world_size > 1:
-            assert read_by_epoch.count(read_by_epoch[0]) < 4
+            assert read_by_epoch[0] != read_by_epoch[1]
     ### END SOLUTION
 
 
@@ -93,7 +93,7 @@ def test_mean(mean_of_all):
     for turn in (1, 2):
         shards = []
         for rank in range(dist.get_world_size()):
-            count = 3 * ((rank + turn) % 3)
+            count = 3 * turn * ((rank + turn) % 3)
             shards.append(1 + torch.rand(count, generator=generator, dtype=torch.float64))
         mine = shards[dist.get_rank()].clone()
         result = mean_of_all(mine)
@@ -110,7 +110,7 @@ def test_mean(mean_of_all):
 # With one seed, each rank draws the numbers of all ranks, with counts that differ and of which one is 0. It hands in its own, and compares the result with the mean of all, to 12 digits, and its numbers with a copy. Then it does so again with other counts.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>count = 3 * ((rank + turn) % 3)</code> for each rank, and <code>assert result == pytest.approx(wanted, rel=1e-12)</code>.
+# <code>count = 3 * turn * ((rank + turn) % 3)</code> for each rank, and <code>assert result == pytest.approx(wanted, rel=1e-12)</code>.
 # </details>
 
 # %%
