@@ -20,9 +20,7 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Does every sample come?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* `my_indices(samples, epoch)` says which samples this rank reads. Together, the ranks read every sample. All get equally many, with as few repeats as that allows.
-#
-# **Goal:** test this promise, and that an epoch asked for again is the same, while a rank's samples change from epoch to epoch. How they are ordered is free.
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* `my_indices(samples, epoch)` says which samples this rank reads. Together, ranks read every sample, all equally many, with as few repeats as possible. An epoch asked for again is the same; a rank's samples change from epoch to epoch. Their order is free. **Goal:** test this promise.
 
 
 # %%
@@ -74,9 +72,7 @@ check(tried_on(versions, test_indices), **judged_by(versions))
 # %% [markdown]
 # ## 2 · Is it the mean of all?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* `mean_of_all(numbers)` takes a rank's float64 numbers and returns, on every rank, the mean of all ranks' numbers as a float, right to 12 digits. A rank may have none, though not all of them. `numbers` stays as it was.
-#
-# **Goal:** test this promise. Let each rank know the others' numbers, so that it can work out what is wanted.
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* `mean_of_all(numbers)` takes float64 numbers and returns, on every rank, the mean of all ranks' numbers as a float, right to 12 digits. A rank may have none, though not all of them. `numbers` stays as it was. **Goal:** test this promise.
 
 
 # %%
