@@ -239,12 +239,12 @@ def _say_where(error: Exception) -> None:
     print(f"refuses a right version in line {place.lineno}: {place.line} ({reason})")
 
 
-def tried_on(versions: Mapping[str, Version], test: Callable) -> Callable:
+def tried_on(test: Callable, versions: Mapping[str, Version]) -> Callable:
     """Make an answer for `check` of a learner's test.
 
     Args:
-        versions: right ones and wrong ones, by name.
         test: takes a version, and `trace` if it wants to; it runs in every rank.
+        versions: right ones and wrong ones, by name.
 
     Returns:
         A function of one rank that takes an order of versions and returns how many of either kind

@@ -67,7 +67,7 @@ def test_indices(my_indices):
 
 # %%
 versions = versions_16.INDICES
-check(tried_on(versions, test_indices), **judged_by(versions))
+check(tried_on(test_indices, versions), **judged_by(versions))
 
 # %% [markdown]
 # ## 2 · Is it the mean of all?
@@ -111,7 +111,7 @@ def test_mean(mean_of_all):
 
 # %%
 versions = versions_16.MEANS
-check(tried_on(versions, test_mean), **judged_by(versions))
+check(tried_on(test_mean, versions), **judged_by(versions))
 
 # %% [markdown]
 # ## 3 · Is it cheap as well?
@@ -176,7 +176,7 @@ def test_average(average_gradients, trace):
 
 # %%
 versions = versions_16.GRADIENTS
-check(tried_on(versions, test_average), **judged_by(versions))
+check(tried_on(test_average, versions), **judged_by(versions))
 
 # %% [markdown]
 # ## Bonus · A version of your own

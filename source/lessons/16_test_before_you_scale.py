@@ -101,7 +101,7 @@ failing_rank.measured(int(printed.partition("rank ")[2][0]))
 #
 # ## 3 · A hang is a failed test
 #
-# What if ranks wait for ever? The course has a [museum](../course_museum/README.md) of public projects' bugs, each written anew in a few lines. This one is torchtitan's.
+# What if ranks wait for ever? The course has a museum (`course_museum`) of public projects' bugs, each written anew in a few lines. This one is torchtitan's.
 
 # %%
 exhibit = EXHIBITS["validation_of_uneven_length"]
@@ -260,7 +260,7 @@ def test_on_a_cluster(replay):
 printed = pytest_on(average, test_on_a_cluster, options="--tb=short")
 
 # %% [markdown]
-# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take no time. All fixtures stand on [the plugin's page](../course_testing/README.md).
+# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take no time. All fixtures stand in `course_testing/README.md`.
 #
 # ## 6 · Without running anything
 #

@@ -355,7 +355,7 @@ def average_by_one_hot_gradients(average_gradients, trace):
 
 
 def _tried(versions, *tests):
-    return [tried_on(versions, test) for test in tests]
+    return [tried_on(test, versions) for test in tests]
 
 
 WRONG = {
