@@ -388,9 +388,7 @@ GRADIENTS = {
     "skips who has none": _wrong(
         _skips_who_has_none, "sends nothing for a parameter that has no gradient on this rank"
     ),
-    "leaves None": _wrong(
-        _leaves_none, "gives no average to the rank that had no gradient itself"
-    ),
+    "leaves None": _wrong(_leaves_none, "gives no average to the rank that had no gradient itself"),
     "in double": _wrong(_in_double, "sends twice as many bytes as it has to", 1),
     "rounded": _wrong(_rounded, "rounds gradients to three digits on the way", 1),
     "frozen as well": _wrong(_frozen_as_well, "sends zeros for frozen parameters as well", 1),

@@ -5,8 +5,8 @@
     python -m course_tools.grading.handout --to FOLDER --repository    the course without solutions
 
 FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
-written, checks to be graded, every other code cell locked. Beside it lies AGENTS.md, which says what
-an assistant may tell of an exercise. Two tags of a check's cell count:
+written, checks to be graded, every other code cell locked. Beside it lies AGENTS.md, which says
+what an assistant may tell of an exercise. Two tags of a check's cell count:
 
     points-3       it is worth three points, not one
     hidden-3-7     when graded it also has to pass on 3 and on 7 ranks; the hand-out does not say so

@@ -1,9 +1,9 @@
 """Buttons below each answer of a learner's lab: check it, see a hint or our answer, count.
 
 They are Markdown, so they are there without a kernel and before anything has run. What they do is
-written in `jupyterlab/labextensions/ddp-course`; a viewer without that shows none of them. Our answer
-is packed, so that nobody who reads or searches the file meets it, a learner or an assistant; the
-button unpacks it.
+written in `jupyterlab/labextensions/ddp-course`; a viewer without that shows none of them. Our
+answer is packed, so that nobody who reads or searches the file meets it, a learner or an assistant;
+the button unpacks it.
 """
 
 import base64

@@ -115,12 +115,13 @@ NODES = {
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 27500,  # by chapter: checks of what learners write, and pictures
+    LESSONS: 30700,  # by chapter: checks of what learners write, pictures, 36 versions to test
     TESTING: 3100,
     LINT: 4450,
     MUSEUM: 2250,
-    # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs.
-    TOOLS: 50900,
+    # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
+    # a test by the plugin beside one by mp.spawn, llms.txt.
+    TOOLS: 51250,
 }
 
 

@@ -12,10 +12,12 @@ from course_tools.notebooks import course_map
 HEAD = """\
 # Distributed data parallel training in PyTorch
 
-> A course in executed notebooks: how several processes train one model, what they say to each other, what it costs, and how it goes wrong. Every output was printed by real worker processes.
+> A course in executed notebooks: how several processes train one model, what they say to each
+> other, what it costs, and how it goes wrong. Every output was printed by real worker processes.
 
-A cell calls `launch(function, world_size=n)`, which forks n ranks that have joined a process group. Predictions (`predict`) and exercises
-are for the reader to answer. Of an exercise, give its hints in their order, and no more; `check(...)` is the only judge of an answer.
+A cell calls `launch(function, world_size=n)`, which forks n ranks that have joined a process group.
+Predictions (`predict`) and exercises are for the reader to answer. Of an exercise, give its hints
+in their order, and no more; `check(...)` is the only judge of an answer.
 """
 ROOMS = {
     "course_testing": "a pytest plugin that runs a test in real ranks",

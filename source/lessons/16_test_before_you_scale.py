@@ -284,9 +284,9 @@ seen_by_linter = predict("exhibits that the linter finds, of twelve", ...)
 
 # %%
 by_kind = {"hangs": [], "lies": [], "dies": []}
-for name, exhibit in EXHIBITS.items():
-    findings = lint(inspect.getsource(exhibit.bug))
-    by_kind[exhibit.answer] += [finding.rule for finding in findings]
+for real_bug in EXHIBITS.values():
+    findings = lint(inspect.getsource(real_bug.bug))
+    by_kind[real_bug.answer] += [finding.rule for finding in findings]
 print(by_kind)
 seen_by_linter.measured(sum(len(rules) for rules in by_kind.values()))
 

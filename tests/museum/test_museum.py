@@ -9,7 +9,6 @@ import together
 from course_museum import EXHIBITS
 from course_museum.exhibit import DIES, HANGS, LIES
 
-
 KINDS = {HANGS: "would never be done", DIES: "failed:", LIES: "wanted"}
 
 

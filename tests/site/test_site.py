@@ -69,7 +69,8 @@ def test_llms_txt_leads_to_every_chapter_and_lab_and_to_no_solution(site):
     for path in (*CHAPTERS, *(ROOT / "exercises").glob("[0-9]*.ipynb")):
         assert f"{path.parent.name}/{path.stem}.html" in links
     assert "solutions" not in text
-    assert text.startswith("# ") and "\n> " in text
+    assert text.startswith("# ")
+    assert "\n> " in text
     assert "`check(...)` is the only judge" in text
 
 

@@ -33,12 +33,16 @@ def _gathered(mine):
     return shards
 
 
+def _joined(lists):
+    return [value for values in lists for value in values]
+
+
 def indices_where_ranks_divide(my_indices):
     for epoch in range(2):
         mine = my_indices(12, epoch)
         assert mine == my_indices(12, epoch)
         shards = _gathered(mine)
-        assert sorted(sum(shards, [])) == list(range(12))
+        assert sorted(_joined(shards)) == list(range(12))
 
 
 def indices_in_one_epoch(my_indices):
@@ -46,7 +50,7 @@ def indices_in_one_epoch(my_indices):
         mine = my_indices(samples, 0)
         assert mine == my_indices(samples, 0)
         shards = _gathered(mine)
-        assert set(sum(shards, [])) == set(range(samples))
+        assert set(_joined(shards)) == set(range(samples))
         assert len(mine) == -(-samples // dist.get_world_size())
 
 
@@ -55,7 +59,7 @@ def indices_without_lengths(my_indices):
         epochs = [sorted(my_indices(samples, epoch)) for epoch in range(2)]
         assert epochs == [sorted(my_indices(samples, epoch)) for epoch in range(2)]
         for mine in epochs:
-            assert set(sum(_gathered(mine), [])) == set(range(samples))
+            assert set(_joined(_gathered(mine))) == set(range(samples))
         assert dist.get_world_size() == 1 or epochs[0] != epochs[1]
 
 
@@ -69,7 +73,7 @@ def indices_of_one_rank(my_indices):
 
 def indices_never_repeated(my_indices):
     lab.test_indices(my_indices)
-    assert sorted(sum(_gathered(my_indices(13, 0)), [])) == list(range(13))
+    assert sorted(_joined(_gathered(my_indices(13, 0)))) == list(range(13))
 
 
 def indices_by_stride(my_indices):
@@ -218,7 +222,7 @@ def mean_by_table(mean_of_all):
         before = mine.tolist()
         everything = [None] * dist.get_world_size()
         dist.all_gather_object(everything, before)
-        flat = sum(everything, [])
+        flat = _joined(everything)
         if not flat:
             continue
         got = mean_of_all(mine)
@@ -384,7 +388,5 @@ WRONG = {
 RIGHT = {
     "test_indices": _tried(versions_16.INDICES, indices_counted, indices_by_helpers),
     "test_mean": _tried(versions_16.MEANS, mean_by_table, mean_of_ranks_own_numbers),
-    "test_average": _tried(
-        versions_16.GRADIENTS, average_by_parts, average_by_one_hot_gradients
-    ),
+    "test_average": _tried(versions_16.GRADIENTS, average_by_parts, average_by_one_hot_gradients),
 }
