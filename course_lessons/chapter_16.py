@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import shlex
+import signal
 import sys
 import tempfile
 import traceback
@@ -69,7 +70,12 @@ def _in_a_fork(folder: str, arguments: list[str]) -> str:
         child = os.fork()
         if child == 0:
             _become_pytest(folder, arguments, output.fileno())
-        os.waitpid(child, 0)
+        try:
+            os.waitpid(child, 0)
+        except BaseException:  # the stop button: no pytest goes on behind the learner's back
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+            raise
         output.seek(0)
         return output.read().decode(errors="replace")
 

@@ -2,6 +2,10 @@
 
 import inspect
 import os
+import random
+import signal
+import threading
+import time
 
 import labs
 import pytest
@@ -30,6 +34,19 @@ def test_pytest_runs_in_a_fork_and_leaves_this_process_as_it_was(capsys, nothing
     assert counts(printed) == {"passed": 0, "failed": 1}
     assert capsys.readouterr().out.startswith("$ pytest test_cell.py -o python_functions=a_test\n")
     assert (os.getcwd(), dict(os.environ)) == before
+
+
+@pytest.mark.ranks(1)
+def a_test_that_never_ends():
+    time.sleep(600)
+
+
+def test_who_stops_the_cell_stops_pytest_and_its_ranks(nothing_left):
+    alarm = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt):
+        pytest_on(a_test_that_never_ends, options="-o python_functions=a_test")
+    alarm.join()
 
 
 def test_seconds_stand_behind_the_word_that_strict_comparison_knows(capsys):
@@ -142,8 +159,6 @@ def test_there_are_right_versions_and_many_wrong_ones_each_with_a_clue_of_its_ow
 
 def test_the_seeds_of_the_chapter_are_one_that_harms_and_one_that_does_not():
     """The same numbers as `late_ranks` draws: what is printed there is no luck."""
-    import random
-
     text = LESSON.read_text(encoding="utf-8")
     assert "for seed in (5, 5, 54):" in text
     assert "late_ranks.most_ms = 1000" in text
