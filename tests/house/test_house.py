@@ -118,7 +118,7 @@ def shown_lines(notebook: nbformat.NotebookNode) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "number", ["00", "01", "02", "03", "04", "05", "07", "08", "10", "11", "12", "13", "16"]
+    "number", ["00", "01", "02", "03", "04", "05", "07", "08", "10", "11", "12", "13"]
 )
 def test_a_cell_of_these_chapters_is_short(number):
     (name,) = (name for name in notebooks() if name.startswith(f"notebooks/{number}_"))

@@ -4,6 +4,8 @@ import inspect
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from course_lessons import chapter_16, versions_16
-from course_lessons.chapter_16 import Version, accepted_versions, counts, pytest_on, test_file
+from course_lessons.chapter_16 import Version, accepted_versions, pytest_on, test_file
 from course_utils import launch
 from course_utils.launcher.errors import WorkerError
 
@@ -26,14 +28,37 @@ def a_test_of_two_ranks():
     assert dist.get_rank() < 1
 
 
-def test_pytest_runs_in_a_fork_and_leaves_this_process_as_it_was(capsys, nothing_left):
-    before = os.getcwd(), dict(os.environ)
-    a_test_of_two_ranks.__name__ = "a_test_of_two_ranks"
-    printed = pytest_on(a_test_of_two_ranks, options="-o python_functions=a_test")
-    assert "rank 1 of 2: assert 1 < 1" in printed
-    assert counts(printed) == {"passed": 0, "failed": 1}
-    assert capsys.readouterr().out.startswith("$ pytest test_cell.py -o python_functions=a_test\n")
-    assert (os.getcwd(), dict(os.environ)) == before
+LIKE_A_KERNEL = """
+import os
+
+import pytest
+import torch.distributed as dist
+
+from course_lessons.chapter_16 import counts, pytest_on
+
+
+@pytest.mark.ranks(2)
+def test_of_two_ranks():
+    assert dist.get_rank() < 1
+    dist.barrier()
+
+
+before = os.getcwd(), dict(os.environ)
+printed = pytest_on(test_of_two_ranks, options="--tb=short")
+assert "rank 1 of 2: assert 1 < 1" in printed
+assert counts(printed) == {"passed": 0, "failed": 1}
+assert (os.getcwd(), dict(os.environ)) == before
+"""
+
+
+def test_pytest_runs_in_a_fork_and_leaves_its_process_as_it_was(tmp_path):
+    """In a process that, like a kernel, is no pytest itself."""
+    script = tmp_path / "like_a_kernel.py"
+    script.write_text(LIKE_A_KERNEL, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("$ pytest test_cell.py --tb=short\n")
 
 
 @pytest.mark.ranks(1)
