@@ -38,13 +38,17 @@ class Exhibit:
     inputs: Callable[[int, int, Any], Any]
     world_sizes: Sequence[int] = (2, 3)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `check` for an answer."""
+        return {
+            "spec": self.spec,
+            "inputs": self.inputs,
+            "world_sizes": self.world_sizes,
+            "cases": ("first numbers", "other numbers"),
+            "timeout": 5.0,
+        }
+
     def judge(self, answer: Callable[..., Any]) -> Outcome:
         """Run an answer in real ranks, on fresh numbers; the outcome is true only if it cures."""
-        return check(
-            answer,
-            spec=self.spec,
-            inputs=self.inputs,
-            world_sizes=self.world_sizes,
-            cases=("first numbers", "other numbers"),
-            timeout=5.0,
-        )
+        return check(answer, **self.options)

@@ -5,7 +5,8 @@
     python -m course_tools.grading.handout --to FOLDER --repository    the course without solutions
 
 FOLDER/source/NN_slug/NN_slug.ipynb is a lab as its source says, in nbgrader's form: answers to be
-written, checks to be graded, every other code cell locked. Two tags of a check's cell count:
+written, checks to be graded, every other code cell locked. Beside it lies AGENTS.md, which says
+what an assistant may tell of an exercise. Two tags of a check's cell count:
 
     points-3       it is worth three points, not one
     hidden-3-7     when graded it also has to pass on 3 and on 7 ranks; the hand-out does not say so
@@ -25,6 +26,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_tools.grading.answers_as_text import bound
+from course_tools.learner.copies import ADVICE
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError
 
@@ -161,6 +163,7 @@ def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
         path = folder / "source" / target.built.stem / target.built.name
         path.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, path)
+        shutil.copy(ADVICE, path.parent)
     config = folder / "nbgrader_config.py"
     if not config.exists():
         config.write_text(CONFIG)
@@ -194,6 +197,7 @@ def withheld(root: Path, folder: Path) -> list[str]:
             shutil.copytree(path, copy, ignore=shutil.ignore_patterns(*LEFT))
         else:
             shutil.copy(path, copy)
+    shutil.copy(ADVICE, folder)
     for path in folder.rglob("*.md"):
         path.write_text(_for_learners(path.read_text(encoding="utf-8"), path), encoding="utf-8")
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is

@@ -1,10 +1,12 @@
 """Buttons below each answer of a learner's lab: check it, see a hint or our answer, count.
 
 They are Markdown, so they are there without a kernel and before anything has run. What they do is
-written in `jupyterlab/labextensions/ddp-course`; a viewer without that shows none of them, and our
-answer stays folded.
+written in `jupyterlab/labextensions/ddp-course`; a viewer without that shows none of them. Our
+answer is packed, so that nobody who reads or searches the file meets it, a learner or an assistant;
+the button unpacks it.
 """
 
+import base64
 import html
 import json
 
@@ -79,13 +81,13 @@ def _row(
     ids = {"answer": cell.id, "check": check.id}
     buttons = [_button("check", ids, check_word), _button("hint", ids, hint_word)]
     if answer:
-        buttons.append(_button("answer", ids, answer_word))
+        buttons.append(_button("answer", {**ids, "packed": packed(answer)}, answer_word))
     buttons.append(_button("progress", {}, progress_word))
     text = f'<div class="course-buttons" hidden>{" ".join(buttons)}</div>'
     if answer:
         text += (
             f'\n<details class="course-answer"><summary>{answer_word}</summary>'
-            f"<pre><code>{_in_one_line(answer)}</code></pre></details>"
+            "<pre><code>solutions/</code></pre></details>"
         )
     return NotebookNode(new_markdown_cell(text), id=f"{_ID}{cell.id}"[:64])
 
@@ -98,9 +100,6 @@ def _button(command: str, args: dict[str, str], word: str) -> str:
     )
 
 
-def _in_one_line(code: str) -> str:
-    """Code as HTML in which Markdown sees neither an empty line nor mathematics."""
-    text = html.escape(code)
-    for sign in "\n$\\`":
-        text = text.replace(sign, f"&#{ord(sign)};")
-    return text
+def packed(code: str) -> str:
+    """Code as the button carries it: no word of it can be read or searched for."""
+    return base64.b64encode(code.encode()).decode()

@@ -25,6 +25,7 @@ from course_tools.learner.buttons import add_buttons, is_buttons
 
 FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
 MAP, MY_MAP = "README.md", "course_map.md"
+ADVICE = Path(__file__).with_name("AGENTS.md")  # for assistants, in a learner's folder
 SCORES = ".predictions.json"  # how many predictions were right, chapter by chapter
 SCORE_WORDS = {
     "": ("## Your predictions", "| chapter | right, of those that you made |"),
@@ -205,7 +206,16 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
     if made:
         place = f"{folder.parent.name}/" * bool(language()) + folder.name
         said.insert(0, f"{made} notebooks of your own are in {place}/: write there.")
+    lay_out_advice(folder)
     return said + lay_out_scripts(root, folder) + lay_out_map(root, folder)
+
+
+def lay_out_advice(folder: Path) -> None:
+    """Copies what assistants of a learner are asked to keep to, unless it is there already."""
+    copy = folder / ADVICE.name
+    if not copy.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(ADVICE.read_bytes())
 
 
 def has_newer_original(root: Path, folder: Path, name: str) -> bool:

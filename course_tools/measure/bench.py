@@ -282,6 +282,63 @@ def training() -> Turn:
     return 1e3 / found["launch"][0], 1e3 / found["torchrun"][0]
 
 
+TEST = """
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def adds_up():
+    total = torch.full((10,), dist.get_rank() + 1.0)
+    dist.all_reduce(total)
+    assert total[0] == 3
+
+
+@pytest.mark.ranks(2, backend="gloo")
+def test_by_plugin():
+    adds_up()
+
+
+def rank_of_spawn(rank, file):
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "INTERFACE"
+    store = dist.FileStore(file, 2)
+    wait = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=wait)
+    adds_up()
+    dist.destroy_process_group()
+
+
+def test_by_spawn(tmp_path):
+    mp.spawn(rank_of_spawn, (str(tmp_path / "store"),), nprocs=2)
+"""
+
+
+def testing() -> Turn:
+    """Pytest on a test of two ranks, by the plugin, beside one that calls `mp.spawn` itself."""
+    return seconds(lambda: run_test("test_by_plugin")), seconds(lambda: run_test("test_by_spawn"))
+
+
+def run_test(name: str) -> None:
+    """Let pytest run one of these tests in this process; its file has a name of its own."""
+    import pytest
+
+    text = TEST.replace("INTERFACE", "lo0" if sys.platform == "darwin" else "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"test_{Path(folder).name}.py")
+        path.write_text(text)
+        command = [f"{path}::{name}", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+        command.append(f"--basetemp={folder}/base")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            status = pytest.main(command)
+    if status:
+        raise RuntimeError(printed.getvalue())
+
+
 class Figure(NamedTuple):
     """What is measured: a turn, what it is compared with, and the aim for their ratio."""
 
@@ -320,6 +377,7 @@ FIGURES = {
     "1,000 all_reduces recorded": Figure(recording, "not recorded", 1.10),
     "replay of 100,000 messages": Figure(replay_speed, "5 heap operations each"),
     "redraw of explore, 8 ranks": Figure(redraw_speed, "its bars written"),
+    "a test of 2 ranks, by our plugin": Figure(testing, "by mp.spawn"),
     "CPU of import": Figure(importing, "torch alone"),
     "2 x 256 MB back": Figure(large_results, "made here"),
 }

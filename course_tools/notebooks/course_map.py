@@ -44,6 +44,7 @@ flowchart TB
     subgraph C[When it gets serious]
         direction LR
         08[08 hangs, lies, dies] --> 09[09 machines] --> 10[10 Keras] --> 11[11 capstone]
+        08 -.-> 16[16 tests]
     end
     subgraph D[When the network or the memory is the limit]
         direction LR
@@ -244,8 +245,8 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
         say(
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
-            "to\n14 are read after 06, with a GPU or without, and 15 after 07. Minutes are "
-            "counted: words, lines of code\nin sight, and predictions."
+            "to\n14 are read after 06, with a GPU or without, 15 after 07, and 16 after 08. "
+            "Minutes are counted: words,\nlines of code in sight, and predictions."
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),

@@ -115,13 +115,13 @@ NODES = {
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 43600,  # by chapter: checks of what learners write, pictures, sharded wrappers
+    LESSONS: 46800,  # by chapter: checks of what learners write, pictures, sharded wrappers
     TESTING: 3100,
     LINT: 4450,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, and what a wheel has elsewhere than a checkout.
-    TOOLS: 54400,
+    TOOLS: 54750,
 }
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from course_tools import ROOT
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
-from course_tools.site import live_parts, pages
+from course_tools.site import live_parts, llms, pages
 from course_tools.site.pages import Site
 
 SITE = ROOT / "source/site"
@@ -38,6 +38,7 @@ def stage(to: Path, parts: Path, repository: str, pdf: bool) -> Site:
     if found := live_parts.pyodide(parts):
         shutil.copytree(found, to / "extra/live/pyodide")
     pages.write_pages(to, site, english)
+    llms.write(to / "extra")
     return site
 
 

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from course_tools.grading import handout
+from course_tools.learner import copies
 from course_tools.notebooks import build, cells
 
 ROOT = build.ROOT
@@ -61,6 +62,7 @@ def test_no_solution_is_in_reach(course):
 def test_nothing_speaks_of_files_that_are_not_there(course):
     assert not {"solutions", "teaching", ".git", "my"} & {path.name for path in course.iterdir()}
     assert "solutions/" not in (course / "exercises/README.md").read_text()
+    assert (course / "AGENTS.md").read_bytes() == copies.ADVICE.read_bytes()
     readme = (course / "README.md").read_text()
     assert "    make lab" in readme
     assert not re.search("    make test|solutions", readme)

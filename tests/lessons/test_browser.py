@@ -364,6 +364,7 @@ def test_what_a_learner_wrote_and_saw_is_there_on_the_second_day_after_an_update
             page.evaluate(WRITE, answer)
         _run(page, Path(LAB).stem)
         _until(page, SAVED, 60)
+        _our_answer_is_unpacked_by_its_button(page)
         _end_kernel(page)
         page.close()
     _nothing_is_warned_of(course)
@@ -395,6 +396,13 @@ def test_what_a_learner_wrote_and_saw_is_there_on_the_second_day_after_an_update
     _fresh_takes_the_answers_along(course, own, environment)
     assert (own / LAB).read_bytes() == lab
     assert upstream.git(course, "status", "--porcelain") == ""  # so `make check` is green as before
+
+
+def _our_answer_is_unpacked_by_its_button(page) -> None:
+    page.get_by_role("button", name="Our answer").last.click()
+    code = page.locator("details.course-answer[open] code").last
+    code.wait_for()
+    assert "dist." in code.inner_text()
 
 
 def _names_are_readable(page) -> None:

@@ -62,6 +62,18 @@ def test_every_link_leads_to_a_file_and_to_a_place_in_it(site, pages):
     print(f"\n{len(outside)} links to other hosts, not fetched:", *sorted(outside), sep="\n")
 
 
+def test_llms_txt_leads_to_every_chapter_and_lab_and_to_no_solution(site):
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    links = re.findall(r"^- \[[^]]+\]\(([^)]+)\): .+$", text, re.M)
+    assert [link for link in links if not (site / link).is_file()] == []
+    for path in (*CHAPTERS, *(ROOT / "exercises").glob("[0-9]*.ipynb")):
+        assert f"{path.parent.name}/{path.stem}.html" in links
+    assert "solutions" not in text
+    assert text.startswith("# ")
+    assert "\n> " in text
+    assert "`check(...)` is the only judge" in text
+
+
 def test_no_page_loads_anything_from_another_host_or_is_large(site, pages):
     for path, page in pages.items():
         files = {to(path, link.split("?")[0]) for link in page.loads if "data:" not in link}

@@ -1,0 +1,356 @@
+# %% [markdown]
+# # 16 · Test before you scale
+#
+# **Your code runs on one rank: how do you find out in seconds, without a GPU, whether it's right on many?**
+#
+# In 45 minutes you will be able to write tests that run in real ranks, read what a failing rank saw, repeat a delay, count messages, and say how good a test is.
+#
+# **Hardware:** any computer; all ranks here use gloo on the CPU, as on a server that runs tests.
+# **Before:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb).
+# **Lab:** [16 · Test before you scale](../exercises/16_test_before_you_scale.ipynb).
+
+# %% jupyter={"source_hidden": true}
+import inspect
+import time
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lessons import chapter_16
+from course_lessons.chapter_16 import Version, accepted_versions, counts, pytest_on
+from course_lessons.finished import show_source
+from course_lint.command import lint
+from course_museum import EXHIBITS
+from course_utils import launch, predict, show
+
+# %% [markdown]
+# ## 1 · One rank proves little
+#
+# `mean_of_all` is meant to return the mean of all ranks' numbers. On one rank it does. With the course comes a plugin for [pytest](https://docs.pytest.org): a test marked with `ranks(1, 2, 3)` runs three times, in so many real processes. Here are two such tests.
+
+
+# %%
+def mean_of_all(numbers):
+    mean = numbers.mean()
+    dist.all_reduce(mean)
+    return (mean / dist.get_world_size()).item()
+
+
+# %%
+@pytest.mark.ranks(1, 2, 3)
+def test_equal_counts(world_size):
+    shards = torch.arange(4.0 * world_size).split(4)
+    wanted = torch.cat(shards).mean().item()
+    assert mean_of_all(shards[dist.get_rank()]) == pytest.approx(wanted)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_other_counts(world_size):
+    shards = [torch.arange(2.0 + 5 * rank) for rank in range(world_size)]
+    wanted = torch.cat(shards).mean().item()
+    assert mean_of_all(shards[dist.get_rank()]) == pytest.approx(wanted)
+
+
+# %% [markdown]
+# `pytest_on` writes these functions into a file `test_cell.py` and runs pytest on it. In a project of your own you'd type the command that it prints.
+#
+# **Predict.** Two tests with three numbers of ranks are six runs. How many of them fail?
+
+# %%
+failing = predict("runs that fail, of six", ...)
+
+# %%
+printed = pytest_on(mean_of_all, test_equal_counts, test_other_counts, options="--tb=no")
+failing.measured(counts(printed)["failed"])
+
+# %% [markdown]
+# Equal counts hide the mistake, however many ranks there are: the mean of means is the mean. [Transformers had this bug](https://github.com/huggingface/transformers/issues/34242) in its losses. So a test needs several ranks *and* ranks that differ.
+#
+# ## 2 · What a failing rank saw
+#
+# `my_samples` cuts a data set into pieces, and rounds.
+#
+# **Predict.** Eleven samples, three ranks: which rank fails?
+
+# %%
+failing_rank = predict("the rank that fails", ...)
+
+
+# %%
+def my_samples(samples):
+    length = round(samples / dist.get_world_size())
+    start = dist.get_rank() * length
+    return list(range(start, start + length))
+
+
+@pytest.mark.ranks(3)
+def test_samples_exist():
+    mine = my_samples(11)
+    assert max(mine) < 11
+    dist.barrier()  # the others stay until all have looked
+
+
+# %%
+printed = pytest_on(my_samples, test_samples_exist)
+failing_rank.measured(int(printed.partition("rank ")[2][0]))
+
+# %% [markdown]
+# The first line names the rank, and below it pytest shows *that rank's* values: 11 is past the end. What ranks print has a section for each.
+#
+# ## 3 · A hang is a failed test
+#
+# What if ranks wait for ever? The course has a museum (`course_museum`) of public projects' bugs, each written anew in a few lines. This one is torchtitan's.
+
+# %%
+exhibit = EXHIBITS["validation_of_uneven_length"]
+bug = exhibit.bug
+print(f"{exhibit.story}\n{exhibit.link}\n")
+show_source(bug)
+
+# %% [markdown]
+# **Predict.** Rank 0 has three batches and rank 1 has four. What does this test do? Answer with `"passes"`, `"fails with a wrong number"` or `"hangs"`.
+
+# %%
+choices = ["passes", "fails with a wrong number", "hangs"]
+outcome = predict("with three batches and four, it", ..., choices=choices)
+
+
+# %%
+@pytest.mark.ranks(2)
+def test_validation():
+    batches = [torch.ones(4)] * (3 + dist.get_rank())
+    assert bug(batches) == 1.0
+
+
+printed = pytest_on(bug, test_validation)
+outcome.measured("hangs" if "would never be done" in printed else "passes")
+
+# %% [markdown]
+# The plugin didn't wait for a timeout. Once nobody has called anything for half a second, it asks each rank where it is. Here it's proven that rank 1 waits for a rank that has returned, so the test ends, and its report says who waits where.
+
+# %% [markdown]
+# ### Write it
+#
+# *About 5 minutes.* Cure the exhibit. `validate(batches)` returns, on every rank, the mean loss of all samples of all ranks. A batch is a tensor with one loss per sample. Ranks have different numbers of batches.
+
+
+# %%
+def validate(batches):
+    raise NotImplementedError("about 7 lines")
+
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# Does a rank have to know the others' losses after each batch?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Add up losses and samples on each rank. Let the ranks meet once, after the loop.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>totals += torch.tensor([losses.sum(), float(len(losses))])</code> in the loop, and then <code>dist.all_reduce(totals)</code>.
+# </details>
+
+# %%
+exhibit.judge(validate)
+
+# %% [markdown]
+# ## 4 · Ranks that come late
+#
+# Ranks of a test come at nearly the same time; ranks of a cluster don't. The fixture `late_ranks` lets each rank come late to each call, by delays that a seed decides. Below, somebody has forgotten a `wait()`, and the pause stands for a backward pass.
+#
+# **Predict.** How many of the two tests fail?
+
+# %%
+failing_late = predict("tests that fail, of two", ...)
+
+
+# %%
+def sum_beside_work(number):
+    dist.all_reduce(number, async_op=True)
+    time.sleep(0.3)
+    return number.item()
+
+
+@pytest.mark.ranks(2)
+def test_sum():
+    dist.barrier()
+    total = sum_beside_work(torch.ones(1))
+    assert total == 2
+
+
+@pytest.mark.ranks(2)
+def test_sum_with_late_ranks(late_ranks):
+    late_ranks.most_ms = 1000
+    dist.barrier()
+    total = sum_beside_work(torch.ones(1))
+    assert total == 2
+
+
+# %%
+options = "--tb=short --rank-seed=5 -W ignore"
+printed = pytest_on(sum_beside_work, test_sum, test_sum_with_late_ranks, options=options)
+failing_late.measured(counts(printed)["failed"])
+
+# %% [markdown]
+# If both come at once, the sum is there before the pause is over. The rank that comes early reads its own number. Without `-W ignore` the plugin would also have warned of work that nobody waits for. The same seed gives the same delays, a different one may give harmless ones.
+
+# %%
+for seed in (5, 5, 54):
+    options = f"--tb=no --rank-seed={seed} -W ignore"
+    pytest_on(sum_beside_work, test_sum_with_late_ranks, options=options, whole=False)
+
+# %% [markdown]
+# So a failure by chance can be repeated: the report names its seed.
+#
+# ## 5 · Right, but how often does it call?
+#
+# On a cluster each call costs a latency ([chapter 06](06_what_communication_costs.ipynb)). The fixture `trace` knows what was called until now, so a test can hold code to a number of calls or bytes.
+
+
+# %%
+def average(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+@pytest.mark.ranks(2)
+def test_average(trace):
+    model, rank = torch.nn.Linear(3, 2), dist.get_rank()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, rank)
+    average(model)
+    assert model.weight.grad.unique() == model.bias.grad.unique() == 0.5
+    sent_bytes = sum(call.bytes for call in trace.calls)
+    assert sent_bytes == 4 * (6 + 2)
+    if rank == 0:  # one report is enough
+        assert trace.kinds == ["all_reduce"]
+    dist.barrier()
+
+
+# %% [markdown]
+# **Predict.** A layer has a weight and a bias. Which of the three promises is broken: `"values"`, `"bytes"` or `"calls"`?
+
+# %%
+broken = predict("the broken promise", ..., choices=["values", "bytes", "calls"])
+
+# %%
+printed = pytest_on(average, test_average, options="--tb=short")
+broken.measured("calls" if "trace.kinds" in printed else "values or bytes")
+
+# %% [markdown]
+# Values and bytes are right; the number of calls isn't. And what does it cost where ranks are far apart? The fixture `replay` runs the recorded calls on a *modelled* network, as chapter 06 does. The model has no noise, so a test may ask for microseconds.
+
+
+# %%
+@pytest.mark.ranks(2)
+def test_on_a_cluster(replay):
+    gradients = torch.nn.Linear(3, 2)
+    for parameter in gradients.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    average(gradients)
+    took_us = replay(latency_us=10, gbit_s=80).finish_us
+    if dist.get_rank() == 0:
+        assert max(took_us) < 25
+    dist.barrier()
+
+
+printed = pytest_on(average, test_on_a_cluster, options="--tb=short")
+
+# %% [markdown]
+# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take no time. All fixtures stand in `course_testing/README.md`.
+#
+# ## 6 · Without running anything
+#
+# Some mistakes can be read. `ddp-course lint train.py` looks for calls that only some ranks reach, and runs nothing.
+
+# %%
+script = """
+import torch.distributed as dist
+def save(model, rank):
+    if rank == 0:
+        dist.barrier()
+"""
+for finding in lint(script):
+    print(f"line {finding.line}: {finding.rule}\n{finding.sentence}\n{finding.shown}")
+
+# %% [markdown]
+# **Predict.** The museum has twelve real bugs. How many of them can the linter see?
+
+# %%
+seen_by_linter = predict("exhibits that the linter finds, of twelve", ...)
+
+# %%
+by_kind = {"hangs": [], "lies": [], "dies": []}
+for real_bug in EXHIBITS.values():
+    findings = lint(inspect.getsource(real_bug.bug))
+    by_kind[real_bug.answer] += [finding.rule for finding in findings]
+print(by_kind)
+seen_by_linter.measured(sum(len(rules) for rules in by_kind.values()))
+
+# %% [markdown]
+# The others are wrong by their arithmetic, or by data that no text holds. A linter costs nothing, so run it first.
+#
+# ## 7 · Who tests the tests?
+#
+# A test that passes says little, unless it would fail on wrong code. So make code wrong on purpose and count what is caught: **mutation testing** ([Jia and Harman, 2011](https://doi.org/10.1109/TSE.2010.62)).
+
+
+# %%
+def largest(numbers, reduce=dist.all_reduce, op=dist.ReduceOp.MAX, least=-torch.inf):
+    highest = numbers.max().clamp(min=least)
+    reduce(highest, op=op)
+    return highest.item()
+
+
+mutants = {"right": largest, "own": lambda numbers: numbers.max().item()}
+mutants["adds up"] = lambda numbers: largest(numbers, op=dist.ReduceOp.SUM)
+mutants["at least 0"] = lambda numbers: largest(numbers, least=0.0)
+mutants["for rank 0"] = lambda numbers: largest(numbers, reduce=partial(dist.reduce, dst=0))
+
+# %% [markdown]
+# `largest` is right; the four behind it return a rank's own maximum, the sum of all maxima, never less than zero, and the right answer on rank 0 alone. Three tests look at them on two ranks.
+#
+# **Predict.** How many of the four does `test_rising` catch?
+
+# %%
+caught_by_rising = predict("wrong versions that test_rising catches, of four", ...)
+
+
+# %%
+def test_equal(largest):
+    assert largest(torch.ones(3)) == 1
+
+
+def test_rising(largest):
+    assert largest(torch.arange(3.0) + dist.get_rank()) == dist.get_world_size() + 1
+
+
+def test_falling(largest):
+    assert largest(-torch.arange(3.0) - dist.get_rank() - 1) == -1
+
+
+# %%
+versions = [Version(lambda mutant=mutant: mutant, clue="mutant") for mutant in mutants.values()]
+verdicts = {}
+for test in (test_equal, test_rising, test_falling):
+    accepted = launch(accepted_versions, test, versions, world_size=2, backend="gloo")[0]
+    verdicts[test.__name__] = dict(zip(mutants, accepted))
+caught_by_rising.measured(list(verdicts["test_rising"].values()).count(False))
+text = "Of four wrong versions the tests catch 1, 2 and 4. All accept the right one."
+show(chapter_16.table(verdicts), text)
+
+# %% [markdown]
+# In `test_rising` the last rank has the largest number itself, so it needs no message. Negative numbers that fall from rank to rank leave nobody right by luck. In the [lab](../exercises/16_test_before_you_scale.ipynb) you write tests, and versions judge them.
+#
+# **Check yourself.** A test passes on 1, 2 and 4 ranks. Name three things that may still be wrong.
+#
+# <details><summary>Answer</summary>
+#
+# Ranks may have had equal data or equal counts. They may have come at the same time. And the result may be right, but sent in far too many calls.
+# </details>
+
+# %%
+predict()

@@ -1,0 +1,206 @@
+"""What chapter 16 rests on: pytest in a fork of the kernel, and versions that judge a test."""
+
+import inspect
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import labs
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lessons import chapter_16, versions_16
+from course_lessons.chapter_16 import Version, accepted_versions, pytest_on, test_file
+from course_utils import launch
+from course_utils.launcher.errors import WorkerError
+
+test_file.__test__ = False  # it makes a file, and is no test
+LESSON = labs.ROOT / "source/lessons/16_test_before_you_scale.py"
+
+
+@pytest.mark.ranks(2)
+def a_test_of_two_ranks():
+    assert dist.get_rank() < 1
+
+
+LIKE_A_KERNEL = """
+import os
+
+import pytest
+import torch.distributed as dist
+
+from course_lessons.chapter_16 import counts, pytest_on
+
+
+@pytest.mark.ranks(2)
+def test_of_two_ranks():
+    assert dist.get_rank() < 1
+    dist.barrier()
+
+
+before = os.getcwd(), dict(os.environ)
+printed = pytest_on(test_of_two_ranks, options="--tb=short")
+assert "rank 1 of 2: assert 1 < 1" in printed
+assert counts(printed) == {"passed": 0, "failed": 1}
+assert (os.getcwd(), dict(os.environ)) == before
+"""
+
+
+def test_pytest_runs_in_a_fork_and_leaves_its_process_as_it_was(tmp_path):
+    """In a process that, like a kernel, is no pytest itself."""
+    script = tmp_path / "like_a_kernel.py"
+    script.write_text(LIKE_A_KERNEL, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("$ pytest test_cell.py --tb=short\n")
+
+
+@pytest.mark.ranks(1)
+def a_test_that_never_ends():
+    time.sleep(600)
+
+
+def test_who_stops_the_cell_stops_pytest_and_its_ranks(nothing_left):
+    alarm = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt):
+        pytest_on(a_test_that_never_ends, options="-o python_functions=a_test")
+    alarm.join()
+
+
+def test_seconds_stand_behind_the_word_that_strict_comparison_knows(capsys):
+    printed = pytest_on(a_test_of_two_ranks, options="--co -o python_functions=a_test", whole=False)
+    assert "in about " in printed.splitlines()[-1]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_file_has_all_that_its_functions_need():
+    text = test_file(a_test_of_two_ranks)
+    assert text.startswith("import time\n\nimport pytest\n")
+    assert inspect.getsource(a_test_of_two_ranks) in text
+
+
+def alike(number):
+    total = torch.tensor(float(number))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def hangs_on_rank_1(number):
+    if dist.get_rank() == 1:
+        return 2.0 * number
+    return alike(number)
+
+
+def other_call_on_rank_1(number):
+    if dist.get_rank() == 1:
+        dist.barrier()
+        return 2.0 * number
+    return alike(number)
+
+
+def other_shape_on_rank_1(number):
+    total = torch.full((1 + dist.get_rank(),), float(number))
+    dist.all_reduce(total)
+    return total[0].item()
+
+
+def raises_on_rank_1(number):
+    if dist.get_rank() == 1:
+        raise ValueError("no")
+    return alike(number)
+
+
+def sends(number):
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(1), dst=1)
+    else:
+        dist.recv(torch.ones(1), src=0)
+    return 2.0 * number
+
+
+PARTED = (
+    hangs_on_rank_1, other_call_on_rank_1, other_shape_on_rank_1, raises_on_rank_1, sends,
+)  # fmt: skip
+
+
+def calls_twice(function):
+    assert function(1) == 2.0
+    assert function(3) == 6.0
+
+
+def test_ranks_that_part_are_caught_and_the_next_version_is_judged_as_if_alone():
+    versions = [Version(lambda: alike)]
+    for function in PARTED:
+        versions.append(Version(lambda function=function: function, "parts"))
+        versions.append(Version(lambda: alike))
+    verdicts = launch(accepted_versions, calls_twice, versions, world_size=2, backend="gloo")
+    wanted = [True] + [False, True] * len(PARTED)
+    assert verdicts[0] == verdicts[1] == wanted
+
+
+def leaves_early(function):
+    if dist.get_rank() == 0:
+        calls_twice(function)
+
+
+def test_a_test_whose_ranks_part_refuses_right_versions_and_says_why(capsys):
+    launch(accepted_versions, leaves_early, [Version(lambda: alike)], world_size=2, backend="gloo")
+    assert "would hang with a right version: this rank calls all_reduce" in capsys.readouterr().out
+
+
+def test_after_the_judge_calls_are_free_again():
+    def worker():
+        accepted_versions(calls_twice, [Version(lambda: alike)])
+        return alike(1)
+
+    assert launch(worker, world_size=2, backend="gloo")[0] == 2.0
+
+
+def test_a_stub_is_not_attempted_rather_than_a_test_that_catches_all():
+    def stub(function):
+        raise NotImplementedError("about 3 lines")
+
+    with pytest.raises(WorkerError, match="about 3 lines"):
+        launch(accepted_versions, stub, [Version(lambda: alike)], world_size=2, backend="gloo")
+
+
+ALL = (versions_16.INDICES, versions_16.MEANS, versions_16.GRADIENTS)
+
+
+def test_there_are_right_versions_and_many_wrong_ones_each_with_a_clue_of_its_own():
+    for versions in ALL:
+        right = [version for version in versions.values() if version.is_right]
+        clues = [version.clue for version in versions.values() if not version.is_right]
+        assert len(right) >= 3
+        assert len(set(clues)) == len(clues) >= 8
+
+
+def test_the_seeds_of_the_chapter_are_one_that_harms_and_one_that_does_not():
+    """The same numbers as `late_ranks` draws: what is printed there is no luck."""
+    text = LESSON.read_text(encoding="utf-8")
+    assert "for seed in (5, 5, 54):" in text
+    assert "late_ranks.most_ms = 1000" in text
+    apart = {}
+    for seed in (5, 54):
+        late_ms = []
+        for rank in range(2):
+            test = "test_cell.py::test_sum_with_late_ranks[2-ranks]"
+            draw = random.Random(f"{seed} {test} {rank}")
+            draw.uniform(0, 1000)  # for the barrier
+            late_ms.append(draw.uniform(0, 1000))
+        apart[seed] = abs(late_ms[0] - late_ms[1])
+    assert apart[5] > 2 * 300
+    assert apart[54] < 300 / 2
+
+
+def test_the_table_says_which_version_passes_which_test():
+    figure = chapter_16.table({"test_a": {"right": True, "wrong": False}})
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert words == ["passes", "caught"]
