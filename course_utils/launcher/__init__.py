@@ -56,7 +56,7 @@ The files of this folder do the same, and each adds what the core lacks:
                       environment, and an address for groups that the learner makes.
     shutdown          A rank ends as a program does: threads, `atexit`, queues, open files. After
                       `os._exit` in the core, what they still held is lost.
-    queues            A rank can't end before what it has put into the cell's queue is read.
+    drained_queues    A rank can't end before what it has put into the cell's queue is read.
     descendants       What a rank has started ends with it, such as a DataLoader's workers.
     nested            Another launcher, called inside a rank, is refused instead of hanging.
     stack_writer      A rank tells where it is without being disturbed, even in compiled code.
