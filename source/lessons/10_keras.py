@@ -359,14 +359,13 @@ yardstick.draw("Without training=True the loss is higher in both panels.")
 
 
 # %%
-def inventory():
-    model = perceptron()
+def inventory(model):
     for variable in model.non_trainable_variables:
         print(variable.path, *variable.shape, type(variable.value).__name__)
     print("buffers:", len([*model.buffers()]))
 
 
-results = launch(inventory, world_size=1, backend="gloo")
+results = launch(inventory, perceptron(), world_size=1, backend="gloo")
 
 # %% [markdown]
 # No buffers at all: both moving statistics and the state of dropout's seed are `Parameter`s without a gradient, and DDP sends those **once**, when it wraps. `follow` trains for an epoch and notes the statistics after each step; after some steps it may call a `cure`.
@@ -432,7 +431,8 @@ for name, run in runs.items():
 yardstick.measure("statistics of rank 0", study, cure=from_rank_0)
 yardstick.draw("Statistics of rank 0 cost nothing when dealt, and something with own digits.")
 both = [yardstick.losses[name, "own digits"] for name in ("statistics of rank 0", "cured")]
-print("worse than averaged ones, from the same seed:", (both[0] > both[1]).sum().item(), "of 3 times")
+worse = (both[0] > both[1]).sum().item()
+print("worse than averaged ones, from the same seed:", worse, "of 3 times")
 
 # %% [markdown]
 # Dealt, both ranks' statistics are estimates of the same thing. With own digits, rank 0's are estimates of the wrong thing.
@@ -685,9 +685,10 @@ for backend in ("jax", "tensorflow", "torch"):
 # How much of that would you have noticed with dealt images? These are the costs in both:
 
 # %%
-for name in ("last layer built late", "no training=True", "statistics of rank 0", "fit() as it comes"):
-    dealt_times, own_times = (yardstick.times_cured(name, kind) for kind in chapter_10.KINDS)
-    print(f"{name:22} dealt about {dealt_times:.1f}, own digits about {own_times:.1f} times the cured")
+faults = ("last layer built late", "no training=True", "statistics of rank 0", "fit() as it comes")
+for name in faults:
+    times = [yardstick.times_cured(name, kind) for kind in chapter_10.KINDS]
+    print(f"{name:22} dealt about {times[0]:.1f}, own digits about {times[1]:.1f} times the cured")
 
 # %% [markdown]
 # A well shuffled deck hides a late layer and `fit()`, since both ranks are about equally good. It doesn't hide a missing `training=True`, which costs even more when dealt.
