@@ -359,13 +359,14 @@ yardstick.draw("Without training=True the loss is higher in both panels.")
 
 
 # %%
-def inventory(model):
+def inventory():
+    model = perceptron()
     for variable in model.non_trainable_variables:
         print(variable.path, *variable.shape, type(variable.value).__name__)
     print("buffers:", len([*model.buffers()]))
 
 
-results = launch(inventory, perceptron(), world_size=1, backend="gloo")
+results = launch(inventory, world_size=1, backend="gloo")
 
 # %% [markdown]
 # No buffers at all: both moving statistics and the state of dropout's seed are `Parameter`s without a gradient, and DDP sends those **once**, when it wraps. `follow` trains for an epoch and notes the statistics after each step; after some steps it may call a `cure`.
@@ -415,12 +416,11 @@ runs |= {name: launch(follow, *cure, backend="gloo", trace=True) for name, cure 
 chapter_10.draw_drift({name: [history for _, history, _ in run] for name, run in runs.items()})
 
 # %% tags=["row-C9"]
-best = runs["each step"][0][1][-1]
 for name, run in runs.items():
     calls = len(run.trace.of_rank(0)) - len(drifting.trace.of_rank(0))
     rank_0, rank_1 = run[0][1][-1], run[1][1][-1]
     print(f"{name:10} ranks equal: {torch.equal(rank_0, rank_1)!s:6}{calls:4} more calls;", end=" ")
-    print(f"from each step's {apart(rank_0, best)}")
+    print(f"from each step's {apart(rank_0, runs['each step'][0][1][-1])}")
 
 # %% [markdown]
 # All three make the ranks equal. But **once is as good as each step**, up to rounding, with 2 calls instead of 44: a moving statistic is a weighted sum, so the average of sums is the sum of averages, and training doesn't look at it.
