@@ -416,12 +416,11 @@ runs |= {name: launch(follow, *cure, backend="gloo", trace=True) for name, cure 
 chapter_10.draw_drift({name: [history for _, history, _ in run] for name, run in runs.items()})
 
 # %% tags=["row-C9"]
-best = runs["each step"][0][1][-1]
 for name, run in runs.items():
     calls = len(run.trace.of_rank(0)) - len(drifting.trace.of_rank(0))
     rank_0, rank_1 = run[0][1][-1], run[1][1][-1]
     print(f"{name:10} ranks equal: {torch.equal(rank_0, rank_1)!s:6}{calls:4} more calls;", end=" ")
-    print(f"from each step's {apart(rank_0, best)}")
+    print(f"from each step's {apart(rank_0, runs['each step'][0][1][-1])}")
 
 # %% [markdown]
 # All three make the ranks equal. But **once is as good as each step**, up to rounding, with 2 calls instead of 44: a moving statistic is a weighted sum, so the average of sums is the sum of averages, and training doesn't look at it.
@@ -432,7 +431,8 @@ for name, run in runs.items():
 yardstick.measure("statistics of rank 0", study, cure=from_rank_0)
 yardstick.draw("Statistics of rank 0 cost nothing when dealt, and something with own digits.")
 both = [yardstick.losses[name, "own digits"] for name in ("statistics of rank 0", "cured")]
-print("worse than averaged ones, from the same seed:", (both[0] > both[1]).sum().item(), "of 3 times")
+worse = (both[0] > both[1]).sum().item()
+print("worse than averaged ones, from the same seed:", worse, "of 3 times")
 
 # %% [markdown]
 # Dealt, both ranks' statistics are estimates of the same thing. With own digits, rank 0's are estimates of the wrong thing.
@@ -685,9 +685,10 @@ for backend in ("jax", "tensorflow", "torch"):
 # How much of that would you have noticed with dealt images? These are the costs in both:
 
 # %%
-for name in ("last layer built late", "no training=True", "statistics of rank 0", "fit() as it comes"):
-    dealt_times, own_times = (yardstick.times_cured(name, kind) for kind in chapter_10.KINDS)
-    print(f"{name:22} dealt about {dealt_times:.1f}, own digits about {own_times:.1f} times the cured")
+faults = ("last layer built late", "no training=True", "statistics of rank 0", "fit() as it comes")
+for name in faults:
+    times = [yardstick.times_cured(name, kind) for kind in chapter_10.KINDS]
+    print(f"{name:22} dealt about {times[0]:.1f}, own digits about {times[1]:.1f} times the cured")
 
 # %% [markdown]
 # A well shuffled deck hides a late layer and `fit()`, since both ranks are about equally good. It doesn't hide a missing `training=True`, which costs even more when dealt.

@@ -457,7 +457,8 @@ for day in ("tuesday", "thursday"):
     night = nights[day] = chapter_11.replay(week, day, loss_of_each_done)
     print(f"{day:9} first losses {night.first_losses}; weights apart by {night.apart:.3f},")
     print(f"{'':9} and they moved apart by {night.moved_apart:.3f} since the ranks resumed;")
-    print(f"{'':9} reported {night.validation}; each model:", *map("{:.3f}".format, night.each_model))
+    losses = [f"{loss:.3f}" for loss in night.each_model]
+    print(f"{'':9} reported {night.validation}; each model:", *losses)
 
 # %%
 chapter_11.draw_models(nights["thursday"])
