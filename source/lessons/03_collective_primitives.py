@@ -78,7 +78,7 @@ def both_send_first():
     return incoming
 
 
-launch(both_send_first, world_size=2, backend="gloo", timeout=4)
+launch(both_send_first, world_size=2, backend="gloo", timeout=4)  # sends differ between backends
 
 # %% [markdown]
 # Both wait in `send`. Each waits for the other to receive, and neither ever reaches its `recv`: that's a **deadlock**.
