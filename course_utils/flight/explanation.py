@@ -186,7 +186,7 @@ def _whereabouts(rank: int, dumps: Dumps, verdict: Verdict, with_calls: bool) ->
     state = "waiting" if pending else "running"
     blocker = pending[0].kind if pending else None
     place = FlightWhereabouts(
-        rank, state, blocker, open=tuple(open_events), calls=tuple(events), complete=False
+        rank, state, blocker, open_calls=tuple(open_events), calls=tuple(events), complete=False
     )
     place.words = report.row(pending, dump.calls[-1] if dump.calls else None)
     return place

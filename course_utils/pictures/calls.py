@@ -44,7 +44,7 @@ def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
     elif isinstance(source, WorkerTimeout | Explanation):
         logs = source.waiting.values()
         events, world_size = [call for log in logs for call in log.calls], len(logs)
-        open_calls = [call for log in logs for call in log.open]
+        open_calls = [call for log in logs for call in log.open_calls]
     else:
         raise TypeError(f"calls are drawn of a WorkerTimeout or of a trace, not {source!r:.80}")
     collectives = [m for m in meetings(events, world_size) if m.key[0] == "collective"]
