@@ -47,7 +47,7 @@ SAME_NUMBERS = Cell("07_data_batches_numerics", "5 · Four ranks, the same rando
 DEVICES = Cell("04_ddp_training", "`device_ids`", "device_ids=[dist.get_rank()]")
 PAST = Cell("04_ddp_training", "2 · One model, or two that look alike?", "manual_seed")
 CHECKPOINT = Cell("04_ddp_training", "5 · What belongs in a checkpoint?", "torch.save")
-SHARDED = Cell("13_hold_less", "2 · ZeRO-1: an optimiser for one share", "full_state_dict")
+SHARDED = Cell("13_hold_less", "One rank alone", "dist.get_rank() == 0")
 
 
 def meets_under_rank(script: Script) -> Iterator[Finding]:

@@ -420,7 +420,8 @@ courses = {  # what is made of a rank's losses, which fall by 0.1 in each epoch;
     "the last rank's rise after epoch 3": (lambda losses, is_last: bent(losses, is_last), 1),
     "the same, with more patience": (lambda losses, is_last: bent(losses, is_last), 3),
     "the last rank's rise, the mean falls": (
-        lambda losses, is_last: losses + 0.15 * is_last * torch.arange(10), 2
+        lambda losses, is_last: losses + 0.15 * is_last * torch.arange(10),
+        2,
     ),
     "lowest in epoch 0": (lambda losses, is_last: losses - 2 * (torch.arange(10) == 0), 3),
     "up and down": (lambda losses, is_last: losses + torch.tensor([0.0, 3.0] * 5), 2),

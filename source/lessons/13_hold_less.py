@@ -214,7 +214,7 @@ rows["Zero1"] = chapter_13.measure(Zero1)
 
 
 # %%
-class MyZero2(Zero1):
+class MyZero2(sharding.Zero1):
     def gradient_is_ready(self, full):
         raise NotImplementedError("about 3 lines")
 

@@ -10,6 +10,7 @@ import torch
 from second_device import second_device
 from torch import nn
 
+from course_lessons import chapter_13, sharding
 from course_tools.measure import gpu_workers
 from course_tools.notebooks import course_map
 from course_utils import launch
@@ -65,6 +66,19 @@ def test_no_rank_mixes_devices(names, chapter, worker):
     for operations, sent in launch(on_a_second_device, world_size=world_size, backend="gloo"):
         assert set(sent) == expected
         assert operations > 0 or worker in TOUCHES_NO_GPU
+
+
+@pytest.mark.parametrize("wrap", [sharding.Zero1, sharding.Zero2, sharding.Sharded])
+def test_no_sharded_wrapper_mixes_devices(wrap):
+    def on_a_second_device():
+        with second_device() as meetings:
+            chapter_13.train_stack(wrap)
+            chapter_13.train_gpt(wrap)
+        return meetings.operations, {where for _, where in meetings.sent}
+
+    for operations, sent in launch(on_a_second_device, world_size=2, backend="gloo"):
+        assert sent == {"cuda:0"}
+        assert operations > 0
 
 
 def test_the_script_to_take_home_mixes_no_devices(names, tmp_path):
