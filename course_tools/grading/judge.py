@@ -22,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from course_checks.outcome import CheckFailed, Outcome
 from course_tools import PACKAGES, ROOT
 from course_tools.grading import answers_as_text, sandbox
@@ -48,6 +50,8 @@ def serve(contained: bool) -> None:
     gc.collect()
     gc.freeze()
     readable = [Path(sys.prefix), Path(sys.base_prefix)]
+    # Packages may be linked from elsewhere, and answers import more of torch than is imported yet.
+    readable.append(Path(torch.__file__).resolve().parents[1])
     readable += [PACKAGES / name for name in COURSE]
     readable.append(ROOT / "notebooks")
     for line in sys.stdin:

@@ -30,6 +30,8 @@ LEFT_OUT = {
     "train": "its samples are dealt by a loader, or its ranks are started by an agent",
     "Stoppable": "its samples are dealt by a loader",
     "train_from": "its samples are dealt by a loader",
+    "save": "its job is built on a mesh of CPUs",
+    "resume": "its job is built on a mesh of CPUs",
     "report": "it reads recordings, which a launch makes",
     "parted": "it flips a bit of a number by NumPy, which a GPU's tensor has no part in",
 }
