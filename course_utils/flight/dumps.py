@@ -78,7 +78,7 @@ class Call:
     sender: int | None = None  # of a message; None if any rank may send
     receiver: int | None = None
     line: tuple[str, int, str] | None = None  # file, number and function of the user's line
-    by_gloo: bool = False
+    by_gloo: bool = False  # whose `finished` is late, and also true of a call that has failed
 
     @property
     def is_message(self) -> bool:

@@ -133,32 +133,43 @@ class WaitGraph:
                 elif not call.finished and call.sender is not None and call.receiver is not None:
                     key = (call.group, call.sender, call.receiver, call.kind)
                     self._messages[key].append(call)
-        for (group, number), calls in self._calls.items():
-            for rank, call in calls.items():
-                if not self._is_over(call):
-                    self._pending_at[group, number].add(rank)
-                    first = self._first_pending.get((rank, group), number)
-                    self._first_pending[rank, group] = min(first, number)
+        for meeting in self._calls:
+            pending = self._pending_in(meeting)
+            if not pending:
+                continue
+            self._pending_at[meeting] = pending
+            group, number = meeting
+            for rank in pending:
+                first = self._first_pending.get((rank, group), number)
+                self._first_pending[rank, group] = min(first, number)
 
-    def _is_over(self, call: Call) -> bool:
-        """Whether a call is over, and has not failed.
+    def _pending_in(self, meeting: Meeting) -> set[int]:
+        """The ranks whose calls of this meeting are not over, or have failed.
 
         gloo notes that a call is over a moment later, and also if it has failed since a member did
         not come. So here it is over as soon as one member is through, and not if one is missing.
         """
-        if not call.by_gloo or call.kind not in _NEEDS_ALL:
+        group, _number = meeting
+        calls = self._calls[meeting]
+        unfinished = {rank for rank, call in calls.items() if not call.finished}
+        a_call = next(iter(calls.values()))
+        if not a_call.by_gloo or a_call.kind not in _NEEDS_ALL:
+            return unfinished
+        members = [rank for rank in group.ranks if rank in self.dumps.by_rank]
+        if not all(self._has_come(member, meeting) for member in members):
+            return set(calls)
+        if len(members) < len(group.ranks):
+            last = {rank for rank, call in calls.items() if self._is_last_of_all(call, members)}
+            return unfinished | last
+        are_alike = len(set(map(label, calls.values()))) == 1
+        somebody_is_through = len(unfinished) < len(calls)
+        return set() if are_alike and somebody_is_through else unfinished
+
+    def _is_over(self, call: Call) -> bool:
+        """Whether a call is over, and has not failed."""
+        if call.is_message:
             return call.finished
-        meeting = (call.group, call.number)
-        members_with_a_dump = [rank for rank in call.group.ranks if rank in self.dumps.by_rank]
-        if not all(self._has_come(member, meeting) for member in members_with_a_dump):
-            return False
-        if len(members_with_a_dump) < len(call.group.ranks):
-            return call.finished and not self._is_last_of_all(call, members_with_a_dump)
-        if call.finished:
-            return True
-        calls = list(self._calls[meeting].values())
-        are_alike = len(set(map(label, calls))) == 1
-        return are_alike and any(other.finished for other in calls)
+        return call.rank not in self._pending_at.get((call.group, call.number), ())
 
     def _is_last_of_all(self, call: Call, members: list[int]) -> bool:
         """Whether its rank called nothing after it, and no member went on in this group."""
@@ -176,8 +187,7 @@ class WaitGraph:
             unfinished = []
             over = []
             for call in dump.calls:
-                is_over = call.finished if call.is_message else self._is_over(call)
-                if not is_over:
+                if not self._is_over(call):
                     unfinished.append(call)
                     if self._others_have_finished(call):
                         over.append(call)

@@ -107,7 +107,7 @@ def _decision(verdict: Verdict, read: Dumps) -> str:
         return _(NOTHING_PENDING)
     if not read.by_rank:
         return _(NO_DUMPS)
-    if not verdict.pending:
+    if not verdict.evidence and not verdict.pending:
         return _(NOBODY_WAITS, ranks=ranks_named(read.missing))
     if not verdict.evidence:
         return _(NOBODY)

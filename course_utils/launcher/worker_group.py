@@ -222,8 +222,9 @@ class WorkerGroup:
             try:
                 is_proven = listener.on_poll(self.workers, final)
             except Exception as error:
-                self._failed_listeners.append(listener)
-                _warn_about(listener, error)
+                if listener not in self._failed_listeners:
+                    self._failed_listeners.append(listener)
+                    _warn_about(listener, error)
             else:
                 hangs_forever = hangs_forever or bool(is_proven)
         return hangs_forever

@@ -254,3 +254,12 @@ def test_where_nobody_waits_and_a_dump_is_missing_it_is_not_said_that_nothing_ha
     explanation = after_two_steps(3).explained(without=(1,))
     assert explanation.verdict.outcome == guilt.UNKNOWN
     assert "rank 1 left none" in str(explanation)
+
+
+def test_a_failed_gpu_is_told_where_no_other_call_is_pending():
+    job = after_two_steps(3)
+    for _ in range(3):
+        job.call("all_reduce", 0, 1, 2, over=[0, 1])
+    explanation = job.explained()
+    assert explanation.guilty == [2]
+    assert str(explanation).startswith("Guilty: rank 2.")

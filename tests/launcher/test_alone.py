@@ -74,11 +74,11 @@ def test_a_listener_that_fails_hides_no_error():
     assert caught.value.__notes__ == ["Fails could not explain it: KeyError: 'nothing here'"]
 
 
-@pytest.mark.parametrize("fails_at_the_end", [False, True])
-def test_a_listener_that_fails_while_it_looks_ends_no_launch(fails_at_the_end):
+@pytest.mark.parametrize("fails_when_final_is", [[False], [True], [False, True]])
+def test_a_listener_that_fails_while_it_looks_ends_no_launch(fails_when_final_is):
     class Fails(Listener):
         def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> None:
-            if final == fails_at_the_end:
+            if final in fails_when_final_is:
                 raise KeyError("nothing here")
 
     told = Told()
