@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from IPython.display import Markdown, display
 
+from course_lessons.drawing import reason_of
 from course_utils import hardware, launch, show
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.errors import WorkerError
 from course_utils.pictures.style import rank_style
 
 RANKS = 4  # on two nodes
@@ -124,9 +125,8 @@ def _draw_answers(answer: Callable[[], object], wanted: Sequence[str]) -> None:
 
     try:
         results = launch(worker, world_size=RANKS, nodes=2, backend="gloo", timeout=5)
-    except (WorkerError, WorkerTimeout) as error:
-        reason = error.failures[0].headline if error.failures else error
-        print("No picture yet:", reason)
+    except WorkerError as error:
+        print("No picture yet:", reason_of(error))
         return
     captions, wrong = list(results), []
     for rank in range(RANKS):

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from course_lessons.drawing import reason_of
 from course_utils import launch
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.launch import launch as launch_quietly
 from course_utils.network.trace import Trace
 from course_utils.pictures.steps import plot_steps
@@ -49,8 +50,8 @@ def draw_ring(step: Callable[[list[torch.Tensor], int], None]) -> None:
     reason = ""
     try:  # a step with isend alone is one for gloo
         trace = launch(worker, world_size=RANKS, backend="gloo", trace=True, timeout=5).trace
-    except (WorkerError, WorkerTimeout) as error:
-        trace, reason = error.trace, _reason(error)
+    except WorkerError as error:
+        trace, reason = error.trace, reason_of(error)
     finished = int(steps_done.min())
     if finished == 0:
         print("No picture yet:", reason)
@@ -59,13 +60,6 @@ def draw_ring(step: Callable[[list[torch.Tensor], int], None]) -> None:
         print("It ends early:", reason)
     plot_steps(held[:, : finished + 1].tolist(), trace)
     print(_summary(held[:, finished].tolist()))
-
-
-def _reason(error: WorkerError | WorkerTimeout) -> str:
-    """The first failure in a line, or else what is known of a hang."""
-    if error.failures:
-        return error.failures[0].headline
-    return str(error)
 
 
 def _summary(last: list[list[int]]) -> str:

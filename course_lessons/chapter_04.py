@@ -24,16 +24,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from course_lessons.ddp_exercises import few_digits, in_one_process, small_mlp
+from course_lessons.drawing import answers_to_draw
 from course_utils import launch
 from course_utils.launcher.deadlines import slowness
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
-from course_utils.launcher.launch import launch as launch_quietly
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import KINDS, plain_style, rank_style, show
 
 ROUNDING = 1e-6  # of a weight in single precision; a larger difference is a different model
 SHOWN_DIGITS = 16
-_DRAWING_S = 20.0  # on a quiet machine, for what is drawn; a loop that hangs ends then
 MISTAKES = ("one sampler for all", "no broadcast", "no division", "one rank's loss")
 
 
@@ -86,12 +84,8 @@ def draw_training(train: Callable[..., nn.Module]) -> None:
         network = train(small_mlp(), diary, 8, 2)
         return diary.read, nn.utils.parameters_to_vector(network.parameters()).detach()
 
-    try:
-        results = launch_quietly(
-            worker, world_size=2, backend="gloo", timeout=_DRAWING_S * slowness()
-        )
-    except (WorkerError, WorkerTimeout) as error:
-        print("No picture yet:", error.failures[0].headline if error.failures else error)
+    results = answers_to_draw(worker, world_size=2)
+    if results is None:
         return
     read_by_rank, weights = zip(*results, strict=True)
     torch.manual_seed(0)
@@ -153,12 +147,8 @@ def draw_spread(spread: Callable[[torch.Tensor], Any]) -> None:
     def worker() -> list[float]:
         return [float(spread(rows[dist.get_rank()].clone())) for rows in case_rows]
 
-    try:
-        answers = launch_quietly(
-            worker, world_size=3, backend="gloo", timeout=_DRAWING_S * slowness()
-        )
-    except (WorkerError, WorkerTimeout) as error:
-        print("No picture yet:", error.failures[0].headline if error.failures else error)
+    answers = answers_to_draw(worker, world_size=3)
+    if answers is None:
         return
     figure, panels = plt.subplots(1, 2, figsize=(9, 2.1), layout="constrained")
     sentences = []

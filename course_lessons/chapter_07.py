@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as loading
 
+from course_lessons.drawing import reason_of
 from course_utils import launch, show
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.errors import WorkerError
 from course_utils.pictures.style import rank_style
 
 Hand = Sequence[Sequence[int]]  # a rank's samples, step by step
@@ -138,9 +139,8 @@ def draw_stream(kind: type, length: int = 10, ranks: int = 2, workers: int = 2) 
 
     try:
         reads = launch(read_by_workers, world_size=ranks, backend="gloo", timeout=10)
-    except (WorkerError, WorkerTimeout) as error:
-        reason = error.failures[0].headline if error.failures else str(error)
-        print("No picture yet:", reason)
+    except WorkerError as error:
+        print("No picture yet:", reason_of(error))
         return
     hands = [[samples] for by_worker in reads for samples in by_worker]
     labels = [f"rank {rank}, worker {number}" for rank in range(ranks) for number in range(workers)]

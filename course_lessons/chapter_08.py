@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
+from course_lessons.drawing import reason_of
 from course_utils import launch, show
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.pictures.style import rank_style
@@ -115,11 +116,8 @@ def draw_roll_call(who_is_missing: Callable) -> None:
     absence = Absence("rank 2 is absent", never=(2,))
     try:
         lists = launch(in_a_roll_call(who_is_missing), absence, world_size=RANKS, backend="gloo")
-    except WorkerTimeout as error:
-        print("No picture yet:", error.parts[-1])
-        return
     except WorkerError as error:
-        print("No picture yet:", error.failures[0].headline)
+        print("No picture yet:", reason_of(error))
         return
     figure, axes = plt.subplots(figsize=(6, 2.6))
     for rank, answers in enumerate(lists):

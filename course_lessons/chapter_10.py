@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch.nn.functional import avg_pool2d, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lessons.drawing import reason_of
 from course_utils import launch, show
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
+from course_utils.launcher.errors import WorkerError
 from course_utils.pictures.style import rank_style
 
 KINDS = ("dealt", "own digits")
@@ -357,11 +358,8 @@ def draw_parting(keras: Any, optimizer_class: type) -> None:
 
     try:
         text = _quietly(fitted)
-    except WorkerTimeout as error:
-        print("No picture yet:", error.parts[-1])
-        return
     except WorkerError as error:
-        print("No picture yet:", error.failures[0].headline)
+        print("No picture yet:", reason_of(error))
         return
     distances = [float(number) for number in re.findall(r"apart (\S+)", text)]
     _draw_distances_by_step(distances)

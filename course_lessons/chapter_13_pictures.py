@@ -14,15 +14,12 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from course_lessons.chapter_13 import Activations, Layer, Row, computing
+from course_lessons.drawing import answers_to_draw
 from course_lessons.sharding import Shards
 from course_utils import Network, show
-from course_utils.launcher.deadlines import slowness
-from course_utils.launcher.errors import WorkerError, WorkerTimeout
-from course_utils.launcher.launch import launch as launch_quietly
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import rank_style
 
-_DRAWING_S = 20.0  # on a quiet machine, for what is drawn; a stage that hangs ends then
 _PARTS = {  # colour of Okabe and Ito, hatch
     "weights": ("#0072B2", None),
     "gradients": ("#E69F00", "///"),
@@ -40,17 +37,6 @@ def _box(axis: Axes, left: float, top: float, width: float, colour: str, text: s
     """A coloured box of height 0.8 with a text in its middle."""
     axis.barh(top, width, 0.8, left, color=colour, edgecolor="white", align="edge")
     axis.text(left + width / 2, top + 0.4, text, ha="center", va="center", fontsize=9)
-
-
-def _answers(worker: Callable, world_size: int) -> list | None:
-    """What the ranks return; a stage that raises or hangs leaves a line that says why."""
-    try:
-        return launch_quietly(
-            worker, world_size=world_size, backend="gloo", timeout=_DRAWING_S * slowness()
-        )
-    except (WorkerError, WorkerTimeout) as error:
-        print("No picture yet:", error.failures[0].headline if error.failures else error)
-        return None
 
 
 # ---- bytes of a model ----------------------------------------------------------------------------
@@ -171,7 +157,7 @@ def draw_pieces(kind: type[Shards]) -> None:
         model.collect()
         return gathered.flatten().tolist(), shard.grad.flatten().tolist()
 
-    answers = _answers(worker, 3)
+    answers = answers_to_draw(worker, 3)
     if answers is None:
         return
     figure, panels = plt.subplots(1, 2, figsize=(9, 1.9), layout="constrained")
@@ -236,7 +222,7 @@ def draw_alive(kind: type[Shards], layers: int = 4) -> None:
         model.finish()
         return diary.rows, diary.forward_ends
 
-    answers = _answers(worker, 2)
+    answers = answers_to_draw(worker, 2)
     if answers is None:
         return
     rows, forward_ends = answers[0]
