@@ -375,9 +375,7 @@ class Judge:
 
     def _nothing_pending(self) -> Verdict:
         """Nobody waits; but were there any dumps at all?"""
-        if not self.dumps.by_rank:
-            return Verdict(UNKNOWN)
-        if self.dumps.missing:
+        if not self.dumps.by_rank or self.dumps.missing:
             return Verdict(UNKNOWN)
         return Verdict(NOTHING)
 

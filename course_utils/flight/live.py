@@ -318,8 +318,7 @@ class _Watcher(threading.Thread):
         files = {rank: f"_dump_{rank}" for rank in raw}
         explanation = explain(from_raw(raw, files, []))
         verdict = explanation.verdict
-        somebody_waits = bool(verdict.pending or verdict.evidence)
-        hangs = verdict.outcome != NOTHING and somebody_waits
+        hangs = verdict.outcome != NOTHING and (verdict.pending or verdict.evidence)
         if not hangs and not is_asked:
             return
         self._folder.mkdir(parents=True, exist_ok=True)

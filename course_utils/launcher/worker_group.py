@@ -220,13 +220,12 @@ class WorkerGroup:
             if listener in self._failed_listeners and not final:
                 continue
             try:
-                is_proven = listener.on_poll(self.workers, final)
+                if listener.on_poll(self.workers, final):
+                    hangs_forever = True
             except Exception as error:
                 if listener not in self._failed_listeners:
                     self._failed_listeners.append(listener)
                     _warn_about(listener, error)
-            else:
-                hangs_forever = hangs_forever or bool(is_proven)
         return hangs_forever
 
     def _wait_until_ended(self, pressed: list[int]) -> None:
