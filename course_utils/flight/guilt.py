@@ -149,16 +149,16 @@ class WaitGraph:
         gloo notes that a call is over a moment later, and also if it has failed since a member did
         not come. So here it is over as soon as one member is through, and not if one is missing.
         """
-        group, _number = meeting
         calls = self._calls[meeting]
         unfinished = {rank for rank, call in calls.items() if not call.finished}
         a_call = next(iter(calls.values()))
         if not a_call.by_gloo or a_call.kind not in _NEEDS_ALL:
             return unfinished
-        members = [rank for rank in group.ranks if rank in self.dumps.by_rank]
+        ranks = a_call.group.ranks
+        members = [rank for rank in ranks if rank in self.dumps.by_rank]
         if not all(self._has_come(member, meeting) for member in members):
             return set(calls)
-        if len(members) < len(group.ranks):
+        if len(members) < len(ranks):
             last = {rank for rank, call in calls.items() if self._is_last_of_all(call, members)}
             return unfinished | last
         are_alike = len(set(map(label, calls.values()))) == 1
