@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -93,7 +94,14 @@ class Explanation:
     def __str__(self) -> str:
         return report.text(self.verdict, self.dumps, table(self) if self.world else "")
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        """The report as the last line of a cell shows it, broken between words."""
+        lines = []
+        for line in str(self).splitlines():
+            indent = "    " if line.startswith(" ") else ""
+            parts = textwrap.wrap(line, 95, subsequent_indent=indent, break_long_words=False)
+            lines += parts or [""]
+        return "\n".join(lines)
 
     def as_json(self) -> str:
         """An object with `guilty`, `victims`, `chain`, `sure` and more, as JSON.

@@ -681,8 +681,8 @@ check(started_apart(parted), **parted_check)
 # %% [markdown]
 # ## 6 · Name the two
 #
-# *Difficulty ●●● · importance ●●● · 15 minutes.* A job of many ranks stands still, each of its GPUs in three groups: with those that share its layers, with those that have the same layers, and with all. Two ranks hold up
-# everybody else, each in code of its own. **Goal:** return these two, sorted, from the flight recorders' dumps.
+# *Difficulty ●●● · importance ●●● · 15 minutes.* A job of many ranks stands still. Each rank is in three groups: one whose ranks share its layers (tensor parallel), one whose ranks have copies of
+# them (data parallel), and the group of all. Two ranks hold up everybody else, each in code of its own. **Goal:** return these two, sorted, from the flight recorders' dumps.
 #
 # | in `dumps[rank]` | |
 # | --- | --- |
@@ -786,7 +786,8 @@ torch.manual_seed(4)
 dumps, _ = stuck_jobs.stuck_job(stuck_jobs.CASES["two rows, four columns"])
 with tempfile.TemporaryDirectory() as folder:
     stuck_jobs.write(dumps, folder)
-    print(explain_dumps(folder))
+    explanation = explain_dumps(folder)
+explanation
 
 # %% [markdown]
 # ## Bonus · Where did they part?

@@ -916,7 +916,7 @@ ask("explain_dumps", from_explain_dumps)
 # It doesn't look at lines, so the swapped calls are right for it as well. And it knows that a straggler hangs nothing. Below its first line it says why, who the victims are, and how sure it is:
 
 # %%
-print(explain_dumps(jobs.folder_of("killed rank")))
+explain_dumps(jobs.folder_of("killed rank"))
 
 # %% [markdown]
 # ### Run it again, to be told

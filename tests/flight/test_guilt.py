@@ -263,3 +263,12 @@ def test_a_failed_gpu_is_told_where_no_other_call_is_pending():
     explanation = job.explained()
     assert explanation.guilty == [2]
     assert str(explanation).startswith("Guilty: rank 2.")
+
+
+def test_below_a_cell_the_report_has_no_line_that_is_broken_amid_a_word():
+    job = after_two_steps(4)
+    job.call("all_reduce", 0, 1, 3)
+    explanation = job.explained()
+    lines = repr(explanation).splitlines()
+    assert max(map(len, lines)) <= 95 < max(map(len, str(explanation).splitlines()))
+    assert repr(explanation).split() == str(explanation).split()
