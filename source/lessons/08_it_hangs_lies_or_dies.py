@@ -906,14 +906,14 @@ ask("torchfrtrace", from_torchfrtrace)
 def from_explain_dumps(fault):
     if not list(jobs.folder_of(fault).glob("calls?")):
         return ""
-    explanation = explain_dumps(jobs.folder_of(fault))
-    return str(explanation).splitlines()[0]
+    guilty = explain_dumps(jobs.folder_of(fault)).guilty
+    return ", ".join(f"rank {rank}" for rank in guilty)
 
 
 ask("explain_dumps", from_explain_dumps)
 
 # %% [markdown]
-# It doesn't look at lines, so the swapped calls are right for it as well. And it knows that a straggler hangs nothing. Below its first line it says why, who the victims are, and how sure it is:
+# It names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, and how sure it is:
 
 # %%
 explain_dumps(jobs.folder_of("killed rank"))
