@@ -26,6 +26,8 @@ import torch.distributed as dist
 from matplotlib.figure import Figure
 
 HEAD = "import time\n\nimport pytest\nimport torch\nimport torch.distributed as dist\n\n\n"
+# Variables that change what pytest prints: under continuous integration it shortens nothing.
+_TASTES = ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS", "NO_COLOR", "FORCE_COLOR", "PY_COLORS")
 # Of plugins ours alone, so that every machine prints the same.
 _QUIET = ("-q", "-p", "course_testing.plugin", "-p", "no:cacheprovider", "--color=no", "-rN")
 _SECONDS = re.compile(r"\bin (\d+\.\d+)s\b.*?(=*)$", re.MULTILINE)
@@ -88,7 +90,8 @@ def _become_pytest(folder: str, arguments: list[str], output: int) -> None:
         os.dup2(output, 2)
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for good
         sys.stderr = sys.stdout
-        os.environ.pop("PYTEST_ADDOPTS", None)
+        for name in _TASTES:
+            os.environ.pop(name, None)
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # gloo, as on a server that runs tests
         os.environ["COLUMNS"] = "100"

@@ -61,6 +61,36 @@ def test_pytest_runs_in_a_fork_and_leaves_its_process_as_it_was(tmp_path):
     assert done.stdout.startswith("$ pytest test_cell.py --tb=short\n")
 
 
+A_LONG_DIFF = """
+from course_lessons.chapter_16 import pytest_on
+
+
+def test_of_lists():
+    assert list(range(40)) == list(range(41))
+
+
+pytest_on(test_of_lists, options="--tb=short")
+"""
+
+
+def test_under_continuous_integration_it_prints_what_it_prints_on_a_laptop(tmp_path):
+    """Where `CI` or `BUILD_NUMBER` is set, pytest shows differences in full."""
+    script = tmp_path / "a_long_diff.py"
+    script.write_text(A_LONG_DIFF, encoding="utf-8")
+    environment = {**os.environ, "CI": "true", "BUILD_NUMBER": "7", "FORCE_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Use -v to get more diff" in done.stdout
+    assert "Full diff" not in done.stdout
+    assert "\x1b[" not in done.stdout
+
+
 @pytest.mark.ranks(1)
 def a_test_that_never_ends():
     time.sleep(600)
