@@ -992,7 +992,7 @@ _ = Path(disk.name, "night.sh").write_text(NIGHT)
 # %% [markdown]
 # **Predict.** On how many nodes does the job run in its first, its second and its third life?
 
-# %%
+# %% tags=["part-slurm", "part-ray", "part-agents"]
 on_nodes = predict("nodes in the first, second and third life", ...)
 
 

@@ -66,20 +66,29 @@ OUTER = (
     "tests/house/test_ddp_course.py::*",
     "tests/house/test_wheel.py::*",
 )
-# Parts of a chapter that start a cluster; all others of its cells run in both circles.
-CLUSTERS = ({"part-slurm"}, {"part-slurm", "part-agents"}, {"part-ray"})
+# A chapter with parts that start a cluster. The outer circle runs these parts, and what they need.
 CHAPTER_WITH_CLUSTERS = "notebooks/09_many_machines.ipynb"
+CLUSTERS = ({"part-slurm"}, {"part-slurm", "part-agents"}, {"part-ray"})
+NEEDED_BY_EVERY_CLUSTER = {"part-slurm", "part-agents", "part-ray"}
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
     """Mark every test that `make test` leaves to `make test-all`."""
     for item in items:
         if item.nodeid.startswith(CHAPTER_WITH_CLUSTERS):
-            item.add_marker("outer")  # its cells need each other, so there it runs as a whole
-            if _parts(item) not in CLUSTERS:
-                item.add_marker("both")
+            _mark_cell(item)
         elif any(fnmatch.fnmatchcase(item.nodeid, pattern) for pattern in OUTER):
             item.add_marker("outer")
+
+
+def _mark_cell(item: Any) -> None:
+    """Mark a cell of the chapter with clusters."""
+    parts = _parts(item)
+    if parts in CLUSTERS:
+        item.add_marker("outer")
+    elif item.cell_num == 0 or parts == NEEDED_BY_EVERY_CLUSTER:  # cell 0 has the imports
+        item.add_marker("outer")
+        item.add_marker("both")
 
 
 def _parts(item: Any) -> set[str]:
