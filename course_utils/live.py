@@ -158,7 +158,7 @@ def _row(worker: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
     """A row of the panel's table: one rank."""
     colour = OKABE_ITO[worker.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
     cells = [f'<span style="color:{colour}">●</span> <b>rank {worker.rank}</b>']
-    cells.append(_bar(metrics, colour))
+    cells.append(_bar(worker.rank, metrics, colour))
     for name in metrics:
         if name != "steps":
             cells.append(_number(name, metrics))
@@ -196,12 +196,12 @@ def _number(name: str, metrics: dict[str, Any]) -> str:
     return html.escape(words[:_MAX_CHARACTERS])
 
 
-def _bar(metrics: dict[str, Any], colour: str) -> str:
+def _bar(rank: int, metrics: dict[str, Any], colour: str) -> str:
     """How many of its steps a rank has done, if it reports numbers for both."""
     percent = _percent_done(metrics.get("step", 0), metrics.get("steps", 0))
     filled = f"linear-gradient(90deg,{colour} {percent:.1f}%,{_GREY} {percent:.1f}%)"
     return (
-        f'<div role="progressbar" aria-valuenow="{percent:.0f}" '
+        f'<div role="progressbar" aria-label="rank {rank}" aria-valuenow="{percent:.0f}" '
         f'style="width:150px;height:10px;border-radius:5px;background:{filled}"></div>'
     )
 

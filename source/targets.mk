@@ -24,6 +24,7 @@ check: .venv/.ready ## lint, and are the notebooks what their sources say?
 	@$(RUN) -m course_tools.notebooks.course_map --check
 	@$(RUN) -m course_tools.notebooks.teaching --check
 	@$(RUN) -m course_tools.site.readme_pictures --check
+	@$(RUN) -m course_tools.site.glossary --check
 	@$(RUN) -m course_tools.i18n.zh --check
 
 notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make notebooks only=00_start_here
@@ -31,6 +32,7 @@ notebooks: .venv/.ready ## execute and rebuild all notebooks, or one: make noteb
 	@$(RUN) -m course_tools.notebooks.course_map
 	@$(RUN) -m course_tools.notebooks.teaching
 	@$(RUN) -m course_tools.site.readme_pictures
+	@$(RUN) -m course_tools.site.glossary
 
 pictures: .venv/.ready ## README's pictures anew, from what the notebooks printed
 	@$(RUN) -m course_tools.site.readme_pictures

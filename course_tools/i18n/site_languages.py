@@ -26,6 +26,7 @@ TEXTS = ("source/site/index.md", "source/site/start.md", "exercises/README.md")
 TEXTS += ("solutions/README.md",)
 SAYS = (  # files whose `say("...")` are translated
     "course_tools/notebooks/predictions.py",
+    "course_tools/site/glossary.py",
     "course_tools/site/live_parts.py",
     "course_tools/site/pages.py",
     "course_tools/slides/deck.py",
@@ -38,7 +39,7 @@ THEME = (  # words of Sphinx's theme and of MyST-NB that they themselves have in
     *("Next", "Previous", "Home", "On this page", "Back to top", "Skip to content", "Made with "),
     *("Copyright &#169; %(copyright)s", "Search", "Toggle site navigation sidebar"),
     *("Toggle table of contents sidebar", "Toggle Light / Dark / Auto color theme"),
-    *("Toggle hidden content", "content", "source", "output", "outputs"),
+    *("content", "source", "output", "outputs"),
 )
 MARK = "> 本页尚未译成中文，以下为英文原文。"
 

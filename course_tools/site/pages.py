@@ -15,7 +15,7 @@ from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import ROOT, Tongue
 from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import asked_in
-from course_tools.site import live_parts, notebook_pages
+from course_tools.site import glossary, live_parts, notebook_pages
 
 SITE = ROOT / "source/site"
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
@@ -56,6 +56,7 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
         document(ROOT / name, to, tongue)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")
+    (to / "glossary.md").write_text(glossary.page(tongue), encoding="utf-8")
     front(to, frames["front"], site, tongue)
 
 

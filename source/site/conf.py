@@ -4,7 +4,10 @@ import itertools
 import re
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.search.en import SearchEnglish
+
+from course_tools.site import glossary
 
 CHINESE = TONGUE == "zh"  # noqa: F821  its first line is written by course_tools.site.website
 
@@ -23,7 +26,8 @@ html_extra_path = ["extra"]
 html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_js_files = [
-    (name, {"defer": "defer"}) for name in ("say.js", "predict.js", "live.js", "tongue.js")
+    (name, {"defer": "defer"})
+    for name in ("say.js", "predict.js", "live.js", "tongue.js", "reach.js")
 ]
 html_copy_source = False
 html_show_sphinx = False
@@ -82,8 +86,61 @@ def anchors(app, doctree: nodes.document) -> None:
             cell["classes"].remove(name)
 
 
+# Terms are not looked for in links and code.
+NOT_PROSE = (nodes.reference, nodes.literal, nodes.math, nodes.raw, addnodes.pending_xref)
+# Where a Latin word ends. Chinese has no blanks between words.
+NO_LETTER_BEFORE, NO_LETTER_AFTER = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9_-])"
+
+
+def explain_terms(app, doctree: nodes.document) -> None:
+    """Link the first use of each term on a lesson's or a lab's page to the glossary."""
+    in_a_book = re.match(r"(notebooks|exercises)/\d", app.env.docname)
+    if app.builder.name != "html" or not in_a_book:
+        return
+    left = {}  # terms not yet met on this page, by each of their words
+    for term in glossary.terms(TONGUE):  # noqa: F821
+        for word in term.words:
+            left[word.lower()] = term
+    longest_first = sorted(map(re.escape, left), key=len, reverse=True)
+    any_word = re.compile(
+        f"{NO_LETTER_BEFORE}(?:{'|'.join(longest_first)}){NO_LETTER_AFTER}", re.IGNORECASE
+    )
+    for paragraph in doctree.findall(nodes.paragraph):
+        for text in list(paragraph.findall(nodes.Text)):
+            if not _is_in(text, NOT_PROSE):
+                text.parent.replace(text, _with_links(text.astext(), any_word, left))
+
+
+def _is_in(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
+    """Whether a node lies in one of these kinds, below its paragraph."""
+    while not isinstance(node, nodes.paragraph):
+        node = node.parent
+        if isinstance(node, kinds):
+            return True
+    return False
+
+
+def _with_links(text: str, any_word: re.Pattern[str], left: dict) -> list[nodes.Node]:
+    """A text, in which terms that are still `left` have become links; they leave `left`."""
+    parts, end = [], 0
+    for match in any_word.finditer(text):
+        term = left.get(match[0].lower())
+        if term is None:
+            continue
+        for word in term.words:
+            left.pop(word.lower(), None)
+        link = nodes.reference(
+            "", match[0], refuri=f"../glossary.html#{term.anchor}", internal=True,
+            reftitle=term.means.replace("`", ""), classes=["term"],
+        )  # fmt: skip
+        parts += [nodes.Text(text[end : match.start()]), link]
+        end = match.end()
+    return [*parts, nodes.Text(text[end:])]
+
+
 def setup(app) -> None:
     """Sphinx calls this."""
     app.connect("doctree-read", anchors)
+    app.connect("doctree-read", explain_terms)
     if CHINESE:
         app.add_search_language(Pairs)

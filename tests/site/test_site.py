@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
@@ -11,7 +12,7 @@ import pytest
 
 from course_tools.i18n import site_languages
 from course_tools.notebooks import predictions
-from course_tools.site import live_parts, website
+from course_tools.site import glossary, live_parts, website
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -103,6 +104,47 @@ def test_every_prediction_has_a_form_and_what_answers_it_is_folded(chapter, site
     for said in re.findall(r"\(no prediction\)", re.sub(r"(?s)<details.*?</details>", "", text)):
         pytest.fail(f"an answer is in sight: {said}")
     assert not re.search(r"\d of \d+ predictions were right", text)
+
+
+def test_the_first_use_of_a_term_leads_to_its_explanation_in_both_languages(site, pages):
+    explained = set()
+    for path, page in pages.items():
+        links = [own["href"] for tag, own in page.tags if own.get("class", "").startswith("term ")]
+        assert len(links) == len(set(links)), path
+        is_chinese = path.relative_to(site).parts[0] == "zh"
+        explained |= {(is_chinese, urldefrag(link)[1]) for link in links}
+    for is_chinese, code in ((False, "en"), (True, "zh")):
+        anchors = {term.anchor for term in glossary.terms(code)}
+        never_explained = {anchor for anchor in anchors if (is_chinese, anchor) not in explained}
+        assert never_explained == set()
+
+
+def test_the_chinese_glossary_uses_the_terms_of_the_edition():
+    path = ROOT / "source/zh/glossary.toml"
+    edition = tomllib.loads(path.read_text(encoding="utf-8"))
+    chinese = {term.anchor: term for term in glossary.terms("zh")}
+    differing = []
+    for term in glossary.terms("en"):
+        rule = edition["terms"].get(term.title, {})
+        allowed = [rule["zh"], *rule.get("also", [])] if rule else []
+        if term.title in edition["english"]:
+            allowed = [term.title]
+        title = chinese[term.anchor].title
+        if allowed and not any(word in title for word in allowed):
+            differing.append((term.title, title, allowed))
+    assert differing == []
+
+
+def test_the_words_of_contributing_are_those_of_the_glossary(monkeypatch, tmp_path, capsys):
+    assert glossary.main(["--check"]) == 0
+    changed = tmp_path / "CONTRIBUTING.md"
+    text = glossary.CONTRIBUTING.read_text(encoding="utf-8")
+    changed.write_text(text.replace("| local rank, node |", "| local rank |"), encoding="utf-8")
+    monkeypatch.setattr(glossary, "CONTRIBUTING", changed)
+    assert glossary.main(["--check"]) == 1
+    assert "source/glossary.toml" in capsys.readouterr().out
+    assert glossary.main([]) == 0
+    assert changed.read_text(encoding="utf-8") == text
 
 
 def test_what_a_lesson_folds_is_folded(site):

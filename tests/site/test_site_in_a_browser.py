@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from course_tools.site import live_parts
+from course_tools.site import live_parts, npm, website
 
 expect = pytest.importorskip("playwright.sync_api").expect
 
@@ -38,6 +38,19 @@ REDRAW = """async (asked) => {
     }
     return found.map((reply) => reply.drawn ?? reply.error);
 }"""
+AXE = "axe-core@4.14.1"
+AXE_INTEGRITY = (  # sha512, as npm publishes it
+    "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+)
+WCAG = "axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })"
+SEEN_BY_AXE = (
+    "index.html",
+    "glossary.html",
+    "notebooks/README.html",
+    "notebooks/03_collective_primitives.html",
+    "exercises/03_collective_primitives.html",
+    "zh/notebooks/00_start_here.html",
+)
 MOVES = (
     lambda live: live.locator("[name=latency]").press("ArrowRight"),
     lambda live: live.locator("[name=gbit]").press("ArrowLeft"),
@@ -132,6 +145,70 @@ def test_a_prediction_unfolds_its_answer_and_is_there_on_the_next_day(page):
     assert page.locator(".tag_tells-1 details").first.evaluate("fold => fold.open")
     assert page.locator("form.ask [type=text]").first.input_value() == "40, 40, 40, 9"
     _the_map_knows_and_forgets(page)
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The script of axe-core, which finds what keeps people from using a page."""
+    fetched = npm.fetched(website.PARTS, AXE, AXE_INTEGRITY, ("axe.min.js",))
+    if not fetched:
+        pytest.skip("no axe-core here: npm fetches it")
+    return (fetched / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_keeps_people_out(page, axe, scheme):
+    page.emulate_media(color_scheme=scheme)
+    faults = []
+    for address in SEEN_BY_AXE:
+        page.goto(address)
+        page.evaluate(axe)
+        for violation in page.evaluate(WCAG)["violations"]:
+            places = [node["target"] for node in violation["nodes"]]
+            faults.append((address, violation["id"], places[:3]))
+    assert faults == []
+
+
+def test_axe_would_find_a_pale_text_and_a_field_without_a_name(page, axe):
+    page.goto("glossary.html")
+    page.evaluate("""document.querySelector("article").insertAdjacentHTML(
+        "beforeend", "<p style='color: #ccc; background: #fff'>pale</p><input type='text'>")""")
+    page.evaluate(axe)
+    found = {violation["id"] for violation in page.evaluate(WCAG)["violations"]}
+    assert {"color-contrast", "label"} <= found
+
+
+def test_a_term_is_explained_where_it_stands_also_to_the_keyboard(page):
+    page.goto("notebooks/02_process_groups.html")
+    term = page.locator("a.term", has_text=re.compile("^ranks?$")).first
+    explanation = "getComputedStyle(document.activeElement, '::after').content"
+    term.focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    assert "number among all workers" in page.evaluate(explanation)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/glossary.html#term-rank")
+    expect(page.locator("section", has=page.locator("#term-rank")).last).to_be_in_viewport()
+
+
+def test_what_was_predicted_can_be_kept_as_a_report(page, tmp_path):
+    page.goto("notebooks/00_start_here.html")
+    form = page.locator("form.ask:has([type=text])").first
+    question = form.get_attribute("data-question")
+    form.locator("[type=text]").fill("<b>40</b>, 40")
+    form.locator("[type=text]").press("Enter")
+    page.goto("notebooks/README.html")
+    with page.expect_download() as saved:
+        page.get_by_text("Report").click()
+    report = tmp_path / "report.html"
+    saved.value.save_as(report)
+    page.set_content(report.read_text(encoding="utf-8"))
+    text = page.inner_text("body")
+    assert "1 of 5 predictions made, 0 of them right." in text
+    row = page.locator("tr", has_text=question)
+    assert row.locator("td").nth(1).inner_text() == "<b>40</b>, 40"
+    assert row.locator("td").nth(2).inner_text() == "[40, 40, 40, 9]"
+    assert page.locator("h2").count() == page.locator("h2", has_text=re.compile(r"^\d\d ")).count()
 
 
 def _the_map_knows_and_forgets(page) -> None:

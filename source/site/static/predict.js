@@ -64,7 +64,8 @@
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const told = read(), verdict = tell(form, field.value);
-      (told[chapter] ??= {})[number] = { answer: field.value, verdict, question: form.dataset.question };
+      const { question, measured } = form.dataset;
+      (told[chapter] ??= {})[number] = { answer: field.value, verdict, question, measured };
       write(told);
       progress();
     });
@@ -92,12 +93,8 @@
         made.textContent = name;
         made.addEventListener("click", act);
       };
-      button(say("Export"), () => {
-        const link = document.createElement("a");
-        link.href = URL.createObjectURL(new Blob([JSON.stringify(told, null, 1)]));
-        link.download = "ddp-course-predictions.json";
-        link.click();
-      });
+      button(say("Report"), () => download("ddp-course-report.html", report(told), "text/html"));
+      button(say("Export"), () => download("ddp-course-predictions.json", JSON.stringify(told, null, 1)));
       button(say("Reset"), () => {
         if (!confirm(say("Forget all predictions made on this site?"))) return;
         localStorage.removeItem(KEY);
@@ -105,5 +102,50 @@
       });
     });
   }
+
+  function download(name, text, type = "application/json") {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+  }
+
+  // A page of its own, to be kept, printed or handed in: chapter by chapter what was predicted.
+  // It is made of elements, whose text needs no escaping.
+  function report(told) {
+    const page = document.implementation.createHTMLDocument(say("My predictions"));
+    const add = (parent, name, text) => {
+      const element = parent.appendChild(page.createElement(name));
+      element.textContent = text;
+      return element;
+    };
+    page.documentElement.lang = document.documentElement.lang;
+    page.head.appendChild(page.createElement("meta")).setAttribute("charset", "utf-8");
+    add(page.head, "style", "body{font-family:sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}" +
+      "table{border-collapse:collapse;width:100%}th,td{border:1px solid #999;padding:.3rem .6rem;text-align:left}");
+    add(page.body, "h1", page.title);
+    add(page.body, "p", new Date().toLocaleString(document.documentElement.lang));
+    for (const tick of document.querySelectorAll(".tick")) {
+      const { chapter, of } = tick.dataset;
+      const answers = Object.values(told[chapter] ?? {});
+      const right = answers.filter((answer) => answer.verdict === "right").length;
+      add(page.body, "h2", tick.parentElement.querySelector("a").textContent);
+      add(page.body, "p", say("{0} of {1} predictions made, {2} of them right.", answers.length, of, right));
+      if (answers.length) answersTable(add(page.body, "table", ""), answers, add);
+    }
+    add(page.body, "p", say("Which exercises pass is told in JupyterLab, by the panel and by make progress."));
+    return `<!DOCTYPE html>\n${page.documentElement.outerHTML}`;
+  }
+
+  function answersTable(table, answers, add) {
+    const head = add(table, "tr", "");
+    for (const name of [say("question"), say("predicted"), say("measured"), ""]) add(head, "th", name);
+    for (const { question, answer, measured, verdict } of answers) {
+      const row = add(table, "tr", "");
+      const mark = verdict === "right" ? `✓ ${say("right")}` : verdict;
+      for (const text of [question, answer, measured ?? "", mark]) add(row, "td", text);
+    }
+  }
+
   progress();
 }

@@ -1,0 +1,103 @@
+"""The glossary: a page of the site in both languages, and the table of terms in CONTRIBUTING.md.
+
+    python -m course_tools.site.glossary            write the table
+    python -m course_tools.site.glossary --check    is it what source/glossary.toml says?
+
+On the site `source/site/conf.py` links the first use of each term on a page to the glossary's page.
+"""
+
+import argparse
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+
+from course_tools import ROOT
+from course_tools.i18n.site_languages import Tongue
+
+SOURCE = ROOT / "source/glossary.toml"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+# The table below the heading, whose rows `table` makes.
+_TABLE = re.compile(r"(?<=\n\n)\| term \| here \|\n(?:\|.*\n)+")
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term in a language.
+
+    Attributes:
+        anchor: the name of its place on the page, the same in both languages.
+        title: what it is called.
+        words: the forms by which it is found in a text.
+        means: its explanation, in Markdown.
+        chapter: the two digits of the chapter where it happens first.
+    """
+
+    anchor: str
+    title: str
+    words: tuple[str, ...]
+    means: str
+    chapter: str
+
+
+def terms(code: str) -> list[Term]:
+    """The glossary's terms in a language, `en` or `zh`, in the order of the English titles."""
+    prefix = "zh_" if code == "zh" else ""
+    translated = []
+    for entry in _source()["terms"]:
+        title = entry[f"{prefix}title"]
+        words = entry.get(f"{prefix}words", [title])
+        anchor = "term-" + entry["title"].lower().replace(" ", "-")
+        means = entry[f"{prefix}means"]
+        translated.append(Term(anchor, title, tuple(words), means, entry["chapter"]))
+    return translated
+
+
+def page(tongue: Tongue) -> str:
+    """The glossary's page, in Markdown."""
+    say = tongue.say
+    blocks = [
+        "# " + say("Glossary"),
+        say("The field's terms, each with the chapter where you see it happen."),
+    ]
+    english_titles = {entry.anchor: entry.title for entry in terms("en")}
+    for term in terms(tongue.code):
+        heading = term.title
+        if heading != english_titles[term.anchor]:
+            heading = f"{heading} ({english_titles[term.anchor]})"
+        (chapter,) = ROOT.glob(f"notebooks/{term.chapter}_*.ipynb")
+        link = f"[{term.chapter}](notebooks/{chapter.name})"
+        blocks.append(f"({term.anchor})=\n\n## {heading}")
+        blocks.append(f"{term.means} {say('Chapter')} {link}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def table() -> str:
+    """What the code means by its terms, as a table in Markdown."""
+    rows = [f"| {entry['title']} | {entry['means']} |\n" for entry in _source()["code"]]
+    return "| term | here |\n| --- | --- |\n" + "".join(rows)
+
+
+def _source() -> dict[str, list[dict]]:
+    return tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Write the table of terms in CONTRIBUTING.md.")
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    arguments = parser.parse_args(argv)
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    rows = table()
+    wanted = _TABLE.sub(lambda _: rows, text)
+    if text == wanted:
+        return 0
+    if arguments.check:
+        print("CONTRIBUTING.md: the table of terms is not what source/glossary.toml says")
+        return 1
+    CONTRIBUTING.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
