@@ -108,7 +108,8 @@ mutex.acquire()
 works = []
 
 def has_come(error, calls):
-    enough = min(len(one.calls) for one in error.waiting.values()) >= calls
+    counts = [len(place.calls) for place in error.waiting.values()]
+    enough = min(counts, default=0) >= calls
     return enough and "outside of your code" not in str(error)
 
 def report(work, world_size, backend, *numbers):
