@@ -4,12 +4,15 @@ import re
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from course_tools.notebooks import course_map, teaching
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "teaching").glob("*.md"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+EXERCISES = sorted((ROOT / "exercises").glob("[0-9]*.ipynb"))
 SESSIONS = [
     pytest.param(session, id=f"{name}: {session['title']}")
     for name, plan in teaching.plans().items()
@@ -19,7 +22,7 @@ SESSIONS = [
 
 @pytest.mark.parametrize("session", SESSIONS)
 def test_the_minutes_of_a_session_add_up_and_leave_time_to_talk(session):
-    minutes = [minutes for _, minutes in teaching.session_lines(ROOT, session)]
+    minutes = [int(row[-1]) for row in teaching.session_rows(ROOT, session)]
     assert sum(minutes) == session["minutes"]
     assert teaching.LEAST <= minutes[-1] / session["minutes"] <= teaching.MOST
 
@@ -56,9 +59,43 @@ def test_in_six_weeks_every_part_of_a_lesson_and_every_lab_has_its_week():
 
 def test_the_parts_of_a_lesson_are_all_of_it():
     for notebook in course_map.chapters().values():
-        parts = teaching.parts(notebook)
-        whole = course_map.minutes(notebook)
-        assert sum(part.minutes for part in parts) == pytest.approx(whole)
+        assert sum(teaching.cells_of_parts(notebook), []) == notebook.cells
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_chapter_takes_as_long_as_it_says(path):
+    said = int(course_map.facts(course_map.chapters()[path])["minutes"])
+    counted = teaching.minutes_of(ROOT, path.name[:2]).total()
+    assert 0.85 * counted - 1 <= said <= 1.2 * counted + 3, f"counted: {counted:.0f}"
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_a_lab_takes_about_as_long_as_it_says(path):
+    first_cell = nbformat.read(path, as_version=4).cells[0].source
+    said = int(re.search(r"(\d+) minutes", first_cell)[1])
+    counted = teaching.minutes_of(ROOT, f"lab {path.name[:2]}").total()
+    assert 0.7 * counted <= said <= 1.4 * counted, f"counted: {counted:.0f}"
+
+
+def test_minutes_are_reading_writing_and_running():
+    stub = 'def answer():\n    raise NotImplementedError("about 5 lines")'
+    cells = [
+        nbformat.v4.new_markdown_cell("# In 99 minutes"),
+        nbformat.v4.new_markdown_cell("## 1 · " + "word " * 141 + "*Difficulty ●●○ · importance ●●○ · 8 minutes.*"),
+        nbformat.v4.new_code_cell(stub),
+        nbformat.v4.new_markdown_cell("**Write** (3 minutes) a page."),
+        nbformat.v4.new_code_cell("x = 1\n\n" * 4),
+        nbformat.v4.new_code_cell('held = predict("rank 3 holds", ...)'),
+        nbformat.v4.new_code_cell("y = 1\n" * 60, metadata={"jupyter": {"source_hidden": True}}),
+    ]
+    (part,) = teaching.parts(nbformat.v4.new_notebook(cells=cells), [90])
+    assert part.minutes == pytest.approx(((3 + 1 + 141 + 4 + 4) / 150 + 7 / 6 + 1, 5 + 3, 1.5))
+
+
+def test_running_times_of_other_parts_are_refused():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("## 1 · One")])
+    with pytest.raises(ValueError, match="measure them again"):
+        teaching.parts(notebook, [1, 2])
 
 
 def test_all_checkpoint_questions_have_their_answers():
