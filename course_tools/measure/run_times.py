@@ -53,7 +53,7 @@ def main() -> None:
         folder, slug = name.split("/")
         prefix = "lab " if folder == "solutions" else ""
         known[prefix + slug[:2]] = seconds_of_parts(ROOT, name, cells)
-    lines = ["# By course_tools.measure.run_times: seconds of each part in `make test` on two cores."]
+    lines = ["# By course_tools.measure.run_times: seconds of each part in `make test`, two cores"]
     lines += [f'"{name}" = {known[name]}' for name in sorted(known)]
     (ROOT / teaching.RUN_TIMES).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -227,7 +227,7 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
             "to\n14 are read after 06, with a GPU or without, 15 after 07, and 16 after 08. "
-            "Minutes are counted: words,\nlines of code in sight, and predictions."
+            "Minutes are counted: words,\nlines of code, predictions, what you write and what runs."
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),

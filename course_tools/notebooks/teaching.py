@@ -211,7 +211,7 @@ def plan_text(root: Path = ROOT) -> str:
     """The page of plans."""
     lines = ["# Plans", DONE, MODEL, _plain(
         """`03 1-3` are parts 1 to 3 of chapter 03; `lab 02 1` is the first exercise of
-        lab 02. Home work is not in the minutes. For a slot of 50 minutes, add up the parts that
+        lab 02. For a slot of 50 minutes, add up the parts that
         you want, from [lesson by lesson](lessons.md), and leave ten for talk."""
     )]  # fmt: skip
     for plan in plans(root).values():
@@ -219,9 +219,20 @@ def plan_text(root: Path = ROOT) -> str:
         for session in plan["sessions"]:
             together = ["**together**", *NOT_COUNTED, f"**{session['minutes']}**"]
             rows = [*session_rows(root, session), together]
-            home = [f"At home: {session['home']}"] if "home" in session else []
-            lines += [f"### {session['title']}", _table(["what", *COUNTED], rows), *home]
+            lines += [f"### {session['title']}", _table(["what", *COUNTED], rows)]
+            lines.append(_at_home(root, session))
     return "\n\n".join(lines) + "\n"
+
+
+def home_minutes(root: Path, session: dict) -> int:
+    """What learners do alone takes."""
+    return round(sum(minutes_of(root, where).total() for where in session["home"]))
+
+
+def _at_home(root: Path, session: dict) -> str:
+    links = ", ".join(_link(root, where) for where in session["home"])
+    note = f" {session['note']}" if "note" in session else ""
+    return f"At home, {home_minutes(root, session)} minutes: {links}.{note}"
 
 
 def lesson_text(root: Path = ROOT) -> str:

@@ -32,34 +32,58 @@ def test_half_a_day_four_times_90_minutes_and_six_weeks():
     assert lengths == [[105, 105], [90] * 4, [90] * 12]
 
 
+SIX_WEEKS = teaching.plans()["six_weeks"]
+FOR_THOSE_WHO_GO_ON = {"10", "12", "13", "14", "16"}
+
+
 def assigned(plan):
-    """What its sessions and home work name: ("05", 6) is a part, ("lab 05", 0) all of a lab."""
+    """What its sessions and home work name, part by part: ("05", 6), ("lab 05", 1)."""
     for session in plan["sessions"]:
-        texts = [where for where, _ in session["do"]] + [session["home"]]
-        for lab, number, first, last in re.findall(NAMED, "; ".join(texts)):
-            for part in range(int(first or 0), int(last or first or 0) + 1):
-                yield lab + number, part
+        for where in [*session["home"], *(what for what, _ in session["do"])]:
+            if named := re.fullmatch(r"((?:lab )?\d\d)(?: (\d+)(?:-(\d+))?)?", where):
+                name, first, last = named.groups()
+                count = len(numbered(name))
+                for part in range(int(first or 1), int(last or first or count) + 1):
+                    yield name, part
 
 
-NAMED = r"(lab )?\b(\d\d)\b(?: (\d+)(?:-(\d+))?)?"
-ELECTIVE = ("10", "12", "13", "14")
+def numbered(name):
+    """The parts of a lesson, or the exercises of a lab."""
+    _, parts = teaching.chapter(ROOT, name)
+    return [part for part in parts if re.match(r"\d+ ·", part.title)]
 
 
-def test_in_six_weeks_every_part_of_a_lesson_and_every_lab_has_its_week():
-    named, missing = set(assigned(teaching.plans()["six_weeks"])), []
-    for path, notebook in course_map.chapters().items():
-        number = path.name[:2]
-        parts = [part for part in teaching.parts(notebook) if re.match(r"\d+ ·", part.title)]
-        wanted = {(number, part) for part in range(1, len(parts) + 1)}
-        lacks = set() if number in ELECTIVE or (number, 0) in named else wanted - named
-        missing += sorted(lacks)
-    labs = {path.name[:2] for path in (ROOT / "solutions").glob("[0-9]*.ipynb")} - {*ELECTIVE}
-    assert (missing, [lab for lab in sorted(labs) if (f"lab {lab}", 0) not in named]) == ([], [])
+def test_in_six_weeks_every_part_of_a_lesson_and_every_graded_exercise_has_its_week():
+    chapters = {path.name[:2] for path in NOTEBOOKS} - FOR_THOSE_WHO_GO_ON
+    wanted = [*sorted(chapters), *(f"lab {number}" for number in SIX_WEEKS["graded"])]
+    named = set(assigned(SIX_WEEKS))
+    missing = [
+        (name, part)
+        for name in wanted
+        for part in range(1, len(numbered(name)) + 1)
+        if (name, part) not in named
+    ]
+    assert missing == []
+
+
+def test_six_weeks_assign_the_chapter_of_every_lab_and_grade_what_the_rubric_marks():
+    named = {name for name, _ in assigned(SIX_WEEKS)}
+    assert {f"lab {number}" for number in SIX_WEEKS["graded"]} | set(SIX_WEEKS["graded"]) <= named
+    marked = re.findall(r"^## Lab (\d\d)", (ROOT / "teaching/rubric.md").read_text(), re.M)
+    assert marked
+    assert set(marked) <= set(SIX_WEEKS["graded"])
+
+
+def test_a_week_has_no_more_home_work_than_the_plan_says():
+    minutes = [teaching.home_minutes(ROOT, session) for session in SIX_WEEKS["sessions"]]
+    weeks = [sum(minutes[first : first + 2]) for first in range(0, len(minutes), 2)]
+    assert max(weeks) <= 60 * SIX_WEEKS["home_hours"], weeks
 
 
 def test_the_parts_of_a_lesson_are_all_of_it():
     for notebook in course_map.chapters().values():
-        assert sum(teaching.cells_of_parts(notebook), []) == notebook.cells
+        parts = teaching.cells_of_parts(notebook)
+        assert [cell for cells in parts for cell in cells] == notebook.cells
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -81,7 +105,7 @@ def test_minutes_are_reading_writing_and_running():
     stub = 'def answer():\n    raise NotImplementedError("about 5 lines")'
     cells = [
         nbformat.v4.new_markdown_cell("# In 99 minutes"),
-        nbformat.v4.new_markdown_cell("## 1 · " + "word " * 141 + "*Difficulty ●●○ · importance ●●○ · 8 minutes.*"),
+        nbformat.v4.new_markdown_cell("## 1 · " + "word " * 141 + "*Importance ●●○ · 8 minutes.*"),
         nbformat.v4.new_code_cell(stub),
         nbformat.v4.new_markdown_cell("**Write** (3 minutes) a page."),
         nbformat.v4.new_code_cell("x = 1\n\n" * 4),
