@@ -120,8 +120,8 @@ NODES = {
     LINT: 4450,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
-    # README's pictures, and what a wheel has elsewhere than a checkout.
-    TOOLS: 54900,
+    # README's pictures, what a wheel has elsewhere than a checkout, minutes of plans by kind.
+    TOOLS: 55600,
 }
 
 
