@@ -137,25 +137,6 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
     return {name: match[1] for name, match in found.items() if match}
 
 
-def minutes(notebook: NotebookNode) -> float:
-    """Returns how long a chapter takes to work through, counted rather than guessed.
-
-    Words at 150 a minute, lines of code that are not folded at 10 seconds, a prediction a minute,
-    and exercises as they say themselves.
-    """
-    words = lines = asked = 0
-    for number, cell in enumerate(notebook.cells):
-        if cell.cell_type == "markdown":
-            prose = re.sub(r"<[^>]+>|\]\([^)]*\)", " ", cell.source)
-            words += len(re.findall(r"\w[\w'’-]*", prose))
-            own = re.findall(r"(?:[●○], |\*About |\*\*Write\*\* \()(\d+) minutes", prose)
-            asked += sum(map(int, own)) if number else 0
-        elif not cell.metadata.get("jupyter", {}).get("source_hidden"):
-            lines += sum(map(bool, map(str.strip, cell.source.splitlines())))
-            asked += len(re.findall(r'predict\(\s*"|^predicted_\w+ =', cell.source, re.M))
-    return words / 150 + lines / 6 + asked
-
-
 def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields the table of chapters and labs."""
     yield tongue.say("| | chapter | the question | minutes | hardware | lab |")
@@ -246,7 +227,7 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
             "to\n14 are read after 06, with a GPU or without, 15 after 07, and 16 after 08. "
-            "Minutes are counted: words,\nlines of code in sight, and predictions."
+            "Minutes are counted: words,\nlines of code, predictions, what you write and what runs."
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),

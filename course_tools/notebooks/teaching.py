@@ -3,15 +3,15 @@
     python -m course_tools.notebooks.teaching            write them
     python -m course_tools.notebooks.teaching --check    are they what notebooks and plans say?
 
-`teaching/plans.toml` says what is done in which session; the minutes of every part of a lesson are
-counted as those of the course map are, and what a session has left is for talking about it.
+`teaching/plans.toml` says what is done in which session, and `teaching/run_times.toml` how long
+cells run. The minutes of each part are counted (Minutes), and what a session has left is for talk.
 """
 
 import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,44 +23,92 @@ from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import questions
 
 LEAST, MOST = 0.1, 0.4  # of a session, for talk
+RUN_TIMES = "teaching/run_times.toml"
+RUNS_OF_A_LAB = 3
+MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
+STATED = re.compile(r"(?:[●○], |[●○] · |\*About |\*\*Write\*\* \()(\d+) minutes")
+LINES_TO_WRITE = re.compile(r"NotImplementedError\(\"about (\d+) lines?")
 DONE = (
     "<!-- Made by course_tools.notebooks.teaching of the notebooks and of teaching/plans.toml. -->"
 )
+
+
+class Minutes(NamedTuple):
+    """What a part takes, counted rather than guessed."""
+
+    read: float  # words at 150 a minute, given lines that are not folded at 6, a prediction in 1
+    write: float  # a line that the learner writes takes 1, with thinking and looking up
+    run: float  # as measured; what a lab runs counts three times, since a check often fails first
+
+    def total(self) -> float:
+        """All of it."""
+        return sum(self)
 
 
 class Part(NamedTuple):
     """A part of a lesson or lab, from its heading to the next."""
 
     title: str
-    minutes: float
+    minutes: Minutes
     predictions: list[tuple[str, list[str]]]  # what is asked, and the choices if there are any
     written: list[str]  # functions that learners write
     questions: list[tuple[str, str]]  # checkpoint questions and their answers
 
 
-def parts(notebook: NotebookNode) -> list[Part]:
-    """The parts of a lesson; what stands before the first heading belongs to the first."""
+def parts(notebook: NotebookNode, run_s: Sequence[float] = ()) -> list[Part]:
+    """The parts of a lesson or lab; what stands before the first heading belongs to the first.
+
+    Args:
+        notebook: A lesson, or a lab whose answers are missing.
+        run_s: The seconds that each part runs, as often as it is run; none if they do not matter.
+
+    Raises:
+        ValueError: There are seconds of more parts, or of fewer.
+    """
+    cells = cells_of_parts(notebook)
+    if run_s and len(run_s) != len(cells):
+        raise ValueError(f"{len(cells)} parts, and {len(run_s)} in {RUN_TIMES}: measure them again")
+    times = run_s or [0.0] * len(cells)
+    return [_part(some, first=not number, run_s=times[number]) for number, some in enumerate(cells)]
+
+
+def chapter(root: Path, name: str) -> tuple[Path, list[Part]]:
+    """The file and the parts of `03`, or of `lab 03`."""
+    is_lab = name.startswith("lab")
+    (path,) = (root / ("exercises" if is_lab else "notebooks")).glob(f"{name[-2:]}_*.ipynb")
+    times_run = RUNS_OF_A_LAB if is_lab else 1
+    run_s = [times_run * seconds for seconds in run_times(root)[name]]
+    return path, parts(nbformat.read(path, as_version=4), run_s)
+
+
+def cells_of_parts(notebook: NotebookNode) -> list[list[NotebookNode]]:
+    """The cells of each part."""
     cells: list[list[NotebookNode]] = [[]]
     for cell in notebook.cells:
         if _headings(cell) and any(map(_headings, cells[-1])):
             cells.append([])
         cells[-1].append(cell)
-    return [_part(own, first=not number) for number, own in enumerate(cells)]
+    return cells
+
+
+def run_times(root: Path) -> dict[str, list[int]]:
+    """The seconds that each part runs, by `03` or `lab 03`; nothing if nobody has measured yet."""
+    path = root / RUN_TIMES
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _headings(cell: NotebookNode) -> list[str]:
     return re.findall(r"^## (.+)$", cell.source, re.M) if cell.cell_type == "markdown" else []
 
 
-def _part(cells: list[NotebookNode], first: bool) -> Part:
+def _part(cells: list[NotebookNode], first: bool, run_s: float) -> Part:
     prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
     code = "\n".join(cell.source for cell in shown if cell.cell_type == "code")
     stubs = [cell.source for cell in shown if "raise NotImplementedError" in cell.source]
     to_write = re.findall(r"^(?:def|class) (\w+)", "\n".join(stubs), re.M)
     checked = re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code)  # finished forms are as well
-    none = [] if first else [nbformat.v4.new_markdown_cell()]
-    minutes = course_map.minutes(nbformat.v4.new_notebook(cells=[*none, *cells]))
+    minutes = Minutes(_reading(prose, code), _writing(cells[first:]), run_s / 60)
     found = re.findall(
         r"\*\*Check yourself\.\*\*(.+?)<details><summary>Answer</summary>(.+?)</details>",
         prose, re.S,
@@ -74,29 +122,44 @@ def _part(cells: list[NotebookNode], first: bool) -> Part:
     )
 
 
+def _reading(prose: str, code: str) -> float:
+    words = re.findall(r"\w[\w'’-]*", MARKUP.sub(" ", prose))
+    lines = [line for line in code.splitlines() if line.strip()]
+    predictions = re.findall(r'predict\(\s*"|^predicted_\w+ =', code, re.M)
+    return len(words) / 150 + len(lines) / 6 + len(predictions)
+
+
+def _writing(cells: list[NotebookNode]) -> float:
+    """By the lines that a stub asks for; where no line is asked for, what the text itself says."""
+    minutes = stated = 0
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            for number in STATED.findall(MARKUP.sub(" ", cell.source)):
+                minutes += stated
+                stated = int(number)
+        lines = LINES_TO_WRITE.findall(cell.source) if cell.cell_type == "code" else []
+        if lines:
+            minutes += sum(map(int, lines))
+            stated = 0
+    return minutes + stated
+
+
 def _plain(text: str) -> str:
     """On one line; what is linked from a lesson is found from teaching/ too."""
     text = re.sub(r'<a href="([\w-]+\.ipynb)">(.*?)</a>', r"[\2](\1)", " ".join(text.split()))
     return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", text)
 
 
-def minutes_of(root: Path, where: str) -> float:
+def minutes_of(root: Path, where: str) -> Minutes:
     """The minutes of `02 1-3`, parts of a lesson; of `02`, all of it; of `lab 02 1-2`."""
-    kind, number, first, last = re.fullmatch(r"(lab )?(\d\d)(?: (\d+)(?:-(\d+))?)?", where).groups()  # type: ignore[union-attr]
-    folder = "solutions" if kind else "notebooks"
-    (path,) = (root / folder).glob(f"{number}_*.ipynb")
-    notebook = nbformat.read(path, as_version=4)
-    if kind:
-        cells = notebook.cells[1:]  # its first one says what all of it takes
-        texts = [cell.source for cell in cells if _headings(cell)]
-        found = [re.search(r"(\d+) minutes", text) for text in texts]
-        all_ = [float(match[1]) for match in found if match]
-    else:
-        all_ = [part.minutes for part in parts(notebook)]
-    begin, end = int(first or 1), int(last or first or len(all_))
-    if not 1 <= begin <= end <= len(all_):
-        raise ValueError(f"{where}: there are {len(all_)} parts")
-    return sum(all_[begin - 1 : end])
+    name, first, last = re.fullmatch(r"((?:lab )?\d\d)(?: (\d+)(?:-(\d+))?)?", where).groups()  # type: ignore[union-attr]
+    _, known = chapter(root, name)
+    if name.startswith("lab"):  # without its bonus
+        known = [part for part in known if part.title[0].isdigit()]
+    begin, end = int(first or 1), int(last or first or len(known))
+    if not 1 <= begin <= end <= len(known):
+        raise ValueError(f"{where}: there are {len(known)} parts")
+    return Minutes(*map(sum, zip(*(part.minutes for part in known[begin - 1 : end]), strict=True)))
 
 
 def plans(root: Path = ROOT) -> dict[str, dict]:
@@ -104,39 +167,72 @@ def plans(root: Path = ROOT) -> dict[str, dict]:
     return tomllib.loads((root / "teaching/plans.toml").read_text(encoding="utf-8"))
 
 
-def session_lines(root: Path, session: dict) -> Iterator[tuple[str, int]]:
-    """What is done in a session, with minutes that add up to its length."""
+def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
+    """What is done in a session, and its minutes by COUNTED; the last add up to its length."""
     left = session["minutes"]
     for where, how in session["do"]:
-        minutes = how if isinstance(how, int) else round(minutes_of(root, where))
-        left -= minutes
-        yield where if isinstance(how, int) else f"{_link(root, where)} {how}", minutes
-    yield "talk: predictions against measurements, checkpoint questions", left
+        if isinstance(how, int):
+            row = [where, *NOT_COUNTED, str(how)]
+        else:
+            row = [f"{_link(root, where)} {how}", *_counted(minutes_of(root, where))]
+        left -= int(row[-1])
+        yield row
+    yield ["talk: predictions against measurements, checkpoint questions", *NOT_COUNTED, str(left)]
+
+
+def _counted(minutes: Minutes) -> list[str]:
+    return [f"{number:.0f}" for number in (*minutes, minutes.total())]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    line = ["---:" if name in COUNTED else "---" for name in head]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, line, *rows])
 
 
 def _link(root: Path, where: str) -> str:
-    number = re.search(r"\d\d", where)[0]  # type: ignore[index]
-    folder = "exercises" if where.startswith("lab") else "notebooks"
-    (path,) = (root / folder).glob(f"{number}_*.ipynb")
-    return f"[{where}](../{folder}/{path.name})"
+    path, _ = chapter(root, re.match(r"(lab )?\d\d", where)[0])  # type: ignore[index]
+    return f"[{where}](../{path.parent.name}/{path.name})"
+
+
+MODEL = _plain(
+    """Minutes are counted, by a simple model. **Read:** 150 words of text or six given lines of
+    code a minute, and a minute for each prediction. **Write:** a minute for each line that a
+    learner writes, with the thinking; what asks for no line takes what its text says. **Run:** the
+    seconds that its cells took while five notebooks shared two cores, and three times as many in
+    labs, where a check often fails before it passes. The minutes that an exercise names are our
+    estimate of the same. No class has been timed: expect some learners to need half of it, and
+    others twice as much."""
+)
+COUNTED = "read", "write", "run", "minutes"
+NOT_COUNTED = "", "", ""
 
 
 def plan_text(root: Path = ROOT) -> str:
     """The page of plans."""
-    lines = ["# Plans", DONE, _plain(
-        """Minutes are counted from the notebooks: words, lines of code in sight, predictions and
-        exercises. `03 1-3` are parts 1 to 3 of chapter 03; `lab 02 1` is the first exercise of
-        lab 02. Home work is not in the minutes."""
+    lines = ["# Plans", DONE, MODEL, _plain(
+        """`03 1-3` are parts 1 to 3 of chapter 03; `lab 02 1` is the first exercise of
+        lab 02. For a slot of 50 minutes, add up the parts that
+        you want, from [lesson by lesson](lessons.md), and leave ten for talk."""
     )]  # fmt: skip
     for plan in plans(root).values():
         lines += [f"## {plan['title']}", plan["for"].strip()]
         for session in plan["sessions"]:
-            table = ["| what | minutes |", "| --- | --- |"]
-            table += [f"| {what} | {minutes} |" for what, minutes in session_lines(root, session)]
-            table += [f"| **together** | **{session['minutes']}** |"]
-            home = [f"At home: {session['home']}"] if "home" in session else []
-            lines += [f"### {session['title']}", "\n".join(table), *home]
+            together = ["**together**", *NOT_COUNTED, f"**{session['minutes']}**"]
+            rows = [*session_rows(root, session), together]
+            lines += [f"### {session['title']}", _table(["what", *COUNTED], rows)]
+            lines.append(_at_home(root, session))
     return "\n\n".join(lines) + "\n"
+
+
+def home_minutes(root: Path, session: dict) -> int:
+    """What learners do alone takes."""
+    return round(sum(minutes_of(root, where).total() for where in session["home"]))
+
+
+def _at_home(root: Path, session: dict) -> str:
+    links = ", ".join(_link(root, where) for where in session["home"])
+    note = f" {session['note']}" if "note" in session else ""
+    return f"At home, {home_minutes(root, session)} minutes: {links}.{note}"
 
 
 def lesson_text(root: Path = ROOT) -> str:
@@ -146,16 +242,28 @@ def lesson_text(root: Path = ROOT) -> str:
         each choice, then two of different minds explain, then the cell runs. **Pairs:** one
         types, one reads the check's table aloud; change at each exercise. **Discuss:** the
         checkpoint question, for two minutes between neighbours, before anybody opens the answer."""
-    )]  # fmt: skip
+    ), MODEL]  # fmt: skip
+    labs = {path.name for path in course_map.labs(root)}
     for path, notebook in course_map.chapters(root).items():
         title = course_map.facts(notebook)["title"]
-        lines.append(f"## [{path.name[:2]} · {title}](../notebooks/{path.name})")
-        table, answers = ["| part | minutes | do |", "| --- | --- | --- |"], []
-        for part in parts(notebook):
-            table.append(f"| {part.title} | {part.minutes:.0f} | {_do(part)} |")
-            answers += [f"- *{question}* {answer}" for question, answer in part.questions]
-        lines += ["\n".join(table), "\n".join(answers)]
+        number = path.name[:2]
+        lines.append(f"## [{number} · {title}](../notebooks/{path.name})")
+        _, known = chapter(root, number)
+        rows = [[part.title, *_counted(part.minutes), _do(part)] for part in known]
+        lines.append(_table(["part", *COUNTED, "do"], rows))
+        answers = [f"- *{text}* {answer}" for part in known for text, answer in part.questions]
+        lines.append("\n".join(answers))
+        if path.name in labs:
+            lines.append(_lab_table(root, number))
     return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def _lab_table(root: Path, number: str) -> str:
+    path, known = chapter(root, f"lab {number}")
+    exercises = [part for part in known if part.title[0].isdigit()]
+    rows = [[part.title, *_counted(part.minutes)] for part in exercises]
+    rows.append(["**together**", *_counted(minutes_of(root, f"lab {number}"))])
+    return _table([f"[lab {number}](../exercises/{path.name})", *COUNTED], rows)
 
 
 def _do(part: Part) -> str:

@@ -121,7 +121,7 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, and what a wheel has elsewhere than a checkout.
-    TOOLS: 55350,
+    TOOLS: 56050,
 }
 
 

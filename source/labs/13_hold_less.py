@@ -165,8 +165,10 @@ def stepping(answer):
             whole.add(weight)
             counts.append(len(whole))  # of those that are still somewhere in memory
 
-        shares = answer([Unit(weight, clock, gathered) for weight in weights], x, target)
-        few = {"whole at once: two at most": max(counts) <= 2, "all freed": not whole}
+        units = [Unit(weight, clock, gathered) for weight in weights]
+        shares = answer(list(units), x, target)
+        noted = all(unit.gathered is gathered for unit in units)  # and nobody has muted it
+        few = {"whole at once: two at most": noted and max(counts) <= 2, "all freed": not whole}
         return {"shares": shares} | few
 
     return stepped

@@ -3,7 +3,7 @@
 #
 # **`model = DataParallel(model)` uses all your GPUs in one line, with threads. Why does everybody train with processes instead?**
 #
-# An appendix: **skip it on a first reading**, since no later chapter needs it. In 35 minutes you'll write `DataParallel` with threads and its twin
+# An appendix: **skip it on a first reading**, since no later chapter needs it. In 45 minutes you'll write `DataParallel` with threads and its twin
 # with processes, and measure when each of them pays off.
 #
 # **Hardware:** two CPU cores. Two or more GPUs bring one cell to life, in part 6.

@@ -4,12 +4,15 @@ import re
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from course_tools.notebooks import course_map, teaching
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "teaching").glob("*.md"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+EXERCISES = sorted((ROOT / "exercises").glob("[0-9]*.ipynb"))
 SESSIONS = [
     pytest.param(session, id=f"{name}: {session['title']}")
     for name, plan in teaching.plans().items()
@@ -19,7 +22,7 @@ SESSIONS = [
 
 @pytest.mark.parametrize("session", SESSIONS)
 def test_the_minutes_of_a_session_add_up_and_leave_time_to_talk(session):
-    minutes = [minutes for _, minutes in teaching.session_lines(ROOT, session)]
+    minutes = [int(row[-1]) for row in teaching.session_rows(ROOT, session)]
     assert sum(minutes) == session["minutes"]
     assert teaching.LEAST <= minutes[-1] / session["minutes"] <= teaching.MOST
 
@@ -29,36 +32,94 @@ def test_half_a_day_four_times_90_minutes_and_six_weeks():
     assert lengths == [[105, 105], [90] * 4, [90] * 12]
 
 
+SIX_WEEKS = teaching.plans()["six_weeks"]
+FOR_THOSE_WHO_GO_ON = {"10", "12", "13", "14", "16"}
+
+
 def assigned(plan):
-    """What its sessions and home work name: ("05", 6) is a part, ("lab 05", 0) all of a lab."""
+    """What its sessions and home work name, part by part: ("05", 6), ("lab 05", 1)."""
     for session in plan["sessions"]:
-        texts = [where for where, _ in session["do"]] + [session["home"]]
-        for lab, number, first, last in re.findall(NAMED, "; ".join(texts)):
-            for part in range(int(first or 0), int(last or first or 0) + 1):
-                yield lab + number, part
+        for where in [*session["home"], *(what for what, _ in session["do"])]:
+            if named := re.fullmatch(r"((?:lab )?\d\d)(?: (\d+)(?:-(\d+))?)?", where):
+                name, first, last = named.groups()
+                count = len(numbered(name))
+                for part in range(int(first or 1), int(last or first or count) + 1):
+                    yield name, part
 
 
-NAMED = r"(lab )?\b(\d\d)\b(?: (\d+)(?:-(\d+))?)?"
-ELECTIVE = ("10", "12", "13", "14")
+def numbered(name):
+    """The parts of a lesson, or the exercises of a lab."""
+    _, parts = teaching.chapter(ROOT, name)
+    return [part for part in parts if re.match(r"\d+ ·", part.title)]
 
 
-def test_in_six_weeks_every_part_of_a_lesson_and_every_lab_has_its_week():
-    named, missing = set(assigned(teaching.plans()["six_weeks"])), []
-    for path, notebook in course_map.chapters().items():
-        number = path.name[:2]
-        parts = [part for part in teaching.parts(notebook) if re.match(r"\d+ ·", part.title)]
-        wanted = {(number, part) for part in range(1, len(parts) + 1)}
-        lacks = set() if number in ELECTIVE or (number, 0) in named else wanted - named
-        missing += sorted(lacks)
-    labs = {path.name[:2] for path in (ROOT / "solutions").glob("[0-9]*.ipynb")} - {*ELECTIVE}
-    assert (missing, [lab for lab in sorted(labs) if (f"lab {lab}", 0) not in named]) == ([], [])
+def test_in_six_weeks_every_part_of_a_lesson_and_every_graded_exercise_has_its_week():
+    chapters = {path.name[:2] for path in NOTEBOOKS} - FOR_THOSE_WHO_GO_ON
+    wanted = [*sorted(chapters), *(f"lab {number}" for number in SIX_WEEKS["graded"])]
+    named = set(assigned(SIX_WEEKS))
+    missing = [
+        (name, part)
+        for name in wanted
+        for part in range(1, len(numbered(name)) + 1)
+        if (name, part) not in named
+    ]
+    assert missing == []
+
+
+def test_six_weeks_assign_the_chapter_of_every_lab_and_grade_what_the_rubric_marks():
+    named = {name for name, _ in assigned(SIX_WEEKS)}
+    assert {f"lab {number}" for number in SIX_WEEKS["graded"]} | set(SIX_WEEKS["graded"]) <= named
+    marked = re.findall(r"^## Lab (\d\d)", (ROOT / "teaching/rubric.md").read_text(), re.M)
+    assert marked
+    assert set(marked) <= set(SIX_WEEKS["graded"])
+
+
+def test_a_week_has_no_more_home_work_than_the_plan_says():
+    minutes = [teaching.home_minutes(ROOT, session) for session in SIX_WEEKS["sessions"]]
+    weeks = [sum(minutes[first : first + 2]) for first in range(0, len(minutes), 2)]
+    assert max(weeks) <= 60 * SIX_WEEKS["home_hours"], weeks
 
 
 def test_the_parts_of_a_lesson_are_all_of_it():
     for notebook in course_map.chapters().values():
-        parts = teaching.parts(notebook)
-        whole = course_map.minutes(notebook)
-        assert sum(part.minutes for part in parts) == pytest.approx(whole)
+        parts = teaching.cells_of_parts(notebook)
+        assert [cell for cells in parts for cell in cells] == notebook.cells
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_chapter_takes_as_long_as_it_says(path):
+    said = int(course_map.facts(course_map.chapters()[path])["minutes"])
+    counted = teaching.minutes_of(ROOT, path.name[:2]).total()
+    assert 0.85 * counted - 1 <= said <= 1.2 * counted + 3, f"counted: {counted:.0f}"
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_a_lab_takes_about_as_long_as_it_says(path):
+    first_cell = nbformat.read(path, as_version=4).cells[0].source
+    said = int(re.search(r"(\d+) minutes", first_cell)[1])
+    counted = teaching.minutes_of(ROOT, f"lab {path.name[:2]}").total()
+    assert 0.7 * counted <= said <= 1.4 * counted, f"counted: {counted:.0f}"
+
+
+def test_minutes_are_reading_writing_and_running():
+    stub = 'def answer():\n    raise NotImplementedError("about 5 lines")'
+    cells = [
+        nbformat.v4.new_markdown_cell("# In 99 minutes"),
+        nbformat.v4.new_markdown_cell("## 1 · " + "word " * 141 + "*Importance ●●○ · 8 minutes.*"),
+        nbformat.v4.new_code_cell(stub),
+        nbformat.v4.new_markdown_cell("**Write** (3 minutes) a page."),
+        nbformat.v4.new_code_cell("x = 1\n\n" * 4),
+        nbformat.v4.new_code_cell('held = predict("rank 3 holds", ...)'),
+        nbformat.v4.new_code_cell("y = 1\n" * 60, metadata={"jupyter": {"source_hidden": True}}),
+    ]
+    (part,) = teaching.parts(nbformat.v4.new_notebook(cells=cells), [90])
+    assert part.minutes == pytest.approx(((3 + 1 + 141 + 4 + 4) / 150 + 7 / 6 + 1, 5 + 3, 1.5))
+
+
+def test_running_times_of_other_parts_are_refused():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("## 1 · One")])
+    with pytest.raises(ValueError, match="measure them again"):
+        teaching.parts(notebook, [1, 2])
 
 
 def test_all_checkpoint_questions_have_their_answers():

@@ -104,6 +104,10 @@ def the_wrong_way_round(units, x, target):
 def all_gathered_at_the_start(units, x, target):
     for unit in units:
         unit.gather()
+    return _all_whole(units, x, target)
+
+
+def _all_whole(units, x, target):
     for unit in units:
         x = unit.forward(x)
     gradient = x - target
@@ -351,6 +355,15 @@ class Kept:
 
 def kept_in_secret(units, x, target):
     return _scheduled([Kept(unit) for unit in units], x, target)
+
+
+def after_muting_the_count(units, x, target):
+    units[0].gather()
+    for unit in units:
+        unit.gathered = len  # takes a weight as well, and notes nothing
+    for unit in units[1:]:
+        unit.gather()
+    return _all_whole(units, x, target)
 
 
 # 3 · clip
@@ -654,6 +667,7 @@ WRONG = {
         two_ahead_in_backward, the_last_freed_and_gathered_again, each_sum_waited_for,
         all_sums_at_the_end, the_wrong_way_round, all_gathered_at_the_start, never_freed,
         the_first_stays_whole, freed_before_backward, backwards_from_the_front, kept_in_secret,
+        after_muting_the_count,
     ),
     "plan": [
         over_all_ranks, over_a_node, over_a_node_or_all, over_as_few_as_fit,

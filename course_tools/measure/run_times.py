@@ -1,0 +1,62 @@
+"""Writes how long the parts of lessons and labs run, teaching/run_times.toml, which plans count.
+
+    make test seconds=FILE
+    .venv/bin/python -m course_tools.measure.run_times FILE
+
+`make test` runs five notebooks at once. On two cores that is about as crowded as a server with one
+core for every three learners, so it's the time that passes there, and a laptop needs less of it.
+"""
+
+import argparse
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import nbformat
+
+from course_tools import ROOT
+from course_tools.measure import cpu_seconds
+from course_tools.notebooks import teaching
+
+CELL = re.compile(r"(notebooks|solutions)/((\d\d)_\w+)\.ipynb::Cell (\d+)")
+
+
+def seconds_of_cells(path: Path) -> dict[str, dict[int, float]]:
+    """By notebook, such as `notebooks/03_name`, the seconds of each code cell, from 0."""
+    seconds: dict[str, dict[int, float]] = defaultdict(dict)
+    for line in cpu_seconds.read(path):
+        if match := CELL.fullmatch(line["name"]):
+            folder, slug, _, number = match.groups()
+            seconds[f"{folder}/{slug}"][int(number)] = line["wall_s"]
+    return seconds
+
+
+def seconds_of_parts(root: Path, name: str, cells: dict[int, float]) -> list[int]:
+    """The seconds of each part of a notebook."""
+    notebook = nbformat.read(root / f"{name}.ipynb", as_version=4)
+    number = 0
+    parts = []
+    for some in teaching.cells_of_parts(notebook):
+        first = number
+        number += sum(cell.cell_type == "code" for cell in some)
+        parts.append(round(sum(cells.get(n, 0) for n in range(first, number))))
+    return parts
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("seconds", type=Path, help="what `make test seconds=FILE` has written")
+    measured = seconds_of_cells(parser.parse_args().seconds)
+    known = teaching.run_times(ROOT)
+    for name, cells in measured.items():
+        folder, slug = name.split("/")
+        prefix = "lab " if folder == "solutions" else ""
+        known[prefix + slug[:2]] = seconds_of_parts(ROOT, name, cells)
+    lines = ["# By course_tools.measure.run_times: seconds of each part in `make test`, two cores"]
+    lines += [f'"{name}" = {known[name]}' for name in sorted(known)]
+    (ROOT / teaching.RUN_TIMES).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
