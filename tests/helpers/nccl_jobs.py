@@ -29,6 +29,9 @@ KINDS = (
 )  # fmt: skip
 
 
+GOOD = ("right", "among suspects", "with ranks that left no dump")
+
+
 @dataclass(eq=False)
 class Op:
     """One call of a program: a collective of a group, or one end of a message."""
@@ -94,7 +97,7 @@ class Job:
         world_size = shape.stages * shape.replicas * shape.splits
         self.ranks = [Rank(self._program(rank)) for rank in range(world_size)]
         self.numbers: dict[tuple[int, str, str], int] = {}
-        self.truth: set[int] = set()
+        self.faults: dict[int, tuple[str, int]] = {}  # by rank what goes wrong, and where
         self.dead: set[int] = set()
 
     def place(self, rank: int) -> tuple[int, int, int]:
@@ -156,12 +159,10 @@ class Job:
 
     def break_rank(self, rank: int, kind: str, at: int) -> None:
         """Have a rank go wrong at a place in its program."""
-        self.truth.add(rank)
+        self.faults[rank] = (kind, at)
         state, program = self.ranks[rank], self.ranks[rank].program
         if kind in (STOPPED, KILLED):
             state.stops_before = at
-        if kind == KILLED:
-            self.dead.add(rank)
         if kind == FAILED_GPU:
             state.fails_at = at  # the place is turned into a turn when it comes there
         if kind == SLOW_KERNEL:
@@ -188,6 +189,30 @@ class Job:
             moves = [self._issue(rank) for rank in order if self.chance.random() < 0.8]
             moves += [self._complete(rank) for rank in order]
             quiet = 0 if any(moves) else quiet + 1
+        for rank, (kind, _) in self.faults.items():
+            if kind == KILLED and rank in self.truth:
+                self.dead.add(rank)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a rank waits for ever."""
+        return any(rank.pending for rank in self.ranks)
+
+    @property
+    def truth(self) -> set[int]:
+        """The ranks that have gone wrong: one that others stopped before has done nothing."""
+        return {rank for rank in self.faults if self._has_gone_wrong(rank)}
+
+    def _has_gone_wrong(self, rank: int) -> bool:
+        kind, at = self.faults[rank]
+        state = self.ranks[rank]
+        if kind in (STOPPED, KILLED):
+            return state.position == at and self._may_issue(rank)
+        if kind == FAILED_GPU:
+            return 0 <= state.breaks_at < self.turn
+        if kind == SLOW_KERNEL:
+            return any(call.op is state.stuck_before for call in state.pending[:1])
+        return state.position > at
 
     def _issue(self, rank: int) -> bool:
         state = self.ranks[rank]
@@ -195,8 +220,7 @@ class Job:
             return False
         if state.breaks_at >= 0 and self.turn > state.breaks_at + 3:
             return False  # its program has met the error
-        pending = state.pending
-        if len(pending) >= self.shape.ahead or (pending and pending[-1].op.waits):
+        if not self._may_issue(rank):
             return False
         op = state.program[state.position]
         if state.fails_at == state.position and state.breaks_at < 0:
@@ -209,6 +233,11 @@ class Job:
         state.issued.append(issued)
         state.pending.append(issued)
         return True
+
+    def _may_issue(self, rank: int) -> bool:
+        """Whether the CPU waits for nothing."""
+        pending = self.ranks[rank].pending
+        return len(pending) < self.shape.ahead and not (pending and pending[-1].op.waits)
 
     def _is_active(self, rank: int, issued: Issued) -> bool:
         """Whether the GPU has come to a call."""
@@ -376,28 +405,29 @@ def random_job(seed: int, kind: str, guilty: int = 1) -> tuple[Job, frozenset[in
     """A job that has run until it hangs, and the ranks that lost their dumps."""
     chance = random.Random(f"{seed} {kind} {guilty}")
     job = Job(random_shape(chance), chance)
+    when = chance.uniform(0.25, 0.9)  # both at about the same time
     for rank in chance.sample(range(job.world_size), guilty):
         program = job.ranks[rank].program
-        job.break_rank(rank, kind, _place(program, kind, chance))
+        job.break_rank(rank, kind, _place(program, kind, when))
     job.run()
     innocent = [rank for rank in range(job.world_size) if rank not in job.truth]
     lost = chance.sample(innocent, chance.choice([0, 0, 0, 1, 2]))
     return job, frozenset(lost)
 
 
-def _place(program: list[Op], kind: str, chance: random.Random) -> int:
-    """Where in a program a rank goes wrong."""
-    places = []
-    for place in range(len(program) // STEPS, len(program) - 2):
+def _place(program: list[Op], kind: str, when: float) -> int:
+    """Where in a program a rank goes wrong: at the first fitting place from there on."""
+    first = int(when * (len(program) - 2))
+    for place in [*range(first, len(program) - 2), *range(first, 0, -1)]:
         op, next_op = program[place], program[place + 1]
         if kind == NO_SEND and op.kind != "send":
             continue
         if kind in (OTHER_SIZE, OTHER_CALL) and op.peer >= 0:
             continue
-        if kind == SWAPPED and (op.group == next_op.group or op.in_background):
+        if kind == SWAPPED and (op.group == next_op.group or op.in_background or op.waits):
             continue
-        places.append(place)
-    return chance.choice(places or [len(program) - 2])
+        return place
+    return len(program) - 2
 
 
 def grade(job: Job, explanation: Explanation) -> str:
@@ -405,6 +435,9 @@ def grade(job: Job, explanation: Explanation) -> str:
     guilty = set(explanation.guilty)
     if guilty == job.truth:
         return "right"
+    lost = set(explanation.dumps.missing) - job.dead
+    if job.dead and guilty - lost == job.truth and not explanation.sure:
+        return "with ranks that left no dump"  # nobody can tell a lost dump from a dead rank
     if guilty - job.truth and explanation.sure:
         return "SURE AND WRONG"
     if guilty >= job.truth and explanation.verdict.outcome == "unknown":
@@ -422,12 +455,12 @@ def main() -> None:
             grades: Counter[str] = Counter()
             for seed in range(seeds):
                 job, lost = random_job(seed, kind, count)
-                if all(rank.position == len(rank.program) for rank in job.ranks):
+                if not job.truth or not job.hangs:
                     grades["did not hang"] += 1
                     continue
                 explanation = job.explained(lost)
                 grades[grade(job, explanation)] += 1
-                if grade(job, explanation) not in ("right", "among suspects"):
+                if grade(job, explanation) not in GOOD:
                     reasons = [(e.rank, e.why) for e in explanation.verdict.evidence][:6]
                     print(f"  {kind} x{count} {seed}: {grade(job, explanation)}, truth "
                           f"{sorted(job.truth)}, ours {reasons} {explanation.verdict.certainty} "
