@@ -10,9 +10,10 @@ all_reduce is a victim of whoever does not come there. What is evidence, stronge
 - `ABSENT`: others wait for it, and it waits for nobody: a sink of the graph.
 - `EXTRA`: a rank alone makes one call more, while all others have ended at the same place.
 - `BEHIND`: it waits, but the same waiting has not kept its peers from calling what it never called.
+- `ORDER`: ranks wait for each other in circles, and all circles lead through it. Ranks that make
+  their calls in one order wait in no circle, whoever stops, if only the first call that each has
+  pending is looked at.
 - `NO_DUMP`: it left none, and what is waited for cannot be explained by any rank that did.
-- `MINORITY`: all wait for each other in a circle, and most members have come to a call where
-  it has not.
 - `CIRCLE`, `STUCK`: nothing sets one rank apart: they wait for each other, or all of them have come
   to a call that does not end.
 """
@@ -25,7 +26,7 @@ from itertools import pairwise
 from course_utils.flight.dumps import Call, Dumps, Group
 
 DIFFERENT, FAILED, ABSENT, EXTRA = "different", "failed", "absent", "extra"
-BEHIND, NO_DUMP, MINORITY, CIRCLE, STUCK = "behind", "no dump", "minority", "circle", "stuck"
+BEHIND, NO_DUMP, ORDER, CIRCLE, STUCK = "behind", "no dump", "order", "circle", "stuck"
 PROVEN, LIKELY, GUESS = "proven", "likely", "guess"
 FOUND, NOTHING, UNKNOWN = "found", "nothing", "unknown"
 # No member can be through one of these before all have taken part.
@@ -40,7 +41,7 @@ _CERTAINTY = {
     EXTRA: LIKELY,
     BEHIND: LIKELY,
     NO_DUMP: LIKELY,
-    MINORITY: LIKELY,
+    ORDER: LIKELY,
     CIRCLE: GUESS,
     STUCK: GUESS,
 }
@@ -291,6 +292,12 @@ class WaitGraph:
         other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
         return set() if same_end.index(call) < len(other_end) else {other}
 
+    def first_absentees(self, rank: int) -> set[int]:
+        """Whom a rank waits for in the first call that it has pending."""
+        edges = self.edges.get(rank, {})
+        first = self.pending[rank][0]
+        return {other for other, edge in edges.items() if edge.call is first}
+
     def waiters_of(self, rank: int) -> list[Edge]:
         """Who waits for a rank directly."""
         edges = []
@@ -342,7 +349,6 @@ class Judge:
         self.dumps = graph.dumps
         self.evidence: dict[int, Evidence] = {}
         self._in_differing: set[int] = set()
-        self._excused: set[int] = set()  # they have left no dump, and may be victims
 
     def decide(self) -> Verdict:
         """The verdict on these dumps."""
@@ -354,8 +360,8 @@ class Judge:
         if not self._in_differing:
             self._absent()
         self._behind()
+        self._circles()
         self._no_dump()
-        self._minority()
         if not self.evidence:
             self._failed(self.graph.single_stale)
         self._stuck()
@@ -524,60 +530,73 @@ class Judge:
 
     def _unexplained(self) -> list[int]:
         """Ranks that wait, and neither directly nor through others for a guilty one."""
-        explained = self.graph.explained_by([*self.evidence, *self._excused])
-        waiting = []
-        for rank in self.graph.edges:
-            if rank not in explained and rank not in self._in_differing:
-                waiting.append(rank)
-        return waiting
+        explained = self._perhaps_explained()
+        return [rank for rank in self.graph.edges if rank not in explained]
+
+    def _perhaps_explained(self) -> set[int]:
+        """The guilty, and who has a call pending with one of them, or with one such rank.
+
+        A rank without a dump has perhaps come to such a call, and is perhaps a victim like others.
+        """
+        explained = set(self.evidence)
+        beside: dict[int, set[int]] = defaultdict(set)
+        for rank, calls in self.graph.pending.items():
+            for other in _partners(calls):
+                beside[rank].add(other)
+                beside[other].add(rank)
+        to_visit = list(explained)
+        while to_visit:
+            rank = to_visit.pop()
+            for other in beside[rank] - explained:
+                if self.graph.pending.get(other) or other not in self.dumps.by_rank:
+                    explained.add(other)
+                    to_visit.append(other)
+        return explained
 
     def _no_dump(self) -> None:
-        """What no rank with a dump explains is the doing of one without.
-
-        One that may wait beside ranks that are explained may be a victim like them.
-        """
-        explained = self.graph.explained_by(self.evidence)
-        beside_victims: set[int] = set()
-        groups: set[Group] = set()
-        for rank in explained:
-            for call in self._pending_of(rank):
-                groups.add(call.group)
-        for group in groups:
-            beside_victims.update(group.ranks)
-        missing = set(self.dumps.missing)
-        self._excused = missing & beside_victims
+        """What no rank with a dump explains is the doing of one without."""
+        explained = self._perhaps_explained()
         for rank in self._unexplained():
-            for other, edge in self.graph.edges[rank].items():
-                if other in missing:
-                    self._add(other, NO_DUMP, edge.call)
+            call = self.graph.pending[rank][0]
+            for other in self.graph.absent_from(call):
+                if other not in self.dumps.by_rank and other not in explained:
+                    self._add(other, NO_DUMP, call)
 
-    def _pending_of(self, rank: int) -> list[Call]:
-        if rank in self.evidence:
-            return []
-        return self.graph.pending.get(rank, [])
-
-    def _minority(self) -> None:
-        """In a circle: most members have come to a call, and a few have not."""
+    def _circles(self) -> None:
+        """Ranks that wait for each other: all circles lead through the one that is out of order."""
         unexplained = set(self._unexplained())
-        suspects: dict[int, Call] = {}
-        for rank in sorted(unexplained):
-            for call in self.graph.pending[rank]:
+        waits_for: dict[int, set[int]] = {}
+        for rank in unexplained:
+            waits_for[rank] = self.graph.first_absentees(rank) & unexplained
+        for circle in _circles_in(waits_for):
+            breakers = [rank for rank in circle if not _circles_in(_without(waits_for, rank))]
+            if len(breakers) > 1:
+                breakers = self._often_missed(breakers) or breakers
+            if len(breakers) == 1:
+                self._add_in_circle(breakers[0], ORDER, waits_for)
+                continue
+            for rank in breakers or circle:
+                self._add_in_circle(rank, CIRCLE, waits_for)
+
+    def _add_in_circle(self, rank: int, why: str, waits_for: dict[int, set[int]]) -> None:
+        """With the call in which others wait for it, or in which it waits itself."""
+        call = self.graph.pending[rank][0]
+        for waiter in sorted(waits_for):
+            if why == ORDER and rank in waits_for[waiter]:
+                call = self.graph.pending[waiter][0]
+                break
+        self._add(rank, why, call)
+
+    def _often_missed(self, ranks: list[int]) -> list[int]:
+        """Those that haven't come to a call where most members of its group are."""
+        missed = set()
+        for calls in self.graph.pending.values():
+            for call in calls[:1]:
                 absent = self.graph.absent_from(call)
                 came = len(call.group.ranks) - len(absent)
-                if not call.is_message and absent and came > len(absent):
-                    for other in sorted(absent & unexplained):
-                        suspects.setdefault(other, call)
-        if len(suspects) < len(unexplained):
-            for rank, call in suspects.items():
-                self._add(rank, MINORITY, call)
-        for rank in self._unexplained():
-            if rank in self.graph.explained_by([rank]) and self._is_in_circle(rank):
-                call = next(iter(self.graph.edges[rank].values())).call
-                self._add(rank, CIRCLE, call)
-
-    def _is_in_circle(self, rank: int) -> bool:
-        reached = self.graph.explained_by([rank])
-        return any(other in reached for other in self.graph.edges[rank])
+                if not call.is_message and came > len(absent):
+                    missed.update(absent)
+        return [rank for rank in ranks if rank in missed]
 
     def _stuck(self) -> None:
         """Nobody is missing anywhere, and yet calls don't end."""
@@ -657,6 +676,68 @@ def _role(call: Call) -> tuple[object, ...]:
 
 def _ends(call: Call) -> list[int]:
     return [end for end in (call.sender, call.receiver) if end is not None]
+
+
+def _partners(calls: Iterable[Call]) -> set[int]:
+    """Who takes part in any of these calls."""
+    partners: set[int] = set()
+    for call in calls:
+        partners.update(_others(call))
+    return partners
+
+
+def _without(waits_for: dict[int, set[int]], rank: int) -> dict[int, set[int]]:
+    """The graph without what this rank waits for."""
+    return {**waits_for, rank: set()}
+
+
+def _circles_in(waits_for: dict[int, set[int]]) -> list[list[int]]:
+    """The ranks that wait for each other, directly or through others: a list for each circle.
+
+    Ranks that wait for nobody are taken away again and again, and so are those that nobody waits
+    for; then what is left is parted into those that reach each other.
+    """
+    left = _in_circles(waits_for)
+    circles = []
+    while left:
+        start = min(left)
+        forward = _reached(start, left)
+        backward = _reached(start, _reversed(left))
+        together = forward & backward
+        if len(together) > 1:
+            circles.append(sorted(together))
+        rest = set(left) - together
+        left = _in_circles({rank: left[rank] & rest for rank in rest})
+    return circles
+
+
+def _in_circles(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
+    """The graph without ranks that wait for nobody in it, or that nobody in it waits for."""
+    left = waits_for
+    while True:
+        waited_for: set[int] = set().union(*left.values())
+        kept = {rank for rank, others in left.items() if others and rank in waited_for}
+        if len(kept) == len(left):
+            return left
+        left = {rank: left[rank] & kept for rank in kept}
+
+
+def _reversed(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
+    waiters: dict[int, set[int]] = {rank: set() for rank in waits_for}
+    for rank, others in waits_for.items():
+        for other in others:
+            waiters[other].add(rank)
+    return waiters
+
+
+def _reached(start: int, waits_for: dict[int, set[int]]) -> set[int]:
+    reached = {start}
+    to_visit = [start]
+    while to_visit:
+        for other in waits_for[to_visit.pop()] - reached:
+            reached.add(other)
+            to_visit.append(other)
+    return reached
 
 
 def judge(dumps: Dumps) -> Verdict:
