@@ -157,7 +157,25 @@ def read_folder(folder: str | Path) -> Dumps:
         else:
             raw[rank] = dump
             files[rank] = path.name
+    _note_when_written(folder, raw, files)
     return from_raw(raw, files, left_out)
+
+
+def _note_when_written(
+    folder: Path, raw: dict[int, dict[str, Any]], files: dict[int, str]
+) -> None:
+    """Torch's own dumps don't say when they were written, but their files do.
+
+    A copy may have lost that. If a file seems to be older than a call in it, none is believed.
+    """
+    written_ns = {rank: (folder / file).stat().st_mtime_ns for rank, file in files.items()}
+    for rank, dump in raw.items():
+        for entry in dump.get("entries", []):
+            created = entry.get("time_created_ns") if isinstance(entry, dict) else None
+            if _integer(created) > written_ns[rank]:
+                return
+    for rank, dump in raw.items():
+        dump.setdefault("dumped_ns", written_ns[rank])
 
 
 def _read_file(path: Path) -> tuple[int, dict[str, Any]]:

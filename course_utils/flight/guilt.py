@@ -246,20 +246,46 @@ class WaitGraph:
 
     def _connect_the_held(self) -> None:
         """A call to which all have come doesn't end if a member is held up before it."""
-        held = set(self.edges)
         for rank, calls in self.pending.items():
-            if rank in held:
+            if not calls or self.absent_from(calls[0]):
                 continue
-            edges: dict[int, Edge] = {}
-            for call in calls[:1]:
-                for other in _others(call):
-                    if other in held or self.stale.get(other):
-                        edges.setdefault(other, Edge(rank, other, call))
-            if edges:
-                self.edges[rank] = edges
+            for other in _others(calls[0]):
+                if self.stale.get(other) or self._is_held_before(other, calls[0]):
+                    edges = self.edges.setdefault(rank, {})
+                    edges[other] = Edge(rank, other, calls[0])
+
+    def _is_held_before(self, other: int, call: Call) -> bool:
+        """Whether a rank that has come to a call has an earlier one pending."""
+        pending = self.pending.get(other)
+        if not pending:
+            return False
+        if call.is_message:
+            same_end, other_end = self._ends_of(call)
+            its_call = other_end[same_end.index(call)] if other_end else None
+        else:
+            its_call = self._calls[call.group, call.number].get(other)
+        return its_call is not None and pending[0].order < its_call.order
+
+    def _ends_of(self, call: Call) -> tuple[list[Call], list[Call]]:
+        """The pending messages like this one, at its end and at the other, in order."""
+        other_kind = "recv" if call.kind == "send" else "send"
+        same_end = self._messages[call.group, call.sender, call.receiver, call.kind]
+        other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
+        return same_end, other_end
 
     def absent_from(self, call: Call) -> set[int]:
-        """The ranks that a pending call needs, and that have not come to it or left no dump."""
+        """The ranks that a pending call needs, and that have not come to it or left no dump.
+
+        Of a rank whose dump is older than the call it isn't known whether it has come later.
+        """
+        absent = self._absent_from(call)
+        return {rank for rank in absent if not self._was_dumped_before(rank, call)}
+
+    def _was_dumped_before(self, rank: int, call: Call) -> bool:
+        dump = self.dumps.by_rank.get(rank)
+        return dump is not None and 0 < dump.now_ns < call.created_ns
+
+    def _absent_from(self, call: Call) -> set[int]:
         if call.is_message:
             return self._absent_end(call)
         if call.kind == "coalesced":
@@ -284,12 +310,10 @@ class WaitGraph:
         """The other end of a message, if it is not there: the first pending ones meet."""
         if call.sender is None or call.receiver is None:
             return set()
-        other_kind = "recv" if call.kind == "send" else "send"
         other = call.receiver if call.kind == "send" else call.sender
         if other == call.rank:
             return set()
-        same_end = self._messages[call.group, call.sender, call.receiver, call.kind]
-        other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
+        same_end, other_end = self._ends_of(call)
         return set() if same_end.index(call) < len(other_end) else {other}
 
     def first_absentees(self, rank: int) -> set[int]:
@@ -467,18 +491,21 @@ class Judge:
             together = {rank}
             for call in self.graph.pending[rank]:
                 together |= set(_others(call)) & left
+            first = self.graph.pending[rank][0]
+            for other in _others(first):
+                if self.graph.pending.get(other) and other not in self.graph.edges:
+                    together.add(other)
             left -= together
             if together & set(self.evidence):
                 continue
-            if len(together) == 1:
-                self._add(rank, ABSENT, waited_for[rank].call, certainty=LIKELY)
-                continue
             behind = self._furthest_behind(together)
-            if len(behind) < len(together):
+            if len(behind) < len(together) and not first.is_message:
                 for member in sorted(behind):
-                    self._add(member, ABSENT, waited_for[member].call, certainty=LIKELY)
+                    call = waited_for[member].call if member in waited_for else first
+                    self._add(member, ABSENT, call, certainty=LIKELY)
                 continue
-            for member in self._with_most_pending(together):
+            ends = sorted(together) if first.is_message else self._with_most_pending(together)
+            for member in ends:
                 self._add(member, STUCK, self.graph.pending[member][0])
 
     def _with_most_pending(self, ranks: set[int]) -> list[int]:
@@ -487,17 +514,17 @@ class Judge:
         return [rank for rank in sorted(ranks) if len(self.graph.pending[rank]) == most]
 
     def _furthest_behind(self, ranks: set[int]) -> set[int]:
-        """Those that have called least in the groups that all of them share; all, if equal."""
-        shared: set[Group] | None = None
-        for rank in ranks:
-            groups = set(self.dumps.by_rank[rank].last_enqueued)
-            shared = groups if shared is None else shared & groups
-        counts = {}
-        for rank in ranks:
-            last = self.dumps.by_rank[rank].last_enqueued
-            counts[rank] = sum(last[group] for group in shared or ())
-        least = min(counts.values())
-        return {rank for rank in ranks if counts[rank] == least}
+        """Those that have called least, in groups of kinds that all of them are in."""
+        by_rank = {rank: Counter[str]() for rank in ranks}
+        for rank, counts in by_rank.items():
+            for group, last in self.dumps.by_rank[rank].last_enqueued.items():
+                counts[group.desc] += last
+        shared = set.intersection(*(set(counts) for counts in by_rank.values()))
+        totals = {}
+        for rank, counts in by_rank.items():
+            totals[rank] = sum(counts[desc] for desc in shared)
+        least = min(totals.values())
+        return {rank for rank in ranks if totals[rank] == least}
 
     def _behind(self) -> None:
         """A rank that has not come, although what it waits in has kept no peer from coming."""
@@ -536,10 +563,10 @@ class Judge:
     def _perhaps_explained(self) -> set[int]:
         """The guilty, and who has a call pending with one of them, or with one such rank.
 
-        A rank without a dump has perhaps come to such a call, and is perhaps a victim like others.
+        A rank without a dump is perhaps a victim of all with whom it shares a small group.
         """
         explained = set(self.evidence)
-        beside: dict[int, set[int]] = defaultdict(set)
+        beside = self._beside_the_missing()
         for rank, calls in self.graph.pending.items():
             for other in _partners(calls):
                 beside[rank].add(other)
@@ -552,6 +579,23 @@ class Judge:
                     explained.add(other)
                     to_visit.append(other)
         return explained
+
+    def _beside_the_missing(self) -> dict[int, set[int]]:
+        """For all ranks, with which ones without a dump they share a group, and the reverse."""
+        beside: dict[int, set[int]] = defaultdict(set)
+        missing = set(self.dumps.missing)
+        groups: set[Group] = set()
+        for dump in self.dumps.by_rank.values() if missing else ():
+            groups.update(dump.last_enqueued)
+            groups.update(call.group for call in self.graph.pending[dump.rank])
+        for group in groups:
+            for rank in missing.intersection(group.ranks):
+                if not group.is_default:
+                    beside[rank].update(group.ranks)
+        for rank, others in list(beside.items()):
+            for other in others:
+                beside[other].add(rank)
+        return beside
 
     def _no_dump(self) -> None:
         """What no rank with a dump explains is the doing of one without."""
@@ -570,7 +614,8 @@ class Judge:
             waits_for[rank] = self.graph.first_absentees(rank) & unexplained
         for circle in _circles_in(waits_for):
             breakers = [rank for rank in circle if not _circles_in(_without(waits_for, rank))]
-            if len(breakers) > 1:
+            firsts = [self.graph.pending[rank][0] for rank in circle]
+            if len(breakers) > 1 and not any(call.is_message for call in firsts):
                 breakers = self._often_missed(breakers) or breakers
             if len(breakers) == 1:
                 self._add_in_circle(breakers[0], ORDER, waits_for)
@@ -608,14 +653,19 @@ class Judge:
                 waiting.append(rank)
         if not waiting:
             return
-        for suspects in (
-            self._furthest_behind(set(waiting)),
-            self._with_most_pending(set(waiting)),
-        ):
-            if 2 * len(suspects) < len(waiting):
-                for rank in sorted(suspects):
-                    self._add(rank, STUCK, self.graph.pending[rank][0])
-                return
+        together = self._first_to_wait(waiting)
+        behind = self._furthest_behind(together)
+        if len(behind) == len(together):
+            behind = set(self._with_most_pending(together))
+        suspects = behind if 2 * len(behind) < len(waiting) else set()
+        for rank in sorted(suspects):
+            self._add(rank, STUCK, self.graph.pending[rank][0])
+
+    def _first_to_wait(self, ranks: list[int]) -> set[int]:
+        """The rank that waits in the oldest call, and all of these who are in that call too."""
+        oldest = min(ranks, key=lambda rank: self.graph.pending[rank][0].created_ns)
+        call = self.graph.pending[oldest][0]
+        return {oldest, *_others(call)}.intersection(ranks)
 
     def _slow(self) -> list[int]:
         """The guilty, if all are only as late as they have been before: then nothing hangs."""
