@@ -49,7 +49,7 @@ CASES = {
     "three rows, four columns, in their last calls": Grid(3, 4, stops_at_the_end=True),
     "four rows, four columns, both killed": Grid(4, 4, killed=2),
     "a pipeline of three stages with three ranks each": Grid(3, 3, sends=True),
-    "a pipeline of four stages with two ranks each, one killed": Grid(4, 2, killed=1, sends=True),
+    "a pipeline of six stages with two ranks each, one killed": Grid(6, 2, killed=1, sends=True),
 }
 
 

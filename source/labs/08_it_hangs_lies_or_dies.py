@@ -720,9 +720,11 @@ def name_the_two(dumps):
     missed = set()
     for rank in waiting:
         name, other = last[rank]["process_group"][0], partner(dumps[rank], last[rank])
-        if other is not None and made[other, name, rank] < made[rank, name, other]:
-            missed.add(other)
-        for member in members(dumps[rank], name) if other is None else ():
+        if other is not None:
+            if made[other, name, rank] < made[rank, name, other]:
+                missed.add(other)
+            continue
+        for member in members(dumps[rank], name):
             if made[member, name, None] < made[rank, name, None]:
                 missed.add(member)
     return sorted(missed - waiting)
