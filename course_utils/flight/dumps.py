@@ -61,6 +61,11 @@ class Group:
     index: int = 0  # which one, of several with the same description and ranks
     known: bool = True  # False if the ranks are only those that were seen to use it
 
+    @functools.cached_property
+    def members(self) -> frozenset[int]:
+        """The same ranks, to ask who is one of them."""
+        return frozenset(self.ranks)
+
     @property
     def is_default(self) -> bool:
         """Whether it is the group that every job has."""

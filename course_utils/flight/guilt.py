@@ -246,16 +246,26 @@ class WaitGraph:
 
     def _connect_the_held(self) -> None:
         """A call to which all have come doesn't end if a member is held up before it."""
+        held_before: dict[Meeting, list[int]] = {}
         for rank, calls in self.pending.items():
             if not calls or self.absent_from(calls[0]):
                 continue
-            for other in _others(calls[0]):
-                if self.stale.get(other) or self._is_held_before(other, calls[0]):
-                    edges = self.edges.setdefault(rank, {})
-                    edges[other] = Edge(rank, other, calls[0])
+            call = calls[0]
+            meeting = (call.group, call.number)
+            held = held_before.get(meeting)
+            if held is None or call.is_message:
+                others = [rank, *_others(call)]
+                held = [other for other in others if self._is_held_before(other, call)]
+            if not call.is_message:
+                held_before[meeting] = held
+            for other in held:
+                if other != rank:
+                    self.edges.setdefault(rank, {})[other] = Edge(rank, other, call)
 
     def _is_held_before(self, other: int, call: Call) -> bool:
         """Whether a rank that has come to a call has an earlier one pending."""
+        if self.stale.get(other):
+            return True
         pending = self.pending.get(other)
         if not pending:
             return False
@@ -567,14 +577,24 @@ class Judge:
         """
         explained = set(self.evidence)
         beside = self._beside_the_missing()
+        met: dict[Group, set[int]] = defaultdict(set)  # who has a collective pending in a group
         for rank, calls in self.graph.pending.items():
-            for other in _partners(calls):
-                beside[rank].add(other)
-                beside[other].add(rank)
+            for call in calls:
+                if not call.is_message:
+                    met[call.group].add(rank)
+                    continue
+                for other in _others(call):
+                    beside[rank].add(other)
+                    beside[other].add(rank)
+        groups_left = set(met)
         to_visit = list(explained)
         while to_visit:
             rank = to_visit.pop()
-            for other in beside[rank] - explained:
+            reached = set(beside[rank])
+            for group in [group for group in groups_left if rank in group.members]:
+                groups_left.discard(group)
+                reached |= met[group].union(group.members - self.dumps.by_rank.keys())
+            for other in reached - explained:
                 if self.graph.pending.get(other) or other not in self.dumps.by_rank:
                     explained.add(other)
                     to_visit.append(other)
@@ -613,7 +633,11 @@ class Judge:
         for rank in unexplained:
             waits_for[rank] = self.graph.first_absentees(rank) & unexplained
         for circle in _circles_in(waits_for):
-            breakers = [rank for rank in circle if not _circles_in(_without(waits_for, rank))]
+            inside = {rank: waits_for[rank].intersection(circle) for rank in circle}
+            breakers = []
+            for rank in _round_trip(inside):
+                if not _in_circles({**inside, rank: set()}):
+                    breakers.append(rank)
             firsts = [self.graph.pending[rank][0] for rank in circle]
             if len(breakers) > 1 and not any(call.is_message for call in firsts):
                 breakers = self._often_missed(breakers) or breakers
@@ -736,9 +760,14 @@ def _partners(calls: Iterable[Call]) -> set[int]:
     return partners
 
 
-def _without(waits_for: dict[int, set[int]], rank: int) -> dict[int, set[int]]:
-    """The graph without what this rank waits for."""
-    return {**waits_for, rank: set()}
+def _round_trip(waits_for: dict[int, set[int]]) -> list[int]:
+    """Ranks that wait for each other in turn, of a graph in which each waits for somebody."""
+    trip = [min(waits_for)]
+    while True:
+        following = min(waits_for[trip[-1]])
+        if following in trip:
+            return sorted(trip[trip.index(following) :])
+        trip.append(following)
 
 
 def _circles_in(waits_for: dict[int, set[int]]) -> list[list[int]]:
