@@ -396,6 +396,8 @@ def _without_ends(entries: list[Any], has_batches: bool) -> list[dict[str, Any]]
             raise TypeError(entry)
         if entry.get("state") == _COMPLETED:
             has_batches = False
+    if not has_batches and not any(map(_ends_a_batch, entries)):
+        return entries
     for entry in entries:
         continues = bool(batch) and _batch_of(entry) == _batch_of(batch[-1])
         if not continues:

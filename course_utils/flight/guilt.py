@@ -116,6 +116,7 @@ class WaitGraph:
         self._messages: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
         self._pending_at: dict[Meeting, set[int]] = defaultdict(set)
         self._first_pending: dict[tuple[int, Group], int] = {}  # its number
+        self._somebody_is_through: dict[tuple[Group, int, str], bool] = {}
         self._collect()
         self.pending: dict[int, list[Call]] = {}
         self.stale: dict[int, list[Call]] = {}
@@ -203,19 +204,23 @@ class WaitGraph:
         """Whether another member is through with a call that needs all of them."""
         if call.kind not in _NEEDS_ALL:
             return False
-        meeting = (call.group, call.number)
-        for member in call.group.ranks:
-            if member == call.rank or member not in self.dumps.by_rank:
-                continue
-            member_call = self._calls[meeting].get(member)
-            if member_call is not None:
-                if self._is_over(member_call) and member_call.kind == call.kind:
-                    return True
-            elif call.number < self._first_pending.get((member, call.group), 0):
-                return True  # it has come further, and this one is not among its pending calls
-            elif call.number <= self.dumps.by_rank[member].last_completed.get(call.group, 0):
-                return True
-        return False
+        key = (call.group, call.number, call.kind)
+        if key not in self._somebody_is_through:
+            through = any(self._is_through(member, call) for member in call.group.ranks)
+            self._somebody_is_through[key] = through
+        return self._somebody_is_through[key]
+
+    def _is_through(self, member: int, call: Call) -> bool:
+        """Whether a member has finished a call, which its own dump may no longer have."""
+        dump = self.dumps.by_rank.get(member)
+        if dump is None:
+            return False
+        member_call = self._calls[call.group, call.number].get(member)
+        if member_call is not None:
+            return self._is_over(member_call) and member_call.kind == call.kind
+        if call.number < self._first_pending.get((member, call.group), 0):
+            return True  # it has come further, and this one is not among its pending calls
+        return call.number <= dump.last_completed.get(call.group, 0)
 
     def _differing(self) -> dict[Group, Meeting]:
         first: dict[Group, Meeting] = {}
