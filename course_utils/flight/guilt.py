@@ -289,18 +289,7 @@ class WaitGraph:
         return same_end, other_end
 
     def absent_from(self, call: Call) -> set[int]:
-        """The ranks that a pending call needs, and that have not come to it or left no dump.
-
-        Of a rank whose dump is older than the call it isn't known whether it has come later.
-        """
-        absent = self._absent_from(call)
-        return {rank for rank in absent if not self._was_dumped_before(rank, call)}
-
-    def _was_dumped_before(self, rank: int, call: Call) -> bool:
-        dump = self.dumps.by_rank.get(rank)
-        return dump is not None and 0 < dump.now_ns < call.created_ns
-
-    def _absent_from(self, call: Call) -> set[int]:
+        """The ranks that a pending call needs, and that have not come to it or left no dump."""
         if call.is_message:
             return self._absent_end(call)
         if call.kind == "coalesced":
@@ -471,8 +460,11 @@ class Judge:
         explained = {edge.waits_for for edge in extra}
         for rank in sinks:
             if rank not in explained:
-                certainty = LIKELY if self.dumps.has_unseen_messages else PROVEN
-                self._add(rank, ABSENT, waited_for[rank].call, certainty=certainty)
+                call = waited_for[rank].call
+                # It may have come since, if its dump is older than the call.
+                is_older = 0 < self.dumps.by_rank[rank].now_ns < call.created_ns
+                certainty = LIKELY if is_older or self.dumps.has_unseen_messages else PROVEN
+                self._add(rank, ABSENT, call, certainty=certainty)
         held_sinks = []
         for rank in sorted(waited_for):
             if rank in self.dumps.by_rank and rank not in self.graph.edges and rank not in sinks:
@@ -706,13 +698,17 @@ class Judge:
         return sorted(late)
 
     def _is_usual_pause(self, rank: int) -> bool:
-        """Whether a rank has been as long between two calls before."""
+        """Whether a rank has been as long between two calls before.
+
+        What counts is the time until the last dump was written: the rank's own may be an early one.
+        """
         dump = self.dumps.by_rank[rank]
+        now_ns = max(other.now_ns for other in self.dumps.by_rank.values())
         starts_ns = [call.created_ns for call in dump.calls]
         if dump.now_ns == 0 or len(starts_ns) <= _ENOUGH_PAUSES:
             return False
         pauses_ns = [later - earlier for earlier, later in pairwise(starts_ns)]
-        return dump.now_ns - starts_ns[-1] <= max(pauses_ns[-_LAST_PAUSES:])
+        return now_ns - starts_ns[-1] <= max(pauses_ns[-_LAST_PAUSES:])
 
     def _tell_victims(self, verdict: Verdict) -> None:
         guilty = set(self.evidence)
