@@ -166,9 +166,7 @@ def read_folder(folder: str | Path) -> Dumps:
     return from_raw(raw, files, left_out)
 
 
-def _note_when_written(
-    folder: Path, raw: dict[int, dict[str, Any]], files: dict[int, str]
-) -> None:
+def _note_when_written(folder: Path, raw: dict[int, dict[str, Any]], files: dict[int, str]) -> None:
     """Torch's own dumps don't say when they were written, but their files do.
 
     A copy may have lost that. If a file seems to be older than a call in it, none is believed.
