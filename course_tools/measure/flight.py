@@ -154,7 +154,8 @@ def make_up(folder: Path, ranks: int) -> int:
             entries = [entry for entry in entries if entry["retired"]]
         elif rank not in tensor_of(absent):
             for entry in entries:
-                entry["retired"] = entry["retired"] or entry["pg_id"] == 1
+                if entry["pg_id"] == 1:
+                    entry |= {"state": "completed", "retired": True}
         config = {}
         for name, (desc, members) in enumerate(groups.items()):
             config[str(name)] = {"name": str(name), "desc": desc, "ranks": str(members)}

@@ -106,12 +106,12 @@ NODES = {
     "launcher": 13350,  # a listener that fails, a status nobody heard, no file left for a result
     "record": 6750,  # a rank may ask for its own events; timers beside the launch's own time
     "hang": 9350,  # a dataclass for each section of facts; calls that met from different lines
-    "flight": 10650,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
+    "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
     "devices": 3050,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 60700,
+    PACKAGE: 62250,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,

@@ -1,12 +1,17 @@
 """The dumps of all ranks as plain records, whatever version of torch or backend wrote them.
 
-Sources: `torch/csrc/distributed/c10d/FlightRecorder.hpp` for the names of the fields, and dumps
-of torch 2.9 (NCCL) and 2.15 (gloo) for what really stands in them. Three things differ from what
-one expects:
+Sources: the headers in torch's wheels for the names of the fields (2.5: `NCCLUtils.hpp`; 2.6 and
+2.7: `FlightRecorder.hpp`; from 2.8 on `FlightRecorderDetail.hpp` too), and dumps of torch 2.9
+(NCCL) and 2.15 (gloo) for what really stands in them. These things differ from what one expects:
 
 - The same group may have several names, so a group is known by its description and its ranks.
 - `p2p_seq_id` counts all messages of a rank in a group, so the two ends of a message don't agree.
 - gloo says who is in a group for the last group only, and notes no send and no receive.
+- Under NCCL a call is over when its state says so; one that is only `retired` has timed out. gloo
+  has no states, and there `retired` says that a call is over.
+- Calls that NCCL issues together are `scheduled` for ever. The entry after them, whose name ends
+  with `coalesced`, has their state.
+- As JSON, a dump has the numbers of `pg_status` as texts, and no `entries` if there are none.
 """
 
 import functools
@@ -21,6 +26,7 @@ from course_utils.flight.unpickle import NO_DUMP, Unreadable, read
 
 NO_RANK, TWICE, NOT_IN_GROUPS = "no rank", "twice", "not in its groups"
 DEFAULT = "default_pg"
+_COMPLETED = "completed"
 _ENDINGS = re.compile(r"(\.(gz|json|pkl|pickle|bin|dump|pt))+$")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
@@ -54,6 +60,11 @@ class Group:
     ranks: tuple[int, ...]  # global ranks, in the group's order
     index: int = 0  # which one, of several with the same description and ranks
     known: bool = True  # False if the ranks are only those that were seen to use it
+
+    @functools.cached_property
+    def members(self) -> frozenset[int]:
+        """The same ranks, to ask who is one of them."""
+        return frozenset(self.ranks)
 
     @property
     def is_default(self) -> bool:
@@ -151,7 +162,23 @@ def read_folder(folder: str | Path) -> Dumps:
         else:
             raw[rank] = dump
             files[rank] = path.name
+    _note_when_written(folder, raw, files)
     return from_raw(raw, files, left_out)
+
+
+def _note_when_written(folder: Path, raw: dict[int, dict[str, Any]], files: dict[int, str]) -> None:
+    """Torch's own dumps don't say when they were written, but their files do.
+
+    A copy may have lost that. If a file seems to be older than a call in it, none is believed.
+    """
+    written_ns = {rank: (folder / file).stat().st_mtime_ns for rank, file in files.items()}
+    for rank, dump in raw.items():
+        for entry in dump.get("entries", []):
+            created = entry.get("time_created_ns") if isinstance(entry, dict) else None
+            if _integer(created) > written_ns[rank]:
+                return
+    for rank, dump in raw.items():
+        dump.setdefault("dumped_ns", written_ns[rank])
 
 
 def _read_file(path: Path) -> tuple[int, dict[str, Any]]:
@@ -248,6 +275,7 @@ class _Groups:
         self._last: dict[int, tuple[int, ...]] = {}  # the ranks of the last group, under gloo
         self._users: dict[tuple[str, str], set[int]] = defaultdict(set)
         self.mixed: set[str] = set()  # descriptions of groups that have had messages
+        self.has_batches = False  # whether messages are issued together
         for rank, dump in raw.items():
             tables = all_tables[rank]
             self.names[rank] = sorted(tables, key=_natural)
@@ -279,6 +307,7 @@ class _Groups:
                 number = entry.get("collective_seq_id", entry.get("seq_id"))
                 if entry.get("is_p2p") or entry.get("op_id", number) != number:
                     self.mixed.add(self._desc(name, desc, group))
+                self.has_batches |= bool(entry.get("is_p2p")) and _ends_a_batch(entry)
 
     def _desc(self, name: str, desc: str, group: Group | None) -> str:
         """The description that the group of an entry has, or will have."""
@@ -332,9 +361,8 @@ def _name_and_desc(entry: dict[str, Any]) -> tuple[str, str]:
 def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> RankDump:
     calls = []
     group_of_id: dict[str, Group] = {}
-    for order, entry in enumerate(dump.get("entries", [])):
-        if not isinstance(entry, dict):
-            raise TypeError(entry)
+    entries = _without_ends(dump.get("entries", []), groups.has_batches)
+    for order, entry in enumerate(entries):
         name, desc = _name_and_desc(entry)
         group = groups.of(rank, name, desc)
         group_of_id[str(entry.get("pg_id"))] = group
@@ -351,6 +379,61 @@ def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> R
         stack=str(dump.get("stack", "")),
         failed=bool(dump.get("failed", False)),
     )
+
+
+def _without_ends(entries: list[Any], has_batches: bool) -> list[dict[str, Any]]:
+    """Entries without those that end a batch; each call of a batch has the state of its end.
+
+    In a dump of pending calls only, a message without an end is over, since its end was left out;
+    in a dump of all calls, the rank is just issuing it.
+    """
+    kept: list[dict[str, Any]] = []
+    batch: list[dict[str, Any]] = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise TypeError(entry)
+        if entry.get("state") == _COMPLETED:
+            has_batches = False
+    if not has_batches and not any(map(_ends_a_batch, entries)):
+        return entries
+    for entry in entries:
+        continues = bool(batch) and _batch_of(entry) == _batch_of(batch[-1])
+        if not continues:
+            kept += _settled(batch, None, has_batches)
+            batch = []
+        if continues and _ends_a_batch(entry):
+            kept += _settled(batch, entry, has_batches)
+            batch = []
+        elif not (_ends_a_batch(entry) and entry.get("is_p2p")):  # its messages are overwritten
+            batch.append(entry)
+    return kept + _settled(batch, None, has_batches)
+
+
+def _settled(
+    batch: list[dict[str, Any]], end: dict[str, Any] | None, has_batches: bool
+) -> list[dict[str, Any]]:
+    """The calls of a batch, with the state of the entry that ends it."""
+    if not batch or (end is None and not batch[0].get("is_p2p")):
+        return batch
+    if not batch[0].get("is_p2p"):
+        batch = batch[:1]  # several collectives with one number: they end together
+    if end is not None:
+        state = {"state": end.get("state"), "retired": end.get("retired")}
+    elif has_batches:
+        state = {"state": _COMPLETED, "retired": True}
+    else:
+        return batch
+    return [entry | state for entry in batch]
+
+
+def _batch_of(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """What the calls of a batch and its end have in common."""
+    number = entry.get("p2p_seq_id") if entry.get("is_p2p") else None
+    return _name_and_desc(entry), number or entry.get("collective_seq_id")
+
+
+def _ends_a_batch(entry: dict[str, Any]) -> bool:
+    return str(entry.get("profiling_name", "")).endswith("coalesced")
 
 
 def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
@@ -391,10 +474,15 @@ def _kind_of(profiling_name: str) -> tuple[str, bool, tuple[str, ...]]:
 
 def _is_finished(entry: dict[str, Any]) -> bool:
     """Whether the call is over: gloo only says so by `retired`."""
-    return entry.get("state") == "completed" or bool(entry.get("retired"))
+    if str(entry.get("profiling_name", "")).startswith("gloo:"):
+        return bool(entry.get("retired"))
+    return entry.get("state") == _COMPLETED
 
 
 def _integer(value: Any) -> int:
+    """A number, which JSON dumps may have as a text; 0 for what is no number."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+        return int(value)
     return value if isinstance(value, int) else 0
 
 

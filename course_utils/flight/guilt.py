@@ -10,9 +10,10 @@ all_reduce is a victim of whoever does not come there. What is evidence, stronge
 - `ABSENT`: others wait for it, and it waits for nobody: a sink of the graph.
 - `EXTRA`: a rank alone makes one call more, while all others have ended at the same place.
 - `BEHIND`: it waits, but the same waiting has not kept its peers from calling what it never called.
+- `ORDER`: ranks wait for each other in circles, and all circles lead through it. Ranks that make
+  their calls in one order wait in no circle, whoever stops, if only the first call that each has
+  pending is looked at.
 - `NO_DUMP`: it left none, and what is waited for cannot be explained by any rank that did.
-- `MINORITY`: all wait for each other in a circle, and most members have come to a call where
-  it has not.
 - `CIRCLE`, `STUCK`: nothing sets one rank apart: they wait for each other, or all of them have come
   to a call that does not end.
 """
@@ -25,7 +26,7 @@ from itertools import pairwise
 from course_utils.flight.dumps import Call, Dumps, Group
 
 DIFFERENT, FAILED, ABSENT, EXTRA = "different", "failed", "absent", "extra"
-BEHIND, NO_DUMP, MINORITY, CIRCLE, STUCK = "behind", "no dump", "minority", "circle", "stuck"
+BEHIND, NO_DUMP, ORDER, CIRCLE, STUCK = "behind", "no dump", "order", "circle", "stuck"
 PROVEN, LIKELY, GUESS = "proven", "likely", "guess"
 FOUND, NOTHING, UNKNOWN = "found", "nothing", "unknown"
 # No member can be through one of these before all have taken part.
@@ -40,7 +41,7 @@ _CERTAINTY = {
     EXTRA: LIKELY,
     BEHIND: LIKELY,
     NO_DUMP: LIKELY,
-    MINORITY: LIKELY,
+    ORDER: LIKELY,
     CIRCLE: GUESS,
     STUCK: GUESS,
 }
@@ -115,6 +116,7 @@ class WaitGraph:
         self._messages: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
         self._pending_at: dict[Meeting, set[int]] = defaultdict(set)
         self._first_pending: dict[tuple[int, Group], int] = {}  # its number
+        self._somebody_is_through: dict[tuple[Group, int, str], bool] = {}
         self._collect()
         self.pending: dict[int, list[Call]] = {}
         self.stale: dict[int, list[Call]] = {}
@@ -202,19 +204,23 @@ class WaitGraph:
         """Whether another member is through with a call that needs all of them."""
         if call.kind not in _NEEDS_ALL:
             return False
-        meeting = (call.group, call.number)
-        for member in call.group.ranks:
-            if member == call.rank or member not in self.dumps.by_rank:
-                continue
-            member_call = self._calls[meeting].get(member)
-            if member_call is not None:
-                if self._is_over(member_call) and member_call.kind == call.kind:
-                    return True
-            elif call.number < self._first_pending.get((member, call.group), 0):
-                return True  # it has come further, and this one is not among its pending calls
-            elif call.number <= self.dumps.by_rank[member].last_completed.get(call.group, 0):
-                return True
-        return False
+        key = (call.group, call.number, call.kind)
+        if key not in self._somebody_is_through:
+            through = any(self._is_through(member, call) for member in call.group.ranks)
+            self._somebody_is_through[key] = through
+        return self._somebody_is_through[key]
+
+    def _is_through(self, member: int, call: Call) -> bool:
+        """Whether a member has finished a call, which its own dump may no longer have."""
+        dump = self.dumps.by_rank.get(member)
+        if dump is None:
+            return False
+        member_call = self._calls[call.group, call.number].get(member)
+        if member_call is not None:
+            return self._is_over(member_call) and member_call.kind == call.kind
+        if call.number < self._first_pending.get((member, call.group), 0):
+            return True  # it has come further, and this one is not among its pending calls
+        return call.number <= dump.last_completed.get(call.group, 0)
 
     def _differing(self) -> dict[Group, Meeting]:
         first: dict[Group, Meeting] = {}
@@ -245,17 +251,42 @@ class WaitGraph:
 
     def _connect_the_held(self) -> None:
         """A call to which all have come doesn't end if a member is held up before it."""
-        held = set(self.edges)
+        held_before: dict[Meeting, list[int]] = {}
         for rank, calls in self.pending.items():
-            if rank in held:
+            if not calls or self.absent_from(calls[0]):
                 continue
-            edges: dict[int, Edge] = {}
-            for call in calls[:1]:
-                for other in _others(call):
-                    if other in held or self.stale.get(other):
-                        edges.setdefault(other, Edge(rank, other, call))
-            if edges:
-                self.edges[rank] = edges
+            call = calls[0]
+            meeting = (call.group, call.number)
+            held = held_before.get(meeting)
+            if held is None or call.is_message:
+                others = [rank, *_others(call)]
+                held = [other for other in others if self._is_held_before(other, call)]
+            if not call.is_message:
+                held_before[meeting] = held
+            for other in held:
+                if other != rank:
+                    self.edges.setdefault(rank, {})[other] = Edge(rank, other, call)
+
+    def _is_held_before(self, other: int, call: Call) -> bool:
+        """Whether a rank that has come to a call has an earlier one pending."""
+        if self.stale.get(other):
+            return True
+        pending = self.pending.get(other)
+        if not pending:
+            return False
+        if call.is_message:
+            same_end, other_end = self._ends_of(call)
+            its_call = other_end[same_end.index(call)] if other_end else None
+        else:
+            its_call = self._calls[call.group, call.number].get(other)
+        return its_call is not None and pending[0].order < its_call.order
+
+    def _ends_of(self, call: Call) -> tuple[list[Call], list[Call]]:
+        """The pending messages like this one, at its end and at the other, in order."""
+        other_kind = "recv" if call.kind == "send" else "send"
+        same_end = self._messages[call.group, call.sender, call.receiver, call.kind]
+        other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
+        return same_end, other_end
 
     def absent_from(self, call: Call) -> set[int]:
         """The ranks that a pending call needs, and that have not come to it or left no dump."""
@@ -283,13 +314,17 @@ class WaitGraph:
         """The other end of a message, if it is not there: the first pending ones meet."""
         if call.sender is None or call.receiver is None:
             return set()
-        other_kind = "recv" if call.kind == "send" else "send"
         other = call.receiver if call.kind == "send" else call.sender
         if other == call.rank:
             return set()
-        same_end = self._messages[call.group, call.sender, call.receiver, call.kind]
-        other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
+        same_end, other_end = self._ends_of(call)
         return set() if same_end.index(call) < len(other_end) else {other}
+
+    def first_absentees(self, rank: int) -> set[int]:
+        """Whom a rank waits for in the first call that it has pending."""
+        edges = self.edges.get(rank, {})
+        first = self.pending[rank][0]
+        return {other for other, edge in edges.items() if edge.call is first}
 
     def waiters_of(self, rank: int) -> list[Edge]:
         """Who waits for a rank directly."""
@@ -342,7 +377,6 @@ class Judge:
         self.dumps = graph.dumps
         self.evidence: dict[int, Evidence] = {}
         self._in_differing: set[int] = set()
-        self._excused: set[int] = set()  # they have left no dump, and may be victims
 
     def decide(self) -> Verdict:
         """The verdict on these dumps."""
@@ -354,8 +388,8 @@ class Judge:
         if not self._in_differing:
             self._absent()
         self._behind()
+        self._circles()
         self._no_dump()
-        self._minority()
         if not self.evidence:
             self._failed(self.graph.single_stale)
         self._stuck()
@@ -426,8 +460,11 @@ class Judge:
         explained = {edge.waits_for for edge in extra}
         for rank in sinks:
             if rank not in explained:
-                certainty = LIKELY if self.dumps.has_unseen_messages else PROVEN
-                self._add(rank, ABSENT, waited_for[rank].call, certainty=certainty)
+                call = waited_for[rank].call
+                # It may have come since, if its dump is older than the call.
+                is_older = 0 < self.dumps.by_rank[rank].now_ns < call.created_ns
+                certainty = LIKELY if is_older or self.dumps.has_unseen_messages else PROVEN
+                self._add(rank, ABSENT, call, certainty=certainty)
         held_sinks = []
         for rank in sorted(waited_for):
             if rank in self.dumps.by_rank and rank not in self.graph.edges and rank not in sinks:
@@ -461,18 +498,21 @@ class Judge:
             together = {rank}
             for call in self.graph.pending[rank]:
                 together |= set(_others(call)) & left
+            first = self.graph.pending[rank][0]
+            for other in _others(first):
+                if self.graph.pending.get(other) and other not in self.graph.edges:
+                    together.add(other)
             left -= together
             if together & set(self.evidence):
                 continue
-            if len(together) == 1:
-                self._add(rank, ABSENT, waited_for[rank].call, certainty=LIKELY)
-                continue
             behind = self._furthest_behind(together)
-            if len(behind) < len(together):
+            if len(behind) < len(together) and not first.is_message:
                 for member in sorted(behind):
-                    self._add(member, ABSENT, waited_for[member].call, certainty=LIKELY)
+                    call = waited_for[member].call if member in waited_for else first
+                    self._add(member, ABSENT, call, certainty=LIKELY)
                 continue
-            for member in self._with_most_pending(together):
+            ends = sorted(together) if first.is_message else self._with_most_pending(together)
+            for member in ends:
                 self._add(member, STUCK, self.graph.pending[member][0])
 
     def _with_most_pending(self, ranks: set[int]) -> list[int]:
@@ -481,17 +521,17 @@ class Judge:
         return [rank for rank in sorted(ranks) if len(self.graph.pending[rank]) == most]
 
     def _furthest_behind(self, ranks: set[int]) -> set[int]:
-        """Those that have called least in the groups that all of them share; all, if equal."""
-        shared: set[Group] | None = None
-        for rank in ranks:
-            groups = set(self.dumps.by_rank[rank].last_enqueued)
-            shared = groups if shared is None else shared & groups
-        counts = {}
-        for rank in ranks:
-            last = self.dumps.by_rank[rank].last_enqueued
-            counts[rank] = sum(last[group] for group in shared or ())
-        least = min(counts.values())
-        return {rank for rank in ranks if counts[rank] == least}
+        """Those that have called least, in groups of kinds that all of them are in."""
+        by_rank = {rank: Counter[str]() for rank in ranks}
+        for rank, counts in by_rank.items():
+            for group, last in self.dumps.by_rank[rank].last_enqueued.items():
+                counts[group.desc] += last
+        shared = set.intersection(*(set(counts) for counts in by_rank.values()))
+        totals = {}
+        for rank, counts in by_rank.items():
+            totals[rank] = sum(counts[desc] for desc in shared)
+        least = min(totals.values())
+        return {rank for rank in ranks if totals[rank] == least}
 
     def _behind(self) -> None:
         """A rank that has not come, although what it waits in has kept no peer from coming."""
@@ -524,60 +564,105 @@ class Judge:
 
     def _unexplained(self) -> list[int]:
         """Ranks that wait, and neither directly nor through others for a guilty one."""
-        explained = self.graph.explained_by([*self.evidence, *self._excused])
-        waiting = []
-        for rank in self.graph.edges:
-            if rank not in explained and rank not in self._in_differing:
-                waiting.append(rank)
-        return waiting
+        explained = self._perhaps_explained()
+        return [rank for rank in self.graph.edges if rank not in explained]
+
+    def _perhaps_explained(self) -> set[int]:
+        """The guilty, and who has a call pending with one of them, or with one such rank.
+
+        A rank without a dump is perhaps a victim of all with whom it shares a small group.
+        """
+        explained = set(self.evidence)
+        beside = self._beside_the_missing()
+        met: dict[Group, set[int]] = defaultdict(set)  # who has a collective pending in a group
+        for rank, calls in self.graph.pending.items():
+            for call in calls:
+                if not call.is_message:
+                    met[call.group].add(rank)
+                    continue
+                for other in _others(call):
+                    beside[rank].add(other)
+                    beside[other].add(rank)
+        groups_left = set(met)
+        to_visit = list(explained)
+        while to_visit:
+            rank = to_visit.pop()
+            reached = set(beside[rank])
+            for group in [group for group in groups_left if rank in group.members]:
+                groups_left.discard(group)
+                reached |= met[group].union(group.members - self.dumps.by_rank.keys())
+            for other in reached - explained:
+                if self.graph.pending.get(other) or other not in self.dumps.by_rank:
+                    explained.add(other)
+                    to_visit.append(other)
+        return explained
+
+    def _beside_the_missing(self) -> dict[int, set[int]]:
+        """For all ranks, with which ones without a dump they share a group, and the reverse."""
+        beside: dict[int, set[int]] = defaultdict(set)
+        missing = set(self.dumps.missing)
+        groups: set[Group] = set()
+        for dump in self.dumps.by_rank.values() if missing else ():
+            groups.update(dump.last_enqueued)
+            groups.update(call.group for call in self.graph.pending[dump.rank])
+        for group in groups:
+            for rank in missing.intersection(group.ranks):
+                if not group.is_default:
+                    beside[rank].update(group.ranks)
+        for rank, others in list(beside.items()):
+            for other in others:
+                beside[other].add(rank)
+        return beside
 
     def _no_dump(self) -> None:
-        """What no rank with a dump explains is the doing of one without.
-
-        One that may wait beside ranks that are explained may be a victim like them.
-        """
-        explained = self.graph.explained_by(self.evidence)
-        beside_victims: set[int] = set()
-        groups: set[Group] = set()
-        for rank in explained:
-            for call in self._pending_of(rank):
-                groups.add(call.group)
-        for group in groups:
-            beside_victims.update(group.ranks)
-        missing = set(self.dumps.missing)
-        self._excused = missing & beside_victims
+        """What no rank with a dump explains is the doing of one without."""
+        explained = self._perhaps_explained()
         for rank in self._unexplained():
-            for other, edge in self.graph.edges[rank].items():
-                if other in missing:
-                    self._add(other, NO_DUMP, edge.call)
+            call = self.graph.pending[rank][0]
+            for other in self.graph.absent_from(call):
+                if other not in self.dumps.by_rank and other not in explained:
+                    self._add(other, NO_DUMP, call)
 
-    def _pending_of(self, rank: int) -> list[Call]:
-        if rank in self.evidence:
-            return []
-        return self.graph.pending.get(rank, [])
-
-    def _minority(self) -> None:
-        """In a circle: most members have come to a call, and a few have not."""
+    def _circles(self) -> None:
+        """Ranks that wait for each other: all circles lead through the one that is out of order."""
         unexplained = set(self._unexplained())
-        suspects: dict[int, Call] = {}
-        for rank in sorted(unexplained):
-            for call in self.graph.pending[rank]:
+        waits_for: dict[int, set[int]] = {}
+        for rank in unexplained:
+            waits_for[rank] = self.graph.first_absentees(rank) & unexplained
+        for circle in _circles_in(waits_for):
+            inside = {rank: waits_for[rank].intersection(circle) for rank in circle}
+            breakers = []
+            for rank in _round_trip(inside):
+                if not _in_circles({**inside, rank: set()}):
+                    breakers.append(rank)
+            firsts = [self.graph.pending[rank][0] for rank in circle]
+            if len(breakers) > 1 and not any(call.is_message for call in firsts):
+                breakers = self._often_missed(breakers) or breakers
+            if len(breakers) == 1:
+                self._add_in_circle(breakers[0], ORDER, waits_for)
+                continue
+            for rank in breakers or circle:
+                self._add_in_circle(rank, CIRCLE, waits_for)
+
+    def _add_in_circle(self, rank: int, why: str, waits_for: dict[int, set[int]]) -> None:
+        """With the call in which others wait for it, or in which it waits itself."""
+        call = self.graph.pending[rank][0]
+        for waiter in sorted(waits_for):
+            if why == ORDER and rank in waits_for[waiter]:
+                call = self.graph.pending[waiter][0]
+                break
+        self._add(rank, why, call)
+
+    def _often_missed(self, ranks: list[int]) -> list[int]:
+        """Those that haven't come to a call where most members of its group are."""
+        missed = set()
+        for calls in self.graph.pending.values():
+            for call in calls[:1]:
                 absent = self.graph.absent_from(call)
                 came = len(call.group.ranks) - len(absent)
-                if not call.is_message and absent and came > len(absent):
-                    for other in sorted(absent & unexplained):
-                        suspects.setdefault(other, call)
-        if len(suspects) < len(unexplained):
-            for rank, call in suspects.items():
-                self._add(rank, MINORITY, call)
-        for rank in self._unexplained():
-            if rank in self.graph.explained_by([rank]) and self._is_in_circle(rank):
-                call = next(iter(self.graph.edges[rank].values())).call
-                self._add(rank, CIRCLE, call)
-
-    def _is_in_circle(self, rank: int) -> bool:
-        reached = self.graph.explained_by([rank])
-        return any(other in reached for other in self.graph.edges[rank])
+                if not call.is_message and came > len(absent):
+                    missed.update(absent)
+        return [rank for rank in ranks if rank in missed]
 
     def _stuck(self) -> None:
         """Nobody is missing anywhere, and yet calls don't end."""
@@ -589,14 +674,19 @@ class Judge:
                 waiting.append(rank)
         if not waiting:
             return
-        for suspects in (
-            self._furthest_behind(set(waiting)),
-            self._with_most_pending(set(waiting)),
-        ):
-            if 2 * len(suspects) < len(waiting):
-                for rank in sorted(suspects):
-                    self._add(rank, STUCK, self.graph.pending[rank][0])
-                return
+        together = self._first_to_wait(waiting)
+        behind = self._furthest_behind(together)
+        if len(behind) == len(together):
+            behind = set(self._with_most_pending(together))
+        suspects = behind if 2 * len(behind) < len(waiting) else set()
+        for rank in sorted(suspects):
+            self._add(rank, STUCK, self.graph.pending[rank][0])
+
+    def _first_to_wait(self, ranks: list[int]) -> set[int]:
+        """The rank that waits in the oldest call, and all of these who are in that call too."""
+        oldest = min(ranks, key=lambda rank: self.graph.pending[rank][0].created_ns)
+        call = self.graph.pending[oldest][0]
+        return {oldest, *_others(call)}.intersection(ranks)
 
     def _slow(self) -> list[int]:
         """The guilty, if all are only as late as they have been before: then nothing hangs."""
@@ -608,13 +698,17 @@ class Judge:
         return sorted(late)
 
     def _is_usual_pause(self, rank: int) -> bool:
-        """Whether a rank has been as long between two calls before."""
+        """Whether a rank has been as long between two calls before.
+
+        What counts is the time until the last dump was written: the rank's own may be an early one.
+        """
         dump = self.dumps.by_rank[rank]
+        now_ns = max(other.now_ns for other in self.dumps.by_rank.values())
         starts_ns = [call.created_ns for call in dump.calls]
         if dump.now_ns == 0 or len(starts_ns) <= _ENOUGH_PAUSES:
             return False
         pauses_ns = [later - earlier for earlier, later in pairwise(starts_ns)]
-        return dump.now_ns - starts_ns[-1] <= max(pauses_ns[-_LAST_PAUSES:])
+        return now_ns - starts_ns[-1] <= max(pauses_ns[-_LAST_PAUSES:])
 
     def _tell_victims(self, verdict: Verdict) -> None:
         guilty = set(self.evidence)
@@ -657,6 +751,73 @@ def _role(call: Call) -> tuple[object, ...]:
 
 def _ends(call: Call) -> list[int]:
     return [end for end in (call.sender, call.receiver) if end is not None]
+
+
+def _partners(calls: Iterable[Call]) -> set[int]:
+    """Who takes part in any of these calls."""
+    partners: set[int] = set()
+    for call in calls:
+        partners.update(_others(call))
+    return partners
+
+
+def _round_trip(waits_for: dict[int, set[int]]) -> list[int]:
+    """Ranks that wait for each other in turn, of a graph in which each waits for somebody."""
+    trip = [min(waits_for)]
+    while True:
+        following = min(waits_for[trip[-1]])
+        if following in trip:
+            return sorted(trip[trip.index(following) :])
+        trip.append(following)
+
+
+def _circles_in(waits_for: dict[int, set[int]]) -> list[list[int]]:
+    """The ranks that wait for each other, directly or through others: a list for each circle.
+
+    Ranks that wait for nobody are taken away again and again, and so are those that nobody waits
+    for; then what is left is parted into those that reach each other.
+    """
+    left = _in_circles(waits_for)
+    circles = []
+    while left:
+        start = min(left)
+        forward = _reached(start, left)
+        backward = _reached(start, _reversed(left))
+        together = forward & backward
+        if len(together) > 1:
+            circles.append(sorted(together))
+        rest = set(left) - together
+        left = _in_circles({rank: left[rank] & rest for rank in rest})
+    return circles
+
+
+def _in_circles(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
+    """The graph without ranks that wait for nobody in it, or that nobody in it waits for."""
+    left = waits_for
+    while True:
+        waited_for: set[int] = set().union(*left.values())
+        kept = {rank for rank, others in left.items() if others and rank in waited_for}
+        if len(kept) == len(left):
+            return left
+        left = {rank: left[rank] & kept for rank in kept}
+
+
+def _reversed(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
+    waiters: dict[int, set[int]] = {rank: set() for rank in waits_for}
+    for rank, others in waits_for.items():
+        for other in others:
+            waiters[other].add(rank)
+    return waiters
+
+
+def _reached(start: int, waits_for: dict[int, set[int]]) -> set[int]:
+    reached = {start}
+    to_visit = [start]
+    while to_visit:
+        for other in waits_for[to_visit.pop()] - reached:
+            reached.add(other)
+            to_visit.append(other)
+    return reached
 
 
 def judge(dumps: Dumps) -> Verdict:

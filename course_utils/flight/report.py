@@ -41,9 +41,9 @@ _WHY = {
         "rank {rank} left no dump, and no other rank explains why {called} does not end. It was "
         "probably ended, or its host was lost."
     ),
-    guilt.MINORITY: N_(
-        "rank {rank} never came to {called}, where most of its group are. They all wait for each "
-        "other in a circle, so look at the order of its calls."
+    guilt.ORDER: N_(
+        "rank {rank} never came to {called}. Ranks wait for each other in circles, and all circles "
+        "lead through this rank, so look at the order of its calls."
     ),
     guilt.CIRCLE: N_(
         "rank {rank} waits in {called} within a circle of ranks that wait for each other: look at "

@@ -681,22 +681,31 @@ check(started_apart(parted), **parted_check)
 # %% [markdown]
 # ## 6 · Name the two
 #
-# *Difficulty ●●● · importance ●●● · 15 minutes.* A job of many ranks stands still. Each rank is in three groups: one whose ranks share its layers (tensor parallel), one whose ranks have copies of
-# them (data parallel), and the group of all. Two ranks hold up everybody else, each in code of its own. **Goal:** return these two, sorted, from the flight recorders' dumps.
+# *Difficulty ●●● · importance ●●● · 20 minutes.* A job of many ranks stands still. Each rank is in three groups: one whose ranks share its layers (tensor parallel), one whose ranks have copies of
+# them (data parallel), and the group of all. In some jobs the second one is a pipeline instead: ranks receive from the one before them, and send to the next. Two ranks hold up everybody else, each in code of its own. **Goal:** return these two, sorted, from the flight recorders' dumps.
 #
 # | in `dumps[rank]` | |
 # | --- | --- |
 # | `"entries"` | the rank's calls in order; if it waits, it waits in the last one |
 # | `entry["process_group"][0]` | the name of the call's group |
-# | `entry["collective_seq_id"]` | the number of this call in this group, from 1 |
+# | `entry["collective_seq_id"]` | the number of this collective in this group, from 1 |
+# | `entry["is_p2p"]` | whether it's a message instead |
 # | `entry["state"]` | `"completed"`, or `"scheduled"` as long as somebody hasn't come |
 #
-# `members(dump, name)` gives the ranks of a group. A waiting rank has left a dump, a killed one hasn't. One rank, the last, has done its part and nobody misses it.
+# `members(dump, name)` gives the ranks of a group, and `partner(dump, entry)` the rank at the other end of a message. A waiting rank has left a dump, a killed one hasn't. One rank, the last, has done its part and nobody misses it.
 
 
 # %%
 def members(dump, name):
     return json.loads(dump["pg_config"][name]["ranks"])
+
+
+def partner(dump, entry):
+    if not entry["is_p2p"]:
+        return None
+    ends = entry["profiling_name"].replace("<-", "->")  # such as "nccl:recv 1<-0"
+    place = int(ends.rpartition("->")[2])  # in the group
+    return members(dump, entry["process_group"][0])[place]
 
 
 # %%
@@ -707,12 +716,16 @@ def name_the_two(dumps):
     made = Counter()
     for rank, dump in dumps.items():
         for entry in dump["entries"]:
-            made[rank, entry["process_group"][0]] = entry["collective_seq_id"]
+            made[rank, entry["process_group"][0], partner(dump, entry)] += 1
     missed = set()
     for rank in waiting:
-        name, number = last[rank]["process_group"][0], last[rank]["collective_seq_id"]
+        name, other = last[rank]["process_group"][0], partner(dumps[rank], last[rank])
+        if other is not None:
+            if made[other, name, rank] < made[rank, name, other]:
+                missed.add(other)
+            continue
         for member in members(dumps[rank], name):
-            if made[member, name] < number:
+            if made[member, name, None] < made[rank, name, None]:
                 missed.add(member)
     return sorted(missed - waiting)
     ### END SOLUTION
@@ -723,10 +736,10 @@ def name_the_two(dumps):
 # Take one rank that waits. Who hasn't come to its call? And if that rank waits as well, in a call of a different group, is it to blame?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Collect the ranks that haven't come to the call in which somebody waits: their highest number in that group is lower. A rank without a dump has made no call that you know of. From these, take away everybody who waits.
+# Collect the ranks that haven't come to the call in which somebody waits. To a collective: their highest number in that group is lower. To a message: only the partner can be missing, and it is if it has had fewer messages with this rank than this rank with it. From all these, take away everybody who waits.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>made[rank, name]</code> as the highest number, from all entries, in a <code>Counter</code>, which says 0 for what it doesn't know; then <code>if made[member, name] &lt; number: missed.add(member)</code>, and at last <code>sorted(missed - waiting)</code>.
+# A <code>Counter</code> says 0 for what it doesn't know. Count all entries in <code>made[rank, name, partner(dump, entry)]</code>; then <code>if made[other, name, rank] &lt; made[rank, name, other]: missed.add(other)</code> for a message, the same with <code>None</code> for every member of a collective, and at last <code>sorted(missed - waiting)</code>.
 # </details>
 #
 # The specification goes from one waiting rank to the next until it meets one that doesn't wait. The jobs are made up anew each time.
@@ -756,12 +769,25 @@ def who_has_not_come(dumps, rank):
     entry = dumps[rank]["entries"][-1] if rank in dumps else {"state": "unknown"}
     if entry["state"] != "scheduled":
         return []
-    place = (entry["process_group"], entry["collective_seq_id"])
+    other = partner(dumps[rank], entry)
+    if other is not None:
+        is_there = messages(dumps, other, rank) >= messages(dumps, rank, other)
+        return [] if is_there else [other]
+    place = (entry["process_group"], entry["collective_seq_id"], False)
     came = []
     for other, dump in dumps.items():
-        places = [(call["process_group"], call["collective_seq_id"]) for call in dump["entries"]]
+        places = []
+        for call in dump["entries"]:
+            places.append((call["process_group"], call["collective_seq_id"], call["is_p2p"]))
         came += [other] * (place in places)
     return [other for other in members(dumps[rank], place[0][0]) if other not in came]
+
+
+def messages(dumps, rank, other):
+    """How many a rank has had with another one, as far as its dump says."""
+    if rank not in dumps:
+        return 0
+    return [partner(dumps[rank], entry) for entry in dumps[rank]["entries"]].count(other)
 
 
 def two_inputs(rank, world_size, case):

@@ -760,25 +760,100 @@ def _waiting(dumps):
     return {rank for rank, entry in _last(dumps).items() if entry["state"] == "scheduled"}
 
 
-def _made(dumps):
-    """By rank and group, how many calls."""
+def _partner(dump, entry):
+    if not entry["is_p2p"]:
+        return None
+    place = entry["profiling_name"].replace("<-", "->").rpartition("->")[2]
+    return _members(dump, entry["process_group"][0])[int(place)]
+
+
+def _made(dumps, partner=_partner):
+    """By rank, group and partner, how many calls."""
     return Counter(
-        (rank, entry["process_group"][0])
+        (rank, entry["process_group"][0], partner(dump, entry))
         for rank, dump in dumps.items()
         for entry in dump["entries"]
     )
 
 
-def _missed(dumps, made, ranks=None):
+def _missed(dumps, made, ranks=None, partner=_partner):
     """Who lacks a call that somebody waits in."""
     missed = set()
     for rank in _waiting(dumps) if ranks is None else ranks:
         entry = dumps[rank]["entries"][-1]
-        name = entry["process_group"][0]
+        name, other = entry["process_group"][0], partner(dumps[rank], entry)
+        if other is not None:
+            missed |= {other} if made[other, name, rank] < made[rank, name, other] else set()
+            continue
         for member in _members(dumps[rank], name):
-            if made[member, name] < entry["collective_seq_id"]:
+            if made[member, name, None] < entry["collective_seq_id"]:
                 missed.add(member)
     return missed
+
+
+def messages_are_no_calls(dumps):
+    """Only looks at ranks that wait in a collective."""
+    waiting = _waiting(dumps)
+    ranks = [rank for rank in waiting if not dumps[rank]["entries"][-1]["is_p2p"]]
+    return sorted(_missed(dumps, _made(dumps), ranks) - waiting)
+
+
+def messages_are_collectives(dumps):
+    """By the collective's number, whatever the call is."""
+    highest, waiting = Counter(), _waiting(dumps)
+    for rank, dump in dumps.items():
+        for entry in dump["entries"]:
+            highest[rank, entry["process_group"][0]] = entry["collective_seq_id"]
+    missed = set()
+    for rank in waiting:
+        name = dumps[rank]["entries"][-1]["process_group"][0]
+        number = dumps[rank]["entries"][-1]["collective_seq_id"]
+        missed |= {r for r in _members(dumps[rank], name) if highest[r, name] < number}
+    return sorted(missed - waiting)
+
+
+def all_calls_of_a_group_counted(dumps):
+    """Messages of a whole pipeline are counted as if all its ranks took part in each."""
+    made, waiting = Counter(), _waiting(dumps)
+    for rank, dump in dumps.items():
+        made.update((rank, entry["process_group"][0]) for entry in dump["entries"])
+    missed = set()
+    for rank in waiting:
+        name = dumps[rank]["entries"][-1]["process_group"][0]
+        missed |= {r for r in _members(dumps[rank], name) if made[r, name] < made[rank, name]}
+    return sorted(missed - waiting)
+
+
+def places_are_ranks(dumps):
+    """Takes a place in the pipeline for a rank of the job."""
+
+    def partner(dump, entry):
+        ends = entry["profiling_name"].replace("<-", "->")
+        return int(ends.rpartition("->")[2]) if entry["is_p2p"] else None
+
+    return sorted(_missed(dumps, _made(dumps, partner), partner=partner) - _waiting(dumps))
+
+
+def partners_are_always_missing(dumps):
+    missed, waiting = _missed(dumps, _made(dumps)), _waiting(dumps)
+    for rank in waiting:
+        for entry in dumps[rank]["entries"]:
+            missed |= {_partner(dumps[rank], entry)} - {None}
+    return sorted(missed - waiting)
+
+
+def by_the_count_of_messages(dumps):
+    """Compares `p2p_seq_id` of both ends, which counts all messages of a rank."""
+    waiting, counts = _waiting(dumps), Counter()
+    missed = messages_are_no_calls(dumps)
+    for rank, dump in dumps.items():
+        for entry in dump["entries"]:
+            counts[rank] = entry.get("p2p_seq_id", counts[rank])
+    for rank in waiting:
+        other = _partner(dumps[rank], dumps[rank]["entries"][-1])
+        if other is not None and counts[other] < counts[rank]:
+            missed.append(other)
+    return sorted({*missed} - waiting)
 
 
 def whoever_does_not_wait(dumps):
@@ -836,17 +911,22 @@ def unsorted(dumps):
 
 
 def by_the_state_of_the_others(dumps):
-    """Walks: from who waits to who hasn't come, until nobody is waited for."""
+    """Walks: from who waits to who hasn't come, if that one still moves."""
     blamed = set()
     for rank, entry in _last(dumps).items():
         if entry["state"] == "completed":
             continue
-        place = entry["process_group"][0], entry["collective_seq_id"]
-        for member in _members(dumps[rank], place[0]):
+        name, other = entry["process_group"][0], _partner(dumps[rank], entry)
+        ends = _members(dumps[rank], name) if other is None else [other]
+        for member in ends:
             calls = dumps[member]["entries"] if member in dumps else []
-            came = any((e["process_group"][0], e["collective_seq_id"]) == place for e in calls)
+            with_whom = None if other is None else rank
+            own = [e for e in calls if e["process_group"][0] == name]
+            own = [e for e in own if _partner(dumps[member], e) == with_whom]
+            mine = [e for e in dumps[rank]["entries"] if e["process_group"][0] == name]
+            mine = [e for e in mine if _partner(dumps[rank], e) == other]
             still_moves = not calls or calls[-1]["state"] == "completed"
-            if not came and still_moves:
+            if len(own) < len(mine) and still_moves:
                 blamed.add(member)
     return sorted(blamed)
 
@@ -901,7 +981,9 @@ WRONG = {
     "name_the_two": [
         whoever_does_not_wait, whoever_is_missed, only_with_a_dump, only_without_a_dump,
         the_fewest_calls, the_lowest_numbers, numbers_of_all_groups_together, missed_by_one_rank,
-        in_tensor_groups_only, unsorted,
+        in_tensor_groups_only, unsorted, messages_are_no_calls, messages_are_collectives,
+        all_calls_of_a_group_counted, places_are_ranks, partners_are_always_missing,
+        by_the_count_of_messages,
     ],
 }  # fmt: skip
 STOPS = {
