@@ -123,6 +123,8 @@ class Script:
             return node.attr in _RANKS or ast.unparse(node) in self.by_rank
         if isinstance(node, ast.Subscript) and self._is_rank_variable(node):
             return True
+        if isinstance(node, ast.Subscript) and _constant(node.slice) in _RANKS:
+            return True
         if isinstance(node, ast.Call):
             name = self.last_name(node.func)
             if name in _ASKS_FOR_RANK or name in _RANKS or self._is_rank_variable(node):

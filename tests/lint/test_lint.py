@@ -30,6 +30,10 @@ WRONG = {
         if first:
             dist.all_reduce(loss)
         """),
+    "a rank by its key": ("meets-under-rank", """
+        if config["local_rank"] == 0:
+            dist.barrier()
+        """),
     "an early return": ("meets-under-rank", """
         def save(rank):
             if rank != 0:
