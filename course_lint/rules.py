@@ -434,10 +434,7 @@ def _is_of_one_rank(script: Script, node: ast.AST, seen: tuple[str, ...]) -> boo
     for decorator in function.decorator_list:
         if any(word in ast.unparse(decorator) for word in ("rank", "master", "main_process")):
             return True
-    callers = []
-    for call in script.calls:
-        if script.last_name(call.func) == function.name:
-            callers.append(call)
+    callers = script.calls_of.get(function.name, [])
     if not callers or function.name in seen:
         return not _is_main(script, function)
     return all(_is_of_one_rank(script, call, (*seen, function.name)) for call in callers)
@@ -445,8 +442,8 @@ def _is_of_one_rank(script: Script, node: ast.AST, seen: tuple[str, ...]) -> boo
 
 def _is_main(script: Script, function: ast.AST) -> bool:
     """Whether a function that nobody calls by name is run all the same, as `mp.spawn` does."""
-    for call in script.calls:
-        if script.last_name(call.func) in ("spawn", "launch", "Process", "main"):
+    for name in ("spawn", "launch", "Process", "main"):
+        for call in script.calls_of.get(name, []):
             for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
                 if isinstance(argument, ast.Name) and argument.id == function.name:
                     return True
