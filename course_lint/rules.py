@@ -100,16 +100,26 @@ def _is_answered(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     here, there = condition.body, condition.orelse
     if call in _calls_in(there):
         here, there = there, here
+    if call not in _calls_in(here):
+        return False
     meeting = script.meets(call)
-    calls_here = [other for other in _calls_in(here) if script.meets(other) == meeting]
-    calls_there = [other for other in _calls_in(there) if script.meets(other) == meeting]
-    if len(calls_there) >= len(calls_here):
-        return call in calls_here
+    if _times_met(script, there, meeting) >= _times_met(script, here, meeting):
+        return True
     function = ast.unparse(call.func)
     for other in _calls_in(there):
-        if function in [ast.unparse(argument) for argument in other.args]:
-            return True
+        for argument in other.args:
+            if ast.unparse(argument) == function:
+                return True
     return False
+
+
+def _times_met(script: Script, block: list[ast.stmt], meeting: str) -> int:
+    """How often a call of that name stands in a block."""
+    times = 0
+    for call in _calls_in(block):
+        if script.meets(call) == meeting:
+            times += 1
+    return times
 
 
 def _is_half_of_a_protocol(script: Script, call: ast.Call, condition: ast.AST) -> bool:
@@ -227,8 +237,13 @@ def _is_on_all_ranks(script: Script, handler: ast.ExceptHandler) -> bool:
     """Whether what a handler catches is no matter of one rank."""
     if handler.type is None:
         return False
-    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return all(script.last_name(kind) in _ON_ALL_RANKS for kind in types)
+    types = [handler.type]
+    if isinstance(handler.type, ast.Tuple):
+        types = handler.type.elts
+    names = set()
+    for kind in types:
+        names.add(script.last_name(kind))
+    return names <= _ON_ALL_RANKS
 
 
 def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Iterator[Finding]:
