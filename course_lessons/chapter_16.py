@@ -30,6 +30,9 @@ HEAD = "import time\n\nimport pytest\nimport torch\nimport torch.distributed as 
 _TASTES = ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS", "NO_COLOR", "FORCE_COLOR", "PY_COLORS")
 # Of plugins ours alone, so that every machine prints the same.
 _QUIET = ("-q", "-p", "course_testing.plugin", "-p", "no:cacheprovider", "--color=no", "-rN")
+# Pytest's own faulthandler stops its alarm after a failure. In a fork of a pytest that has set one,
+# the thread that would answer isn't there, and it waits for ever.
+_QUIET += ("-p", "no:faulthandler")
 _SECONDS = re.compile(r"\bin (\d+\.\d+)s\b.*?(=*)$", re.MULTILINE)
 
 # The judge's hook has the smallest number, so it runs before that of the recorder: a call that it

@@ -9,6 +9,11 @@ from course_lint.script import Script
 _LOADERS = ("loader", "batches", "train_dl", "train_iter", "train_data")
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial"}
 _ASKS_DATA = {"isnan", "isinf", "isfinite"}
+# What the program or its arguments bring about, and so on every rank alike.
+_ON_ALL_RANKS = {
+    *("ImportError", "ModuleNotFoundError", "AttributeError", "NotImplementedError"),
+    "FileNotFoundError",
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ def meets_under_rank(script: Script) -> Iterator[Finding]:
         condition = script.rank_condition(call) if meeting else None
         if condition is None or _has_counterpart(script, call, condition):
             continue
+        if _is_answered(script, call, condition) or _is_half_of_a_protocol(script, call, condition):
+            continue
         sentence = (
             f"{meeting} needs every rank, but the condition in line {condition.lineno} "
             "lets only some ranks come here, so these wait for the others for ever."
@@ -82,6 +89,49 @@ def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool
         if other_condition is None or other_condition is condition:
             continue
         if ast.unparse(other_condition.test) != test:
+            return True
+    return False
+
+
+def _is_answered(script: Script, call: ast.Call, condition: ast.AST) -> bool:
+    """Whether the other branch makes this call as often, or hands on the function called here."""
+    if not isinstance(condition, ast.If) or not condition.orelse:
+        return False
+    here, there = condition.body, condition.orelse
+    if call in _calls_in(there):
+        here, there = there, here
+    if call not in _calls_in(here):
+        return False
+    meeting = script.meets(call)
+    if _times_met(script, there, meeting) >= _times_met(script, here, meeting):
+        return True
+    function = ast.unparse(call.func)
+    for other in _calls_in(there):
+        for argument in other.args:
+            if ast.unparse(argument) == function:
+                return True
+    return False
+
+
+def _times_met(script: Script, block: list[ast.stmt], meeting: str) -> int:
+    """How often a call of that name stands in a block."""
+    times = 0
+    for call in _calls_in(block):
+        if script.meets(call) == meeting:
+            times += 1
+    return times
+
+
+def _is_half_of_a_protocol(script: Script, call: ast.Call, condition: ast.AST) -> bool:
+    """Whether a call with a sender or receiver stands, word for word, under a different condition.
+
+    So does the signal that rank 0 sends in a callback, and that the others await in a loop.
+    """
+    if not _keyword(call, "src") and not _keyword(call, "dst"):
+        return False
+    text = ast.unparse(call)
+    for other in script.calls:
+        if ast.unparse(other) == text and script.rank_condition(other) not in (None, condition):
             return True
     return False
 
@@ -176,9 +226,24 @@ def meets_under_exception(script: Script) -> Iterator[Finding]:
     for attempt in ast.walk(script.tree):
         if not isinstance(attempt, ast.Try):
             continue
+        meets_itself = any(script.meets(call) for call in _calls_in(attempt.body))
         for handler in attempt.handlers:
-            yield from _met_in_handler(script, handler)
+            if not meets_itself and not _is_on_all_ranks(script, handler):
+                yield from _met_in_handler(script, handler)
             yield from _met_before_it_was_swallowed(script, attempt, handler)
+
+
+def _is_on_all_ranks(script: Script, handler: ast.ExceptHandler) -> bool:
+    """Whether what a handler catches is no matter of one rank."""
+    if handler.type is None:
+        return False
+    types = [handler.type]
+    if isinstance(handler.type, ast.Tuple):
+        types = handler.type.elts
+    names = set()
+    for kind in types:
+        names.add(script.last_name(kind))
+    return names <= _ON_ALL_RANKS
 
 
 def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Iterator[Finding]:
@@ -259,7 +324,7 @@ def no_set_epoch(script: Script) -> Iterator[Finding]:
         for_evaluation = ("val", "test", "eval", "dev_")
         if any(word in text or word in of_dataset for word in for_evaluation):
             continue
-        if _keyword(call, "shuffle") == "False":
+        if _keyword(call, "shuffle") == "False" or "epoch" in _keyword(call, "seed"):
             continue
         sentence = (
             "This sampler is never told the epoch, so every epoch deals the same samples in the "
@@ -384,10 +449,7 @@ def _is_of_one_rank(script: Script, node: ast.AST, seen: tuple[str, ...]) -> boo
     for decorator in function.decorator_list:
         if any(word in ast.unparse(decorator) for word in ("rank", "master", "main_process")):
             return True
-    callers = []
-    for call in script.calls:
-        if script.last_name(call.func) == function.name:
-            callers.append(call)
+    callers = script.calls_of.get(function.name, [])
     if not callers or function.name in seen:
         return not _is_main(script, function)
     return all(_is_of_one_rank(script, call, (*seen, function.name)) for call in callers)
@@ -395,8 +457,8 @@ def _is_of_one_rank(script: Script, node: ast.AST, seen: tuple[str, ...]) -> boo
 
 def _is_main(script: Script, function: ast.AST) -> bool:
     """Whether a function that nobody calls by name is run all the same, as `mp.spawn` does."""
-    for call in script.calls:
-        if script.last_name(call.func) in ("spawn", "launch", "Process", "main"):
+    for name in ("spawn", "launch", "Process", "main"):
+        for call in script.calls_of.get(name, []):
             for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
                 if isinstance(argument, ast.Name) and argument.id == function.name:
                     return True

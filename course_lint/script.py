@@ -54,6 +54,9 @@ class Script:
             if isinstance(node, _FUNCTIONS):
                 self.functions[node.name] = node
         self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        self.calls_of: dict[str, list[ast.Call]] = {}  # by the last part of the name called
+        for call in self.calls:
+            self.calls_of.setdefault(self.last_name(call.func), []).append(call)
         self.by_rank = self._names_by_rank()
         self.global_ranks = self._global_ranks()
         self.replicas = self._names_made_by(_DDP)
@@ -122,6 +125,8 @@ class Script:
         if isinstance(node, ast.Attribute):
             return node.attr in _RANKS or ast.unparse(node) in self.by_rank
         if isinstance(node, ast.Subscript) and self._is_rank_variable(node):
+            return True
+        if isinstance(node, ast.Subscript) and _constant(node.slice) in _RANKS:
             return True
         if isinstance(node, ast.Call):
             name = self.last_name(node.func)
@@ -265,7 +270,7 @@ class Script:
     def _early_end(self, node: ast.AST, block: list[ast.stmt]) -> ast.If | None:
         """Above a statement in its block, an `if` on the rank that leaves the block."""
         for statement in block:
-            if statement is node or node in ast.walk(statement):
+            if statement is node:
                 return None
             if not isinstance(statement, ast.If) or statement.orelse:
                 continue

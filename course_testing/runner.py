@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,9 @@ _TIMES_CROSSED = 3  # that ranks are seen waiting in different collectives, unti
 _SILENCE_S = 60.0  # without a call or a print, where no timeout is given
 # They read what pytest's own process prints.
 _CAPTURING = ("capsys", "capsysbinary", "capfd", "capfdbinary", "capteesys")
+
+# They keep in pytest's own process what happens, so a failing part would pass; and what to use.
+_LOST = {"subtests": "pytest.mark.parametrize", "recwarn": "pytest.warns"}
 
 
 class RanksWarning(UserWarning):
@@ -192,6 +196,17 @@ def _refuse(item: pytest.Function) -> None:
                 ),
                 pytrace=False,
             )
+    for fixture, instead in _LOST.items():
+        if fixture in item.funcargs:
+            pytest.fail(
+                _(
+                    "ranks: {fixture} keeps what happens in pytest's own process, and ranks are "
+                    "other processes, so it would be lost: use {instead}.",
+                    fixture=fixture,
+                    instead=instead,
+                ),
+                pytrace=False,
+            )
     if item.config.getoption("trace", False):
         pytest.fail(
             _(
@@ -288,7 +303,11 @@ class Launch:
             return Word("exit", str(error.msg), warned=warned)
         info = ExceptionInfo.from_exc_info(sys.exc_info())
         shown = self.item.repr_failure(info)
-        headline = info.exconly(tryshort=True).partition("\n")[0]
+        headline = _first_line(info.exconly(tryshort=True))
+        if not str(error):  # such as an assert of a library: say at least where it stands
+            last = info.traceback[-1]
+            where = f"{Path(last.path).name}:{last.lineno + 1}"
+            headline = _("{description}, at {line}", description=headline, line=where)
         return Word("failed", headline, shown, type(error), warned)
 
     def _show_output(self, pieces: Pieces) -> None:
@@ -348,7 +367,8 @@ class Launch:
             word = self.mail.words[error.rank]
         if word is None or word.outcome != "failed":
             message = f"{error}{self._without_debugger()}"
-            raise RankFailed(message, self._shown_as_text(message)) from None
+            shown = self._shown_as_text(message, _headline(error))
+            raise RankFailed(message, shown) from None
         if self._is_expected(word.raised):
             raise _exception_of(word) from None
         others = "\n".join(self._about_other_ranks(error))
@@ -397,13 +417,27 @@ class Launch:
         expected = mark.kwargs.get("raises") if mark else None
         return bool(expected) and raised is not None and issubclass(raised, expected)
 
-    def _shown_as_text(self, message: str) -> ReprExceptionInfo:
+    def _shown_as_text(self, message: str, headline: str = "") -> ReprExceptionInfo:
         """A text in the form that pytest shows, summarises and sends between processes."""
         file, line = _place(self.item)
-        headline = message.partition("\n")[0]
+        headline = headline or _first_line(message)
         entry = ReprEntryNative([f"{message}\n"])
         crash = ReprFileLocation(file, line, headline)
         return ReprExceptionInfo(ReprTraceback([entry], None, "native"), crash)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _headline(error: WorkerError) -> str:
+    """One line for pytest's summary: what failed, and the likely reason if there is one."""
+    what_failed = _first_line(error.parts[0])
+    reason = error.parts[-1] if isinstance(error, WorkerTimeout) else "".join(error.parts[1:2])
+    if not reason or reason == error.parts[0]:
+        return what_failed
+    end = "" if what_failed.endswith((".", "。")) else "."
+    return f"{what_failed}{end} {_first_line(reason).rstrip(':：')}"
 
 
 def _plain(caught: list[warnings.WarningMessage] | None) -> list:

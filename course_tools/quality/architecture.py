@@ -116,8 +116,8 @@ NODES = {
     CLUSTER: 2100,
     CHALLENGE: 3900,
     LESSONS: 46800,  # by chapter: checks of what learners write, pictures, sharded wrappers
-    TESTING: 3100,
-    LINT: 4450,
+    TESTING: 3250,
+    LINT: 4800,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, and what a wheel has elsewhere than a checkout.

@@ -1,6 +1,10 @@
 """What an assistant of a learner is asked to keep to, and that no solution lies in its reach."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -62,11 +66,38 @@ def test_a_solution_that_lay_there_would_be_seen(my, tmp_path):
     assert len(reached(tmp_path)) >= 4
 
 
-def test_no_solution_can_be_read_in_what_nbgrader_hands_to_learners(tmp_path):
-    """The source that teachers keep has them; what is released is without the marked lines."""
+def test_advice_lies_beside_what_is_handed_out_by_nbgrader(tmp_path):
     handout.hand_out(tmp_path, ["02"], ROOT)
     folder = tmp_path / "source/02_process_groups"
     assert (folder / "AGENTS.md").read_bytes() == copies.ADVICE.read_bytes()
+
+
+RELEASE = """
+import sys
+from nbgrader.apps.api import NbGraderAPI
+from traitlets.config import PyFileConfigLoader
+
+api = NbGraderAPI(config=PyFileConfigLoader("nbgrader_config.py").load_config())
+for lab in sys.argv[1:]:
+    result = api.generate_assignment(lab)
+    assert result["success"], result
+"""
+
+
+@pytest.mark.outer
+def test_no_solution_can_be_read_in_what_nbgrader_hands_to_learners(tmp_path):
+    """Every lab, released by nbgrader itself; before, in what teachers keep, answers are read."""
+    pytest.importorskip("nbgrader", reason="it is not installed: pip install -e '.[teach]'")
+    labs = handout.hand_out(tmp_path, [], ROOT)
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": programs}
+    command = [sys.executable, "-c", RELEASE, *labs]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    released = tmp_path / "release"
+    assert sorted(path.stem for path in released.rglob("*.ipynb")) == sorted(labs)
+    assert len(list(released.rglob("AGENTS.md"))) == len(labs)
+    assert len(reached(tmp_path / "source")) >= len(labs)
+    assert reached(released) == []
 
 
 def test_a_learner_may_change_the_advice_and_it_stays(my):

@@ -62,6 +62,12 @@ def test_pytest_runs_in_a_fork_and_leaves_its_process_as_it_was(tmp_path):
     assert done.stdout.startswith("$ pytest test_cell.py --tb=short\n")
 
 
+def test_a_failure_is_shown_inside_a_pytest_that_has_set_an_alarm():
+    """As conftest does for each test: in a fork, nobody is there who could stop the alarm."""
+    printed = pytest_on(a_test_of_two_ranks, options="--tb=short -o python_functions=a_test")
+    assert "rank 1 of 2: assert 1 < 1" in printed
+
+
 A_LONG_DIFF = """
 from course_lessons.chapter_16 import pytest_on
 

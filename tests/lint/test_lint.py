@@ -30,6 +30,10 @@ WRONG = {
         if first:
             dist.all_reduce(loss)
         """),
+    "a rank by its key": ("meets-under-rank", """
+        if config["local_rank"] == 0:
+            dist.barrier()
+        """),
     "an early return": ("meets-under-rank", """
         def save(rank):
             if rank != 0:
@@ -49,6 +53,13 @@ WRONG = {
         if is_main_process():
             for x, y in val_loader:
                 out = model(x)
+        """),
+    "one branch meets once more": ("meets-under-rank", """
+        if rank == 0:
+            dist.broadcast_object_list([plan], src=0)
+            dist.barrier()
+        else:
+            dist.broadcast_object_list(box, src=0)
         """),
     "a sharded state": ("meets-under-rank", """
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -149,6 +160,38 @@ RIGHT = {
             dist.broadcast_object_list([plan], src=0)
         else:
             dist.broadcast_object_list(box, src=0)
+        """,
+    "one sends what the others await": """
+        def ask():
+            if rank == 0:
+                dist.broadcast(go_on, src=0)
+            dist.all_reduce(loss)
+        if rank == 0:
+            solver.run(ask)
+            dist.broadcast(go_on, src=0)
+        else:
+            while True:
+                dist.broadcast(go_on, src=0)
+                if not go_on:
+                    break
+                ask()
+        """,
+    "a meeting that failed everywhere": """
+        try:
+            dist.barrier()
+        except RuntimeError:
+            dist.all_reduce(nothing)
+        """,
+    "what no rank has": """
+        try:
+            import fast
+        except (ImportError, AttributeError):
+            dist.barrier()
+        """,
+    "a sampler for each epoch": """
+        for epoch in range(9):
+            sampler = DistributedSampler(data, seed=7 + epoch)
+            train(sampler)
         """,
     "a group of its own": """
         if rank in (0, 1):

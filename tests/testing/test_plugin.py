@@ -119,6 +119,36 @@ def test_dies():
     result.stdout.fnmatch_lines(["rank 1 failed: the process died of SIGKILL"])
 
 
+def test_the_summary_names_the_reason_and_not_only_the_signal(outcome_of):
+    result = outcome_of("""
+@pytest.mark.ranks(2)
+def test_shapes():
+    tensor = torch.ones(4 + dist.get_rank())
+    dist.all_gather([torch.empty_like(tensor)] * 2, tensor)
+
+@pytest.mark.ranks(2)
+def test_alone():
+    if dist.get_rank() == 0:
+        dist.barrier()
+""")
+    result.stdout.fnmatch_lines([
+        "FAILED *test_shapes*died of SIGABRT. Gloo ended it, because collective #? is not *",
+        "FAILED *test_alone*rank 0 would never be done. Rank 0 waited for rank 1, which never *",
+    ])  # fmt: skip
+
+
+def test_an_exception_without_words_says_at_least_where(outcome_of):
+    result = outcome_of("""
+def checked():
+    raise AssertionError
+
+@pytest.mark.ranks(2)
+def test_it():
+    checked()
+""")
+    result.stdout.fnmatch_lines(["FAILED *test_it*rank ? of 2: AssertionError, at test_*.py:10"])
+
+
 def test_sizes_fixtures_classes_and_parameters_go_together(outcome_of):
     result = outcome_of(
         """
@@ -218,6 +248,8 @@ def test_nobody_waits():
 REFUSED = {
     "async": ("async def test_it(): pass", "ranks: test_it is async, and a rank has no event*"),
     "capsys": ("def test_it(capsys): pass", "ranks: capsys reads what pytest's own process*"),
+    "subtests": ("def test_it(subtests): pass", "ranks: subtests keeps what happens in pytest's*"),
+    "recwarn": ("def test_it(recwarn): pass", "ranks: recwarn keeps what * use pytest.warns."),
 }
 
 
