@@ -1,4 +1,4 @@
-"""What chapter 12 compares methods with: a training, a table of rows, checks, and pictures.
+"""What chapter 12 compares methods with: a training, a table of rows, and checks.
 
 A method takes a network and returns two functions: what a step calls, and what happens after it.
 """
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,9 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_material.digits import digits
 from course_material.language import SmallGPT, novel
-from course_utils import Network, launch, show
+from course_utils import Network, launch
 from course_utils.network.trace import Trace
-from course_utils.pictures.style import OKABE_ITO
 
 Method = Callable[[nn.Module], tuple[Callable, Callable[[int], None]]]
 SEEDS = (0, 1)
@@ -266,15 +264,20 @@ class Table:
             print(f"{name:27}{cells[0]:22}{cells[1]}")
 
     def candidates(self, network_name: str, world_size: int) -> dict[str, "Candidate"]:
-        """What a decision needs, for so many ranks, from stretched recordings."""
-        found = {}
+        """What a decision needs, for so many ranks, from stretched recordings.
+
+        Progress is rounded to tenths, since two seeds tell no finer differences apart.
+        """
+        plain_progress = self.rows["DDP"].hundredths().mean()
+        candidates = {}
         for name, row in self.rows.items():
             steps = PERIOD // row.exchanges
             trace = self.stretched(name, world_size)
             each_ms = messages_ms(trace, self.networks[network_name], steps)
-            progress = row.hundredths().mean().item() / 48
-            found[name] = Candidate(each_ms, progress, row.exchanges == PERIOD)
-        return found
+            share = row.hundredths().mean() / plain_progress
+            progress = round(share.item(), 1)
+            candidates[name] = Candidate(each_ms, progress, row.exchanges == PERIOD)
+        return candidates
 
 
 def stretch(trace: Trace, exchanges: int, world_size: int) -> Trace:
@@ -300,7 +303,7 @@ class Candidate:
 
     Attributes:
         messages_ms: Of a step, on average.
-        progress: Of a step, in hundredths of the loss.
+        progress: Of a step, where that of plain DDP is 1.
         in_backward: Whether its messages may travel while backward computes.
     """
 
@@ -316,7 +319,8 @@ def fastest(candidates, compute_ms, overlap):
         hidden_ms = 0.0
         if overlap and candidate.in_backward:
             hidden_ms = min(candidate.messages_ms, 2 / 3 * compute_ms)
-        step_ms = compute_ms + candidate.messages_ms - hidden_ms
+        exposed_ms = candidate.messages_ms - hidden_ms
+        step_ms = compute_ms + exposed_ms
         times[name] = step_ms / candidate.progress
     return min(times, key=times.get)
 
@@ -383,31 +387,14 @@ def print_decisions(
         print(f"{compute_ms:10g} ms{'':9}{choices[0]:26}{choices[1]}")
 
 
-def draw_decision(
-    candidates: Mapping[str, Candidate], names: Sequence[str], all_compute_ms: Sequence[float]
-) -> None:
-    """Draw ms per hundredth of the loss by a step's computing, solid where messages overlap."""
-    figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
-    for name, color, mark in zip(names, OKABE_ITO, "os^DvPX*", strict=False):
-        candidate = candidates[name]
-        for overlap, dash in ((False, ":"), (True, "-")):
-            times = []
-            for compute_ms in all_compute_ms:
-                hidden_ms = 0.0
-                if overlap and candidate.in_backward:
-                    hidden_ms = min(candidate.messages_ms, BACKWARD * compute_ms)
-                step_ms = compute_ms + candidate.messages_ms - hidden_ms
-                times.append(step_ms / candidate.progress / compute_ms)
-            label = name if overlap else None
-            axes.plot(all_compute_ms, times, dash, color=color, marker=mark, label=label)
-    axes.set(xscale="log", xlabel="computing of a step (ms)")
-    axes.set_ylabel("time per progress,\nin units of computing")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    show(
-        figure,
-        "Dotted: nothing overlaps. Solid: with overlap, DDP gains most.",
-    )
+def lines_of(candidates: Mapping[str, Candidate]) -> Iterator[str]:
+    """A line for each method that may be chosen."""
+    for name, candidate in candidates.items():
+        hides = "in backward" if candidate.in_backward else "after a step"
+        yield (
+            f"{name:26}{candidate.messages_ms:5.2f} ms of messages per step, {hides:12} "
+            f"progress about {candidate.progress:.1f}"
+        )
 
 
 # ---- write it: hooks -----------------------------------------------------------------------------
@@ -597,19 +584,21 @@ class Remembering:
         return top_k(self.share, bucket)
 
 
-def two_weights(method: Method) -> list[float]:
-    """Two weights after 25 steps of SGD, where ranks disagree about the first."""
+def two_weights(method: Method) -> list[list[float]]:
+    """Two weights before and after each of 25 steps of SGD; ranks disagree about the first."""
     network = nn.Linear(2, 1, bias=False, device=my_device())
     nn.init.zeros_(network.weight)
     model, _ = method(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     first = 10.5 if dist.get_rank() == 0 else -10.5
     gradient = torch.tensor([first, 1.0], device=my_device())
+    path = [[0.0, 0.0]]
     for _ in range(25):
         optimizer.zero_grad()
         model(gradient).backward()
         optimizer.step()
-    return [round(weight, 3) + 0.0 for weight in network.weight[0].tolist()]
+        path.append([round(weight, 3) + 0.0 for weight in network.weight[0].tolist()])
+    return path
 
 
 # ---- write it: low rank --------------------------------------------------------------------------
@@ -678,18 +667,6 @@ def squared_shares() -> list[float]:
     return (squares.cumsum(0) / squares.sum()).tolist()
 
 
-def draw_shares(shares: Sequence[float], ranks: Sequence[int]) -> None:
-    """Draw how near products of low rank come."""
-    figure, axes = plt.subplots(figsize=(7, 2.3), layout="constrained")
-    axes.plot(range(1, len(shares) + 1), [100 * share for share in shares], color="#777777")
-    kept = [100 * shares[rank - 1] for rank in ranks]
-    axes.plot(ranks, kept, "o", color="#0072B2")
-    axes.set(xscale="log", xticks=ranks, xticklabels=ranks, ylim=(0, 105))
-    axes.set(xlabel="rank of the product", ylabel="% of squared norm")
-    axes.spines[["top", "right"]].set_visible(False)
-    show(figure, "A few columns hold most of a real gradient of 256 × 64.")
-
-
 # ---- what compressing takes ----------------------------------------------------------------------
 
 
@@ -711,19 +688,22 @@ def _thin(gradient: torch.Tensor) -> None:
             p @ (matrix.T @ p).T
 
 
-def print_compressing(table: Table) -> None:
-    """Print what three methods save on each network, and what one core takes for them."""
+def compressing(table: Table) -> dict[str, tuple[list[float], float]]:
+    """Print and return ms that three methods save on each network, and ms that one core takes."""
     work = {
         "bfloat16": torch.Tensor.bfloat16,
         "top 1 %": lambda gradient: largest(gradient, 0.01),
         "PowerSGD, rank 4": _thin,
     }
+    compared = {}
     for name, compress in work.items():
         # The clock is one for CPUs: it does not wait for a GPU.
         took_ms = launch(_compress_ms, compress, world_size=1, backend="gloo")[0]
         saved = [table.rows["DDP"].ms[each] - table.rows[name].ms[each] for each in table.networks]
         savings = ", ".join(f"{ms:5.2f}" for ms in saved)
         print(f"{name:18} saves {savings} ms on the three networks, takes about {took_ms:.2f} ms")
+        compared[name] = (saved, took_ms)
+    return compared
 
 
 # ---- send less often -----------------------------------------------------------------------------
@@ -751,8 +731,12 @@ def diloco(period: int, rate: float = 0.7, momentum: float = 0.9) -> Method:
     return method
 
 
-def after_averaging(with_buffers: bool) -> torch.Tensor:
-    """Train on digits of one's own, take the mean, and return answers to the same images."""
+def after_averaging(with_buffers: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train on digits of one's own, and take the mean.
+
+    Returns:
+        Answers to the same 100 images, and batch norm's running mean, of shape (784,).
+    """
     training = digits(train=True)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10)).to(my_device())
@@ -769,7 +753,7 @@ def after_averaging(with_buffers: bool) -> torch.Tensor:
     for tensor in averaged:
         if tensor.is_floating_point():  # one buffer counts batches
             dist.all_reduce(tensor.detach(), op=dist.ReduceOp.AVG)
-    return network.eval()(data[:100]).detach()
+    return network.eval()(data[:100]).detach(), network[1].running_mean
 
 
 SLOW_MS = {
@@ -793,84 +777,3 @@ def straggling_ms(table: Table, name: str, who: str) -> float:
 
     replay = row.trace.replay(table.networks["NVLink-like"], computing_us)
     return round(max(replay.finish_us) / 1000, 1)
-
-
-# ---- pictures of the table -----------------------------------------------------------------------
-
-
-def draw_bytes_by_ranks(table: Table, names: Sequence[str], world_sizes: Sequence[int]) -> float:
-    """Print and draw KB of a step by world size; return the last ratio of the first two."""
-    print("KB that a rank sends in a step   DDP   top 1 %   ratio")
-    figure, axes = plt.subplots(figsize=(7, 2.4), layout="constrained")
-    curves: dict[str, list[float]] = {name: [] for name in names}
-    for world_size in world_sizes:
-        for name in names:
-            sent_bytes = table.stretched(name, world_size).traffic("ring").sent_bytes
-            curves[name].append(max(sent_bytes) / 1000)
-        first, second = (curves[name][-1] for name in names)
-        print(f"{world_size:22} ranks{first:9.0f}{second:10.1f}{first / second:8.1f}")
-    for (name, curve), color, mark in zip(curves.items(), OKABE_ITO, "os^DvPX*", strict=False):
-        axes.plot(world_sizes, curve, color=color, marker=mark, label=name)
-    axes.set(xscale="log", xlabel="ranks", ylabel="KB of a step", ylim=(0, None))
-    axes.set_xticks(world_sizes, world_sizes)
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    show(
-        figure, "DDP's sum stays below twice the gradients; what's gathered grows with the ranks."
-    )
-    return first / second
-
-
-def draw_step_times(table: Table) -> None:
-    """Draw what a step takes on each network, computing and messages."""
-    figure, panels = plt.subplots(
-        1, len(table.networks), figsize=(10, 2.6), layout="constrained", sharey=True
-    )
-    names = list(table.rows)
-    for axis, network_name in zip(panels, table.networks, strict=True):
-        sending = [table.rows[name].ms[network_name] - table.compute_ms for name in names]
-        axis.barh(names, table.compute_ms, color="#009E73", label="computes")
-        style = {"color": "#0072B2", "hatch": "///", "edgecolor": "white"}
-        axis.barh(names, sending, left=table.compute_ms, label="messages", **style)
-        axis.set(title=network_name, xlabel="ms of a step")
-        axis.spines[["top", "right"]].set_visible(False)
-    panels[0].invert_yaxis()
-    panels[-1].legend(frameon=False)
-    show(figure, "Only where the hatched part is long is there anything to gain by sending less.")
-
-
-def draw_progress(table: Table) -> None:
-    """Draw the loss against what a rank has sent, and against virtual time."""
-    figure, both = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
-    for (name, row), color, mark in zip(table.rows.items(), OKABE_ITO, "os^DvPX*", strict=False):
-        mean, spread = row.losses.mean(dim=0)[1:], half_apart(row.losses)[1:]
-        for axes, per_step in zip(both, (table.kb_of, table.us_of), strict=True):
-            until = [table.total(name, per_step, steps) / 1000 for steps in (16, 32, 48)]
-            axes.errorbar(until, mean, spread, color=color, marker=mark, capsize=3, label=name)
-    labels = "sent by each of four ranks (MB)", "virtual time at 1 Gbit/s (ms)"
-    all_ticks = (0.2, 0.5, 1, 2, 5, 10), (20, 50, 100, 200)
-    for axes, xlabel, ticks in zip(both, labels, all_ticks, strict=True):
-        axes.set(xscale="log", xlabel=xlabel)
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-    both[0].set_ylabel("loss on held-out text")
-    legend = {"loc": "outside upper center", "ncols": 4, "fontsize": "small"}
-    legend["title"] = "bars: from one seed to the other"
-    figure.legend(*both[0].get_legend_handles_labels(), **legend)
-    show(
-        figure,
-        "Lower and further left is better. By bytes, from right to left: DDP, bfloat16, PowerSGD, "
-        "the two that talk every 16 steps, and top-k furthest left and highest. "
-        "By time the two that talk every 16 steps are furthest left, and DDP is furthest right.",
-    )
-
-
-def lines_of(candidates: Mapping[str, Candidate]) -> Iterator[str]:
-    """A line for each method that may be chosen."""
-    for name, candidate in candidates.items():
-        hides = "in backward" if candidate.in_backward else "after a step"
-        yield (
-            f"{name:26}{candidate.messages_ms:5.2f} ms of messages per step, {hides:12} "
-            f"about {candidate.progress:.2f} hundredths per step"
-        )

@@ -26,9 +26,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
     fp16_compress_hook,
 )
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lessons import chapter_12
+from course_lessons import chapter_12_pictures as pictures
 from course_lessons.chapter_12 import Table, again_and_again, diloco, ready, trained, under_ddp
 from course_lessons.finished import go_on_with
 from course_utils import Network, check, launch, predict
@@ -81,7 +83,7 @@ percent.measured(round(100 - 100 * table.compute_ms / step_ms), within=0.06)
 print(f"before the first step the loss is about {table.rows['DDP'].losses[0, 0]:.3f}")
 
 # %%
-chapter_12.draw_step_times(table)
+pictures.draw_step_times(table)
 
 # %% [markdown]
 # Three quarters at 1 Gbit/s, a seventh at 25, and on the fast network next to nothing. Whoever sends less can gain at most that.
@@ -131,6 +133,7 @@ halved
 
 # %%
 half = go_on_with(my_half, halved, chapter_12.half)
+pictures.draw_half(my_half, half)
 
 # %% [markdown]
 # PyTorch has `bf16_compress_hook` and `fp16_compress_hook` ([documentation](https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html)). They cast first and divide then. Here rank 0's gradient is 70,000, and rank 1's is 0:
@@ -187,6 +190,7 @@ topped
 
 # %%
 top_k = go_on_with(my_top_k, topped, chapter_12.top_k)
+pictures.draw_top_k(my_top_k, top_k)
 
 # %% [markdown]
 # Why *k* of them, and not all whose absolute value is above some limit? That would need no sorting. Rank 0 has the gradient (9, −7, 1), rank 1 (8, 2, 0), and the limit is 5. This is meant to fail:
@@ -229,13 +233,13 @@ def remembering(share):  # error feedback around top_k
     return lambda network: ddp(chapter_12.Remembering(share).hook)(network)
 
 
-# %%
 methods = {"DDP": ddp(), "top-1": ddp(top_k, 0.5), "with error feedback": remembering(0.5)}
-moved = {}
+paths = {}
 for name, method in methods.items():
-    moved[name] = launch(chapter_12.two_weights, method)[0]
-    print(f"{name:20} {moved[name]}")
-second_weight.measured(moved["top-1"][1])
+    paths[name] = launch(chapter_12.two_weights, method)[0]
+    print(f"{name:20} {paths[name][-1]}")
+second_weight.measured(paths["top-1"][-1][1])
+pictures.draw_second_weight(paths)
 
 # %% [markdown]
 # Nowhere: numbers that cancel crowd out the one that counts. **Error feedback** keeps what was not sent and adds it to the next gradient
@@ -270,7 +274,7 @@ fewer = predict("times fewer bytes on 64 ranks", ...)
 
 
 # %%
-ratio = chapter_12.draw_bytes_by_ranks(table, ("DDP", "top 1 %"), (4, 16, 64))
+ratio = pictures.draw_bytes_by_ranks(table, ("DDP", "top 1 %"), (4, 16, 64))
 fewer.measured(round(ratio, 1), within=0.1)
 
 # %% [markdown]
@@ -290,7 +294,7 @@ fewer.measured(round(ratio, 1), within=0.1)
 shares = launch(chapter_12.squared_shares, world_size=1)[0]
 for rank in (1, 2, 4, 8):
     print(f"rank {rank}: about {100 * shares[rank - 1]:.0f} % of the squared norm")
-chapter_12.draw_shares(shares, (1, 2, 4, 8))
+pictures.draw_shares(shares, (1, 2, 4, 8))
 
 # %% [markdown]
 # ### Write it
@@ -322,6 +326,7 @@ thinned
 
 # %%
 low_rank = go_on_with(my_low_rank, thinned, chapter_12.low_rank)
+pictures.draw_low_rank(my_low_rank, low_rank)
 
 # %% [markdown]
 # The check handed back your `q` twice. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket, with error feedback. `start_powerSGD_iter` is how many steps are plain DDP before: at least two,
@@ -341,7 +346,8 @@ table.measure("PowerSGD, rank 4", ddp(power_sgd.powerSGD_hook, state), plain_ste
 
 
 # %%
-chapter_12.print_compressing(table)
+compared = chapter_12.compressing(table)
+pictures.draw_compressing(compared, list(networks))
 
 # %% [markdown]
 # On the fast network there is nothing to save. **Compression pays where it takes less time than it saves**, and it saves bytes, not latency.
@@ -370,8 +376,23 @@ def every(period):
 table.measure("every 16 steps", every(16), exchanges=1)
 
 # %% [markdown]
-# A 16th of the bytes **and** of the latencies. **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) makes more of an exchange. The mean over ranks of (weights at the last exchange minus weights now) is taken for a gradient, and an **outer** optimiser makes a step with it: SGD with
-# Nesterov momentum 0.9 and a rate of 0.7. (Rate 1 and no momentum would be the plain mean.) The inner optimiser is AdamW, as here. It's `diloco` here; lab 12 asks you to write it.
+# A 16th of the bytes **and** of the latencies. PyTorch ships this mean as [PeriodicModelAverager](https://docs.pytorch.org/docs/stable/distributed.optim.html), and `PostLocalSGDOptimizer` calls it after each step of your optimizer. It averages when `warmup_steps` calls have passed, then every `period` calls. Here it follows `every(4)` for 8 steps:
+
+
+# %%
+def pytorchs_averager(period):
+    def method(network):
+        averager = PeriodicModelAverager(period, warmup_steps=period - 1)
+        return network, lambda step: averager.average_parameters(network.parameters())
+
+    return method
+
+
+apart = chapter_12.weights_apart(every(4), pytorchs_averager(4))
+print("ours and PyTorch's differ by", apart)
+
+# %% [markdown]
+# **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) makes more of an exchange. It takes the mean over ranks of (weights at the last exchange minus weights now) for a gradient, with which an **outer** optimiser makes a step: SGD, Nesterov momentum 0.9, rate 0.7. (Rate 1 without momentum is the plain mean.) In lab 12 you write `diloco`.
 
 
 # %%
@@ -388,19 +409,19 @@ for name, method in {"every 16 steps": every(16), "DiLoCo, every 16 steps": dilo
 # Now DiLoCo is ahead, not because it has gained, but because the mean has lost: with small steps it does not come as far. DiLoCo's outer step carries on along the common way. Three outer steps and two seeds are a hint and no proof. **Whoever exchanges less often has to tune again**, both rates together.
 
 # %% [markdown]
-# (PyTorch has the plain mean of local SGD as `PeriodicModelAverager` and `PostLocalSGDOptimizer`, in `torch.distributed.algorithms.model_averaging` and `torch.distributed.optim`.)
-
-# %% [markdown]
 # ### What the mean forgets
 #
 # Batch norm keeps its running mean and variance in **buffers**, which are no parameters. Two ranks train a small network, one on even digits and one on odd ones, and take the mean of their parameters. Do they then say the same of the same images?
 
 
 # %%
+means = {}
 for buffers in (False, True):
-    first, second = launch(chapter_12.after_averaging, buffers)
+    (first, first_mean), (second, second_mean) = launch(chapter_12.after_averaging, buffers)
     difference = (first - second).abs().max().item()
     print(f"buffers averaged: {buffers}, two ranks' answers differ by about {difference:.2g}")
+    means |= {f"rank 0: {buffers}": first_mean, f"rank 1: {buffers}": second_mean}
+pictures.draw_running_means(means)
 
 # %% [markdown]
 # Equal parameters, and two models. DDP sends rank 0's buffers at the beginning of every step, so they never differ by more than one step (chapter 07). Who averages parameters has to average buffers as well.
@@ -421,6 +442,7 @@ for name in ("DDP", "every 16 steps"):
     both = [chapter_12.straggling_ms(table, name, who) for who in ("in turn", "always rank 2")]
     print(f"{name:16} in turn {both[0]:5} ms, always rank 2 {both[1]:5} ms")
 straggling_ms.measured([round(ms) for ms in both])
+pictures.draw_straggling()
 
 # %% [markdown]
 # Taking turns, each rank pays for its own four slow steps, 12 · 1 + 4 · 4 = 28 ms, where DDP pays for everybody's. A rank that is **always** slow holds up all others as before. It would need fewer steps, not fewer exchanges.
@@ -434,18 +456,18 @@ straggling_ms.measured([round(ms) for ms in both])
 table.print()
 
 # %%
-chapter_12.draw_progress(table)
+pictures.draw_progress(table)
 
 # %%
 table.print_price()
 
 # %% [markdown]
-# Per byte, top-k and a mean every 16 steps are alike, and more than twelve times as good as DDP. Per µs the mean leads: beside top-k its steps take less time and bring more. All this is of 48 steps, the beginning of a training: error feedback had hardly begun to pay, and DiLoCo had made three outer steps.
+# Per byte, top-k and a mean every 16 steps are alike, and more than twelve times as good as DDP. Per µs the mean leads: its steps take less time than those of top-k and bring more. All this is of 48 steps: error feedback had hardly begun to pay, and DiLoCo had made three outer steps.
 
 # %% [markdown]
 # ### 25 Gbit/s, 64 ranks, this model: you decide
 #
-# Two models enter here: recordings stretched to 64 ranks, and the assumption that a step brings as much progress on 64 ranks as on 4. It favours those who exchange rarely, since more ranks drift further apart.
+# Two models enter here: recordings stretched to 64 ranks, and the assumption that a step brings as much progress on 64 ranks as on 4. It flatters methods that exchange rarely, because more ranks drift further apart. DDP's progress is 1; we round to tenths, since two seeds show nothing finer.
 
 # %%
 candidates = table.candidates("25 Gbit/s", world_size=64)
@@ -493,10 +515,11 @@ chapter_12.print_decisions(fastest, candidates, (1, 3, 10, 30))
 best.measured(fastest(candidates, 1, False))
 
 # %%
-chapter_12.draw_decision(candidates, ("DDP", "PowerSGD, rank 4", "every 16 steps"), (1, 3, 10, 30))
+names = "DDP", "bfloat16", "PowerSGD, rank 4", "every 16 steps"
+pictures.draw_decision(candidates, names, (1, 3, 10, 30), my_fastest)
 
 # %% [markdown]
-# With 1 ms, fewer bytes hardly help: a ring of 64 has 126 latencies of 10 µs, whatever it carries, and PowerSGD has three rings. Talking **less often** wins. With longer steps and overlap, DDP hides everything and loses no progress.
+# With 1 ms, fewer bytes hardly help: a ring of 64 has 126 latencies of 10 µs, whatever it carries, and PowerSGD has three rings. Talking **less often** wins. With longer steps and overlap, DDP hides everything and loses no progress. bfloat16 would be as good.
 
 # %% [markdown]
 # In a larger model bytes are the cost, and the answer may be different again: the lab asks for that choice.
