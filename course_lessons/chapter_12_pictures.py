@@ -97,7 +97,14 @@ def draw_half(*hooks: Callable) -> None:
     for number, type_name in enumerate(types):
         ratio = torch.tensor(results[0][type_name]) / numbers
         color = OKABE_ITO[number]
-        axes.plot(numbers, ratio, color=color, marker=_MARKS[number], ms=3, label=type_name)
+        axes.plot(
+            numbers.tolist(),
+            ratio.tolist(),
+            color=color,
+            marker=_MARKS[number],
+            ms=3,
+            label=type_name,
+        )
         sentences.append(f"{type_name} {_right_range(numbers, ratio)}")
     _bare(axes, xscale="log", xlabel="mean of the gradients", ylim=(-0.1, 2.4))
     axes.set_ylabel("returned,\nas a multiple")
@@ -187,7 +194,7 @@ def draw_low_rank(*steps: Callable) -> None:
     panels = [*matrices, mean, *results[0]]
     figure, axes = plt.subplots(1, 5, figsize=(9, 2.6), layout="constrained")
     for axis, title, panel in zip(axes, titles, panels, strict=True):
-        axis.imshow(panel, cmap="RdBu", vmin=-3, vmax=3)
+        axis.imshow(panel.numpy(), cmap="RdBu", vmin=-3, vmax=3)
         axis.set(title=title, xticks=[], yticks=[])
     apart = [((near - mean).norm() / mean.norm()).item() for near in results[0]]
     show(
@@ -283,7 +290,7 @@ def draw_running_means(means: Mapping[str, torch.Tensor]) -> None:
     """Draw batch norm's running means, each of shape (784,), as images."""
     figure, axes = plt.subplots(1, len(means), figsize=(8, 2.4), layout="constrained")
     for axis, (title, mean) in zip(axes, means.items(), strict=True):
-        axis.imshow(mean.view(28, 28).cpu(), cmap="gray_r")
+        axis.imshow(mean.view(28, 28).cpu().numpy(), cmap="gray_r")
         axis.set(title=title, xticks=[], yticks=[])
     show(figure, "What batch norm takes for the mean image: of even digits, of odd ones, of both.")
 

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lessons import chapter_12
-from course_lessons.chapter_12 import diloco, half, top_k
+from course_lessons import chapter_12_pictures as pictures
+from course_lessons.chapter_12 import diloco, fastest, half, top_k
 from course_utils import Network, check, launch
 
 pytestmark = pytest.mark.slow
@@ -350,6 +351,56 @@ def test_other_right_hooks_pass_and_ours(name):
     adapt, options = _judged(name)
     for answer in [*RIGHT[name], getattr(chapter_12, name)]:
         assert check(adapt(answer), **options | labs.PATIENT | {"hide": ()}).require()
+
+
+def not_written(*arguments):
+    raise NotImplementedError("about 4 lines")
+
+
+@pytest.mark.parametrize(
+    ("draw", "wrong", "ours", "text"),
+    [
+        (pictures.draw_half, a_sum, half, "a_sum on two ranks. Within 1 %: float16 nowhere"),
+        (pictures.draw_top_k, chosen_after_the_sum, top_k, "Rank 0 gets 8.5, 0, 0, 0, 3, 0, -3.5"),
+        (pictures.draw_low_rank, each_for_itself, chapter_12.low_rank, "each_for_itself with two"),
+    ],
+)
+def test_a_wrong_answer_is_drawn_and_in_place_of_none_ours(monkeypatch, draw, wrong, ours, text):
+    shown = []
+    monkeypatch.setattr(pictures, "show", lambda figure, words: shown.append(words))
+    draw(wrong, ours)
+    draw(not_written, ours)
+    assert text in shown[0]
+    assert shown[1].startswith(ours.__name__)
+
+
+def test_no_circle_is_drawn_for_a_decision_that_is_not_written(monkeypatch, capsys):
+    monkeypatch.setattr(pictures, "show", lambda figure, words: None)
+    candidates = {"DDP": chapter_12.Candidate(1.4, 1.0, True)}
+    pictures.draw_decision(candidates, ["DDP"], (1, 3), not_written)
+    pictures.draw_decision(candidates, ["DDP"], (1, 3), fastest)
+    said = "No circles yet: not_written raises NotImplementedError: about 4 lines"
+    assert capsys.readouterr().out.splitlines() == [said]
+
+
+@pytest.mark.parametrize("top_1", [0.5, 0.6])
+@pytest.mark.parametrize("power", [0.8, 0.9])
+@pytest.mark.parametrize("outer", [0.7, 0.8])
+def test_a_tenth_more_or_less_of_what_varies_changes_no_decision(top_1, power, outer):
+    in_backward = {"DDP": (1.40, 1.0), "bfloat16": (1.33, 1.0), "top 1 %": (1.35, top_1)}
+    in_backward["PowerSGD"] = (3.80, power)
+    candidates = {}
+    for name, (messages_ms, progress) in in_backward.items():
+        candidates[name] = chapter_12.Candidate(messages_ms, progress, True)
+    candidates["every 16 steps"] = chapter_12.Candidate(0.09, 0.8, False)
+    candidates["DiLoCo"] = chapter_12.Candidate(0.09, outer, False)
+    times_ms = (1, 3, 10, 30)
+    assert [fastest(candidates, ms, False) for ms in times_ms] == [
+        "every 16 steps", "every 16 steps", "bfloat16", "bfloat16",
+    ]  # fmt: skip
+    assert [fastest(candidates, ms, True) for ms in times_ms] == [
+        "every 16 steps", "DDP", "DDP", "DDP",
+    ]  # fmt: skip
 
 
 def _alone(compress, n=2, steps=6):
