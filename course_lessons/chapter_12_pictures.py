@@ -231,7 +231,8 @@ def draw_step_times(table: Table) -> None:
         axis.set(title=network_name, xlabel="ms of a step")
         axis.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()
-    panels[-1].legend(frameon=False)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper right", ncols=2, frameon=False)
     show(figure, "Only where the hatched part is long is there anything to gain by sending less.")
 
 
