@@ -1,0 +1,399 @@
+"""Chapter 12's pictures: what a learner's own hooks return, and what methods cost."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from matplotlib.axes import Axes
+
+from course_lessons.chapter_12 import (
+    BACKWARD,
+    PERIOD,
+    SLOW_MS,
+    Candidate,
+    Table,
+    half_apart,
+)
+from course_lessons.drawing import answers_to_draw
+from course_utils import show
+from course_utils.pictures.style import OKABE_ITO, rank_style
+
+_MARKS = "os^DvPX*"
+
+
+def _bare(axis: Axes, **settings: Any) -> None:
+    axis.set(**settings)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _first_drawable(answers: Sequence[Callable], worker_of: Callable) -> tuple[str, list] | None:
+    """Name and results on two ranks of the first answer that neither raises nor hangs."""
+    for answer in answers:
+        results = answers_to_draw(worker_of(answer), world_size=2)
+        if results is not None:
+            return answer.__name__, list(results)
+    return None
+
+
+# ---- what a learner's hook returns ---------------------------------------------------------------
+
+
+class _Bucket:
+    """A bucket of one parameter's gradients, as a hook sees it, without DDP."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+
+    def buffer(self) -> torch.Tensor:
+        """All gradients, in one row."""
+        return self._flat
+
+    def set_buffer(self, flat: torch.Tensor) -> None:
+        """Put a row in the place of the gradients."""
+        self._flat = flat
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients of each parameter."""
+        return [self._flat]
+
+    def index(self) -> int:
+        """The first bucket is the only one."""
+        return 0
+
+    def is_last(self) -> bool:
+        """The first bucket is the last one, too."""
+        return True
+
+
+def _returned(hook: Callable, state: Any, flat: torch.Tensor) -> list[float]:
+    mean = hook(state, _Bucket(flat.clone()))
+    if not isinstance(mean, torch.Tensor):
+        mean = mean.wait()
+    if isinstance(mean, list):  # of an all_reduce without `then`
+        mean = mean[0]
+    return mean.flatten().tolist()
+
+
+def draw_half(*hooks: Callable) -> None:
+    """Draw what a hook returns in two types, as a multiple of the right mean.
+
+    Args:
+        hooks: The first one that can be drawn is; a wrong one is drawn as well.
+    """
+    numbers = 10 ** torch.linspace(-9, 6, 151)  # on both ranks, so it is their mean as well
+    types = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+    def worker_of(hook: Callable) -> Callable:
+        return lambda: {name: _returned(hook, dtype, numbers) for name, dtype in types.items()}
+
+    drawable = _first_drawable(hooks, worker_of)
+    if drawable is None:
+        return
+    name, results = drawable
+    figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
+    sentences = []
+    for number, type_name in enumerate(types):
+        ratio = torch.tensor(results[0][type_name]) / numbers
+        color = OKABE_ITO[number]
+        axes.plot(
+            numbers.tolist(),
+            ratio.tolist(),
+            color=color,
+            marker=_MARKS[number],
+            ms=3,
+            label=type_name,
+        )
+        sentences.append(f"{type_name} {_right_range(numbers, ratio)}")
+    _bare(axes, xscale="log", xlabel="mean of the gradients", ylim=(-0.1, 2.4))
+    axes.set_ylabel("returned,\nas a multiple")
+    axes.legend(frameon=False, loc="upper center")
+    show(figure, f"{name} on two ranks. Within 1 %: {', '.join(sentences)}.")
+
+
+def _right_range(numbers: torch.Tensor, ratio: torch.Tensor) -> str:
+    right = numbers[(ratio - 1).abs() < 0.01].tolist()
+    if not right:
+        return "nowhere"
+    return f"from {right[0]:.0e} to {right[-1]:.0e}"
+
+
+def draw_top_k(*hooks: Callable) -> None:
+    """Draw two ranks' twelve gradients, and what a hook returns that sends a quarter of them.
+
+    Args:
+        hooks: The first one that can be drawn is; a wrong one is drawn as well.
+    """
+    gradients = torch.tensor(
+        [[9.0, -1, 2, 0, 5, 1, -7, 1, 0, 2, 1, -2], [8.0, 1, 0, -6, 1, 2, 0, 1, -5, 1, 2, 0]]
+    )
+
+    def worker_of(hook: Callable) -> Callable:
+        return lambda: _returned(hook, 0.25, gradients[dist.get_rank()])
+
+    drawable = _first_drawable(hooks, worker_of)
+    if drawable is None:
+        return
+    name, returned = drawable
+    figure, axes = plt.subplots(figsize=(9, 2.3), layout="constrained")
+    labels = ["rank 0 has", "rank 1 has", "rank 0 gets", "rank 1 gets"]
+    for row, values in enumerate([*gradients.tolist(), *returned]):
+        sent = set()
+        if row < 2:
+            sent = set(gradients[row].abs().topk(3).indices.tolist())
+        for place, value in enumerate(values):
+            color = "white"
+            if place in sent:
+                color = rank_style(row)["color"] + "55"
+            if row >= 2 and value:
+                color = "#009E7355"
+            axes.add_patch(plt.Rectangle((place, row), 0.92, 0.86, fc=color, ec="#777777"))
+            axes.text(place + 0.46, row + 0.43, f"{value:g}", ha="center", va="center")
+    longest = max(12, *map(len, returned))
+    axes.set(xlim=(0, longest), ylim=(4, 0), xticks=[])
+    axes.set_yticks([row + 0.43 for row in range(4)], labels)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    received = ", ".join(f"{value:g}" for value in returned[0])
+    show(
+        figure,
+        f"{name} with a share of 0.25. Coloured: the three largest of each rank, and what "
+        f"is not 0 of what comes back. Rank 0 gets {received}.",
+    )
+
+
+def draw_low_rank(*steps: Callable) -> None:
+    """Draw two ranks' matrices, their mean, and what a step of the power method makes of it.
+
+    Args:
+        steps: The first one that can be drawn is; a wrong one is drawn as well.
+    """
+    draw = torch.Generator().manual_seed(0)
+    down, across = torch.linspace(0, 3, 16).double(), torch.linspace(0, 3, 12).double()
+    mean = 2 * torch.outer(down.sin(), across.cos()) + torch.outer(down.cos(), across.sin())
+    noise = 1.5 * torch.randn(16, 12, generator=draw, dtype=torch.float64)
+    mean += noise / 10
+    matrices = (mean + noise, mean - noise)
+    start = torch.randn(12, 2, generator=draw, dtype=torch.float64)
+
+    def worker_of(step: Callable) -> Callable:
+        def work() -> list[torch.Tensor]:
+            near, q = step(matrices[dist.get_rank()].clone(), start.clone())
+            for _ in range(2):
+                latest, q = step(matrices[dist.get_rank()].clone(), q)
+            return [near, latest]
+
+        return work
+
+    drawable = _first_drawable(steps, worker_of)
+    if drawable is None:
+        return
+    name, results = drawable
+    titles = ["rank 0", "rank 1", "mean, which\nnobody has", "first step", "third step"]
+    panels = [*matrices, mean, *results[0]]
+    figure, axes = plt.subplots(1, 5, figsize=(9, 2.6), layout="constrained")
+    for axis, title, panel in zip(axes, titles, panels, strict=True):
+        axis.imshow(panel.numpy(), cmap="RdBu", vmin=-3, vmax=3)
+        axis.set(title=title, xticks=[], yticks=[])
+    apart = [((near - mean).norm() / mean.norm()).item() for near in results[0]]
+    show(
+        figure,
+        f"{name} with two columns: {100 * apart[0]:.0f} % away from the mean after one "
+        f"step, {100 * apart[1]:.0f} % after three.",
+    )
+
+
+def draw_second_weight(paths: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Draw the weight on which both ranks agree, step by step."""
+    figure, axes = plt.subplots(figsize=(8, 2.3), layout="constrained")
+    for (name, path), color, mark in zip(paths.items(), OKABE_ITO, _MARKS, strict=False):
+        axes.plot([weights[1] for weights in path], color=color, marker=mark, ms=4, label=name)
+    _bare(axes, xlabel="steps", ylabel="second weight")
+    axes.legend(frameon=False)
+    show(figure, "Error feedback moves the weight late, and in larger steps.")
+
+
+# ---- what methods cost ---------------------------------------------------------------------------
+
+
+def draw_step_times(table: Table) -> None:
+    """Draw what a step takes on each network, computing and messages."""
+    figure, panels = plt.subplots(
+        1, len(table.networks), figsize=(10, 2.6), layout="constrained", sharey=True
+    )
+    names = list(table.rows)
+    for axis, network_name in zip(panels, table.networks, strict=True):
+        sending = [table.rows[name].ms[network_name] - table.compute_ms for name in names]
+        axis.barh(names, table.compute_ms, color="#009E73", label="computes")
+        style = {"color": "#0072B2", "hatch": "///", "edgecolor": "white"}
+        axis.barh(names, sending, left=table.compute_ms, label="messages", **style)
+        axis.set(title=network_name, xlabel="ms of a step")
+        axis.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper right", ncols=2, frameon=False)
+    show(figure, "Only where the hatched part is long is there anything to gain by sending less.")
+
+
+def draw_shares(shares: Sequence[float], ranks: Sequence[int]) -> None:
+    """Draw how near products of low rank come."""
+    figure, axes = plt.subplots(figsize=(7, 2.3), layout="constrained")
+    axes.plot(range(1, len(shares) + 1), [100 * share for share in shares], color="#777777")
+    kept = [100 * shares[rank - 1] for rank in ranks]
+    axes.plot(ranks, kept, "o", color="#0072B2")
+    axes.set(xscale="log", xticks=ranks, xticklabels=ranks, ylim=(0, 105))
+    axes.set(xlabel="rank of the product", ylabel="% of squared norm")
+    axes.spines[["top", "right"]].set_visible(False)
+    show(figure, "A few columns hold most of a real gradient of 256 × 64.")
+
+
+def draw_bytes_by_ranks(table: Table, names: Sequence[str], world_sizes: Sequence[int]) -> float:
+    """Print and draw KB of a step by world size; return the last ratio of the first two."""
+    print("KB that a rank sends in a step   DDP   top 1 %   ratio")
+    figure, axes = plt.subplots(figsize=(7, 2.4), layout="constrained")
+    curves: dict[str, list[float]] = {name: [] for name in names}
+    for world_size in world_sizes:
+        for name in names:
+            sent_bytes = table.stretched(name, world_size).traffic("ring").sent_bytes
+            curves[name].append(max(sent_bytes) / 1000)
+        first, second = (curves[name][-1] for name in names)
+        print(f"{world_size:22} ranks{first:9.0f}{second:10.1f}{first / second:8.1f}")
+    for (name, curve), color, mark in zip(curves.items(), OKABE_ITO, _MARKS, strict=False):
+        axes.plot(world_sizes, curve, color=color, marker=mark, label=name)
+    axes.set(xscale="log", xlabel="ranks", ylabel="KB of a step", ylim=(0, None))
+    axes.set_xticks(world_sizes, world_sizes)
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    show(figure, "DDP's sum stays below twice the gradients; what's gathered grows with the ranks.")
+    return first / second
+
+
+def draw_compressing(
+    compared: Mapping[str, tuple[Sequence[float], float]], networks: Sequence[str]
+) -> None:
+    """Draw ms that methods save on each network beside ms that compressing takes."""
+    figure, panels = plt.subplots(
+        1, len(compared), figsize=(9, 2.3), layout="constrained", sharex=True, sharey=True
+    )
+    for axis, (name, (saved, took_ms)) in zip(panels, compared.items(), strict=True):
+        labels = [f"saves: {network}" for network in networks]
+        axis.barh(labels, saved, color="#0072B2")
+        style = {"color": "#E69F00", "hatch": "///", "edgecolor": "white"}
+        axis.barh(["takes: one core"], [took_ms], **style)
+        _bare(axis, title=name, xlabel="ms of a step")
+    panels[0].invert_yaxis()
+    show(figure, "A method pays on a network whose bar is longer than the hatched one.")
+
+
+def draw_running_means(means: Mapping[str, torch.Tensor]) -> None:
+    """Draw batch norm's running means, each of shape (784,), as images."""
+    figure, axes = plt.subplots(1, len(means), figsize=(8, 2.4), layout="constrained")
+    for axis, (title, mean) in zip(axes, means.items(), strict=True):
+        axis.imshow(mean.view(28, 28).cpu().numpy(), cmap="gray_r")
+        axis.set(title=title, xticks=[], yticks=[])
+    show(figure, "What batch norm takes for the mean image: of even digits, of odd ones, of both.")
+
+
+def draw_straggling() -> None:
+    """Draw when four ranks compute and wait in 16 steps, without what messages take."""
+    figure, panels = plt.subplots(
+        2, 2, figsize=(10, 3.4), layout="constrained", sharex=True, sharey=True
+    )
+    for column, (who, slow_ms) in enumerate(SLOW_MS.items()):
+        for row, (name, steps) in enumerate({"DDP": 1, "every 16 steps": PERIOD}.items()):
+            axis = panels[row, column]
+            begin_ms = 0.0
+            for exchange in range(0, PERIOD, steps):
+                ends_ms = []
+                for rank in range(4):
+                    taken_ms = [slow_ms(rank, exchange + step) for step in range(steps)]
+                    ends_ms.append(_draw_steps(axis, rank, begin_ms, taken_ms))
+                begin_ms = max(ends_ms)
+            axis.set_title(f"{name}, {who}: {begin_ms:g} ms", fontsize=10)
+    panels[0, 0].set_yticks(range(4), [f"rank {rank}" for rank in range(4)])
+    panels[0, 0].invert_yaxis()
+    for axis in panels[1]:
+        axis.set_xlabel("ms")
+    show(
+        figure,
+        "Hatched: slow steps. White: waiting for others. Each rank waits only at an exchange.",
+    )
+
+
+def _draw_steps(axis: Axes, rank: int, begin_ms: float, taken_ms: Sequence[float]) -> float:
+    """Draw a rank's steps without a break, and return when the last one ends."""
+    for step_ms in taken_ms:
+        hatch = "////" if step_ms > 1 else None
+        axis.barh(
+            rank, step_ms, 0.7, begin_ms, color=rank_style(rank)["color"], hatch=hatch,
+            edgecolor="white", linewidth=0.5,
+        )  # fmt: skip
+        begin_ms += step_ms
+    return begin_ms
+
+
+def draw_progress(table: Table) -> None:
+    """Draw the loss against what a rank has sent, and against virtual time."""
+    figure, both = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+    for (name, row), color, mark in zip(table.rows.items(), OKABE_ITO, _MARKS, strict=False):
+        mean, spread = row.losses.mean(dim=0)[1:], half_apart(row.losses)[1:]
+        for axes, per_step in zip(both, (table.kb_of, table.us_of), strict=True):
+            until = [table.total(name, per_step, steps) / 1000 for steps in (16, 32, 48)]
+            axes.errorbar(until, mean, spread, color=color, marker=mark, capsize=3, label=name)
+    labels = "sent by each of four ranks (MB)", "virtual time at 1 Gbit/s (ms)"
+    all_ticks = (0.2, 0.5, 1, 2, 5, 10), (20, 50, 100, 200)
+    for axes, xlabel, ticks in zip(both, labels, all_ticks, strict=True):
+        axes.set(xscale="log", xlabel=xlabel)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    both[0].set_ylabel("loss on held-out text")
+    legend = {"loc": "outside upper center", "ncols": 4, "fontsize": "small"}
+    legend["title"] = "bars: from one seed to the other"
+    figure.legend(*both[0].get_legend_handles_labels(), **legend)
+    show(
+        figure,
+        "Lower and further left is better. By bytes, from right to left: DDP, bfloat16, PowerSGD, "
+        "the two that talk every 16 steps, and top-k furthest left and highest. "
+        "By time the two that talk every 16 steps are furthest left, and DDP is furthest right.",
+    )
+
+
+def draw_decision(
+    candidates: Mapping[str, Candidate],
+    names: Sequence[str],
+    all_compute_ms: Sequence[float],
+    choose: Callable[[Mapping[str, Candidate], float, bool], str],
+) -> None:
+    """Draw time per progress by a step's computing, and circles around what a function chooses."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
+    titles = ("nothing overlaps", "messages overlap with backward")
+    for axis, overlap, title in zip(panels, (False, True), titles, strict=True):
+        for name, color, mark in zip(names, OKABE_ITO, _MARKS, strict=False):
+            times = []
+            for compute_ms in all_compute_ms:
+                times.append(_time_per_progress(candidates[name], compute_ms, overlap))
+            axis.plot(all_compute_ms, times, color=color, marker=mark, label=name)
+        _bare(axis, xscale="log", xlabel="computing of a step (ms)", title=title)
+        axis.set_xticks(all_compute_ms, [f"{compute_ms:g}" for compute_ms in all_compute_ms])
+        axis.minorticks_off()
+    panels[0].set_ylabel("time per progress,\nin units of computing")
+    panels[1].legend(frameon=False)
+    try:
+        for axis, overlap in zip(panels, (False, True), strict=True):
+            for compute_ms in all_compute_ms:
+                chosen = candidates[choose(dict(candidates), compute_ms, overlap)]
+                height = _time_per_progress(chosen, compute_ms, overlap)
+                axis.plot(compute_ms, height, "o", ms=16, mfc="none", mec="black")
+    except Exception as error:  # a learner's function may raise anything
+        print(f"No circles yet: {choose.__name__} raises {type(error).__name__}: {error}")
+    show(figure, "The lowest mark is best. Circles: what your function chooses.")
+
+
+def _time_per_progress(candidate: Candidate, compute_ms: float, overlap: bool) -> float:
+    """In units of computing."""
+    exposed_ms = candidate.messages_ms
+    if overlap and candidate.in_backward:
+        exposed_ms = max(0.0, exposed_ms - BACKWARD * compute_ms)
+    return (compute_ms + exposed_ms) / candidate.progress / compute_ms
