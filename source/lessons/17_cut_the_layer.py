@@ -34,7 +34,7 @@ from course_utils import Network, check, launch, plot_calls, predict
 # %% [markdown]
 # ## 1 · Where to cut
 #
-# ZeRO-3 shards weights, but each layer is whole while it computes. A layer may be too large even for that: in [Llama 3 405B](https://arxiv.org/abs/2407.21783) the MLP of one block has 2.6 billion weights. So cut the *computing*. Our thread is a small block, Y = gelu(X A) B; suppose a card holds 300 KiB.
+# Under ZeRO-3 a rank stores a shard of each weight, but the layer is whole while it computes. That may already be too much: in [Llama 3 405B](https://arxiv.org/abs/2407.21783) the MLP of one block has 2.6 billion weights. So let's cut the *computing* instead. Our example is a small block, Y = gelu(X A) B, and a card that holds 300 KiB.
 
 # %%
 torch.manual_seed(0)
@@ -76,7 +76,8 @@ for cut in (by_columns, by_rows):
         y = launch(cut, activation, world_size=2, backend="gloo")[0]
         difference = (y - activation(X @ A) @ B).abs().max().item()
         name = "gelu" if activation is gelu else "no gelu, as a control"
-        print(f"{cut.__name__:12}{name:23}{'right' if difference < 1e-12 else 'wrong'}")
+        verdict = "right" if difference < 1e-12 else "wrong"
+        print(f"{cut.__name__:12}{name:23}{verdict}, differs by about {difference:.0e}")
 sum_of_gelus.measured(round(gelu(torch.tensor([3.0, -3.0])).sum().item(), 2), within=0.02)
 pictures.draw_block()
 
@@ -85,7 +86,7 @@ pictures.draw_block()
 #
 # ## 2 · What backward needs
 #
-# That's forward. Each rank's columns of A also say something about the gradient of X, and the whole gradient is the sum over ranks. Two functions mark both ends of a block.
+# That was forward. In backward, each rank's columns of A give only a part of the gradient of X; the whole gradient is the sum over ranks. So each end of a block gets a function.
 
 # %% [markdown]
 # ### Write both functions
@@ -156,11 +157,12 @@ ways["dist.all_reduce as Sum"] = (Copy.apply, chapter_17.summed_in_place)
 ways["functional.all_reduce"] = (Copy.apply, chapter_17.summed_by_pytorch)
 errors = chapter_17.compare_gradients(block, ways)
 wrong = chapter_17.wrong_ones(errors["no Copy"])
-without_copy.measured("all" if len(wrong) == 5 else "x and the first block")
+is_first = set(wrong) == {"x", "first A", "first B"}
+without_copy.measured("x and the first block" if is_first else ", ".join(wrong))
 pictures.draw_errors(errors)
 
 # %% [markdown]
-# Every output is right, and without Copy nobody complains. The last block's gradients are right, those in front of it are not. PyTorch's functional all-reduce sums gradients in backward as well: right if each rank has a loss of its own, but here all have the same one. And a plain `dist.all_reduce` is right by luck, with a warning.
+# Every output is right, and without Copy nobody complains: the last block's gradients are right, all others aren't. PyTorch's functional all-reduce sums in backward too, which is right where each rank has its own loss; here all share one. A plain `dist.all_reduce` happens to be right, and PyTorch warns.
 
 # %% [markdown]
 # ## 3 · Two layers
@@ -209,7 +211,7 @@ Column = go_on_with(MyColumn, layers, tensor_parallel.ColumnLinear)
 Row = go_on_with(MyRow, layers, tensor_parallel.RowLinear)
 
 # %% [markdown]
-# What if ranks don't divide the features? `share` refuses, as [Megatron-LM](https://arxiv.org/abs/1909.08053) does, from which both layers come. Three ranks, 256 hidden features:
+# Both layers come from [Megatron-LM](https://arxiv.org/abs/1909.08053). What if the ranks don't divide the features? Then `share` refuses. Three ranks, 256 hidden features:
 
 # %% tags=["raises-exception"]
 launch(lambda: Column(nn.Linear(64, 256)), world_size=3, backend="gloo")
@@ -245,10 +247,10 @@ plot_calls(run.trace)
 # %% [markdown]
 # Two for each block: one in forward, one in backward. Each carries 32 · 64 numbers of four bytes, as large as the block's output. So the bytes grow with the batch. Data parallel instead sums the gradients: 8 · 64² numbers (A and B), for any batch.
 #
-# **Predict.** At how many rows do both send as much?
+# **Predict.** At how many rows do both send the same?
 
 # %%
-equal_rows = predict("rows at which both send as much", ...)
+equal_rows = predict("rows at which both send the same", ...)
 
 # %%
 rows = (64, 128, 256, 512)
@@ -264,7 +266,7 @@ equal_rows.measured(round(rows[0] * data_kib / tensor_kib[0]), within=0.02)
 pictures.draw_bytes(rows, tensor_kib, data_kib)
 
 # %% [markdown]
-# 2 · rows · 64 = 8 · 64² gives 256 rows, four times the width; biases make it 258. Rows are *tokens*: eight sequences of 2,048 at a width of 4,096 are just there. And data parallel may hide its sum behind backward, while here the next layer waits for each.
+# 2 · rows · 64 = 8 · 64² gives 256 rows, four times the width; with biases it's 258. In a language model rows are *tokens*: at a width of 4,096 that's eight sequences of 2,048. And data parallel can hide its sum behind backward, while here the next layer waits for each one.
 #
 # ## 5 · Heads
 #
@@ -296,7 +298,7 @@ for way in ("by heads", "in the middle"):
 #
 # ## 6 · Between the blocks
 #
-# Norms and dropout lie between blocks, and every rank does all of them, keeping whole activations. But an all-reduce is a reduce-scatter and an all-gather. **Sequence parallel** puts the norm between the two: each rank has its *rows* there.
+# Between blocks there are norms and dropout. Every rank computes all of them, and keeps whole activations. But an all-reduce is a reduce-scatter followed by an all-gather. **Sequence parallel** puts the norm between the two, where each rank has only its *rows*.
 
 # %%
 show_source(tensor_parallel.GatherRows)
@@ -304,7 +306,7 @@ kib = chapter_17.compare_rows()
 pictures.draw_kept(kib)
 
 # %% [markdown]
-# The same bytes, in four calls instead of two, and less to keep. What's gathered stays whole, since A needs it in backward; [Korthikanti and others](https://arxiv.org/abs/2205.05198) keep only the share and gather once more. A norm's weight now sees only some rows, so its gradient needs a sum over ranks: see the lab.
+# The same 48 KiB, in four calls instead of two, and 56 KiB kept instead of 80. What's gathered stays whole, since A needs it in backward; [Korthikanti and others](https://arxiv.org/abs/2205.05198) keep only the share and gather once more. A norm's weight now sees only some rows, so its gradient needs a sum over ranks: see the lab.
 #
 # ## 7 · The oracle
 #
@@ -333,17 +335,18 @@ for way in (by_hand, by_pytorch):
     outcomes.append(run[0])
     print(f"{way.__name__}:")
     chapter_17.count_calls(chapter_17.last_step(run.trace))
-for name, ours, theirs in zip(("output", "gradient of x"), *outcomes):
-    print(f"{name} differs by about {(ours - theirs).abs().max().item():.0e}")
+for name, cut_by_hand, cut_by_plan in zip(("output", "gradient of x"), *outcomes):
+    difference = (cut_by_hand - cut_by_plan).abs().max().item()
+    print(f"{name} differs by about {difference:.0e}")
 
 # %% [markdown]
 # The same calls and the same numbers.
 #
 # ## 8 · Inside a node
 #
-# Eight ranks in two nodes: fast links inside, slow ones between. This is a *model*. A block of width 256 gets 2,048 rows in all. It may be cut among all eight; among four, inside a node, with a copy on each node; or among two, with four copies.
+# Eight ranks on two nodes, with fast links inside and slow ones between: a *model*, whose numbers you can change. A block of width 256 gets 2,048 rows. It may be cut among all eight ranks; among four, so that each node has a copy; or among two, with four copies.
 #
-# **Predict.** Whose calls take least?
+# **Predict.** Whose calls take the least time?
 
 # %%
 plan = predict("ranks that cut a layer, fastest plan", ..., choices=[8, 4, 2])
