@@ -109,7 +109,7 @@ check(embedding(embed), spec=embed_spec, inputs=embed_inputs, **embed_options)
 # %% [markdown]
 # ## 2 · The loss, without gathering
 #
-# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word, which is most of what a small model sends if ranks gather them. This rank has those of its words, `logits` of shape (rows, words), from word `first` on. `targets` has a word per row, and is the same on all ranks.
+# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word, and gathering all of them would be a large message. This rank has those of its words, `logits` of shape (rows, words), from word `first` on. `targets` has a word per row, and is the same on all ranks.
 
 # %% [markdown]
 # **Goal:** return each row's cross entropy, and the gradient of their sum with respect to this rank's `logits`. Logits may be as large as 1,000, where exp is infinite. Send no more than three numbers per row. The specification:

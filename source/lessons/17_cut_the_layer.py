@@ -364,7 +364,7 @@ pictures.draw_plans(prices)
 # **Check yourself.** A model has more heads than a node has GPUs. Why not cut it further?
 #
 # <details><summary>Answer</summary>
-# It could be cut, but each block's two all-reduces would cross nodes, and nothing can hide them. Other cuts send less between nodes: copies, or a pipeline of layers.
+# It could be, but each block's two all-reduces would cross nodes, and the next layer waits for each. Between nodes, copies or a pipeline of layers send less.
 # </details>
 
 # %%
