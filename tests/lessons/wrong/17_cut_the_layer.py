@@ -243,4 +243,4 @@ RIGHT = {
     ],
     "layers": [_layers(ByMatrixProduct), _layers(row=AddedInPlace)],
 }
-STOPS = {"BiasIsAConstant", "PlainAllReduceOfACopy"}
+STOPS: set[str] = set()  # none of them crashes or hangs
