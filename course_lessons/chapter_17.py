@@ -105,7 +105,6 @@ FUNCTIONS = {
     "inputs": _functions_inputs,
     "cases": ("six rows of four", "a transposed x"),
     "world_sizes": (1, 2, 3, 4),
-    "hide": (CopyToRanks, SumOverRanks),
     "budget": _two_sums(lambda case: 24),
     "rtol": 1e-12,
 }
@@ -187,7 +186,6 @@ LAYERS = {
     "inputs": _layers_inputs,
     "cases": tuple(_SIZES),
     "world_sizes": (1, 2, 3, 4),
-    "hide": (ColumnLinear, RowLinear),
     "budget": _two_sums(_output_numbers),
     "rtol": 1e-10,
 }
