@@ -253,7 +253,7 @@ def _few_blocks() -> nn.Sequential:
         return nn.Sequential(*[_Counting(*block) for block in layers]).double()
 
 
-def _activation_bytes(network: nn.Module, forward: Callable[[], Any]) -> tuple[Any, int]:
+def activation_bytes(network: nn.Module, forward: Callable[[], Any]) -> tuple[Any, int]:
     """What `forward` returns, and the bytes that autograd keeps for it, without weights."""
     saved: dict[int, int] = {}
     keep_alive = []
@@ -285,7 +285,7 @@ def recomputing(kind: type[torch.autograd.Function]) -> Callable[..., Held]:
                 y = kind.apply(block, y)
             return y
 
-        y, saved_bytes = _activation_bytes(blocks, forward)
+        y, saved_bytes = activation_bytes(blocks, forward)
         y.square().sum().backward()
         gradients = [parameter.grad for parameter in blocks.parameters()]
         for gradient in gradients:
@@ -623,7 +623,7 @@ def _train_blocks(recompute: type[torch.autograd.Function] | None) -> Activation
     model = fully_shard(network, mesh=mesh)
     torch.manual_seed(dist.get_rank())
     x = torch.randn(32, 64, dtype=torch.float64).to(my_device()).requires_grad_()
-    output, saved_bytes = _activation_bytes(network, lambda: model(x))
+    output, saved_bytes = activation_bytes(network, lambda: model(x))
     output.square().mean().backward()
     gradients = [shard.grad.full_tensor().cpu() for shard in model.parameters()]
     calls = sum(block.calls for block in network.blocks)

@@ -115,7 +115,7 @@ NODES = {
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
-    LESSONS: 53100,  # by chapter: checks of what learners write, pictures, sharded wrappers
+    LESSONS: 57300,  # by chapter: checks of what learners write, pictures, sharded and cut layers
     TESTING: 3250,
     LINT: 4800,
     MUSEUM: 2250,

@@ -1,0 +1,113 @@
+"""What a learner writes in chapter 17, what its checks reject, and what it shows."""
+
+import ast
+import inspect
+import re
+import textwrap
+
+import labs
+import pytest
+import together
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lessons import chapter_17, tensor_parallel
+from course_lessons.tensor_parallel import ColumnLinear, GatherRows, RowLinear, ScatterRows, share
+from course_utils import WorkerError, check, launch
+
+SOURCE = labs.ROOT / "source/lessons/17_cut_the_layer.py"
+PATH = labs.ROOT / "tests/lessons/wrong/17_cut_the_layer.py"
+pytestmark = pytest.mark.slow
+ANSWERS = {"__name__": PATH.stem}
+labs.run(PATH.read_text(encoding="utf-8"), str(PATH), ANSWERS)
+
+
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_wrong_answers_are_rejected(step, subtests):
+    right = ANSWERS["RIGHT"][step][0]
+    options = ANSWERS["STEPS"][step]
+    together.reject(subtests, right, ANSWERS["WRONG"][step], options, ANSWERS["STOPS"])
+
+
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_other_right_answers_pass(step):
+    for number, answer in enumerate(ANSWERS["RIGHT"][step]):
+        assert check(answer, **labs.on_one_size(ANSWERS["STEPS"][step], number)).require()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_right_answers_pass_on_every_world_size(step):
+    for answer in ANSWERS["RIGHT"][step]:
+        assert check(answer, **ANSWERS["STEPS"][step] | labs.PATIENT).require()
+
+
+def test_every_exercise_has_five_wrong_answers_at_least():
+    assert ANSWERS["WRONG"].keys() == ANSWERS["RIGHT"].keys() == ANSWERS["STEPS"].keys()
+    assert min(map(len, ANSWERS["WRONG"].values())) >= 5
+
+
+def test_stubs_promise_about_as_many_lines_as_our_own_forms_have():
+    text = SOURCE.read_text(encoding="utf-8")
+    forms = {"MyCopy": "CopyToRanks", "MySum": "SumOverRanks", "MyRow": "RowLinear"}
+    for name, form in (forms | {"MyColumn": "ColumnLinear"}).items():
+        stub = re.search(rf"^class {name}\(.*?(?=^class |^# %%)", text, re.M | re.S)[0]
+        promised = [int(lines) for lines in re.findall(r'"about (\d+) line', stub)]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(tensor_parallel, form))))
+        bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for body, lines in zip(bodies, promised, strict=True):
+            # Our forms know of groups, and an __init__ begins with that of nn.Module.
+            written = [
+                line for line in body if not re.search(r"super|\.group = ", ast.unparse(line))
+            ]
+            assert abs(len(written) - lines) <= 1, (name, lines)
+
+
+def test_uneven_features_are_refused_on_every_rank_with_both_numbers():
+    def worker():
+        return ColumnLinear(nn.Linear(4, 8))
+
+    with pytest.raises(WorkerError, match="8 features can't be cut into 3 equal shares"):
+        launch(worker, world_size=3, backend="gloo")
+
+
+def rows_between():
+    """Rows cut and whole again: values, and gradients of both functions."""
+    x = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    rows = share(x, 0).requires_grad_()
+    whole = GatherRows.apply(rows)
+    back = ScatterRows.apply(whole * (1 + dist.get_rank()))
+    back.square().sum().backward()
+    return whole.detach(), back.detach(), rows.grad
+
+
+def test_rows_are_gathered_and_scattered_with_exact_gradients():
+    ranks = launch(rows_between, world_size=2, backend="gloo")
+    x = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    assert all(torch.equal(whole, x) for whole, _, _ in ranks)
+    assert torch.equal(torch.cat([back for _, back, _ in ranks]), 3 * x)
+    assert torch.equal(torch.cat([gradient for _, _, gradient in ranks]), 18 * x)
+
+
+def cut_in_groups():
+    """Two copies of a block, each cut among two of four ranks."""
+    rank = dist.get_rank()
+    group = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+    torch.manual_seed(0)
+    up, down = nn.Linear(6, 8).double(), nn.Linear(8, 6).double()
+    x = torch.full((2, 6), 1.0 + rank // 2, dtype=torch.float64)
+    cut = RowLinear(down, group)(torch.relu(ColumnLinear(up, group)(x)))
+    return (cut - down(torch.relu(up(x)))).abs().max().item()
+
+
+def test_layers_are_cut_inside_a_group_and_copied_across():
+    assert max(launch(cut_in_groups, world_size=4, backend="gloo")) < 1e-12
+
+
+def test_tensor_parallel_and_data_parallel_send_equally_much_at_four_times_the_width():
+    run = launch(chapter_17.data_parallel_step, 64, world_size=2, backend="gloo", trace=True)
+    biases = chapter_17.HIDDEN + chapter_17.WIDTH
+    numbers = 2 * chapter_17.WIDTH * chapter_17.HIDDEN + biases
+    assert chapter_17.sent_kib(run.trace) * 1024 == 4 * numbers
+    assert numbers - biases == 2 * (4 * chapter_17.WIDTH) * chapter_17.WIDTH
