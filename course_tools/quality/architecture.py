@@ -202,9 +202,10 @@ def between_rooms(known: dict[str, Path]) -> dict[str, set[str]]:
     """By room, the rooms that it imports."""
     graph = defaultdict(set)
     for module, others in arrows(known).items():
-        here = room(module, known)
-        graph[here].update(room(other, known) for other in others)
-        graph[here].discard(here)
+        importing_room = room(module, known)
+        for other in others:
+            graph[importing_room].add(room(other, known))
+        graph[importing_room].discard(importing_room)
     return graph
 
 
@@ -233,8 +234,8 @@ def nodes(path: Path) -> int:
 def upwards(known: dict[str, Path]) -> Iterator[str]:
     """Every arrow that the table does not allow."""
     for module, others in arrows(known).items():
-        here = room(module, known)
-        allowed = {here, *ALLOWED.get(here, ())}
+        importing_room = room(module, known)
+        allowed = {importing_room, *ALLOWED.get(importing_room, ())}
         for other in sorted(others):
             if not allowed & {other, room(other, known)}:
                 yield f"an arrow up: {module} imports {other}"

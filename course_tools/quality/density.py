@@ -151,8 +151,9 @@ def count(source: str) -> Count:
         result.walruses += isinstance(node, ast.NamedExpr)
         result.foldings += isinstance(node, FOLDING)
         name = name_given(node)
-        result.names += name is not None
-        result.vague_names += name in VAGUE_NAMES
+        if name is not None:
+            result.names += 1
+            result.vague_names += name in VAGUE_NAMES
     return result
 
 
