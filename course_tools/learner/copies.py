@@ -214,17 +214,17 @@ def _id_of_mine(cell: NotebookNode) -> str:
 def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[str]:
     """Makes the copies that are missing; returns what there is to say."""
     notices = []
-    made = 0
+    new_copies = 0
     for name, original in originals(root).items():
         copy = newest(folder, name)
         if copy is None:
             _write(copied(original, root, folder), folder / f"{name}.ipynb")
-            made += 1
+            new_copies += 1
         elif has_newer_original(root, folder, name):
             notices.append(f"{copy.name} has a newer original: {again}{name}")
-    if made:
+    if new_copies:
         place = f"{folder.parent.name}/{folder.name}" if language() else folder.name
-        notices.insert(0, f"{made} notebooks of your own are in {place}/: write there.")
+        notices.insert(0, f"{new_copies} notebooks of your own are in {place}/: write there.")
     lay_out_advice(folder)
     return notices + lay_out_scripts(root, folder) + lay_out_map(root, folder)
 
@@ -359,17 +359,17 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     """
     notebook = copied(originals(root)[name], root, folder)
     old = newest(folder, name)
-    mine = _read(old) if old else None
-    changes = _changes(mine, notebook)
-    if mine and not changes:
+    my_copy = _read(old) if old else None
+    changes = _changes(my_copy, notebook)
+    if my_copy and not changes:
         return f"{old.name} is up to date."
     moved = 0
-    if mine and "course" in mine.metadata:
-        moved = merged(mine, notebook)
+    if my_copy and "course" in my_copy.metadata:
+        moved = merged(my_copy, notebook)
     path = _free_path(folder, name, today)
     _write(notebook, path)
     notice = f"New: {path.name}, with {_cells(moved)} that you wrote."
-    if old and mine:
+    if old and my_copy:
         notice += f" Your {old.name} is as it was."
     elif old:
         notice += f" Your {old.name} could not be read, and is as it was."
@@ -391,12 +391,12 @@ def _cells(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
 
 
-def _changes(mine: NotebookNode | None, wanted: NotebookNode) -> list[str]:
+def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
     """A line for each cell of the original that is new to a learner's copy, or gone from it."""
-    if mine is None:
+    if my_copy is None:
         return []
-    known = _cells_of_original(mine)
-    ids_of_mine = {cell.id for cell in mine.cells}
+    known = _cells_of_original(my_copy)
+    ids_of_mine = {cell.id for cell in my_copy.cells}
     lines = []
     for cell in wanted.cells:
         if is_buttons(cell):  # changes with the cell above it

@@ -113,15 +113,15 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     PACKAGE: 60260,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
-    CLUSTER: 2100,
-    CHALLENGE: 3900,
+    CLUSTER: 2150,
+    CHALLENGE: 3950,
     LESSONS: 46800,  # by chapter: checks of what learners write, pictures, sharded wrappers
     TESTING: 3100,
     LINT: 4450,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
-    # README's pictures, and what a wheel has elsewhere than a checkout.
-    TOOLS: 54900,
+    # README's pictures, what a wheel has elsewhere than a checkout; a name for each step of a tool.
+    TOOLS: 55900,
 }
 
 
