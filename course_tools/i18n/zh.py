@@ -61,16 +61,6 @@ class Source(NamedTuple):
             return messages.known(catalog)
         return catalogues.words(catalog)
 
-    def share(self) -> int:
-        """Returns how many per cent of the units have a translation that holds."""
-        known, units = self.known(), self.prose()
-        translated = 0
-        for unit in units:
-            message = known.get(catalogues.key(unit))
-            if message and message.string and not message.fuzzy:
-                translated += 1
-        return 100 * translated // len(units)
-
     def take_up(self) -> None:
         """Writes the catalogue as the English is now."""
         catalog = catalogues.read(self.catalogue)
@@ -153,13 +143,23 @@ def update(root: Path, names: list[str]) -> None:
 
 def check(root: Path) -> int:
     """Prints what is translated and what is not in order; returns the exit status."""
-    shares = []
+    terms = proofread.glossary(root)
+    shares, problems = [], []
     for source in sources(root):
+        percent = 0
+        if source.catalogue.exists():
+            known, units = source.known(), source.prose()
+            percent = share(known, units)
+            faults = list(proofread.faults(known, units, terms))
+            if source.name == messages.NAME:
+                faults += messages.faults(root)
+            place = source.catalogue.relative_to(root)
+            problems += [f"{place}: {fault}" for fault in faults]
         number = source.name.partition("_")[0]
         label = number if "/" in number else source.name
-        share = source.share() if source.catalogue.exists() else 0
-        shares.append(f"{label} {share} %")
-    problems = list(_faults(root))
+        shares.append(f"{label} {percent} %")
+    problems += articles.faults(root, terms)
+    problems += old_files(root)
     print("in Chinese:", ", ".join(shares))
     if not problems:
         print("every translation is of the English as it is now")
@@ -172,23 +172,23 @@ def check(root: Path) -> int:
     return 1
 
 
-def _faults(root: Path) -> Iterator[str]:
-    """What is not in order in the catalogues, in the articles' pages and in what is kept."""
-    terms = proofread.glossary(root)
-    for source in sources(root):
-        if not source.catalogue.exists():
-            continue
-        place = source.catalogue.relative_to(root)
-        faults = list(proofread.faults(source.known(), source.prose(), terms))
-        if source.name == messages.NAME:
-            faults += messages.faults(root)
-        for fault in faults:
-            yield f"{place}: {fault}"
-    yield from articles.faults(root, terms)
-    kept = dict(articles.pages(root))
+def share(known: dict[str, Message], units: list[str]) -> int:
+    """Returns how many per cent of the units have a translation that holds."""
+    translated = 0
+    for unit in units:
+        message = known.get(catalogues.key(unit))
+        if message and message.string and not message.fuzzy:
+            translated += 1
+    return 100 * translated // len(units)
+
+
+def old_files(root: Path) -> Iterator[str]:
+    """Yields those files of the edition that git keeps and that are not as they would be built."""
+    kept = {}
     readme = root / "README.zh.md"
     if readme.exists():
         kept[readme] = chinese.document(root / "README.md", root)
+    kept |= dict(articles.pages(root))
     for path, text in kept.items():
         if not path.exists() or path.read_text("utf-8") != text:
             yield f"{path.relative_to(root)} is old: make zh"

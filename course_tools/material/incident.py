@@ -63,7 +63,8 @@ class Night:
     def __init__(self, disk: Path, day: int, number: int, delivery: str) -> None:
         self.disk, self.number, self.delivery = disk, number, delivery
         self.begun = time.time()
-        self.moved_s = (MONDAY + timedelta(days=day)).timestamp() - self.begun
+        shown = MONDAY + timedelta(days=day)  # when it seems to begin
+        self.moved_s = shown.timestamp() - self.begun
         self.folder = Path(tempfile.mkdtemp(dir=disk))
         (disk / "scheduler.log").touch()
 
@@ -104,11 +105,12 @@ class Night:
                 command.split(), cwd=node, env=environment, stdout=log, stderr=log
             )
 
-    def say(self, words: str, at: float | None = None) -> None:
+    def say(self, words: str) -> None:
         """Writes a line into the scheduler's log."""
-        when = datetime.fromtimestamp((at or time.time()) + self.moved_s, UTC)
+        now = datetime.fromtimestamp(time.time() + self.moved_s, UTC)
+        date = f"{now:%a %Y-%m-%d %H:%M:%S.%f}"[:-3]  # milliseconds
         with open(self.disk / "scheduler.log", "a") as log:
-            log.write(f"{when:%a %Y-%m-%d %H:%M:%S.%f}"[:-3] + f" job {self.number} {words}\n")
+            log.write(f"{date} job {self.number} {words}\n")
 
     def keep(self, where: Path) -> None:
         """Copies what the job left, as a person on call finds it."""

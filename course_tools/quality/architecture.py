@@ -256,7 +256,8 @@ def from_tests(known: dict[str, Path], root: Path) -> Iterator[str]:
     """Every import of the tests: what both need belongs in a package."""
     helpers = {path.stem for path in (root / TESTS).glob("*.py")} | {"conftest", "tests"}
     for module, path in known.items():
-        for name in sorted({top(name) for name in imported(path)} & helpers):
+        tops = {top(name) for name in imported(path)}
+        for name in sorted(tops & helpers):
             yield f"a part of the tests: {module} imports {name}"
 
 
@@ -277,8 +278,9 @@ def too_large(known: dict[str, Path]) -> Iterator[str]:
     for name, limit in NODES.items():
         if sizes[name] > limit:
             yield f"{name}: {sizes[name]} nodes, at most {limit}"
-    if len(public(known)) > PUBLIC_NAMES:
-        yield f"{len(public(known))} public names, at most {PUBLIC_NAMES}"
+    count = len(public(known))
+    if count > PUBLIC_NAMES:
+        yield f"{count} public names, at most {PUBLIC_NAMES}"
 
 
 def public(known: dict[str, Path]) -> list[str]:
@@ -312,12 +314,14 @@ def picture(known: dict[str, Path]) -> str:
             files[name] += 1
             sizes[name] += nodes(path)
     for name in dict.fromkeys([*ALLOWED, *graph, PACKAGE]):
-        row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {', '.join(sorted(graph[name]))}"
+        imports = ", ".join(sorted(graph[name]))
+        row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {imports}"
         rows.append(row.rstrip())
     material = list((ROOT / MATERIAL).rglob("*.py"))
     size = sum(map(nodes, material))
     rows.append(f"beside them, {MATERIAL}: {len(material)} files, {size} nodes")
-    rows.append(f"{len(public(known))} public names: {', '.join(public(known))}")
+    names = public(known)
+    rows.append(f"{len(names)} public names: {', '.join(names)}")
     return "\n".join(rows)
 
 
