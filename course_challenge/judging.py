@@ -173,7 +173,8 @@ def _refuse_uneven(trace: Trace) -> None:
     for message in trace.schedule("ring").messages:
         sent, taken = message.sent, message.taken
         if sent.kind == "send" and sent.bytes != taken.bytes:
-            raise Refused(f"{sent!r}: rank {taken.rank} is ready for {taken.bytes} bytes there.")
+            ready = f"rank {taken.rank} is ready for {taken.bytes} bytes there."
+            raise Refused(f"{sent!r}: {ready}")
 
 
 def bounds() -> str:

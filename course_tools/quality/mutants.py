@@ -175,10 +175,14 @@ def _line_of(mutant: Tried) -> str:
 
 
 def _line(name: str, counts: Counter[str]) -> str:
-    killed = f"{counts[KILLED] + counts[RAISED]:4} killed"
-    raised = f", check raised for {counts[RAISED]}" if counts[RAISED] else ""
-    ends = f"{counts.total():5} made, {killed}, {counts[SAME]:3} equivalent"
-    return f"  {name:26}{ends}, {counts[SURVIVES]:3} surviving{raised}"
+    killed = counts[KILLED] + counts[RAISED]
+    line = (
+        f"  {name:26}{counts.total():5} made, {killed:4} killed, {counts[SAME]:3} equivalent, "
+        f"{counts[SURVIVES]:3} surviving"
+    )
+    if counts[RAISED]:
+        line += f", check raised for {counts[RAISED]}"
+    return line
 
 
 def stale(root: Path = ROOT) -> list[str]:

@@ -246,11 +246,13 @@ def _is_plain(node: ast.stmt) -> bool:
 def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
     """Whether without it there is a name that nobody knows, or nothing else."""
     if isinstance(node, ast.Assign):
-        targets = set().union(*map(_names, node.targets))
+        targets: set[str] = set()
+        for target in node.targets:
+            targets |= _names(target)
         return _is_plain(node) and all(names[name] == 1 for name in targets)
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    defines = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass
-    return is_text or isinstance(node, defines)
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass)
 
 
 def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:

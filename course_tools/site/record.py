@@ -163,10 +163,12 @@ def described(network: Network) -> dict[str, Any]:
 
 
 def _write(choices: dict[str, Any], cases: dict[str, Any], runs: dict[str, Any]) -> None:
-    path = SITE / "recordings" / f"{os.environ['SITE_PLACE']}.json"
     place = {"choices": choices, "cases": cases, "runs": runs}
-    path.write_text(json.dumps(place, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+    text = json.dumps(place, separators=(",", ":")) + "\n"
+    path = SITE / "recordings" / f"{os.environ['SITE_PLACE']}.json"
+    path.write_text(text, encoding="utf-8")
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
 
 
 def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
