@@ -114,7 +114,7 @@ NODES = {
     PACKAGE: 60260,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2150,
-    CHALLENGE: 3950,
+    CHALLENGE: 4000,
     LESSONS: 46800,  # by chapter: checks of what learners write, pictures, sharded wrappers
     TESTING: 3100,
     LINT: 4450,
