@@ -45,15 +45,16 @@ def ring(x, league):
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     chunks = x.tensor_split(world_size)
     for turn in range(2 * (world_size - 1)):
-        mine, next_one = chunks[(rank - turn) % world_size], chunks[(rank - turn - 1) % world_size]
-        arrived = torch.empty_like(next_one)
-        sending = dist.isend(mine, right)
+        outgoing = chunks[(rank - turn) % world_size]
+        incoming = chunks[(rank - turn - 1) % world_size]
+        arrived = torch.empty_like(incoming)
+        sending = dist.isend(outgoing, right)
         dist.recv(arrived, left)
         sending.wait()
         if turn < world_size - 1:
-            next_one += arrived
+            incoming += arrived
         else:
-            next_one.copy_(arrived)
+            incoming.copy_(arrived)
     return x
 
 
@@ -71,15 +72,17 @@ def halving_and_doubling(x, league):
         x += guest
     held, split = x, []
     for bit in range(inner.bit_length() - 2, -1, -1):
-        halves, partner = held.tensor_split(2), rank ^ 2**bit
-        mine = rank >> bit & 1
-        arrived = torch.empty_like(halves[mine])
-        sending = dist.isend(halves[1 - mine], partner)
+        partner = rank ^ 2**bit
+        kept, given = held.tensor_split(2)
+        if rank > partner:
+            kept, given = given, kept
+        arrived = torch.empty_like(kept)
+        sending = dist.isend(given, partner)
         dist.recv(arrived, partner)
         sending.wait()
-        held = halves[mine]
-        held += arrived
-        split.append((held, halves[1 - mine], partner))
+        kept += arrived
+        split.append((kept, given, partner))
+        held = kept
     for held, other, partner in reversed(split):
         sending = dist.isend(held, partner)
         dist.recv(other, partner)
@@ -94,7 +97,9 @@ def hierarchical(x, league):
     """Pieces summed inside the node, then with the partner in the other one, then shared."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     in_node = world_size // 2
-    first, place, partner = rank - rank % in_node, rank % in_node, (rank + in_node) % world_size
+    place = rank % in_node  # within the node
+    first = rank - place  # rank of the node
+    partner = (rank + in_node) % world_size
     neighbours = [other for other in range(first, first + in_node) if other != rank]
     pieces = list(x.tensor_split(in_node))
     sent = [dist.isend(pieces[other - first], other) for other in neighbours]

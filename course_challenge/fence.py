@@ -34,12 +34,9 @@ _OUT = re.compile(
     r"^_|stor(e|age)|share|hook|ptr|numpy|module|names|^set_$|grad|pin|dlpack|array"
     r"|^type$|^new$|as_subclass"
 )
-METHODS = {
-    name
-    for kind in (torch.Tensor, list, dict, set, tuple, int, float)
-    for name in dir(kind)
-    if not _OUT.search(name)
-} | {"wait", "split", "join"}
+METHODS = {"wait", "split", "join"}
+for _kind in (torch.Tensor, list, dict, set, tuple, int, float):
+    METHODS.update(name for name in dir(_kind) if not _OUT.search(name))
 _MODULES = {"torch", "dist", "math"}
 _SAYS = {
     ast.ClassDef: "a class",
@@ -82,9 +79,12 @@ class Entry:
         """Call it."""
         if self.fn is None:
             names = {
-                "__builtins__": PLAIN, "torch": torch, "dist": messages.MESSAGES, "math": math,
+                "__builtins__": PLAIN,
                 "__name__": "entry",
-            }  # fmt: skip
+                "torch": torch,
+                "dist": messages.MESSAGES,
+                "math": math,
+            }
             exec(compile(self.tree, self.file, "exec", dont_inherit=True), names)
             self.fn = names[self.__name__]
         return self.fn(*arguments)
@@ -98,19 +98,20 @@ def _fenced(text: str, name: str) -> ast.Module:
         raise Refused(f"Line {error.lineno}: {error.msg}.") from None
     except (RecursionError, MemoryError, ValueError) as error:
         raise Refused(f"It cannot be read: {error}") from None
-    kept = ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.ClassDef, ast.AsyncFunctionDef
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported.update(alias.asname or alias.name for alias in node.names)
+    kept = ast.FunctionDef | ast.Assign | ast.AnnAssign | ast.ClassDef | ast.AsyncFunctionDef
     tree.body = [node for node in tree.body if isinstance(node, kept)]
     known = {*PLAIN, *_MODULES, *_bound(tree)}
-    imported = {alias.asname or alias.name for line in imports for alias in line.names}
-    wrong = [
-        (node.lineno, node.end_col_offset, said)
-        for node in ast.walk(tree)
-        for said in (*_wrong(node), *_unknown(node, known, imported))
-    ]
-    if wrong:
-        line, _, said = min(wrong)
-        raise Refused(f"Line {line}: {said}")
+    problems = []
+    for node in ast.walk(tree):
+        for problem in [*_wrong(node), *_unknown(node, known, imported)]:
+            problems.append((node.lineno, node.end_col_offset, problem))
+    if problems:
+        line, _, problem = min(problems)
+        raise Refused(f"Line {line}: {problem}")
     if not any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body):
         raise Refused(f"There is no function called {name} in it.")
     return tree
@@ -118,31 +119,41 @@ def _fenced(text: str, name: str) -> ast.Module:
 
 def _unknown(node: ast.AST, known: set[str], imported: set[str]) -> Iterator[str]:
     """Yields what is wrong with a name that is not among the known ones."""
-    if isinstance(node, ast.Name) and node.id not in known:
-        told = "an entry has plain Python, torch, math and the messages of dist"
-        if node.id not in imported and not hasattr(builtins, node.id):
-            told = "it is not defined in this cell, and an entry is one cell"
-        yield f"{node.id} is not to be had here: {told}."
+    if not isinstance(node, ast.Name) or node.id in known:
+        return
+    reason = "it is not defined in this cell, and an entry is one cell"
+    if node.id in imported or hasattr(builtins, node.id):
+        reason = "an entry has plain Python, torch, math and the messages of dist"
+    yield f"{node.id} is not to be had here: {reason}."
 
 
 def _wrong(node: ast.AST) -> Iterator[str]:
     """Yields what is wrong with one node."""
-    if said := _SAYS.get(type(node)):
-        yield f"{said} is nothing that an entry needs."
+    if type(node) in _SAYS:
+        yield f"{_SAYS[type(node)]} is nothing that an entry needs."
     if isinstance(node, ast.Attribute):
-        if not isinstance(node.ctx, ast.Load):
-            yield f".{node.attr} is set, and an entry changes no attributes."
-        owner = node.value.id if isinstance(node.value, ast.Name) else ""
-        has = {"dist": vars(messages.MESSAGES), "torch": TORCH, "math": vars(math)}
-        if node.attr not in has.get(owner, METHODS) or node.attr.startswith("_"):
-            what = f"{owner}.{node.attr}" if owner in has else f".{node.attr}"
-            yield f"{what} is not to be had here. {_there(owner)}"
-    names = [getattr(node, kind, None) for kind in ("id", "name", "arg")]
-    for name in () if isinstance(node, ast.keyword) else filter(None, names):
+        yield from _wrong_attribute(node)
+    if isinstance(node, ast.keyword):
+        return
+    for field in ("id", "name", "arg"):
+        name = getattr(node, field, None)
+        if not name:
+            continue
         if str(name).startswith("__"):
             yield f"{name} is not to be had here."
         elif name in _MODULES and not isinstance(getattr(node, "ctx", None), ast.Load):
             yield f"{name} is not to be bound to something else."
+
+
+def _wrong_attribute(node: ast.Attribute) -> Iterator[str]:
+    if not isinstance(node.ctx, ast.Load):
+        yield f".{node.attr} is set, and an entry changes no attributes."
+    owner = node.value.id if isinstance(node.value, ast.Name) else ""
+    names_of = {"dist": vars(messages.MESSAGES), "torch": TORCH, "math": vars(math)}
+    allowed = names_of.get(owner, METHODS)
+    if node.attr not in allowed or node.attr.startswith("_"):
+        written = f"{owner}.{node.attr}" if owner in names_of else f".{node.attr}"
+        yield f"{written} is not to be had here. {_there(owner)}"
 
 
 def _there(owner: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from course_challenge.fence import Entry, Refused
-from course_challenge.leagues import LEAGUES, SIZES, WORLD_SIZES
+from course_challenge.leagues import LEAGUES, SIZES, WORLD_SIZES, League
 from course_checks.edited import overtaken
 from course_checks.outcome import Outcome
 from course_utils import check
@@ -51,34 +51,47 @@ class Score:
     text: str = ""
 
     def __getitem__(self, league: str) -> float:
-        own = [percent for key, percent in self.percents.items() if key[0] == league]
-        return round(sum(own) / len(own), 1) if own else 0.0
+        of_league = [percent for key, percent in self.percents.items() if key[0] == league]
+        if not of_league:
+            return 0.0
+        return round(sum(of_league) / len(of_league), 1)
 
     def __repr__(self) -> str:
         if self.why:
             return f"{self.name} scores 0.\n\n{self.why}"
-        rows = [
-            [f"{n} ranks, {size}", *(f"{self.percents[own, n, size]:.1f}" for own in LEAGUES)]
-            for n in WORLD_SIZES
-            for size in SIZES
-        ]
-        total = [f"{self.name} scores", *(f"{self[own]:.1f}" for own in LEAGUES)]
-        return table([["percent of the bound", *LEAGUES], *rows, total])
+        rows = [["percent of the bound", *LEAGUES]]
+        for n in WORLD_SIZES:
+            for size in SIZES:
+                percents = [f"{self.percents[league, n, size]:.1f}" for league in LEAGUES]
+                rows.append([f"{n} ranks, {size}", *percents])
+        scores = [f"{self[league]:.1f}" for league in LEAGUES]
+        rows.append([f"{self.name} scores", *scores])
+        return table(rows)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns of one width, the first to the left."""
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])]) for row in rows
-    )
+    first_width, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = []
+    for label, *numbers in rows:
+        cells = [label.ljust(first_width)]
+        for number, width in zip(numbers, widths, strict=True):
+            cells.append(number.rjust(width))
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
 
 
 def cases() -> list[Case]:
     """For each league all sizes, fewer numbers than ranks, and a length that nobody knows."""
-    lengths = {nbytes // 4: name for name, nbytes in SIZES.items()} | {5: ""}
-    lengths.setdefault(1001 + secrets.randbelow(4000), "")
-    return [Case(league, *own) for own in lengths.items() for league in LEAGUES]
+    names_of_lengths = {}
+    for name, nbytes in SIZES.items():
+        names_of_lengths[nbytes // 4] = name
+    names_of_lengths[5] = ""
+    names_of_lengths.setdefault(1001 + secrets.randbelow(4000), "")
+    all_cases = []
+    for length, name in names_of_lengths.items():
+        all_cases += [Case(league, length, name) for league in LEAGUES]
+    return all_cases
 
 
 def spec(tensors: list[torch.Tensor], leagues: list[str]) -> list[torch.Tensor]:
@@ -99,7 +112,8 @@ def judge(entry: Callable, name: str = "", **options: Any) -> Score:
     score = Score(name or getattr(entry, "__name__", "the entry"))
     try:
         if not isinstance(entry, Entry):
-            if stale := callable(entry) and overtaken(entry):
+            stale = overtaken(entry) if callable(entry) else ""
+            if stale:
                 raise Refused(stale)
             entry = Entry.of(entry)
         score.text = entry.text
@@ -120,8 +134,8 @@ def judged(text: str, name: str) -> Score:
 
 def tried(entry: Callable, **options: Any) -> Outcome:
     """The entry in real workers; raises Refused if a sum is wrong or a rule broken."""
-    world_sizes = {"world_sizes": WORLD_SIZES, "cases": cases(), "timeout": 120.0} | options
-    outcome = check(entry, spec=spec, inputs=inputs, **world_sizes)
+    defaults = {"world_sizes": WORLD_SIZES, "cases": cases(), "timeout": 120.0}
+    outcome = check(entry, spec=spec, inputs=inputs, **defaults | options)
     if not outcome:
         raise Refused(str(outcome))
     return outcome
@@ -131,33 +145,43 @@ def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[tuple[str, int
     """By league, world size and size, of the slowest of its runs; raises Refused."""
     times_us: dict[tuple[str, int, str], float] = {}
     for n, case, trace in outcome.traces:
-        if case.size:
-            _refuse_uneven(trace)
-            league, key = LEAGUES[case.league], (case.league, n, case.size)
-            ways = [replace(league.network, algorithm=one) for one in algorithms]
-            time_us = min(league._replace(network=way).time_us(trace) for way in ways)
-            times_us[key] = max(time_us, times_us.get(key, 0.0))
-    found = {}
+        if not case.size:
+            continue
+        _refuse_uneven(trace)
+        time_us = _least_time_us(trace, LEAGUES[case.league], algorithms)
+        run = case.league, n, case.size
+        times_us[run] = max(time_us, times_us.get(run, 0.0))
+    result = {}
     for (league, n, size), time_us in times_us.items():
         bound_us = LEAGUES[league].bound_us(n, SIZES[size])
         if time_us < bound_us * (1 - 1e-9):
             raise Refused(_TOO_FAST.format(f"{league}, {n} ranks, {size}", time_us, bound_us))
-        found[league, n, size] = 100 * bound_us / time_us
-    return found
+        result[league, n, size] = 100 * bound_us / time_us
+    return result
+
+
+def _least_time_us(trace: Trace, league: League, algorithms: Iterable[str]) -> float:
+    """How long a recording takes in a league with the best of these algorithms."""
+    times_us = []
+    for algorithm in algorithms:
+        network = replace(league.network, algorithm=algorithm)
+        times_us.append(league._replace(network=network).time_us(trace))
+    return min(times_us)
 
 
 def _refuse_uneven(trace: Trace) -> None:
     for message in trace.schedule("ring").messages:
         sent, taken = message.sent, message.taken
         if sent.kind == "send" and sent.bytes != taken.bytes:
-            raise Refused(f"{sent!r}: rank {taken.rank} is ready for {taken.bytes} bytes there.")
+            ready = f"rank {taken.rank} is ready for {taken.bytes} bytes there."
+            raise Refused(f"{sent!r}: {ready}")
 
 
 def bounds() -> str:
     """The least time, in microseconds, by league, number of ranks and size."""
-    rows = [
-        [f"{n} ranks, {size}", *(f"{own.bound_us(n, SIZES[size]):.2f}" for own in LEAGUES.values())]
-        for n in WORLD_SIZES
-        for size in SIZES
-    ]
-    return table([["least µs", *LEAGUES], *rows])
+    rows = [["least µs", *LEAGUES]]
+    for n in WORLD_SIZES:
+        for size, nbytes in SIZES.items():
+            least_us = [f"{league.bound_us(n, nbytes):.2f}" for league in LEAGUES.values()]
+            rows.append([f"{n} ranks, {size}", *least_us])
+    return table(rows)

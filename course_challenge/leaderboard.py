@@ -13,18 +13,27 @@ REFERENCE = Path(__file__).with_name("reference.jsonl")  # baselines and the hou
 
 def read(paths: Iterable[Path]) -> list[dict]:
     """The lines of leaderboard files; those that are none are left out, with a word."""
-    found = []
+    rows = []
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:
-                row = json.loads(line)
-                row = {**row, "name": str(row["name"])[:40], "score": float(row["score"])}
-                if row["league"] not in LEAGUES or not 0 <= row["score"] <= 100:
-                    raise ValueError(row)
-                found.append(row)
+                rows.append(_row(line))
             except (ValueError, KeyError, TypeError):
                 print(f"{path.name}, line {number}: no line of a leaderboard", file=sys.stderr)
-    return found
+    return rows
+
+
+def _row(line: str) -> dict:
+    """A line of a leaderboard file.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is none.
+    """
+    row = json.loads(line)
+    row = {**row, "name": str(row["name"])[:40], "score": float(row["score"])}
+    if row["league"] not in LEAGUES or not 0 <= row["score"] <= 100:
+        raise ValueError(row)
+    return row
 
 
 def merged(rows: Iterable[dict]) -> list[dict]:
@@ -39,23 +48,33 @@ def merged(rows: Iterable[dict]) -> list[dict]:
 
 def board(rows: Iterable[dict] | None = None) -> str:
     """All names in all leagues, best mean first; by default the baselines and the house record."""
+    if rows is None:
+        rows = read([REFERENCE])
     scores: dict[str, dict[str, float]] = {}
-    for row in merged(read([REFERENCE]) if rows is None else rows):
+    for row in merged(rows):
         scores.setdefault(row["name"], {})[row["league"]] = row["score"]
-    order = sorted(scores, key=lambda name: (-sum(scores[name].values()), name))
-    lines = [[name, *(f"{scores[name].get(own, 0.0):.1f}" for own in LEAGUES)] for name in order]
-    return judging.table([["percent of the bound", *LEAGUES], *lines])
+    best_first = sorted(scores, key=lambda name: (-sum(scores[name].values()), name))
+    lines = [["percent of the bound", *LEAGUES]]
+    for name in best_first:
+        shown = [f"{scores[name].get(league, 0.0):.1f}" for league in LEAGUES]
+        lines.append([name, *shown])
+    return judging.table(lines)
 
 
 def rows_of(score: judging.Score, name: str) -> list[dict]:
     """A score as lines of a leaderboard, with the entry, so that others can judge it again."""
-    every = [{"name": name, "league": own, "score": score[own]} for own in LEAGUES]
-    return [row | {"entry": score.text} for row in every if row["score"]]
+    rows = []
+    for league in LEAGUES:
+        points = score[league]
+        if points:
+            rows.append({"name": name, "league": league, "score": points, "entry": score.text})
+    return rows
 
 
 def write(path: Path, rows: Iterable[dict]) -> None:
-    """One line for each."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    """Writes a line for each row."""
+    lines = [json.dumps(row) + "\n" for row in rows]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def judged_again(rows: list[dict]) -> list[dict]:

@@ -26,14 +26,15 @@ class Waiting:
     """What `isend` and `irecv` return."""
 
     def __init__(self, work: Any, arrives: tuple[torch.Tensor, ...] = ()) -> None:
-        self._work, self._arrives = work, arrives
+        self._work = work
+        self._arrives = arrives  # the receiver's tensor, and the one that the message goes into
 
     def wait(self) -> None:
         """Wait, and put what has arrived where it is wanted."""
         self._work.wait()
         if self._arrives:
-            into, arrived = self._arrives
-            into.copy_(arrived)
+            wanted_in, arrived = self._arrives
+            wanted_in.copy_(arrived)
             self._arrives = ()
 
 
@@ -79,10 +80,8 @@ def get_world_size() -> int:
     return dist.get_world_size()
 
 
-WORDS = {
-    own.__name__: own
-    for own in (isend, irecv, send, recv, batch_isend_irecv, get_rank, get_world_size)
-}
-for _own in (*WORDS.values(), Waiting.wait):  # so that a recording names the entry's line
-    _own.__code__ = _own.__code__.replace(co_filename="<frozen messages>")
+_FUNCTIONS = (isend, irecv, send, recv, batch_isend_irecv, get_rank, get_world_size)
+WORDS = {function.__name__: function for function in _FUNCTIONS}
+for _function in (*_FUNCTIONS, Waiting.wait):  # so that a recording names the entry's line
+    _function.__code__ = _function.__code__.replace(co_filename="<frozen messages>")
 MESSAGES = SimpleNamespace(**WORDS, P2POp=P2POp)

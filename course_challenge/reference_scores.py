@@ -45,24 +45,27 @@ def _everywhere(name: str, fn: Callable, algorithms: tuple[str, ...]) -> judging
     """The score of what sends the same in each league: recorded once, and timed in all of them."""
     once = [case for case in judging.cases() if case.size and case.league == "flat"]
     outcome = judging.tried(fn, cases=once)
-    traces = [
-        (n, case._replace(league=league), trace)
-        for league in LEAGUES
-        for n, case, trace in outcome.traces
-    ]
+    traces = []
+    for league in LEAGUES:
+        for n, case, trace in outcome.traces:
+            traces.append((n, case._replace(league=league), trace))
     everywhere = replace(outcome, traces=traces)
     return judging.Score(name, percents=judging.percents(everywhere, algorithms))
 
 
-def rows(found: dict[str, judging.Score]) -> list[dict]:
+def rows(scores_by_name: dict[str, judging.Score]) -> list[dict]:
     """As they stand in the file: without the entries."""
-    every = [row for name, score in found.items() for row in leaderboard.rows_of(score, name)]
-    return [{key: row[key] for key in ("name", "league", "score")} for row in every]
+    without_entries = []
+    for name, score in scores_by_name.items():
+        for row in leaderboard.rows_of(score, name):
+            del row["entry"]
+            without_entries.append(row)
+    return without_entries
 
 
 if __name__ == "__main__":
     judged = scores()
-    for one in judged.values():
-        print(one, end="\n\n")
+    for score in judged.values():
+        print(score, end="\n\n")
     leaderboard.write(leaderboard.REFERENCE, rows(judged))
     print(leaderboard.board())

@@ -20,7 +20,7 @@ _LOOPBACK = """
 echo; groups=$(sed s/^/-/)
 if [ -e /proc/self/environ ]; then
     marked() { grep -lszFx "COURSE_HOST=$0" /proc/[0-9]*/environ | cut -d/ -f3; }
-    while found=$(marked); [ "$found" ]; do kill -9 $found; done
+    while ids=$(marked); [ "$ids" ]; do kill -9 $ids; done
 elif [ "$groups" ]; then
     kill -s TERM -- $groups; sleep 1; kill -s KILL -- $groups
 fi 2>/dev/null
@@ -40,18 +40,22 @@ class Program:
 
     output = property(lambda self: self._text(0))
     errors = property(lambda self: self._text(1))
-    said = property(lambda self: self.output + self.errors)
+    everything = property(lambda self: self.output + self.errors)
 
     def __init__(self, title: str, words: list[str], **options: object) -> None:
         self.title = title
         self._files = [TemporaryFile(), TemporaryFile()]  # noqa: SIM115 - readable to the last
         weakref.finalize(self, lambda files: [file.close() for file in files], self._files)
-        streams = dict(zip(("stdout", "stderr"), self._files, strict=True))
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, **streams, **options)
+        output, errors = self._files
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, **options
+        )
 
     def _text(self, stream: int) -> str:
-        file = self._files[stream].fileno()  # not by its position, which the program writes at
-        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        file = self._files[stream].fileno()
+        size = os.fstat(file).st_size
+        written = os.pread(file, size, 0)  # not by its position, which the program writes at
+        return written.decode(errors="replace")
 
     def wait_for(self, text: str = "", timeout_s: float = 240.0) -> str:
         """Return the output when it contains `text`, or without one when the program has ended.
@@ -74,16 +78,19 @@ class Program:
 def wait(programs: Sequence[Program], text: str, timeout_s: float) -> list[str]:
     """As `Program.wait_for`, of all of them; where one fails, the others are not waited for."""
     deadline = Deadline(timeout_s)
-    while busy := [p for p in programs if p.process.poll() is None]:
-        if any(p.process.returncode for p in programs) or (text and text in busy[0].output):
+    while True:
+        running = [program for program in programs if program.process.poll() is None]
+        has_failed = any(program.process.returncode for program in programs)
+        if not running or has_failed or (text and text in running[0].output):
             break
         if deadline.is_over():
-            raise TimeoutError(f"{busy[0].title!r} took over {timeout_s:g} s:\n{busy[0].said}")
+            slow = running[0]
+            raise TimeoutError(f"{slow.title!r} took over {timeout_s:g} s:\n{slow.everything}")
         time.sleep(0.02)
     for program in programs:
         code = program.process.returncode
         if text not in program.output or (code and not text):
-            raise RuntimeError(f"{program.title!r} ended with {code}:\n{program.said}")
+            raise RuntimeError(f"{program.title!r} ended with {code}:\n{program.everything}")
     return [program.output for program in programs]
 
 
@@ -91,34 +98,57 @@ class Host:
     """Host 0 or 1; `address` and `interface` are between the hosts, `outside` is on another net."""
 
     def __init__(self, number: int, form: str, disk: Path) -> None:
-        self.number, self.disk, self._enter, self._programs = number, disk.absolute(), [], []
+        self.number, self.disk = number, disk.absolute()
+        self._programs: list[Program] = []
+        self._enter: list[str] = []  # what a command on this host begins with
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        words = [*WATCHERS[form], self._mark]
-        self.watcher = subprocess.Popen(words, bufsize=0, start_new_session=True, **pipes)
-        if said := self.watcher.stdout.readline().decode().strip():
+        self.watcher = subprocess.Popen(
+            [*WATCHERS[form], self._mark],
+            bufsize=0,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        complaint = self.watcher.stdout.readline().decode().strip()
+        if complaint:
             self.watcher.communicate()
-            raise RuntimeError(said)
+            raise RuntimeError(complaint)
         self.watcher.stdout.close()
         if form == "namespaces":
-            own = f"/proc/{self.watcher.pid}/ns/"
-            self._enter = ["nsenter", f"--net={own}net", f"--pid={own}pid_for_children"]
-            self._enter += [f"--mount={own}mnt", f"--wd={self.disk}"]
-            names = "eth0", f"10.9.0.{number + 1}", f"203.0.113.{number + 1}"
+            spaces = f"/proc/{self.watcher.pid}/ns"
+            self._enter = ["nsenter", f"--net={spaces}/net", f"--pid={spaces}/pid_for_children"]
+            self._enter += [f"--mount={spaces}/mnt", f"--wd={self.disk}"]
+            self.interface = "eth0"
+            self.address, self.outside = f"10.9.0.{number + 1}", f"203.0.113.{number + 1}"
         elif sys.platform == "darwin":  # where loopback has one address
-            names = "lo0", "127.0.0.1", "127.0.0.1"
+            self.interface = "lo0"
+            self.address = self.outside = "127.0.0.1"
         else:
-            names = "lo", f"127.0.0.{number + 1}", f"127.0.0.{number + 11}"
-        self.interface, self.address, self.outside = names
+            self.interface = "lo"
+            self.address, self.outside = f"127.0.0.{number + 1}", f"127.0.0.{number + 11}"
 
     def start(self, command: str, env: Env = None) -> Program:
         """Start a command, without a shell; `python`, `torchrun` and scripts use this Python."""
-        name, *rest = shlex.split(command)
-        words = _PYTHON.get(name, [*_PYTHON["python"] * name.endswith(".py"), name])
-        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface}
-        how = {"env": {**os.environ, **own, "COURSE_HOST": self._mark, **(env or {})}}
-        how |= {"cwd": self.disk, "start_new_session": True}
-        program = Program(f"host {self.number}: {command}", [*self._enter, *words, *rest], **how)
+        name, *arguments = shlex.split(command)
+        if name in _PYTHON:
+            words = _PYTHON[name]
+        else:
+            words = [sys.executable, name] if name.endswith(".py") else [name]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "COURSE_HOST": self._mark,
+            **(env or {}),
+        }
+        program = Program(
+            f"host {self.number}: {command}",
+            [*self._enter, *words, *arguments],
+            env=environment,
+            cwd=self.disk,
+            start_new_session=True,
+        )
         self._programs.append(program)
         if not self._enter:
             self.watcher.stdin.write(f"{program.process.pid}\n".encode())
@@ -131,17 +161,20 @@ class Host:
     def ip(self, *lines: str) -> None:
         """Configure the network of this namespace, with process ids as they are outside of it."""
         words = [*self._enter[:2], "ip", "-batch", "-"]
-        done = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().split("\n")[0])
+        run = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True)
+        if run.returncode:
+            first_line, *_ = run.stderr.strip().split("\n")
+            raise RuntimeError(first_line)
 
     def cut_power(self) -> None:
         """End every process on it at once; unlike after `close`, its cable stays plugged in."""
         if not self._enter:
-            return self.close()
-        ours = os.readlink("/proc/self/ns/pid")  # -1 is everybody in a namespace, never in ours
+            self.close()
+            return
+        # -1 is everybody in a namespace: never in that of the kernel.
+        of_kernel = os.readlink("/proc/self/ns/pid")
         script = '[ "$(readlink /proc/self/ns/pid)" != "$0" ] && { kill -9 -1 2>&- || true; }'
-        subprocess.run([*self._enter, "sh", "-c", script, ours], check=True)
+        subprocess.run([*self._enter, "sh", "-c", script, of_kernel], check=True)
 
     def close(self) -> None:
         """End everything on this host."""

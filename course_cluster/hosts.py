@@ -36,8 +36,10 @@ class Hosts(tuple[Host, ...]):
 
         Raises as `Program.wait_for` does; where one fails, the other one is not waited for.
         """
-        started = [host.start(command) for host, command in zip(self, commands, strict=True)]
-        return wait(started, "", timeout_s)
+        programs = []
+        for host, command in zip(self, commands, strict=True):
+            programs.append(host.start(command))
+        return wait(programs, "", timeout_s)
 
     @contextlib.contextmanager
     def slow(self, mbit_s: float) -> Iterator[None]:
@@ -53,10 +55,13 @@ class Hosts(tuple[Host, ...]):
             raise ValueError(f"mbit_s must be above 0, got {mbit_s!r}")
         queue = f"dev eth0 root tbf rate {mbit_s * 1e6:.0f}bit burst 16kb latency 400ms"
         try:
-            self.run(*2 * [f"tc qdisc replace {queue}"])
+            self._on_both(f"tc qdisc replace {queue}")
             yield
         finally:
-            self.run(*2 * ["tc qdisc replace dev eth0 root noqueue"])
+            self._on_both("tc qdisc replace dev eth0 root noqueue")
+
+    def _on_both(self, command: str) -> None:
+        self.run(command, command)
 
 
 @contextlib.contextmanager
@@ -86,10 +91,16 @@ def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
 
 def _built(stack: contextlib.ExitStack, form: str, disk: Path) -> Hosts:
     if form == "namespaces":
-        missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if not shutil.which(tool)]
-        if sys.platform != "linux" or os.geteuid() or missing:
-            raise RuntimeError(f"no {missing[0]} here" if missing else "they need root on Linux")
-    hosts = Hosts(stack.enter_context(contextlib.closing(Host(n, form, disk))) for n in (0, 1))
+        for tool in ("unshare", "nsenter", "ip", "tc"):
+            if not shutil.which(tool):
+                raise RuntimeError(f"no {tool} here")
+        if sys.platform != "linux" or os.geteuid():
+            raise RuntimeError("they need root on Linux")
+    both = []
+    for number in (0, 1):
+        host = Host(number, form, disk)
+        both.append(stack.enter_context(contextlib.closing(host)))
+    hosts = Hosts(both)
     hosts.form, hosts.port = form, 23456
     if form == "namespaces":
         cable = f"link add {{0}} type veth peer name {{0}} netns {hosts[1].watcher.pid}"

@@ -66,9 +66,10 @@ def program(name: str) -> str:
     Raises:
         RuntimeError: It is not here.
     """
-    if found := shutil.which(name, path=SBIN) or shutil.which(f"{name}-wlm", path=SBIN):
-        return found
-    raise RuntimeError(f"no {name} here")
+    path = shutil.which(name, path=SBIN) or shutil.which(f"{name}-wlm", path=SBIN)
+    if path is None:
+        raise RuntimeError(f"no {name} here")
+    return path
 
 
 _say_once = functools.cache(print)
@@ -95,8 +96,8 @@ class Job:
         deadline = Deadline(timeout_s)
         while text not in self.log:
             if deadline.is_over():
-                said = f"no {text!r} after {timeout_s:g} s:\n{self.log}\n{self._why()}"
-                raise TimeoutError(said)
+                problem = f"no {text!r} after {timeout_s:g} s:\n{self.log}\n{self._why()}"
+                raise TimeoutError(problem)
             time.sleep(0.05)
         return self.log
 
@@ -128,31 +129,39 @@ class Slurm(Recording):
         if len(folder) > LONGEST:
             raise RuntimeError("its sockets need a shorter TMPDIR")
         control, daemon, munged = map(program, ("slurmctld", "slurmd", "munged"))
-        plugins = next(Path(control).parents[1].glob("lib/*/slurm-wlm"), None)
-        paths = [str(Path(sys.executable).parent), os.environ["PATH"], str(Path(control).parent)]
-        paths.append(str(Path(control).parents[1] / "bin"))
-        self._own = {"PATH": os.pathsep.join(paths), "SLURM_CONF": f"{folder}/slurm.conf"}
+        installed = Path(control).parents[1]
+        plugins = next(installed.glob("lib/*/slurm-wlm"), None)
+        programs = [Path(sys.executable).parent, os.environ["PATH"]]
+        programs += [Path(control).parent, installed / "bin"]
+        self._env = {
+            "PATH": os.pathsep.join(map(str, programs)),
+            "SLURM_CONF": f"{folder}/slurm.conf",
+        }
         if plugins:
-            self._own["LD_LIBRARY_PATH"] = f"{plugins}{os.pathsep}{plugins.parent}"
+            self._env["LD_LIBRARY_PATH"] = f"{plugins}{os.pathsep}{plugins.parent}"
         self._configure(folder, f"PluginDir={plugins}" if plugins else "")
         files = " ".join(f"--{name}-file={folder}/munge.{name}" for name in MUNGE)
-        secret = f"{munged} --foreground --force --socket={folder}/munge.socket {files}"
-        nodes[0].start(secret, self._own)
-        nodes[0].start(f"{control} -D", self._own)
+        munge = f"{munged} --foreground --force --socket={folder}/munge.socket {files}"
+        nodes[0].start(munge, self._env)
+        nodes[0].start(f"{control} -D", self._env)
         stepd = daemon.replace("slurmd", "slurmstepd")
         for number, node in enumerate(nodes, 1):
             node.run(f"mount --bind {folder}/hosts /etc/hosts")
-            node.start(f"{daemon} -D -N node{number} -d {stepd}", self._own)
+            node.start(f"{daemon} -D -N node{number} -d {stepd}", self._env)
         self._wait_until_idle()
 
     def _configure(self, folder: str, plugins: str) -> None:
-        addresses, host = [node.address for node in self.nodes], socket.gethostname()
-        text = CONF.format(addresses=addresses, folder=folder, host=host, plugins=plugins)
-        Path(folder, "slurm.conf").write_text(text)
-        Path(folder, "prolog").write_text(PROLOG)
-        Path(folder, "prolog").chmod(0o755)
-        names = [f"{address} node{number}\n" for number, address in enumerate(addresses, 1)]
-        Path(folder, "hosts").write_text("".join(["127.0.0.1 localhost\n", *names]))
+        addresses = [node.address for node in self.nodes]
+        host = socket.gethostname()
+        settings = CONF.format(addresses=addresses, folder=folder, host=host, plugins=plugins)
+        Path(folder, "slurm.conf").write_text(settings)
+        prolog = Path(folder, "prolog")
+        prolog.write_text(PROLOG)
+        prolog.chmod(0o755)
+        hosts = "127.0.0.1 localhost\n"
+        for number, address in enumerate(addresses, 1):
+            hosts += f"{address} node{number}\n"
+        Path(folder, "hosts").write_text(hosts)
         key = Path(folder, "munge.key")
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -169,7 +178,7 @@ class Slurm(Recording):
 
     def run(self, command: str) -> str:
         """Run a command on the first node and return its output; raises as `Host.run` does."""
-        return self.nodes[0].run(command, self._own)
+        return self.nodes[0].run(command, self._env)
 
     def submit(self, script: str) -> Job:
         """Hand a batch script over by `sbatch`."""
@@ -180,8 +189,9 @@ class Slurm(Recording):
 
     def _queue(self) -> str:
         """What waits and why, and how the nodes are."""
-        asked = "squeue --noheader --format=%i:%T:%r", "sinfo --noheader -N --format=%N:%T:%E"
-        return "".join(map(self.run, asked))
+        jobs = self.run("squeue --noheader --format=%i:%T:%r")
+        nodes = self.run("sinfo --noheader -N --format=%N:%T:%E")
+        return jobs + nodes
 
 
 @contextlib.contextmanager
@@ -194,8 +204,8 @@ def two_nodes(disk: str | Path = ".") -> Iterator[Recording]:
     with TemporaryDirectory(prefix="slurm-") as folder, two_hosts(disk) as nodes:
         try:
             slurm: Recording = Slurm(nodes, folder)
-            said = slurm.run("sinfo --version").strip()
-            _say_once(f"slurm: two nodes of a real one, {said}")
+            version = slurm.run("sinfo --version").strip()
+            _say_once(f"slurm: two nodes of a real one, {version}")
         except RuntimeError as error:
             slurm = Recording(nodes)
             _say_once(f"slurm: a recording ({str(error).splitlines()[0]})")

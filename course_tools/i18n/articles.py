@@ -20,75 +20,126 @@ from course_tools.notebooks import course_map
 SENTENCES = "source/zh/articles.toml"
 
 
-def said(root: Path) -> tuple[str, dict[str, dict[str, str]]]:
+def form_and_sentences(root: Path) -> tuple[str, dict[str, dict[str, str]]]:
     """Returns a page's form, and its sentences by article and row; none without the sources."""
     path = root / SENTENCES
-    found = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found.pop("page", ""), found
+    if not path.exists():
+        return "", {}
+    sentences = tomllib.loads(path.read_text(encoding="utf-8"))
+    form = sentences.pop("page", "")
+    return form, sentences
 
 
 def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
     """Yields for each cell the heading it is under (or begins with), and that heading's anchor."""
-    seen: list[str] = []
-    last = ("", "")
+    slugs: list[str] = []
+    current = ("", "")
     for cell in notebook.cells:
-        prose, own = cell.source if cell.cell_type == "markdown" else "", []
-        for text in re.findall(r"^##+ (.*)$", prose, re.M):
+        headings = []
+        if cell.cell_type == "markdown":
+            headings = re.findall(r"^##+ (.*)$", cell.source, re.MULTILINE)
+        begins_with = None
+        for text in headings:
             slug = re.sub(r"[^\w\- ]", "", text.lower().replace(" ", "-"))  # as MyST makes it
-            own.append((text, slug + f"-{seen.count(slug)}" * (slug in seen)))
-            seen.append(slug)
-        yield (own or [last])[0]
-        last = (own or [last])[-1]
+            before = slugs.count(slug)
+            anchor = f"{slug}-{before}" if before else slug
+            slugs.append(slug)
+            current = (text, anchor)
+            begins_with = begins_with or current
+        yield begins_with or current
 
 
 def places(root: Path) -> dict[str, str]:
     """Returns by row the links to the parts of notebooks whose cells do it, with their numbers."""
-    found: dict[str, dict[str, str]] = {}
+    numbers: dict[str, dict[str, str]] = {}  # by row, and then by link
     for path, english in (course_map.chapters(root) | course_map.labs(root)).items():
-        lesson = path.parent.name == "notebooks"
-        kind, book = ("第 {} 章", "notebooks") if lesson else ("实验 {}", "exercises")
-        own = parts(chinese.in_memory(path, root))
-        for cell, (_, anchor), (heading, _) in zip(english.cells, parts(english), own, strict=True):
-            link = f"{kind.format(path.name[:2])} [{heading}](../{book}/{path.name}#{anchor})"
+        label, book = f"实验 {path.name[:2]}", "exercises"
+        if path.parent.name == "notebooks":
+            label, book = f"第 {path.name[:2]} 章", "notebooks"
+        chinese_parts = parts(chinese.in_memory(path, root))
+        cells = zip(english.cells, parts(english), chinese_parts, strict=True)
+        for cell, (_, anchor), (heading, _) in cells:
+            link = f"{label} [{heading}](../{book}/{path.name}#{anchor})"
             for row, count in course_map.rows_of(cell):
-                links = found.setdefault(row, {})
-                links[link] = links.get(link, "") + f" [{count}]" * bool(count)
-    return {row: "；".join(map("".join, links.items())) for row, links in found.items()}
+                numbers_of_row = numbers.setdefault(row, {})
+                numbers_of_row.setdefault(link, "")
+                if count:
+                    numbers_of_row[link] += f" [{count}]"
+    result = {}
+    for row, numbers_of_row in numbers.items():
+        links = [link + written for link, written in numbers_of_row.items()]
+        result[row] = "；".join(links)
+    return result
 
 
 def pages(root: Path) -> Iterator[tuple[Path, str]]:
     """Yields each page's place and text."""
-    form, sentences = said(root)
+    form, sentences = form_and_sentences(root)
     if not sentences:
         return
-    where, known = places(root), course_map.rows(root)
-    brief = {row: links if links.count("；") < 3 else "见上表" for row, links in where.items()}
-    title = {letter: chinese.of_map(article["title"], root) for letter, article in known.items()}
-    for letter in filter(sentences.get, known):
-        own, rows = sentences[letter], [row for row in known[letter] if row != "title"]
-        what = {row: chinese.of_map(known[letter][row], root) for row in rows}
-        text = form.format(
-            title=title[letter],
-            teaches=own["teaches"].strip(),
-            rows="\n".join(f"| {row} | {what[row]} | {where.get(row)} |" for row in rows),
-            mends="\n".join(
-                f"- **{r}。** {own[r].strip()}（{brief.get(r)}）" for r in rows if r in own
-            ),
-            others="、".join(f"[《{title[o]}》]({o}.md)" for o in known if o != letter),
-        )
-        yield root / "articles" / f"{letter}.md", text
+    links, known = places(root), course_map.rows(root)
+    titles = {}
+    for letter, article in known.items():
+        titles[letter] = chinese.of_map(article["title"], root)
+    for letter, article in known.items():
+        if letter in sentences:
+            text = _page(form, letter, article, sentences[letter], titles, links, root)
+            yield root / "articles" / f"{letter}.md", text
+
+
+def _page(
+    form: str,
+    letter: str,
+    article: dict[str, str],
+    sentences: dict[str, str],
+    titles: dict[str, str],
+    links: dict[str, str],
+    root: Path,
+) -> str:
+    """The page about one article.
+
+    Args:
+        form: The text with fields.
+        letter: The article's.
+        article: Its title, and its rows in English.
+        sentences: What it teaches, and what is wrong in it, by row.
+        titles: Those of all articles in Chinese, by letter.
+        links: To the cells that show a row, by row.
+        root: The project's folder.
+    """
+    rows, mends, others = [], [], []
+    for row, english in article.items():
+        if row == "title":
+            continue
+        rows.append(f"| {row} | {chinese.of_map(english, root)} | {links.get(row)} |")
+        if row in sentences:
+            brief = links.get(row)
+            if brief and brief.count("；") >= 3:
+                brief = "见上表"
+            mends.append(f"- **{row}。** {sentences[row].strip()}（{brief}）")
+    for other, title in titles.items():
+        if other != letter:
+            others.append(f"[《{title}》]({other}.md)")
+    return form.format(
+        title=titles[letter],
+        teaches=sentences["teaches"].strip(),
+        rows="\n".join(rows),
+        mends="\n".join(mends),
+        others="、".join(others),
+    )
 
 
 def faults(root: Path, terms: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yields articles and rows that only one of the two files has, and slips of the Chinese."""
-    _, sentences = said(root)
+    _, sentences = form_and_sentences(root)
     known = course_map.rows(root) if sentences else {}
     for letter in sorted(sentences.keys() ^ known.keys()):
         yield f"{SENTENCES}: {letter} is in one of the two files alone"
-    for letter, own in sentences.items():
-        for row, text in own.items():
-            message, lost = Message(text, text), {row} - {"teaches", *known.get(letter, {})}
-            slips = (*proofread.slips(message), *proofread.terms_at_odds(terms, message))
-            yield from (
-                f"{SENTENCES}: {row}: {slip}" for slip in (*slips, *["no such row"] * len(lost))
-            )
+    for letter, sentences_of_article in sentences.items():
+        for row, text in sentences_of_article.items():
+            message = Message(text, text)
+            slips = [*proofread.slips(message), *proofread.terms_at_odds(terms, message)]
+            if row not in {"teaches", *known.get(letter, {})}:
+                slips.append("no such row")
+            for slip in slips:
+                yield f"{SENTENCES}: {row}: {slip}"

@@ -1,13 +1,14 @@
 """Texts in another language, made of the English ones and of a catalogue (gettext, by Babel).
 
-A unit is a paragraph, an item of a list, a row of a table or a folded answer; its English text is
-its key, however its lines are broken. Only Markdown is touched: code, outputs and the ids of cells
-stay those of the English notebook, so a language needs no run of its own.
+A unit is a paragraph, an item of a list, a row of a table or a folded answer. Its English text is
+its key, wherever that breaks its lines. Only Markdown is touched: code, outputs and the ids of
+cells stay those of the English notebook, so nothing has to be executed for another language.
 """
 
 import copy
 import posixpath
 import re
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -16,31 +17,36 @@ from babel.messages.pofile import read_po, write_po
 from nbformat import NotebookNode
 
 BEGINS = re.compile(r"\s*(\||[-*] |1\. |<details>|#+ )")
-NUMBERED = re.compile(r"\s*\d+\. ")  # in the middle of a paragraph it is no item, but a number
+NUMBERED = re.compile(r"\s*\d+\. ")  # an item of a list only below an item; else just a number
 NO_PROSE = re.compile(r"`[^`]*`|<code>.*?</code>|<[^>]+>|\]\([^)]*\)|https?://\S+|&\w+;")
 LINK = re.compile(r'(\]\(|href="|src=")(?!https?:|#|mailto:)([^)"#\s]+)')
 ENGLISH = "english"  # the tag of a cell in which something has no translation yet
 COMMENT = "# A translation of {0}: see CONTRIBUTING.md."
-NOTES = (
-    "> 本章有 {missing} 段尚未译成中文，暂时显示英文原文。",
-    "> 本章尚未译成中文，以下为英文原文。",
-)
+PARTLY_ENGLISH = "> 本章有 {missing} 段尚未译成中文，暂时显示英文原文。"
+ALL_ENGLISH = "> 本章尚未译成中文，以下为英文原文。"
 
 
 def units(text: str) -> list[str]:
     """Returns the parts of a text; joined by line ends they are the text again."""
     parts: list[str] = []
-    fence, fresh = False, True
+    inside_fence = False
+    previous_ended = True  # the line before was blank, or a unit of a single line
     for line in text.split("\n"):
-        fenced = line.lstrip().startswith("```")
-        begins = fenced or not line.strip() or BEGINS.match(line)
-        begins = begins or (parts and NUMBERED.match(line) and NUMBERED.match(parts[-1]))
-        if fence or (parts and not fresh and not begins):
+        stripped = line.lstrip()
+        is_fence = stripped.startswith("```")
+        is_blank = not stripped
+        begins = is_fence or is_blank or bool(BEGINS.match(line))
+        if parts and NUMBERED.match(line) and NUMBERED.match(parts[-1]):
+            begins = True
+        goes_on = bool(parts) and not previous_ended and not begins
+        if inside_fence or goes_on:
             parts[-1] += "\n" + line
         else:
             parts.append(line)
-        fence ^= fenced
-        fresh = not fence and (not line.strip() or fenced or line.lstrip()[:1] in "#|")
+        if is_fence:
+            inside_fence = not inside_fence
+        is_single_line = stripped.startswith(("#", "|"))
+        previous_ended = not inside_fence and (is_blank or is_fence or is_single_line)
     return parts
 
 
@@ -48,8 +54,10 @@ def is_prose(unit: str) -> bool:
     """Whether there is anything to translate; a drawing in words is, other code is not."""
     if unit.lstrip().startswith("```"):
         return unit.lstrip().startswith("```mermaid")
-    describes_a_picture = ' alt="' in unit
-    return describes_a_picture or bool(re.search(r"[A-Za-z]{2}", NO_PROSE.sub("", unit)))
+    if ' alt="' in unit:  # it describes a picture
+        return True
+    without_code = NO_PROSE.sub("", unit)
+    return re.search(r"[A-Za-z]{2}", without_code) is not None
 
 
 def key(unit: str) -> str:
@@ -65,7 +73,11 @@ def prose(notebook: NotebookNode) -> list[str]:
 
 def prose_of(text: str) -> list[str]:
     """Returns the units of a text that need a translation, each once."""
-    return list({key(unit): unit for unit in units(text) if is_prose(unit)}.values())
+    by_key = {}
+    for unit in units(text):
+        if is_prose(unit):
+            by_key[key(unit)] = unit
+    return list(by_key.values())
 
 
 def read(path: Path) -> Catalog:
@@ -103,45 +115,61 @@ def words(catalog: Catalog) -> dict[str, Message]:
 def take_up(catalog: Catalog, wanted: list[str]) -> Catalog:
     """Returns the catalogue for these units, in their order, with what was translated before.
 
-    A unit that is new but resembles one that is gone gets its translation marked fuzzy, with the
-    former English beside it: somebody has to look. The other translations that nobody needs go.
+    A new unit that resembles one which is gone gets its translation, marked fuzzy, with the former
+    English as a comment: somebody has to look. Other translations that nobody needs any more go.
     """
     old = words(catalog)
-    gone = {k: m for k, m in old.items() if m.string and k not in {key(u) for u in wanted}}
+    wanted_keys = set(map(key, wanted))
+    unused = {}
+    for old_key, message in old.items():
+        if message.string and old_key not in wanted_keys:
+            unused[old_key] = message
     for message in old.values():
         catalog.delete(message.id)
     for unit in wanted:
-        was = old.get(key(unit)) or Message(unit)
-        if key(unit) not in old and (like := _closest(key(unit), gone)):
-            was = gone.pop(like)
-            was.flags.add("fuzzy")
-            was.user_comments = was.user_comments or [f"was: {like}"]
-        catalog.add(unit, was.string, flags=was.flags, user_comments=was.user_comments)
+        message = old.get(key(unit)) or _resembling(unit, unused)
+        catalog.add(unit, message.string, flags=message.flags, user_comments=message.user_comments)
     return catalog
 
 
-def _closest(text: str, others: dict[str, Message]) -> str | None:
+def _resembling(unit: str, unused: dict[str, Message]) -> Message:
+    """Takes the translation of similar English out of the unused ones; else an empty one."""
+    similar = _closest(key(unit), unused)
+    if similar is None:
+        return Message(unit)
+    message = unused.pop(similar)
+    message.flags.add("fuzzy")
+    message.user_comments = message.user_comments or [f"was: {similar}"]
+    return message
+
+
+def _closest(text: str, others: Iterable[str]) -> str | None:
     """The one of the others that shares most words with a text, if it shares half of them."""
     matcher = SequenceMatcher(None, autojunk=False)
     matcher.set_seq2(text.split())
-    best, found = 0.5, None
+    closest, best_ratio = None, 0.5
     for other in others:
         matcher.set_seq1(other.split())
-        if matcher.real_quick_ratio() > best and (ratio := matcher.ratio()) > best:
-            best, found = ratio, other
-    return found
+        if matcher.real_quick_ratio() <= best_ratio:  # an upper bound, which costs little
+            continue
+        ratio = matcher.ratio()
+        if ratio > best_ratio:
+            closest, best_ratio = other, ratio
+    return closest
 
 
 def in_chinese(text: str, known: dict[str, Message]) -> tuple[str, int]:
     """Returns a text with every unit translated that somebody has, and how many are missing."""
-    parts, missing = units(text), 0
-    for number, unit in enumerate(parts):
-        if is_prose(unit):
-            message = known.get(key(unit))
-            if message and message.string and not message.fuzzy:
-                parts[number] = message.string
-            else:
-                missing += 1
+    parts = units(text)
+    missing = 0
+    for index, unit in enumerate(parts):
+        if not is_prose(unit):
+            continue
+        message = known.get(key(unit))
+        if message and message.string and not message.fuzzy:
+            parts[index] = message.string
+        else:
+            missing += 1
     return "\n".join(parts), missing
 
 
@@ -150,16 +178,19 @@ def translated(notebook: NotebookNode, known: dict[str, Message]) -> NotebookNod
 
     The first cell tells the reader, the tag `english` tells a machine which cells they are.
     """
-    result, missing = copy.deepcopy(notebook), 0
+    result = copy.deepcopy(notebook)
+    missing = 0
     for cell in result.cells:
-        if cell.cell_type == "markdown":
-            cell.source, lost = in_chinese(cell.source, known)
-            missing += lost
-            if lost:
-                cell.metadata["tags"] = [*cell.metadata.get("tags", []), ENGLISH]
+        if cell.cell_type != "markdown":
+            continue
+        cell.source, missing_here = in_chinese(cell.source, known)
+        if missing_here:
+            missing += missing_here
+            tags = cell.metadata.get("tags", [])
+            cell.metadata["tags"] = [*tags, ENGLISH]
     if missing:
-        note = NOTES[missing == len(prose(notebook))].format(missing=missing)
-        result.cells[0].source += f"\n\n{note}"
+        note = ALL_ENGLISH if missing == len(prose(notebook)) else PARTLY_ENGLISH
+        result.cells[0].source += f"\n\n{note.format(missing=missing)}"
     return result
 
 
@@ -167,8 +198,11 @@ def deeper(text: str, folder: str, translations: set[str]) -> str:
     """Returns a text of `folder` with links that hold in `folder`/zh, to Chinese where that is."""
 
     def link(match: re.Match[str]) -> str:
-        to = posixpath.normpath(posixpath.join(folder, match[2]))
-        there = posixpath.join(posixpath.dirname(to), "zh", posixpath.basename(to))
-        return match[1] + posixpath.relpath(there if to in translations else to, f"{folder}/zh")
+        opening, written = match.groups()
+        target = posixpath.normpath(posixpath.join(folder, written))
+        if target in translations:
+            parent, name = posixpath.split(target)
+            target = posixpath.join(parent, "zh", name)
+        return opening + posixpath.relpath(target, f"{folder}/zh")
 
     return LINK.sub(link, text)

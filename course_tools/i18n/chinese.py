@@ -20,11 +20,17 @@ KINDS = {"notebooks": "lessons/", "exercises": "labs/", "solutions": "labs/"}
 
 def catalogue_of(original: Path, root: Path) -> Path:
     """Returns where the catalogue of an English notebook or document lies, if there is one."""
+    return root / "source/zh" / f"{_catalogue_name(original, root)}.po"
+
+
+def _catalogue_name(original: Path, root: Path) -> str:
     place = original.relative_to(root).as_posix()
-    name = next((name for name, file in DOCUMENTS.items() if file == place), None)
-    lesson = original.stem[0].isdigit()  # the challenge is neither lesson nor lab
-    name = name or KINDS[original.parent.name] * lesson + original.stem
-    return root / "source/zh" / f"{name}.po"
+    for name, file in DOCUMENTS.items():
+        if file == place:
+            return name
+    folder = KINDS[original.parent.name]
+    is_lesson_or_lab = original.stem[0].isdigit()  # the challenge is neither
+    return folder + original.stem if is_lesson_or_lab else original.stem
 
 
 @functools.cache
@@ -41,25 +47,30 @@ def in_memory(original: Path, root: Path) -> NotebookNode:
 def document(original: Path, root: Path) -> str:
     """Returns a document in Chinese, with links that hold where the English one lies."""
     known = _known(catalogue_of(original, root))
-    if original == root / DOCUMENTS[MAP]:  # made anew of the Chinese notebooks
+
+    def say(text: str) -> str:
+        return catalogues.in_chinese(text, known)[0]
+
+    if original == root / DOCUMENTS[MAP]:  # made anew from the Chinese notebooks
         read = functools.partial(in_memory, root=root)
-        tongue = course_map.Tongue(read, lambda text: catalogues.in_chinese(text, known)[0])
-        return course_map.text(root, tongue)
-    return catalogues.in_chinese(original.read_text(encoding="utf-8"), known)[0]
+        return course_map.text(root, course_map.Tongue(read, say))
+    return say(original.read_text(encoding="utf-8"))
 
 
 def of_map(text: str, root: Path) -> str:
-    """Returns a sentence of the course map in Chinese; in English where nobody has said it."""
-    return catalogues.in_chinese(text, _known(root / "source/zh" / f"{MAP}.po"))[0]
+    """Returns a sentence of the course map in Chinese; in English where it has no translation."""
+    known = _known(root / "source/zh" / f"{MAP}.po")
+    return catalogues.in_chinese(text, known)[0]
 
 
 def sentences_of_map(root: Path) -> list[str]:
     """Returns what the course map says beside what it reads off the notebooks."""
-    said: list[str] = []
+    sentences: dict[str, None] = {}
 
     def note(text: str) -> str:
-        said.append(text)
+        sentences[text] = None
         return text
 
-    course_map.text(root, course_map.Tongue(course_map.ENGLISH.read, note))
-    return list(dict.fromkeys(said))
+    listener = course_map.Tongue(course_map.ENGLISH.read, note)
+    course_map.text(root, listener)
+    return list(sentences)

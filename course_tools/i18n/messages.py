@@ -27,14 +27,13 @@ Id = str | tuple[str, str]  # a message, or its forms for one and for many
 
 def ids(root: Path) -> list[Id]:
     """Returns all messages in the order of the source, each once."""
-    found: dict[Id, None] = {}
+    messages: dict[Id, None] = {}
     for package in _PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            for _line, message, _comments, _context in extract_from_file(
-                "python", path, keywords=_MARKED_BY
-            ):
-                found[message] = None
-    return list(found)
+            extracted = extract_from_file("python", path, keywords=_MARKED_BY)
+            for _line, message, _comments, _context in extracted:
+                messages[message] = None
+    return list(messages)
 
 
 def text_of(message: Id) -> str:
@@ -49,14 +48,18 @@ def prose(root: Path) -> list[str]:
 
 def known(catalog: Catalog) -> dict[str, Message]:
     """Returns the entries by their keys, each with one English and one Chinese text."""
-    found = {}
+    entries = {}
     for message in catalog:
-        if message.id:
-            text, chinese = text_of(message.id), chinese_of(message)
-            found[catalogues.key(text)] = Message(
-                text, chinese, flags=message.flags, user_comments=message.user_comments
-            )
-    return found
+        if not message.id:  # the header
+            continue
+        english = text_of(message.id)
+        entries[catalogues.key(english)] = Message(
+            english,
+            chinese_of(message),
+            flags=message.flags,
+            user_comments=message.user_comments,
+        )
+    return entries
 
 
 def chinese_of(message: Message) -> str:
@@ -96,7 +99,7 @@ def write(root: Path) -> None:
 
 
 def faults(root: Path) -> Iterator[str]:
-    """What has no translation, or one without all fields; and a compiled catalogue that is old."""
+    """Yields messages without Chinese or with other fields, and an old compiled catalogue."""
     for message in catalogues.read(root / CATALOGUE):
         if not message.id:  # the header
             continue
@@ -118,11 +121,11 @@ def faults(root: Path) -> Iterator[str]:
 
 def fields(text: str) -> set[str]:
     """Returns the fields of a template, such as `{seconds:g}`."""
-    found = set()
+    written = set()
     try:
         for _words, name, spec, conversion in string.Formatter().parse(text):
             if name is not None:
-                found.add(f"{name}!{conversion}:{spec}")
+                written.add(f"{name}!{conversion}:{spec}")
     except ValueError:  # braces that are no field, in a message without fields
         return set()
-    return found
+    return written

@@ -32,8 +32,9 @@ def faults(
     known: dict[str, Message], wanted: Iterable[str], terms: dict[str, dict[str, Any]]
 ) -> Iterator[str]:
     """Yields what nobody has looked at in a catalogue, and what translations have lost."""
-    units = set(map(key, wanted))
-    new, gone = len(units - known.keys()), len(known.keys() - units)
+    wanted_keys = set(map(key, wanted))
+    new = len(wanted_keys - known.keys())
+    gone = len(known.keys() - wanted_keys)
     if new or gone:
         yield f"the English is another now ({new} new, {gone} gone): make zh"
     for message in known.values():
@@ -41,54 +42,70 @@ def faults(
         if message.fuzzy:
             yield f"changed in English, and nobody has looked: {start}"
         elif message.string:
-            for slip in (*slips(message), *terms_at_odds(terms, message)):
+            for slip in [*slips(message), *terms_at_odds(terms, message)]:
                 yield f"{slip}: {start}"
 
 
 def slips(message: Message) -> Iterator[str]:
     """Yields what a translation has lost of its English, or spoilt."""
     for name, pattern in MARKS.items():
-        mine, theirs = (_marks(pattern, text) for text in (message.id, message.string))
-        lost, more = mine - theirs, theirs - mine
+        english = _marks(pattern, message.id)
+        chinese = _marks(pattern, message.string)
+        lost, added = english - chinese, chinese - english
         if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
-            lost, more = Counter(mine.keys() - theirs.keys()), Counter()
+            lost, added = Counter(english.keys() - chinese.keys()), Counter()
         if name == "links" and not lost:  # its readers may be led further
-            more = Counter()
-        if lost or more:
-            yield f"{name} differ: {' '.join([*lost, *(f'+{each}' for each in more)])}"
-    if found := HALF_WIDTH.search(SHOWN.sub("`", message.string)):
-        yield f"a sign of half width, or a line end, at {found[0]!r}"
+            added = Counter()
+        if lost or added:
+            differences = [*lost, *(f"+{mark}" for mark in added)]
+            yield f"{name} differ: {' '.join(differences)}"
+    half_width = HALF_WIDTH.search(SHOWN.sub("`", message.string))
+    if half_width:
+        yield f"a sign of half width, or a line end, at {half_width[0]!r}"
     if "**" in _plain(message.string):
         yield "** that does not make bold: it needs a space, or a letter, on its outer side"
 
 
 def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
-    return Counter("".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(key(text)))
+    """How often each mark stands in a text: what the pattern's groups hold, or all that it fits."""
+    marks: Counter[str] = Counter()
+    for match in pattern.finditer(key(text)):
+        captured = "".join(match.groups(default=""))
+        marks[captured or match[0]] += 1
+    return marks
 
 
 def _plain(text: str) -> str:
     """The words of a text as Markdown shows them, without its code."""
-    text = re.sub("(<code>).*?</code>", r"\1", text)  # its words are text to Markdown
-    inline = MarkdownIt().parseInline(text)[0].children or []
-    return "".join(token.content for token in inline if token.type == "text")
+    without_code = re.sub("(<code>).*?</code>", r"\1", text)  # its words are text to Markdown
+    inline = MarkdownIt().parseInline(without_code)[0]
+    tokens = inline.children or []
+    return "".join(token.content for token in tokens if token.type == "text")
 
 
 def glossary(root: Path) -> dict[str, dict[str, Any]]:
     """Returns what each English term is in Chinese, and what it is not."""
     path = root / "source/zh/glossary.toml"
-    said = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    stays = {t: {"zh": t, "never": n, "loose": True} for t, n in said.get("english", {}).items()}
-    return stays | said.get("terms", {})
+    if not path.exists():
+        return {}
+    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    terms = {}
+    for term, wrong_words in written.get("english", {}).items():  # terms that stay English
+        terms[term] = {"zh": term, "never": wrong_words, "loose": True}
+    return terms | written.get("terms", {})
 
 
 def terms_at_odds(terms: dict[str, dict[str, Any]], message: Message) -> Iterator[str]:
     """Yields the terms that a translation does not use as the glossary says."""
     english = re.sub(CODE, "", key(message.id)).lower()
     chinese = re.sub(CODE, "", message.string)
-    for term, says in terms.items():
-        for wrong in says.get("never", ()):
+    for term, entry in terms.items():
+        for wrong in entry.get("never", ()):
             if wrong in chinese:
-                yield f"{term} is {says['zh']}, not {wrong}"
-        asked = not says.get("loose") and re.search(rf"\b{re.escape(term)}s?\b", english)
-        if asked and not any(word in chinese for word in (says["zh"], *says.get("also", ()))):
-            yield f"{term} is {says['zh']}, which is missing"
+                yield f"{term} is {entry['zh']}, not {wrong}"
+        is_used = re.search(rf"\b{re.escape(term)}s?\b", english)
+        if not is_used or entry.get("loose"):
+            continue
+        right_words = [entry["zh"], *entry.get("also", ())]
+        if not any(word in chinese for word in right_words):
+            yield f"{term} is {entry['zh']}, which is missing"

@@ -75,16 +75,16 @@ def in_chinese(root: Path = ROOT) -> Tongue:
 def _in_english(path: Path) -> str:
     """A document; its links to what is Chinese only lead there."""
     text = path.read_text(encoding="utf-8")
-    there = r'<a href="zh/\2.html" hreflang="zh-CN">\1</a>'
-    return re.sub(r"\[([^]]+)\]\((README|articles/\w)(?:\.zh)?\.md\)", there, text)
+    link = r'<a href="zh/\2.html" hreflang="zh-CN">\1</a>'
+    return re.sub(r"\[([^]]+)\]\((README|articles/\w)(?:\.zh)?\.md\)", link, text)
 
 
 def _in_chinese(path: Path, root: Path, say: Callable[[str], str]) -> str:
     """A document in Chinese, or in English with a mark; its links lead to pages in Chinese."""
-    own = path.relative_to(root).as_posix()
-    if own in chinese.DOCUMENTS.values():
+    place = path.relative_to(root).as_posix()
+    if place in chinese.DOCUMENTS.values():
         text = chinese.document(path, root)
-    elif own in TEXTS:
+    elif place in TEXTS:
         text = say(path.read_text(encoding="utf-8"))
     else:
         text = path.read_text(encoding="utf-8")
@@ -98,8 +98,10 @@ def _in_chinese(path: Path, root: Path, say: Callable[[str], str]) -> str:
 def _to_headings(text: str, folder: Path) -> str:
     """Links to headings of English notebooks become links to the same ones in Chinese."""
 
-    def link(found: re.Match[str]) -> str:
-        return f"({found[1]}#{_headings((folder / found[1]).resolve())[found[2]]})"
+    def link(match: re.Match[str]) -> str:
+        notebook, english_anchor = match.groups()
+        anchors = _headings((folder / notebook).resolve())
+        return f"({notebook}#{anchors[english_anchor]})"
 
     return re.sub(r"\(([\w./-]+\.ipynb)#([^)]+)\)", link, text)
 
@@ -107,20 +109,23 @@ def _to_headings(text: str, folder: Path) -> str:
 @cache
 def _headings(path: Path) -> dict[str, str]:
     """The anchors of a notebook's headings in Chinese, by those in English."""
-    both = (slugs(tongue.read(path)) for tongue in (english(), in_chinese()))
-    return dict(zip(*both, strict=True))
+    english_anchors = slugs(english().read(path))
+    chinese_anchors = slugs(in_chinese().read(path))
+    return dict(zip(english_anchors, chinese_anchors, strict=True))
 
 
 def slugs(notebook: NotebookNode) -> list[str]:
     """Returns the anchors that MyST makes of a notebook's headings."""
-    found: list[str] = []
+    anchors: list[str] = []
     for cell in notebook.cells:
-        for text in re.findall(
-            r"^#{1,3} (.*)$", cell.source * (cell.cell_type == "markdown"), re.M
-        ):
+        if cell.cell_type != "markdown":
+            continue
+        for text in re.findall(r"^#{1,3} (.*)$", cell.source, re.MULTILINE):
             slug = re.sub(r"[^\w\- ]", "", text.strip().lower().replace(" ", "-"))
-            found.append(slug + f"-{found.count(slug)}" * (slug in found))
-    return found
+            if slug in anchors:
+                slug += f"-{anchors.count(slug)}"
+            anchors.append(slug)
+    return anchors
 
 
 def sentences(root: Path) -> list[str]:
@@ -131,26 +136,42 @@ def sentences(root: Path) -> list[str]:
 def _sentences(root: Path) -> Iterator[str]:
     for name in TEXTS:
         text = (root / name).read_text(encoding="utf-8")
-        yield from (u for u in catalogues.prose_of(text) if not FILLED.fullmatch(u))
-        yield from ("".join(groups) for groups in TITLE.findall(text))
-    for place in tomllib.loads((root / "source/site/places.toml").read_text("utf-8")).values():
-        yield from (place["title"], place["text"])
-    for path in sorted((root / "source/site/recordings").glob("*.json")):
-        yield from filter(str.islower, json.loads(path.read_text("utf-8"))["choices"])
-    yield from map("".join, LABEL.findall((root / "source/site/live.html").read_text("utf-8")))
-    for path in sorted(path for pattern in SAYS for path in root.glob(pattern)):
+        for unit in catalogues.prose_of(text):
+            if not FILLED.fullmatch(unit):
+                yield unit
+        for groups in TITLE.findall(text):
+            yield "".join(groups)
+    site = root / "source/site"
+    places = tomllib.loads((site / "places.toml").read_text("utf-8"))
+    for place in places.values():
+        yield place["title"]
+        yield place["text"]
+    for path in sorted((site / "recordings").glob("*.json")):
+        choices = json.loads(path.read_text("utf-8"))["choices"]
+        yield from filter(str.islower, choices)
+    for groups in LABEL.findall((site / "live.html").read_text("utf-8")):
+        yield "".join(groups)
+    scripts: list[Path] = []
+    for pattern in SAYS:
+        scripts += root.glob(pattern)
+    for path in sorted(scripts):
         yield from re.findall(r'\bsay\(\s*"(.+?)"', path.read_text(encoding="utf-8"))
     yield from THEME
 
 
 def labelled(text: str, say: Callable[[str], str]) -> str:
     """Returns a piece of HTML with its words in a language."""
-    return LABEL.sub(lambda found: say(found[0]), text)
+    return LABEL.sub(lambda match: say(match[0]), text)
 
 
 def titled(text: str, say: Callable[[str], str]) -> str:
     """Returns a text with the titles of its toctrees, and its commands, in a language."""
-    return TITLE.sub(lambda found: found[0].replace(own := max(found.groups("")), say(own)), text)
+
+    def translated(match: re.Match[str]) -> str:
+        title = "".join(match.groups(default=""))  # one of the groups has it
+        return match[0].replace(title, say(title))
+
+    return TITLE.sub(translated, text)
 
 
 def catalogue(root: Path = ROOT) -> Catalog:
@@ -168,6 +189,9 @@ def write_theme(to: Path) -> None:
 
 def for_scripts(tongue: Tongue, script: str) -> str:
     """Returns the script that speaks for the others, with its words in a language."""
-    said = {str(one.id): one.string for one in catalogue() if one.id and one.string}
-    words = said if tongue.code == "zh" else {}
+    words = {}
+    if tongue.code == "zh":
+        for message in catalogue():
+            if message.id and message.string:
+                words[str(message.id)] = message.string
     return script.replace("{}", json.dumps(words, ensure_ascii=False), 1)

@@ -57,7 +57,9 @@ class Source(NamedTuple):
     def known(self) -> dict[str, Message]:
         """Returns the entries of the catalogue by their keys; none if there is no catalogue."""
         catalog = catalogues.read(self.catalogue)
-        return messages.known(catalog) if self.name == messages.NAME else catalogues.words(catalog)
+        if self.name == messages.NAME:
+            return messages.known(catalog)
+        return catalogues.words(catalog)
 
     def take_up(self) -> None:
         """Writes the catalogue as the English is now."""
@@ -80,23 +82,30 @@ def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
     Raises:
         BuildError: Nothing has such a name.
     """
-    texts = {target.source: target for target in build.targets(root) if not target.cut}
-    files = {
-        file.relative_to(root / "source").with_suffix("").as_posix(): (file, target)
-        for file, target in texts.items()
-    }
+    by_name = {source.name: source for source in _all_sources(root)}
+    chosen, unknown = set(), []
+    for start in names:
+        matching = [name for name in by_name if _begins(name, start)]
+        chosen.update(matching)
+        if not matching:
+            unknown.append(start)
+    if unknown:
+        raise BuildError(f"nothing is called {', '.join(unknown)}; there are: {', '.join(by_name)}")
+    return [source for name, source in by_name.items() if not chosen or name in chosen]
+
+
+def _all_sources(root: Path) -> Iterator[Source]:
+    catalogue_folder = root / "source/zh"
+    targets = {target.source: target for target in build.targets(root) if not target.cut}
+    for file, target in targets.items():
+        name = file.relative_to(root / "source").with_suffix("").as_posix()
+        yield Source(name, file, catalogue_folder / f"{name}.po", target)
     documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
     documents[messages.NAME] = root / "course_utils"
     documents["site"] = root / "source/site/index.md"
-    files |= {name: (file, None) for name, file in documents.items() if file.exists()}
-    chosen = {start: [n for n in files if _begins(n, start)] for start in names}
-    if lost := [start for start, found in chosen.items() if not found]:
-        raise BuildError(f"nothing is called {', '.join(lost)}; there are: {', '.join(files)}")
-    return [
-        Source(name, file, root / "source/zh" / f"{name}.po", target)
-        for name, (file, target) in files.items()
-        if not chosen or any(name in found for found in chosen.values())
-    ]
+    for name, file in documents.items():
+        if file.exists():
+            yield Source(name, file, catalogue_folder / f"{name}.po", None)
 
 
 def _begins(name: str, start: str) -> bool:
@@ -106,20 +115,22 @@ def _begins(name: str, start: str) -> bool:
 def edition(root: Path) -> Iterator[tuple[Path, str]]:
     """Yields every file of the Chinese edition with its text."""
     notebooks = [target.built for target in build.targets(root) if target.built.exists()]
-    documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
-    there = {path.relative_to(root).as_posix() for path in [*notebooks, *documents.values()]}
+    documents = [root / file for file in chinese.DOCUMENTS.values()]
+    translations = {path.relative_to(root).as_posix() for path in notebooks + documents}
     for path in notebooks:
-        notebook, folder = chinese.in_memory(path, root), path.parent.name
+        notebook = chinese.in_memory(path, root)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = catalogues.deeper(cell.source, folder, there)
+                cell.source = catalogues.deeper(cell.source, path.parent.name, translations)
         yield path.parent / "zh" / path.name, nbformat.writes(notebook) + "\n"
-    for file in filter(Path.exists, documents.values()):
-        text, folder = chinese.document(file, root), file.parent
+    for path in documents:
+        if not path.exists():
+            continue
+        text, folder = chinese.document(path, root), path.parent
         if folder == root:
             yield root / "README.zh.md", text
         else:
-            yield folder / "zh" / file.name, catalogues.deeper(text, folder.name, there)
+            yield folder / "zh" / path.name, catalogues.deeper(text, folder.name, translations)
     yield from articles.pages(root)
 
 
@@ -132,33 +143,55 @@ def update(root: Path, names: list[str]) -> None:
 
 def check(root: Path) -> int:
     """Prints what is translated and what is not in order; returns the exit status."""
-    found, shares, terms = [], [], proofread.glossary(root)
+    terms = proofread.glossary(root)
+    shares, problems = [], []
     for source in sources(root):
-        share, number = 0, source.name.partition("_")[0]
+        percent = 0
         if source.catalogue.exists():
-            known, wanted = source.known(), source.prose()
-            have = [known.get(catalogues.key(unit)) for unit in wanted]
-            share = 100 * sum(bool(m and m.string and not m.fuzzy) for m in have) // len(wanted)
-            where = source.catalogue.relative_to(root)
-            found += [f"{where}: {fault}" for fault in proofread.faults(known, wanted, terms)]
+            known, units = source.known(), source.prose()
+            percent = share(known, units)
+            faults = list(proofread.faults(known, units, terms))
             if source.name == messages.NAME:
-                found += [f"{where}: {fault}" for fault in messages.faults(root)]
-        shares.append(f"{number if '/' in number else source.name} {share} %")
-    found += articles.faults(root, terms)
-    readme, english = root / "README.zh.md", root / "README.md"
-    kept = {readme: chinese.document(english, root)} if readme.exists() else {}
-    for path, text in (kept | dict(articles.pages(root))).items():
-        if not path.exists() or path.read_text("utf-8") != text:
-            found.append(f"{path.relative_to(root)} is old: make zh")
+                faults += messages.faults(root)
+            place = source.catalogue.relative_to(root)
+            problems += [f"{place}: {fault}" for fault in faults]
+        number = source.name.partition("_")[0]
+        label = number if "/" in number else source.name
+        shares.append(f"{label} {percent} %")
+    problems += articles.faults(root, terms)
+    problems += old_files(root)
     print("in Chinese:", ", ".join(shares))
-    print("\n".join(found) or "every translation is of the English as it is now")
-    if found:
-        print("\nto see them:   .venv/bin/python -m course_tools.i18n.zh --todo NAME")
-        print("to mend one:   edit source/zh/NAME.po; when it is right, take `#, fuzzy` away")
-        print(
-            'still right?   .venv/bin/python -m course_tools.i18n.zh --right "words of the English"'
-        )
-    return int(bool(found))
+    if not problems:
+        print("every translation is of the English as it is now")
+        return 0
+    print("\n".join(problems))
+    command = ".venv/bin/python -m course_tools.i18n.zh"
+    print(f"\nto see them:   {command} --todo NAME")
+    print("to mend one:   edit source/zh/NAME.po; when it is right, take `#, fuzzy` away")
+    print(f'still right?   {command} --right "words of the English"')
+    return 1
+
+
+def share(known: dict[str, Message], units: list[str]) -> int:
+    """Returns how many per cent of the units have a translation that holds."""
+    translated = 0
+    for unit in units:
+        message = known.get(catalogues.key(unit))
+        if message and message.string and not message.fuzzy:
+            translated += 1
+    return 100 * translated // len(units)
+
+
+def old_files(root: Path) -> Iterator[str]:
+    """Yields those files of the edition that git keeps and that are not as they would be built."""
+    kept = {}
+    readme = root / "README.zh.md"
+    if readme.exists():
+        kept[readme] = chinese.document(root / "README.md", root)
+    kept |= dict(articles.pages(root))
+    for path, text in kept.items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            yield f"{path.relative_to(root)} is old: make zh"
 
 
 def todo(root: Path, names: list[str]) -> None:
@@ -170,28 +203,37 @@ def todo(root: Path, names: list[str]) -> None:
             if not (message and message.string):
                 print(f"--- {source.name}: no translation\n{unit}\n")
             elif message.fuzzy:
-                was = " ".join(message.user_comments).removeprefix("was: ").split()
-                pieces = difflib.ndiff(was, unit.split())
-                changes = " ".join(p.replace(" ", "", 1) for p in pieces if p[0] in "+-")
+                changes = _changes(message, unit)
                 print(f"--- {source.name}: changed\n{unit}\n{changes}\n{message.string}\n")
+
+
+def _changes(message: Message, unit: str) -> str:
+    """The words that came (`+`) or went (`-`) since a fuzzy message was translated."""
+    former_words = " ".join(message.user_comments).removeprefix("was: ").split()
+    changes = []
+    for line in difflib.ndiff(former_words, unit.split()):
+        if line.startswith(("+", "-")):
+            changes.append(line.replace(" ", "", 1))
+    return " ".join(changes)
 
 
 def right(root: Path, text: str) -> int:
     """Marks the one changed translation whose English has these words as looked at."""
-    found = [
-        (source, message)
-        for source in sources(root)
-        if source.catalogue.exists()
-        for message in source.known().values()
-        if message.fuzzy and catalogues.key(text) in catalogues.key(message.id)
-    ]
-    if len(found) != 1:
-        print(f"{len(found)} changed paragraphs have these words, not one", file=sys.stderr)
+    matching = []
+    for source in sources(root):
+        if not source.catalogue.exists():
+            continue
+        for message in source.known().values():
+            if message.fuzzy and catalogues.key(text) in catalogues.key(message.id):
+                matching.append((source, message))
+    if len(matching) != 1:
+        print(f"{len(matching)} changed paragraphs have these words, not one", file=sys.stderr)
         return 1
-    source, message = found[0]
+    source, message = matching[0]
     catalog = catalogues.read(source.catalogue)
-    catalog[message.id].flags.discard("fuzzy")
-    catalog[message.id].user_comments = []
+    entry = catalog[message.id]
+    entry.flags.discard("fuzzy")
+    entry.user_comments = []
     source.write(catalog)
     return 0
 
@@ -212,19 +254,25 @@ def main(argv: list[str] | None = None) -> int:
         if args.right:
             return right(root, args.right)
         if args.todo:
-            return todo(root, args.names) or 0
+            todo(root, args.names)
+            return 0
         update(root, args.names)
-        files = dict(edition(root))
-        for path, text in files.items():
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        if (root / messages.CATALOGUE).exists():
-            messages.write(root)
-        print(f"{len(files)} files in Chinese are built")
-        return 0
+        write(root)
     except (BuildError, PoFileError) as error:
         print(f"zh failed: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def write(root: Path) -> None:
+    """Writes the Chinese edition, and the catalogue of messages that is installed."""
+    files = dict(edition(root))
+    for path, text in files.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    if (root / messages.CATALOGUE).exists():
+        messages.write(root)
+    print(f"{len(files)} files in Chinese are built")
 
 
 if __name__ == "__main__":

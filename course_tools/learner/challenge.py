@@ -53,13 +53,15 @@ def judge_saved(folder: Path, name: str | None) -> int:
     print(score, end="\n\n")
     kept = folder / FILE
     earlier = leaderboard.read([kept]) if kept.exists() else []
-    best = leaderboard.merged([*earlier, *leaderboard.rows_of(score, score.name)])
+    new = leaderboard.rows_of(score, score.name)
+    best = leaderboard.merged([*earlier, *new])
     advice = "Nothing is kept without a name: make challenge name=Ada"
     if name:
         leaderboard.write(kept, best)
         advice = f"Your best is kept in {kept.name}: give that file to merge."
     reference = leaderboard.read([leaderboard.REFERENCE])
-    print(f"{leaderboard.board([*reference, *best])}\n\n{advice}")
+    print(leaderboard.board([*reference, *best]))
+    print(f"\n{advice}")
     return 1 if score.why else 0
 
 

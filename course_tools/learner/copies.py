@@ -25,6 +25,7 @@ from course_tools.learner.buttons import add_buttons, is_buttons
 
 FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
 MAP, MY_MAP = "README.md", "course_map.md"
+SIGNATURE = "\n<!-- "  # below the map: behind it stands the digest of what the course wrote
 ADVICE = Path(__file__).with_name("AGENTS.md")  # for assistants, in a learner's folder
 SCORES = ".predictions.json"  # how many predictions were right, chapter by chapter
 SCORE_WORDS = {
@@ -68,20 +69,23 @@ def _document(path: Path, root: Path) -> str:
 
 def originals(root: Path) -> dict[str, Path]:
     """The original of every copy, by its name: `lesson_03_...`, `lab_03_...`, `challenge`."""
-    found = {
-        f"{kind}_{path.stem}": path
-        for kind, folder in FOLDERS.items()
-        for path in sorted((root / folder).glob("[0-9]*_*.ipynb"))
-    }
+    by_name = {}
+    for kind, folder in FOLDERS.items():
+        for path in sorted((root / folder).glob("[0-9]*_*.ipynb")):
+            by_name[f"{kind}_{path.stem}"] = path
     challenge = root / FOLDERS["lab"] / "challenge.ipynb"
-    return found | ({challenge.stem: challenge} if challenge.exists() else {})
+    if challenge.exists():
+        by_name[challenge.stem] = challenge
+    return by_name
 
 
 def newest(folder: Path, name: str) -> Path | None:
     """The youngest copy of that name; fresh ones have a date, and perhaps a number, behind it."""
-    copies = [
-        p for p in folder.glob(f"{name}*.ipynb") if re.fullmatch(r"[\d_-]*", p.stem[len(name) :])
-    ]
+    copies = []
+    for path in folder.glob(f"{name}*.ipynb"):
+        date_and_number = path.stem.removeprefix(name)
+        if re.fullmatch(r"[\d_-]*", date_and_number):
+            copies.append(path)
     return max(copies, key=lambda path: path.stem, default=None)
 
 
@@ -100,13 +104,17 @@ def _has_been_run(path: Path) -> bool:
 
 def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
     """Returns a text whose links lead to the copies."""
+    kinds = {name: kind for kind, name in FOLDERS.items()}
 
     def link(match: re.Match[str]) -> str:
-        begins, where, file = match[1], match[2] or original.parent.name, match[3]
-        kind = next((kind for kind, name in FOLDERS.items() if name == where), None)
-        if kind:
-            return begins + (MY_MAP if file == MAP else f"{kind}_{file}")
-        return begins + Path(os.path.relpath(root / where / file, folder)).as_posix()
+        opening, written_folder, file = match.groups()
+        linked_folder = written_folder or original.parent.name
+        if linked_folder not in kinds:
+            place = os.path.relpath(root / linked_folder / file, folder)
+            return opening + Path(place).as_posix()
+        if file == MAP:
+            return opening + MY_MAP
+        return f"{opening}{kinds[linked_folder]}_{file}"
 
     return LINK.sub(link, text)
 
@@ -174,40 +182,51 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
     learner added a cell, it stands before the cell that it stood before: behind the new stub. The
     buttons of the new stub come below both.
     """
-    texts, moved, at = old.metadata["course"]["texts"], 0, len(new.cells)
+    texts = old.metadata["course"]["texts"]
+    moved, at = 0, len(new.cells)
     for cell in reversed(old.cells):
-        known = next((i for i, other in enumerate(new.cells) if other.id == cell.id), None)
-        at = at if known is None else known
-        if not cell.source.strip() or texts.get(cell.id) == _digest(cell.source):
+        ids = [other.id for other in new.cells]
+        is_in_new = cell.id in ids
+        if is_in_new:
+            at = ids.index(cell.id)
+        is_unchanged = texts.get(cell.id) == _digest(cell.source)
+        if is_unchanged or not cell.source.strip():
             continue
         moved += 1
-        if known is None:
+        if is_in_new:
+            new.cells[at].source = cell.source
+        else:
             was_a_stub = cell.id in texts
             if was_a_stub and at > 0 and is_buttons(new.cells[at - 1]):
                 at -= 1
-            new.cells.insert(at, NotebookNode(cell, id=f"mine-{cell.id}"[:64]))
-        else:
-            new.cells[at].source = cell.source
+            new.cells.insert(at, NotebookNode(cell, id=_id_of_mine(cell)))
         if cell.cell_type == "code":
-            new.cells[at].outputs, new.cells[at].execution_count = [], None
+            new.cells[at].outputs = []
+            new.cells[at].execution_count = None
     return moved
+
+
+def _id_of_mine(cell: NotebookNode) -> str:
+    """The id of a cell of the learner's, moved to where the original no longer has that cell."""
+    return f"mine-{cell.id}"[:64]
 
 
 def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[str]:
     """Makes the copies that are missing; returns what there is to say."""
-    said, made = [], 0
+    notices = []
+    new_copies = 0
     for name, original in originals(root).items():
         copy = newest(folder, name)
         if copy is None:
             _write(copied(original, root, folder), folder / f"{name}.ipynb")
-            made += 1
+            new_copies += 1
         elif has_newer_original(root, folder, name):
-            said.append(f"{copy.name} has a newer original: {again}{name}")
-    if made:
-        place = f"{folder.parent.name}/" * bool(language()) + folder.name
-        said.insert(0, f"{made} notebooks of your own are in {place}/: write there.")
+            notices.append(f"{copy.name} has a newer original: {again}{name}")
+    if new_copies:
+        place = f"{folder.parent.name}/{folder.name}" if language() else folder.name
+        notices.insert(0, f"{new_copies} notebooks of your own are in {place}/: write there.")
     lay_out_advice(folder)
-    return said + lay_out_scripts(root, folder) + lay_out_map(root, folder)
+    return notices + lay_out_scripts(root, folder) + lay_out_map(root, folder)
 
 
 def lay_out_advice(folder: Path) -> None:
@@ -229,7 +248,8 @@ def has_newer_original(root: Path, folder: Path, name: str) -> bool:
 
 def lay_out_scripts(root: Path, folder: Path) -> list[str]:
     """Copies the scripts and folders that lessons use, where they are missing."""
-    said, lessons = [], root / FOLDERS["lesson"]
+    notices = []
+    lessons = root / FOLDERS["lesson"]
     for original in sorted([*lessons.glob("*.py"), *lessons.glob("incident/**/*")]):
         if not original.is_file() or "__pycache__" in original.parts:
             continue
@@ -239,8 +259,8 @@ def lay_out_scripts(root: Path, folder: Path) -> list[str]:
         if not copy.exists():
             copy.write_bytes(data)
         elif copy.read_bytes() != data:
-            said.append(f"{name} differs from its original: move it away to get that")
-    return said
+            notices.append(f"{name} differs from its original: move it away to get that")
+    return notices
 
 
 def lay_out_map(root: Path, folder: Path) -> list[str]:
@@ -253,15 +273,26 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
         return []
     text = relinked(_document(original, root), original, root, folder)
     text = _to_newest(with_links_for_boxes(text), folder) + scores_of(folder)
-    wanted = f"{text}\n<!-- {_digest(text)} -->\n"
-    there = copy.read_text(encoding="utf-8") if copy.exists() else wanted
-    mine, _, digest = there.rpartition("\n<!-- ")
-    if copy.exists() and digest != f"{_digest(mine)} -->\n":
-        old = digest != f"{_digest(text)} -->\n"
-        return [f"{MY_MAP} is yours, and has a newer original: move it away to get that"] * old
-    if not copy.exists() or there != wanted:
-        copy.write_text(wanted, encoding="utf-8")
+    wanted = _signed(text)
+    if copy.exists():
+        present = copy.read_text(encoding="utf-8")
+        if present == wanted:
+            return []
+        is_untouched = present == _signed(present.rpartition(SIGNATURE)[0])
+        if not is_untouched and present.endswith(_signature(text)):
+            return []
+        if not is_untouched:
+            return [f"{MY_MAP} is yours, and has a newer original: move it away to get that"]
+    copy.write_text(wanted, encoding="utf-8")
     return []
+
+
+def _signed(text: str) -> str:
+    return text + _signature(text)
+
+
+def _signature(text: str) -> str:
+    return f"{SIGNATURE}{_digest(text)} -->\n"
 
 
 def with_links_for_boxes(text: str) -> str:
@@ -269,27 +300,34 @@ def with_links_for_boxes(text: str) -> str:
 
     A subgraph of the diagram becomes a line, and a dotted arrow a detour in brackets.
     """
-    lesson_of = {link[7:9]: link for link in re.findall(r"\]\((lesson_\w+\.ipynb)\)", text)}
+    lessons = {}
+    for number, rest_of_name in re.findall(r"\]\(lesson_(\d\d)(\w+\.ipynb)\)", text):
+        lessons[number] = f"lesson_{number}{rest_of_name}"
 
-    def box(match: re.Match[str]) -> str:
+    def linked_box(match: re.Match[str]) -> str:
         number, label = match.groups()
-        return f"[{label}]({lesson_of[number]})" if number in lesson_of else label
+        return f"[{label}]({lessons[number]})" if number in lessons else label
+
+    def line_of(title: str, rows: list[str]) -> str:
+        parts = []
+        for row in rows:
+            linked = re.sub(r"(\d\d)\[([^]]+)\]", linked_box, row.strip())
+            if linked.startswith("direction"):
+                continue
+            if "-.->" in linked:
+                _, _, detour = linked.partition("-.->")
+                linked = f"({detour.strip()})"
+            parts.append(linked.replace(" --> ", " → "))
+        return f"- **{title}:** {' '.join(parts)}"
 
     def as_list(diagram: re.Match[str]) -> str:
         lines = []
-        for title, inside in re.findall(r"subgraph \w+\[([^]]+)\](.*?)\n +end", diagram[0], re.S):
-            parts = []
-            for row in inside.strip().split("\n"):
-                linked = re.sub(r"(\d\d)\[([^]]+)\]", box, row.strip())
-                if linked.startswith("direction"):
-                    continue
-                if "-.->" in linked:
-                    linked = f"({linked.partition('-.->')[2].strip()})"
-                parts.append(linked.replace(" --> ", " → "))
-            lines.append(f"- **{title}:** {' '.join(parts)}")
+        subgraphs = re.findall(r"subgraph \w+\[([^]]+)\](.*?)\n +end", diagram[0], re.DOTALL)
+        for title, inside in subgraphs:
+            lines.append(line_of(title, inside.strip().split("\n")))
         return "\n".join(lines)
 
-    return re.sub(r"```mermaid\n.*?```", as_list, text, flags=re.S)
+    return re.sub(r"```mermaid\n.*?```", as_list, text, flags=re.DOTALL)
 
 
 def _to_newest(text: str, folder: Path) -> str:
@@ -319,49 +357,68 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
 
     None is made where the newest one has all that the original has. Returns what there is to say.
     """
-    original, old = originals(root)[name], newest(folder, name)
-    notebook, path = copied(original, root, folder), folder / f"{name}.ipynb"
-    number, moved = 1, 0
-    mine = _read(old) if old else None
-    changes = _changes(mine, notebook)
-    if mine and not changes:
+    notebook = copied(originals(root)[name], root, folder)
+    old = newest(folder, name)
+    my_copy = _read(old) if old else None
+    changes = _changes(my_copy, notebook)
+    if my_copy and not changes:
         return f"{old.name} is up to date."
-    while path.exists():
-        path = folder / (f"{name}_{today}" + f"_{number}" * (number > 1) + ".ipynb")
-        number += 1
-    if mine and "course" in mine.metadata:
-        moved = merged(mine, notebook)
+    moved = 0
+    if my_copy and "course" in my_copy.metadata:
+        moved = merged(my_copy, notebook)
+    path = _free_path(folder, name, today)
     _write(notebook, path)
-    unread = "" if mine else "could not be read, and "
-    kept = f" Your {old.name} {unread}is as it was." if old else ""
-    new = f"New: {path.name}, with {moved} cell{'s' * (moved != 1)} that you wrote.{kept}"
-    return "\n".join([new, *changes])
+    notice = f"New: {path.name}, with {_cells(moved)} that you wrote."
+    if old and my_copy:
+        notice += f" Your {old.name} is as it was."
+    elif old:
+        notice += f" Your {old.name} could not be read, and is as it was."
+    return "\n".join([notice, *changes])
 
 
-def _changes(mine: NotebookNode | None, wanted: NotebookNode) -> list[str]:
+def _free_path(folder: Path, name: str, today: datetime.date) -> Path:
+    """Where nothing lies yet: without a date, with today's, or with a number behind that."""
+    path = folder / f"{name}.ipynb"
+    number = 1
+    while path.exists():
+        date = str(today) if number == 1 else f"{today}_{number}"
+        path = folder / f"{name}_{date}.ipynb"
+        number += 1
+    return path
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
+def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
     """A line for each cell of the original that is new to a learner's copy, or gone from it."""
-    if mine is None:
+    if my_copy is None:
         return []
-    known = _cells_of_original(mine)
-    ids = {cell.id for cell in mine.cells}
+    known = _cells_of_original(my_copy)
+    ids_of_mine = {cell.id for cell in my_copy.cells}
     lines = []
     for cell in wanted.cells:
         if is_buttons(cell):  # changes with the cell above it
             continue
-        first_line, _, _ = cell.source.partition("\n")
+        first_line = cell.source.partition("\n")[0]
         if (cell.id, _digest(cell.source)) not in known:
             lines.append(f"  new or changed: {first_line:.70}")
-        elif cell.id not in ids and f"mine-{cell.id}"[:64] not in ids:
+        elif not ids_of_mine & {cell.id, _id_of_mine(cell)}:
             lines.append(f"  back again: {first_line:.70}")
-    taken_away = {id_ for id_, _ in known} - {cell.id for cell in wanted.cells}
+    known_ids = {cell_id for cell_id, _ in known}
+    taken_away = known_ids - {cell.id for cell in wanted.cells}
     if taken_away and not lines:
-        lines.append(f"  gone: {len(taken_away)} cell{'s' * (len(taken_away) != 1)}")
+        lines.append(f"  gone: {_cells(len(taken_away))}")
     return lines
 
 
 def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:
-    """The cells from which a copy was made: the hash of the English text, and of what is there."""
-    return set(copy.metadata.get("course", {}).get("texts", {}).items()) if copy else set()
+    """The cells from which a copy was made: each one's id, and the digest of its text."""
+    if copy is None:
+        return set()
+    texts = copy.metadata.get("course", {}).get("texts", {})
+    return set(texts.items())
 
 
 def _read(path: Path) -> NotebookNode | None:

@@ -25,38 +25,48 @@ from course_tools import INSTALLED, PACKAGES, ROOT  # which imports nothing else
 
 WELL, MISSING, WRONG = "✓", "!", "✗"
 MB, GB = 1 << 20, 1 << 30
-EXTRAS = {"keras": "chapter 10", "ray": "half of chapter 09", "nbgrader": "grading by nbgrader"}
+LEAST_LIMIT = 256  # open files, and processes
+EXTRAS = {  # by package: the extra that installs it, and what it is for
+    "keras": ("keras", "chapter 10"),
+    "ray": ("cluster", "half of chapter 09"),
+    "nbgrader": ("teach", "grading by nbgrader"),
+}
 HIDDEN = {"torch", "random", "numpy", "course_utils", "types", "queue"}  # often a file's name
 BROWSERS = "chromium", "chromium-browser", "google-chrome"
 MEET = """
-import json, sys, course_utils
+import json
+import course_utils
 from course_utils import launch
 from course_utils.devices.driver import usable_gpus
-import torch, torch.distributed as dist
+import torch
+import torch.distributed as dist
+
 def add():
-    dist.all_reduce(one := torch.ones(1))
-    return int(one)
-print(json.dumps([course_utils.__file__, launch(add, world_size=2, backend="gloo", timeout=30)[:],
-                  usable_gpus().refusal]))
+    sum_of_ones = torch.ones(1)
+    dist.all_reduce(sum_of_ones)
+    return int(sum_of_ones)
+
+results = launch(add, world_size=2, backend="gloo", timeout=30)
+print(json.dumps([course_utils.__file__, results[:], usable_gpus().refusal]))
 """
 
 
 class Line(NamedTuple):
-    """What was found."""
+    """A line of the report."""
 
     sign: str
-    said: str
+    text: str
 
 
 def python(root: Path) -> Iterator[Line]:
     """The interpreter and the system."""
     version = platform.python_version()
     if not (3, 11) <= sys.version_info[:2] < (3, 15):
-        said = (
+        text = (
             f"Python {version}: 3.11, 3.12, 3.13 or 3.14 is needed. Remove .venv, then `make lab "
             "PYTHON=python3.12`"
         )
-        yield Line(WRONG, said)
+        yield Line(WRONG, text)
     elif sys.platform == "win32":
         yield Line(WRONG, "Windows has no fork: install the course inside WSL 2")
     else:
@@ -69,35 +79,42 @@ def packages(root: Path) -> Iterator[Line]:
 
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     for_labs = project["optional-dependencies"]["lab"]
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "constraints.txt").read_text(), re.M))
-    other, unasked = [], []
-    for line in [*project["dependencies"], *for_labs]:
-        name, _, versions = line.partition(">=")
+    constraints = (root / "constraints.txt").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", constraints, re.MULTILINE))
+    untested, not_asked_for = [], []
+    for requirement in [*project["dependencies"], *for_labs]:
+        name, _, versions = requirement.partition(">=")
         if not versions:
             continue
-        least, _, too_new = versions.partition(",<")
         try:
-            own = importlib.metadata.version(name)
+            installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            if root == INSTALLED and line in for_labs:
-                unasked.append(name)
+            if root == INSTALLED and requirement in for_labs:
+                not_asked_for.append(name)
                 continue
-            said = f"{name} is not installed: `make lab` installs it, or {_installing(root)}"
-            yield Line(WRONG, said)
+            text = f"{name} is not installed: `make lab` installs it, or {_installing(root)}"
+            yield Line(WRONG, text)
             continue
-        if _number(own) < _number(least):
-            said = f"{name} {own} is too old, {least} is needed: {_installing(root)}"
-            yield Line(WRONG, said)
-        elif too_new and _number(own) >= _number(too_new):
-            said = f"{name} {own} is too new, below {too_new} is needed: {_installing(root)}"
-            yield Line(WRONG, said)
-        elif own.partition("+")[0] != pins.get(name, own):
-            other.append(f"{name} {own} (tested: {pins[name]})")
-    if other:
-        yield Line(MISSING, f"other versions than those tested: {', '.join(other)}")
-    if unasked:
-        said = f"without {', '.join(unasked)}, no lessons and labs: {_installing(root)}"
-        yield Line(MISSING, said)
+        problem = _version_problem(installed, versions)
+        if problem:
+            yield Line(WRONG, f"{name} {installed} is {problem}: {_installing(root)}")
+        elif installed.partition("+")[0] != pins.get(name, installed):
+            untested.append(f"{name} {installed} (tested: {pins[name]})")
+    if untested:
+        yield Line(MISSING, f"other versions than those tested: {', '.join(untested)}")
+    if not_asked_for:
+        names = ", ".join(not_asked_for)
+        yield Line(MISSING, f"without {names}, no lessons and labs: {_installing(root)}")
+
+
+def _version_problem(installed: str, versions: str) -> str:
+    """Why a version will not do, or nothing; `versions` is such as `2.15,<2.16` or `2.15`."""
+    least, _, too_new = versions.partition(",<")
+    if _number(installed) < _number(least):
+        return f"too old, {least} is needed"
+    if too_new and _number(installed) >= _number(too_new):
+        return f"too new, below {too_new} is needed"
+    return ""
 
 
 def _installing(root: Path, extra: str = "lab") -> str:
@@ -108,35 +125,36 @@ def _installing(root: Path, extra: str = "lab") -> str:
 
 
 def _number(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    parts = re.findall(r"\d+", version.partition("+")[0])
+    return list(map(int, parts[:3]))
 
 
 def workers(root: Path) -> Iterator[Line]:
     """Two real workers, started from another folder, as a notebook would."""
     if not importlib.util.find_spec("torch"):
         return
-    done = subprocess.run(
-        [sys.executable, "-c", MEET], cwd=tempfile.gettempdir(), capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", MEET]
+    run = subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
     try:
-        file, sums, refusal = json.loads(done.stdout.splitlines()[-1])
+        file, sums, refusal = json.loads(run.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        yield Line(WRONG, f"two workers cannot be started: {last[:300]}")
+        errors = run.stderr.strip().splitlines()
+        reason = errors[-1] if errors else f"it ended with {run.returncode}"
+        yield Line(WRONG, f"two workers cannot be started: {reason[:300]}")
         return
     home = PACKAGES if root == INSTALLED else root.resolve()
-    where = Path(file).resolve().parents[1]
-    if where != home:
-        said = (
-            f"notebooks import course_utils from {where}, not from here: {_installing(root)} "
-            "in this folder"
+    imported_from = Path(file).resolve().parents[1]
+    if imported_from != home:
+        text = (
+            f"notebooks import course_utils from {imported_from}, not from here: "
+            f"{_installing(root)} in this folder"
         )
-        yield Line(WRONG, said)
+        yield Line(WRONG, text)
     if sums != [2, 2]:
         yield Line(WRONG, f"two workers should add up to 2 and say {sums}")
     if refusal:
-        said = f"a GPU is there, but cannot be used: {refusal}; the course runs on the CPU"
-        yield Line(MISSING, said)
+        text = f"a GPU is there, but cannot be used: {refusal}; the course runs on the CPU"
+        yield Line(MISSING, text)
     yield Line(WELL, "two workers start, meet and add up")
 
 
@@ -146,112 +164,118 @@ def loopback(root: Path) -> Iterator[Line]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), 2).close()
     except OSError as error:
-        said = (
+        text = (
             f"no loopback network ({error.strerror or error}): workers talk over "
             "127.0.0.1; as root, `ip link set lo up`"
         )
-        yield Line(WRONG, said)
-    if (name := os.environ.get("GLOO_SOCKET_IFNAME")) and name not in {
-        own for _, own in socket.if_nameindex()
-    }:
-        said = f"GLOO_SOCKET_IFNAME names {name}, and there is no such network: unset it"
-        yield Line(WRONG, said)
+        yield Line(WRONG, text)
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME")
+    networks = [name for _, name in socket.if_nameindex()] if wanted else []
+    if wanted and wanted not in networks:
+        text = f"GLOO_SOCKET_IFNAME names {wanted}, and there is no such network: unset it"
+        yield Line(WRONG, text)
 
 
 def limits(root: Path) -> Iterator[Line]:
     """What a user may have open, and how many processes."""
     import resource  # which Windows lacks
 
-    for what, flag, least in (
-        (resource.RLIMIT_NOFILE, "-n", 256), (resource.RLIMIT_NPROC, "-u", 256),
-    ):  # fmt: skip
-        most = resource.getrlimit(what)[0]
-        if 0 <= most < least:
-            of = "files" if flag == "-n" else "processes and threads"
-            said = (
-                f"`ulimit {flag}` is {most} {of}; {least} are needed: `ulimit {flag} 4096`, or "
-                "ask who runs the machine"
+    counted = [
+        (resource.RLIMIT_NOFILE, "-n", "files"),
+        (resource.RLIMIT_NPROC, "-u", "processes and threads"),
+    ]
+    for limit, flag, things in counted:
+        most, _ = resource.getrlimit(limit)
+        if 0 <= most < LEAST_LIMIT:
+            text = (
+                f"`ulimit {flag}` is {most} {things}; {LEAST_LIMIT} are needed: "
+                f"`ulimit {flag} 4096`, or ask who runs the machine"
             )
-            yield Line(WRONG, said)
-    size = resource.getrlimit(resource.RLIMIT_AS)[0]
+            yield Line(WRONG, text)
+    size, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= size < 8 * GB:
-        said = f"`ulimit -v` is {size >> 20} MB; PyTorch alone maps more: `ulimit -v unlimited`"
-        yield Line(WRONG, said)
+        text = f"`ulimit -v` is {size >> 20} MB; PyTorch alone maps more: `ulimit -v unlimited`"
+        yield Line(WRONG, text)
 
 
 def memory(root: Path) -> Iterator[Line]:
     """Memory, and where it is shared."""
     with contextlib.suppress(OSError):  # macOS has no such file
-        found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
-        if found and int(found[1]) < 1000 * 1024:
-            said = f"{int(found[1]) >> 10} MB of memory are free; a notebook needs 1,000"
-            yield Line(WRONG, said)
+        available = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+        if available:
+            kilobytes = int(available[1])
+            if kilobytes < 1000 * 1024:
+                text = f"{kilobytes >> 10} MB of memory are free; a notebook needs 1,000"
+                yield Line(WRONG, text)
     with contextlib.suppress(OSError):
         free = shutil.disk_usage("/dev/shm").free
         if free < 64 * MB:
-            said = (
+            text = (
                 f"/dev/shm has {free >> 20} MB: loaders with workers need 64 (Docker: "
                 "--shm-size=1g)"
             )
-            yield Line(MISSING, said)
+            yield Line(MISSING, text)
 
 
 def folders(root: Path) -> Iterator[Line]:
     """Where learners' copies and temporary files go."""
-    own = Path(os.environ.get("COURSE_MY") or root / "my").expanduser()
-    there = next(path for path in (own, *own.parents) if path.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        said = (
-            f"{there} cannot be written: say where your copies go, `make lab my=FOLDER` or "
+    copies = Path(os.environ.get("COURSE_MY") or root / "my").expanduser()
+    existing = next(path for path in (copies, *copies.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        text = (
+            f"{existing} cannot be written: say where your copies go, `make lab my=FOLDER` or "
             "`ddp-course --my FOLDER`"
         )
-        yield Line(WRONG, said)
+        yield Line(WRONG, text)
     try:
         with tempfile.TemporaryFile() as file:
             free = shutil.disk_usage(tempfile.gettempdir()).free
-            os.posix_fallocate(file.fileno(), 0, MB) if hasattr(os, "posix_fallocate") else None
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, MB)
     except OSError as error:
-        said = (
+        text = (
             f"no temporary file can be made ({error.strerror or error}): set TMPDIR to a "
             "folder that can be written"
         )
-        yield Line(WRONG, said)
+        yield Line(WRONG, text)
     else:
         if free < 200 * MB:
             yield Line(MISSING, f"{free >> 20} MB are free for temporary files: 200 are needed")
-    names = {path.stem for path in own.glob("*.py")} & HIDDEN
-    for name in sorted(names):
-        yield Line(WRONG, f"{own / name}.py hides the module {name} from your notebooks: rename it")
+    written = {path.stem for path in copies.glob("*.py")}
+    for name in sorted(written & HIDDEN):
+        text = f"{copies / name}.py hides the module {name} from your notebooks: rename it"
+        yield Line(WRONG, text)
 
 
 def kernel(root: Path) -> Iterator[Line]:
     """What JupyterLab starts for a notebook."""
     if not importlib.util.find_spec("ipykernel"):
-        said = f"ipykernel is not installed: no notebook can run; {_installing(root)}"
-        yield Line(MISSING if root == INSTALLED else WRONG, said)
+        text = f"ipykernel is not installed: no notebook can run; {_installing(root)}"
+        yield Line(MISSING if root == INSTALLED else WRONG, text)
         return
     from jupyter_client.kernelspec import KernelSpecManager
 
     try:
         command = KernelSpecManager().get_kernel_spec("python3").argv[0]
     except Exception as error:
-        said = (
+        text = (
             f"Jupyter has no kernel called python3 ({type(error).__name__}): `python -m "
             "ipykernel install --sys-prefix`"
         )
-        yield Line(WRONG, said)
+        yield Line(WRONG, text)
         return
     if command not in ("python", "python3") and not _same(command, sys.executable):
-        said = (
+        text = (
             f"notebooks would run in another Python, {command}: `python -m ipykernel "
             "install --sys-prefix`"
         )
-        yield Line(WRONG, said)
+        yield Line(WRONG, text)
 
 
-def _same(one: str, other: str) -> bool:
+def _same(program: str, other: str) -> bool:
     """The same environment; that one Python is a link to the other would not be enough."""
-    return os.path.realpath(os.path.dirname(one)) == os.path.realpath(os.path.dirname(other))
+    folder = os.path.realpath(os.path.dirname(program))
+    return folder == os.path.realpath(os.path.dirname(other))
 
 
 def checkout(root: Path) -> Iterator[Line]:
@@ -260,36 +284,35 @@ def checkout(root: Path) -> Iterator[Line]:
         return
     for name in ("course_utils", "notebooks", "exercises"):
         if not (root / name).is_dir():
-            said = (
+            text = (
                 f"{root / name} is missing: the course has to stay where it was installed "
                 "from; clone it again"
             )
-            yield Line(WRONG, said)
+            yield Line(WRONG, text)
     ready = root / ".venv/.ready"
-    if ready.exists() and ready.stat().st_mtime < max(
-        (root / name).stat().st_mtime for name in ("pyproject.toml", "constraints.txt")
-    ):
-        said = "the course is newer than what is installed: `make lab` installs what is new"
-        yield Line(MISSING, said)
+    if ready.exists():
+        installed_at = ready.stat().st_mtime
+        wanted = [root / "pyproject.toml", root / "constraints.txt"]
+        if any(path.stat().st_mtime > installed_at for path in wanted):
+            text = "the course is newer than what is installed: `make lab` installs what is new"
+            yield Line(MISSING, text)
     if not (root / ".git").exists() or not shutil.which("git"):
-        said = "no git here: the course cannot tell its version, and updates are made by hand"
-        yield Line(MISSING, said)
+        text = "no git here: the course cannot tell its version, and updates are made by hand"
+        yield Line(MISSING, text)
 
 
 def optional(root: Path) -> Iterator[Line]:
     """What only some need."""
-    for name, what in EXTRAS.items():
+    for name, (extra, purpose) in EXTRAS.items():
         if not importlib.util.find_spec(name):
-            extra = {"ray": "cluster", "nbgrader": "teach"}.get(name, name)
-            said = f"without {name}, no {what}: {_installing(root, extra)}"
-            yield Line(MISSING, said)
+            yield Line(MISSING, f"without {name}, no {purpose}: {_installing(root, extra)}")
     if root != INSTALLED and not any(map(shutil.which, BROWSERS)):
-        said = "no Chromium: some tests of `make test` are skipped; learners need none"
-        yield Line(MISSING, said)
+        text = "no Chromium: some tests of `make test` are skipped; learners need none"
+        yield Line(MISSING, text)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         if name in os.environ:
-            said = f"{name} is set here, as inside a job: start JupyterLab from a fresh shell"
-            yield Line(MISSING, said)
+            text = f"{name} is set here, as inside a job: start JupyterLab from a fresh shell"
+            yield Line(MISSING, text)
 
 
 ALL: tuple[Callable[[Path], Iterator[Line]], ...] = (
@@ -298,19 +321,25 @@ ALL: tuple[Callable[[Path], Iterator[Line]], ...] = (
 
 
 def main(root: Path = ROOT) -> int:
-    """Print what was found; returns 1 if anything has to be mended."""
-    found = []
+    """Print the report; returns 1 if anything has to be mended."""
+    lines = []
     for look in ALL:
         try:
-            found += list(look(root))
+            lines += look(root)
         except Exception as error:  # a doctor who faints is of no help
-            found.append(Line(WRONG, f"{look.__name__}: {type(error).__name__}: {error}"))
-    for line in sorted(found, key=lambda line: (WRONG, MISSING, WELL).index(line.sign)):
-        print(f"{line.sign} {line.said}")
-    wrong = sum(line.sign == WRONG for line in found)
-    begin = "ddp-course" if root == INSTALLED else "make lab"
-    print(f"\n{wrong} to mend." if wrong else f"\nNothing has to be mended: `{begin}`.")
-    return int(wrong > 0)
+            lines.append(Line(WRONG, f"{look.__name__}: {type(error).__name__}: {error}"))
+    by_sign: dict[str, list[Line]] = {WRONG: [], MISSING: [], WELL: []}
+    for line in lines:
+        by_sign[line.sign].append(line)
+    for sign, lines_with_sign in by_sign.items():
+        for line in lines_with_sign:
+            print(f"{sign} {line.text}")
+    if by_sign[WRONG]:
+        print(f"\n{len(by_sign[WRONG])} to mend.")
+        return 1
+    command = "ddp-course" if root == INSTALLED else "make lab"
+    print(f"\nNothing has to be mended: `{command}`.")
+    return 0
 
 
 if __name__ == "__main__":

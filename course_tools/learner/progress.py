@@ -28,7 +28,8 @@ QUIET = Config(KernelManager={"transport_encryption": ENCRYPTION})
 def overview(path: Path) -> str:
     """Runs a notebook and returns what its last cell, `progress()`, says.
 
-    A kernel that does not start is started once more; after that it is told, and nothing raised.
+    A kernel that does not start is started once more. If that fails as well, the text says so, and
+    nothing is raised.
     """
     problem = ""
     for _ in range(2):
@@ -36,12 +37,12 @@ def overview(path: Path) -> str:
         try:
             _execute(notebook)
         except CellTimeoutError:
-            return _said(notebook, f"a cell was not done after {_CELL_S} s")
+            return _report(notebook, f"a cell was not done after {_CELL_S} s")
         except (RuntimeError, OSError, zmq.ZMQError) as error:
             first_line, *_ = f"{type(error).__name__}: {error}".splitlines()
             problem = f"its kernel did not start, or died: {first_line}"
         else:
-            return _said(notebook)
+            return _report(notebook)
     return problem
 
 
@@ -54,52 +55,71 @@ def _execute(notebook: NotebookNode) -> None:
         client.execute()
 
 
-def _said(notebook: NotebookNode, problem: str = "") -> str:
-    outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
-    errors = [f"{out.ename}: {out.evalue}" for out in outputs if out.output_type == "error"]
-    texts = [
-        out.data["text/plain"] for out in outputs if "data" in out and "text/plain" in out.data
-    ]
-    found = [text for text in texts if re.match(r"\d+ (of \d+ exercises pass|道练习)", text)]
-    said = found[-1] if found else "no overview: its last cell should call progress"
-    failed = [f"a cell failed: {error.splitlines()[0]}" for error in errors]
-    return "\n".join(filter(None, [said, problem, *failed]))
+def _report(notebook: NotebookNode, problem: str = "") -> str:
+    """The overview that a notebook has printed, with what went wrong below it."""
+    overview_text = "no overview: its last cell should call progress"
+    failures = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                first_line, *_ = f"{output.ename}: {output.evalue}".splitlines()
+                failures.append(f"a cell failed: {first_line}")
+            text = output.get("data", {}).get("text/plain", "")
+            if re.match(r"\d+ (of \d+ exercises pass|道练习)", text):
+                overview_text = text
+    lines = [overview_text, problem, *failures]
+    return "\n".join(filter(None, lines))
 
 
 def total(overviews: list[str]) -> str:
     """How many exercises of all these labs pass, counted by their signs."""
     passed = wanted = uncounted = 0
     for text in overviews:
-        signs = [line[0] for line in text.splitlines() if line.startswith(("✓ ", "✗ ", "– "))]
+        signs = []
+        for line in text.splitlines():
+            if line.startswith(("✓ ", "✗ ", "– ")):
+                signs.append(line[0])
         passed += signs.count("✓")
         wanted += len(signs)
-        uncounted += not signs
-    line = f"All {len(overviews)} labs: {passed} of {wanted} exercises pass"
-    return f"{line}; {uncounted} of the labs could not be counted" if uncounted else line
+        if not signs:
+            uncounted += 1
+    summary = f"All {len(overviews)} labs: {passed} of {wanted} exercises pass"
+    if uncounted:
+        summary += f"; {uncounted} of the labs could not be counted"
+    return summary
 
 
 def main(names: list[str], root: Path = ROOT) -> int:
     """Prints the overview of every lab, or of those named; returns the exit status."""
-    folder = copies.home(root)
-    own = [
-        copies.newest(folder, name) for name in copies.originals(root) if name.startswith("lab_")
-    ]
-    labs = {lab.stem.removeprefix("lab_"): lab for lab in own if lab}
-    chosen = [slug for slug in labs if slug.startswith(tuple(names) or ("",))]
+    labs = _copies_of_labs(root)
+    if not labs:
+        advice = "no labs of your own yet: `make lab` or `ddp-course` copies them for you"
+        print(advice, file=sys.stderr)
+        return 1
+    beginnings = tuple(names) or ("",)
+    chosen = [slug for slug in labs if slug.startswith(beginnings)]
+    if not chosen:
+        print("no such lab; there are: " + ", ".join(labs), file=sys.stderr)
+        return 1
     overviews = []
     for slug in chosen:
-        overviews.append(overview(labs[slug]))
-        print(f"\n{slug}: {overviews[-1]}", flush=True)
+        text = overview(labs[slug])
+        overviews.append(text)
+        print(f"\n{slug}: {text}", flush=True)
     if len(overviews) > 1:
         print(f"\n{total(overviews)}")
-    if not labs:
-        print(
-            "no labs of your own yet: `make lab` or `ddp-course` copies them for you",
-            file=sys.stderr,
-        )
-    elif not chosen:
-        print("no such lab; there are: " + ", ".join(labs), file=sys.stderr)
-    return int(not chosen)
+    return 0
+
+
+def _copies_of_labs(root: Path) -> dict[str, Path]:
+    """A learner's newest copy of each lab, by the lab's slug."""
+    folder = copies.home(root)
+    labs = {}
+    for name in copies.originals(root):
+        copy = copies.newest(folder, name)
+        if copy is not None and name.startswith("lab_"):
+            labs[copy.stem.removeprefix("lab_")] = copy
+    return labs
 
 
 if __name__ == "__main__":

@@ -39,24 +39,36 @@ def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") 
     parser.add_argument("names", nargs="*", help="such as 03 or lab_03; default: all")
     parser.add_argument("--fresh", action="store_true", help="new copies, with your answers")
     parser.add_argument("--lab", action="store_true", help="open JupyterLab on them")
-    asked, more = parser.parse_known_args(args)
-    folder, known = home(root), originals(root)
-    again = again or f"make fresh {'lang=zh ' * bool(language())}only="
-    if more and not asked.lab:
-        parser.error(f"unknown: {' '.join(more)}")
-    if not asked.fresh:
-        print(*lay_out(root, folder, again), sep="\n", flush=True)
-        if asked.lab:
-            command, environment = lab_command(root, folder)
-            os.execve(sys.executable, command + more, environment)
-        return 0
-    names = tuple(asked.names) or ("",)  # the name, or its number, or how these begin
-    chosen = [n for n in known if n.startswith(names) or n.partition("_")[2].startswith(names)]
-    for name in chosen:
-        print(fresh(root, folder, name, datetime.date.today()))
+    options, unknown = parser.parse_known_args(args)
+    if unknown and not options.lab:
+        parser.error(f"unknown: {' '.join(unknown)}")
+    folder = home(root)
+    if options.fresh:
+        return make_fresh(root, folder, options.names)
+    in_this_language = "lang=zh " if language() else ""
+    again = again or f"make fresh {in_this_language}only="
+    print(*lay_out(root, folder, again), sep="\n", flush=True)
+    if options.lab:
+        command, environment = lab_command(root, folder)
+        os.execve(sys.executable, command + unknown, environment)
+    return 0
+
+
+def make_fresh(root: Path, folder: Path, beginnings: Iterable[str]) -> int:
+    """Makes new copies of those whose names, or numbers, begin so; returns the exit status."""
+    wanted = tuple(beginnings) or ("",)
+    known = originals(root)
+    chosen = []
+    for name in known:
+        number_and_slug = name.partition("_")[2]
+        if name.startswith(wanted) or number_and_slug.startswith(wanted):
+            chosen.append(name)
     if not chosen:
         print("no such notebook; there are: " + ", ".join(known), file=sys.stderr)
-    return int(not chosen)
+        return 1
+    for name in chosen:
+        print(fresh(root, folder, name, datetime.date.today()))
+    return 0
 
 
 def lab_command(root: Path, folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
@@ -40,11 +40,21 @@ def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
     for rank in range(4):
         part = text[22_000 * rank + begin :][:PART_BYTES]
         if rank == edited:
-            part = re.sub(r'"(?=\w)', "“", part).replace('"', "”").replace("'", "’")
-            part = part.encode()[:PART_BYTES].decode("utf-8", "ignore").ljust(PART_BYTES)
-            part = part[: len(part) - (len(part.encode()) - PART_BYTES)]
+            part = with_printers_quotes(part)
         (folder / f"part-{rank}.txt").write_text(part, "utf-8")
     (folder / "testing.txt").write_text(text[92_000:], "utf-8")
+
+
+def with_printers_quotes(part: str) -> str:
+    """A part with curly quotes, which take more bytes, cut to the size of the others."""
+    part = re.sub(r'"(?=\w)', "“", part).replace('"', "”").replace("'", "’")
+    part = part.encode()[:PART_BYTES].decode("utf-8", "ignore")  # not half a sign at its end
+    part = part.ljust(PART_BYTES)
+    too_many_bytes = len(part.encode()) - PART_BYTES
+    return part[: len(part) - too_many_bytes]
+
+
+During = Callable[["Night", list[subprocess.Popen]], None]
 
 
 class Night:
@@ -53,24 +63,25 @@ class Night:
     def __init__(self, disk: Path, day: int, number: int, delivery: str) -> None:
         self.disk, self.number, self.delivery = disk, number, delivery
         self.begun = time.time()
-        self.moved_s = (MONDAY + timedelta(days=day)).timestamp() - self.begun
+        shown = MONDAY + timedelta(days=day)  # when it seems to begin
+        self.moved_s = shown.timestamp() - self.begun
         self.folder = Path(tempfile.mkdtemp(dir=disk))
         (disk / "scheduler.log").touch()
 
-    def run(self, script: Path, epochs: int, during: Any = None) -> None:
-        """Starts an agent for each node, and waits for both."""
+    def run(self, script: Path, epochs: int, during: During | None = None) -> None:
+        """Starts an agent for each node, and waits for both; `during` interferes with them."""
         self.say("starts on node-a, node-b")
         agents = [self.start(script, epochs, number) for number in range(2)]
         if during:
-            during(agents)
+            during(self, agents)
         try:
             codes = [agent.wait(timeout=120) for agent in agents]
         finally:
             for agent in agents:
                 agent.kill()
         if not during:
-            said = ", ".join(f"{node} {code}" for node, code in zip(NODES, codes, strict=True))
-            self.say(f"ends; exit codes: {said}")
+            ends = [f"{node} {code}" for node, code in zip(NODES, codes, strict=True)]
+            self.say(f"ends; exit codes: {', '.join(ends)}")
 
     def start(self, script: Path, epochs: int, number: int) -> subprocess.Popen:
         """Starts the agent of a node, as its launch line says."""
@@ -78,78 +89,94 @@ class Night:
         node.mkdir()
         shutil.copy(script, node / "train.py")
         command = f"{sys.executable} -m torch.distributed.run --nnodes=2 --nproc-per-node=2"
-        command += (
-            f" --node-rank={number} --master-addr=127.0.0.1 --master-port={25_000 + self.number}"
-        )
+        command += f" --node-rank={number} --master-addr=127.0.0.1"
+        command += f" --master-port={25_000 + self.number}"
         command += f" --log-dir=logs --redirects=3 train.py {self.disk / self.delivery}"
         command += f" {self.disk / 'checkpoint.pt'} {epochs}"
-        settings = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        settings |= {"TORCH_FR_BUFFER_SIZE": "24", "PYTHONDONTWRITEBYTECODE": "1"}
-        with open(node / "torchrun.txt", "w") as said:
-            streams: dict[str, Any] = {"stdout": said, "stderr": said}
+        environment = os.environ | {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCH_FR_BUFFER_SIZE": "24",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        with open(node / "torchrun.txt", "w") as log:
             return subprocess.Popen(
-                command.split(), cwd=node, env={**os.environ, **settings}, **streams
+                command.split(), cwd=node, env=environment, stdout=log, stderr=log
             )
 
-    def say(self, words: str, at: float | None = None) -> None:
+    def say(self, words: str) -> None:
         """Writes a line into the scheduler's log."""
-        when = datetime.fromtimestamp((at or time.time()) + self.moved_s, UTC)
+        now = datetime.fromtimestamp(time.time() + self.moved_s, UTC)
+        date = f"{now:%a %Y-%m-%d %H:%M:%S.%f}"[:-3]  # milliseconds
         with open(self.disk / "scheduler.log", "a") as log:
-            log.write(f"{when:%a %Y-%m-%d %H:%M:%S.%f}"[:-3] + f" job {self.number} {words}\n")
+            log.write(f"{date} job {self.number} {words}\n")
 
     def keep(self, where: Path) -> None:
         """Copies what the job left, as a person on call finds it."""
         shutil.rmtree(where, ignore_errors=True)
-        for source in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-            node, *_, name = source.relative_to(self.folder).parts
-            own = [source.parent.name] * source.parent.name.isdigit()  # the local rank
-            unwanted = name.startswith("calls") and where.name != "monday"
-            if name == "train.py" or unwanted or not (data := source.read_bytes()):
+        for source in sorted(self.folder.rglob("*")):
+            if not source.is_file() or source.name == "train.py":
                 continue
-            target = where.joinpath(node, *own, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            scrub = self.dump if name.startswith("calls") else self.text
-            target.write_bytes(scrub(data, node))
+            is_dump = source.name.startswith("calls")
+            data = source.read_bytes()
+            if not data or (is_dump and where.name != "monday"):
+                continue
+            node = source.relative_to(self.folder).parts[0]
+            target_folder = where / node
+            if source.parent.name.isdigit():  # the local rank
+                target_folder /= source.parent.name
+            target_folder.mkdir(parents=True, exist_ok=True)
+            scrub = self.dump if is_dump else self.text
+            (target_folder / source.name).write_bytes(scrub(data, node))
 
     def text(self, data: bytes, node: str) -> bytes:
         """Scrubs a log or an error file."""
-        text = data.decode()
-        here = f"{self.folder / node}/"
-        text = re.sub(r"/\S*/lib/python3\.\d+/(?:site-packages/)?", "", text.replace(here, ""))
+        text = data.decode().replace(f"{self.folder / node}/", "")
+        text = re.sub(r"/\S*/lib/python3\.\d+/(?:site-packages/)?", "", text)
         text = re.sub(r"(?m)^(  host +: ).*", rf"\1{node}", text)
         text = text.replace(f"{self.disk}/", "").replace(sys.executable, "python")
-        text = re.sub(rf"{re.escape(str(Path(tempfile.gettempdir())))}/\w+/", "", text)
-        for name in {os.uname().nodename, "127.0.0.1", "localhost"}:
-            text = text.replace(name, node if name == os.uname().nodename else "node-a")
+        temporary = re.escape(str(Path(tempfile.gettempdir())))
+        text = re.sub(rf"{temporary}/\w+/", "", text)
+        this_machine = os.uname().nodename
+        for name in {this_machine, "127.0.0.1", "localhost"}:
+            text = text.replace(name, node if name == this_machine else "node-a")
         return self.moved(text).encode()
 
     def moved(self, text: str) -> str:
         """Moves all times that are written in a text."""
 
-        def later(found: re.Match, pattern: str) -> str:
-            when = datetime.strptime(f"2026 {found[0]}" if "%Y" not in pattern else found[0],
-                                     pattern if "%Y" in pattern else f"%Y {pattern}")  # fmt: skip
-            return f"{when + timedelta(seconds=self.moved_s):{pattern}}"
+        def moved_date(match: re.Match) -> str:
+            return self._later(match[0], "%Y-%m-%d_%H:%M:%S")
 
-        for digits, pattern in {
-            r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d": "%Y-%m-%d_%H:%M:%S",
-            r"(?<=[WEI])\d{4} \d\d:\d\d:\d\d": "%m%d %H:%M:%S",
-        }.items():
-            text = re.sub(digits, lambda found, p=pattern: later(found, p), text)
-        stamp = r'(?<="timestamp": ")\d{10}'
-        return re.sub(stamp, lambda found: str(int(int(found[0]) + self.moved_s)), text)
+        def moved_log_date(match: re.Match) -> str:
+            moved = self._later(f"2026 {match[0]}", "%Y %m%d %H:%M:%S")
+            return moved.partition(" ")[2]
+
+        def moved_timestamp(match: re.Match) -> str:
+            return str(int(int(match[0]) + self.moved_s))
+
+        text = re.sub(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", moved_date, text)
+        text = re.sub(r"(?<=[WEI])\d{4} \d\d:\d\d:\d\d", moved_log_date, text)
+        return re.sub(r'(?<="timestamp": ")\d{10}', moved_timestamp, text)
+
+    def _later(self, date: str, pattern: str) -> str:
+        moved = datetime.strptime(date, pattern) + timedelta(seconds=self.moved_s)
+        return f"{moved:{pattern}}"
 
     def dump(self, data: bytes, node: str) -> bytes:
         """Scrubs a flight recorder's dump."""
 
         def clean(value: Any, name: str = "") -> Any:
             if isinstance(value, dict):
-                return {key: clean(one, key) for key, one in value.items()}
+                return {key: clean(item, key) for key, item in value.items()}
             if isinstance(value, list):
-                return [clean(one) for one in value]
+                return [clean(item) for item in value]
             if isinstance(value, int) and name.endswith("_ns") and value:
                 return value + round(self.moved_s) * 10**9
-            return self.text(value.encode(), node).decode() if isinstance(value, str) else value
+            if isinstance(value, str):
+                return self.text(value.encode(), node).decode()
+            return value
 
         return pickle.dumps(clean(pickle.loads(data)))
 
@@ -166,9 +193,11 @@ def preempt(night: Night, checkpoint: Path, agents: list[subprocess.Popen]) -> N
     """Kills the job as soon as a save has begun."""
     everybody: list[int] = []
     while len(everybody) < 6:  # the ranks, and their agents
-        everybody = [pid for agent in agents for pid in children(agent.pid)]
-    whole, size = checkpoint.stat().st_size, 0
-    while not 0 < size < whole:
+        everybody = []
+        for agent in agents:
+            everybody += children(agent.pid)
+    complete_size, size = checkpoint.stat().st_size, 0
+    while not 0 < size < complete_size:
         size = os.stat(checkpoint).st_size
     for pid in everybody:
         with suppress(ProcessLookupError):
@@ -180,9 +209,10 @@ def listing(night: Night, where: Path) -> None:
     """What `ls` says of the shared disk."""
     lines = []
     for path in sorted(night.disk.glob("*.pt")):
-        about = path.stat()
-        when = datetime.fromtimestamp(about.st_mtime + night.moved_s, UTC)
-        lines.append(f"{about.st_size:>7} {when:%b %d %H:%M:%S.%f}"[:-3] + f" {path.name}\n")
+        status = path.stat()
+        changed = datetime.fromtimestamp(status.st_mtime + night.moved_s, UTC)
+        date = f"{changed:%b %d %H:%M:%S.%f}"[:-3]  # milliseconds
+        lines.append(f"{status.st_size:>7} {date} {path.name}\n")
     where.write_text("".join(lines))
 
 
@@ -194,49 +224,55 @@ def week(disk: Path) -> None:
     scripts = {day: INCIDENT / day / "train.py" for day in ("monday", "tuesday", "thursday")}
     texts = {day: path.read_text() for day, path in scripts.items()}
 
-    def night(day: int, number: int, script: str, keep: str, during: Any = None) -> Night:
-        one = Night(disk, day, number, "delivery" if day >= 0 else "last-week")
-        one.run(scripts[script], {-1: 2, 2: 6}.get(day, 4), during and during(one))
-        metrics = one.folder / "node-a/metrics.csv"
-        if metrics.exists():
-            when = one.begun + one.moved_s
-            name = f"{datetime.fromtimestamp(when, UTC):%a}"
-            lines = [f"{name},{line}\n" for line in metrics.read_text().splitlines()]
-            with open(disk / "metrics.csv", "a") as all_nights:
-                all_nights.writelines(lines)
-            metrics.unlink()
-        if keep:
-            one.keep(INCIDENT / keep)
-        return one
+    def put_scripts_back() -> None:
+        for day, text in texts.items():
+            (INCIDENT / day / "train.py").write_text(text)
+
+    def preempt_at_a_save(night: Night, agents: list[subprocess.Popen]) -> None:
+        preempt(night, checkpoint, agents)
 
     (disk / "metrics.csv").write_text("night,epoch,loss,validation\n")
-    sunday = night(-1, 4710, "monday", "sunday")
+    sunday = Night(disk, -1, 4710, "last-week")
+    run_and_keep(sunday, scripts["monday"], 2, "sunday")
     backup = Path(shutil.copy2(checkpoint, disk / "backup-of-sunday.pt"))
-    moved = sunday.moved_s - (MONDAY + timedelta(days=2)).timestamp()
-    night(0, 4711, "monday", "monday")
-    night(1, 4712, "tuesday", "tuesday")
-    for script, text in texts.items():
-        (INCIDENT / script / "train.py").write_text(text)
-    killed = night(
-        2, 4713, "tuesday", "", lambda one: lambda agents: preempt(one, checkpoint, agents)
-    )
+    sunday_to_wednesday_s = sunday.moved_s - (MONDAY + timedelta(days=2)).timestamp()
+    run_and_keep(Night(disk, 0, 4711, "delivery"), scripts["monday"], 4, "monday")
+    run_and_keep(Night(disk, 1, 4712, "delivery"), scripts["tuesday"], 4, "tuesday")
+    put_scripts_back()
+    killed = Night(disk, 2, 4713, "delivery")
+    run_and_keep(killed, scripts["tuesday"], 6, "", preempt_at_a_save)
     time.sleep(2)
     again = Night(disk, 2, 4713, "delivery")
     again.moved_s = killed.moved_s
     again.run(scripts["tuesday"], 6)
     again.keep(INCIDENT / "wednesday")
-    seen = backup.stat().st_mtime + moved + killed.begun
+    seen = backup.stat().st_mtime + sunday_to_wednesday_s + killed.begun
     os.utime(backup, (seen, seen))  # Sunday, as seen from Wednesday
     listing(killed, INCIDENT / "wednesday/ls.txt")
     shutil.copy(checkpoint, INCIDENT / "wednesday")
     shutil.copy(backup, checkpoint)
-    night(3, 4715, "thursday", "thursday")
-    for script, text in texts.items():
-        (INCIDENT / script / "train.py").write_text(text)
+    run_and_keep(Night(disk, 3, 4715, "delivery"), scripts["thursday"], 4, "thursday")
+    put_scripts_back()
     for name in ("metrics.csv", "scheduler.log"):
         shutil.copy(disk / name, INCIDENT / name)
     shutil.rmtree(INCIDENT / "delivery", ignore_errors=True)
     shutil.copytree(disk / "delivery", INCIDENT / "delivery")
+
+
+def run_and_keep(
+    night: Night, script: Path, epochs: int, keep_as: str, during: During | None = None
+) -> None:
+    """Runs a night, adds its metrics to those of the week, and keeps what it left, if wanted."""
+    night.run(script, epochs, during)
+    metrics = night.folder / "node-a/metrics.csv"
+    if metrics.exists():
+        date = datetime.fromtimestamp(night.begun + night.moved_s, UTC)
+        lines = [f"{date:%a},{line}\n" for line in metrics.read_text().splitlines()]
+        with open(night.disk / "metrics.csv", "a") as all_nights:
+            all_nights.writelines(lines)
+        metrics.unlink()
+    if keep_as:
+        night.keep(INCIDENT / keep_as)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 SIZES = tuple(1 << power for power in range(10, 29, 2))  # bytes, 1 KiB to 256 MiB
+WARM_UP_CALLS = 5
 
 
 class Row(NamedTuple):
@@ -29,23 +30,30 @@ def all_reduce(sizes: Sequence[int] = SIZES, calls: int = 20) -> list[Row]:
     The bus bandwidth is size / time * 2 (n - 1) / n for n ranks: what each rank's link carries in
     a ring, whatever their number. Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     """
-    on_gpu = torch.cuda.is_available()
-    finish = torch.cuda.synchronize if on_gpu else lambda: None
-    share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    n = dist.get_world_size()
+    share = 2 * (n - 1) / n
     rows = []
     for size in sizes:
-        tensor = torch.zeros(size // 4, device="cuda" if on_gpu else "cpu")
-        for turn in range(calls + 5):
-            if turn == 5:
-                finish()
-                dist.barrier()
-                finish()
-                begun = time.perf_counter()
+        tensor = torch.zeros(size // 4, device=device)
+        for _ in range(WARM_UP_CALLS):
             dist.all_reduce(tensor)
-        finish()
+        _finish()
+        dist.barrier()
+        _finish()
+        begun = time.perf_counter()
+        for _ in range(calls):
+            dist.all_reduce(tensor)
+        _finish()
         seconds = (time.perf_counter() - begun) / calls
         rows.append(Row(size, 1e6 * seconds, size / seconds * share / 1e9))
     return rows
+
+
+def _finish() -> None:
+    """Wait for what is queued on the GPU; on the CPU nothing is."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def main() -> None:

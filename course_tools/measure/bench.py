@@ -67,7 +67,8 @@ def with_bare_fork(ranks: int) -> list[float]:
         pipes, children = [], []
         for rank in range(ranks):
             read, write = os.pipe()
-            if (child := os.fork()) == 0:
+            child = os.fork()
+            if child == 0:
                 torch.set_num_threads(1)
                 join(rank, ranks, f"{folder}/store")
                 os.write(write, pickle.dumps(total()))
@@ -100,11 +101,12 @@ def with_start_processes(ranks: int) -> list[float]:
     return [results[rank] for rank in range(ranks)]
 
 
-def _joined(file: str) -> None:
+def _joined(folder: str) -> None:
     torch.set_num_threads(1)
+    rank = os.environ["LOCAL_RANK"]
     if not dist.is_initialized():
-        join(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), f"{file}/store")
-    Path(file, os.environ["LOCAL_RANK"]).write_text(str(total()))
+        join(int(rank), int(os.environ["WORLD_SIZE"]), f"{folder}/store")
+    Path(folder, rank).write_text(str(total()))
 
 
 def with_accelerate(ranks: int) -> list[float]:
@@ -135,16 +137,17 @@ def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
 
 @functools.cache
 def _other_process() -> "Checkout":
-    made = Checkout(Path.cwd(), "elsewhere")
-    atexit.register(made.close)
-    return made
+    checkout = Checkout(Path.cwd(), "elsewhere")
+    atexit.register(checkout.close)
+    return checkout
 
 
 def elsewhere(name: str) -> Turn:
     """A turn of `against_the_fork`, in a process that is kept for such."""
-    if isinstance(told := _other_process().measure(name), str):
-        raise RuntimeError(told)
-    return told
+    turn = _other_process().measure(name)
+    if isinstance(turn, str):
+        raise RuntimeError(turn)
+    return turn
 
 
 @functools.cache
@@ -156,7 +159,9 @@ def _use_this_kernel() -> None:
 def launched(ranks: int) -> Turn:
     """A launch in a kernel that has launched before, beside a bare fork without the course."""
     _use_this_kernel()
-    return seconds(lambda: with_launch(ranks)), elsewhere(f"{FORK}, {ranks} ranks")[1]
+    ours = seconds(lambda: with_launch(ranks))
+    _, fork = elsewhere(f"{FORK}, {ranks} ranks")
+    return ours, fork
 
 
 def many_small() -> None:
@@ -168,11 +173,9 @@ def many_small() -> None:
 
 def recording() -> Turn:
     """A thousand small all_reduces of two ranks, recorded, beside the same not recorded."""
-    on, off = (
-        seconds(functools.partial(launch, many_small, world_size=2, backend="gloo", trace=trace))
-        for trace in (True, False)
-    )
-    return on, off
+    run = functools.partial(launch, many_small, world_size=2, backend="gloo")
+    recorded = seconds(lambda: run(trace=True))
+    return recorded, seconds(lambda: run(trace=False))
 
 
 def ring(ranks: int, messages: int) -> Trace:
@@ -180,16 +183,15 @@ def ring(ranks: int, messages: int) -> Trace:
     events = []
     for rank in range(ranks):
         right, left = (rank + 1) % ranks, (rank - 1) % ranks
-        common = {"rank": rank, "group": tuple(range(ranks)), "start_s": 0.0, "end_s": 0.0}
+        event = functools.partial(
+            Event, rank=rank, group=tuple(range(ranks)), start_s=0.0, end_s=0.0
+        )
         for index in range(0, 4 * messages // ranks, 4):
-            send = {"kind": "send", "bytes": 4096, "peer": right, "tag": 0}
-            receive = {"kind": "recv", "bytes": 4096, "peer": left, "tag": 0}
-            wait = {"kind": "wait", "bytes": 0}
             events += [
-                Event(index=index, **send, **common),
-                Event(index=index + 1, **receive, **common),
-                Event(index=index + 2, of=index, **wait, **common),
-                Event(index=index + 3, of=index + 1, **wait, **common),
+                event(index=index, kind="send", bytes=4096, peer=right, tag=0),
+                event(index=index + 1, kind="recv", bytes=4096, peer=left, tag=0),
+                event(index=index + 2, kind="wait", bytes=0, of=index),
+                event(index=index + 3, kind="wait", bytes=0, of=index + 1),
             ]
     return Trace(tuple(events), ((0.0, 0.0),) * ranks)
 
@@ -204,11 +206,11 @@ def through_a_heap(numbers: list[int]) -> None:
 
 def replay_speed() -> Turn:
     """A first replay of 100,000 messages, beside what orders a simulation: 5 pushes for each."""
-    trace, numbers = ring(8, MESSAGES), [hash(str(k)) for k in range(5 * MESSAGES)]
-    return (
-        seconds(lambda: trace.replay(Network(latency_us=10, gbit_s=80))),
-        seconds(lambda: through_a_heap(numbers)),
-    )
+    trace = ring(8, MESSAGES)
+    numbers = [hash(str(k)) for k in range(5 * MESSAGES)]
+    network = Network(latency_us=10, gbit_s=80)
+    ours = seconds(lambda: trace.replay(network))
+    return ours, seconds(lambda: through_a_heap(numbers))
 
 
 def redraw_speed() -> Turn:
@@ -220,28 +222,33 @@ def redraw_speed() -> Turn:
 
     from course_utils import explore
 
-    trace, session = ring(8, 8 * 30), Session(key=b"a key, since kernels sign what they send")
-    inside = [explore(trace)]
-    for widget in inside:
-        inside += getattr(widget, "children", ())
-    slider = next(widget for widget in inside if type(widget).__name__ == "SelectionSlider")
-    shown = next(widget for widget in inside if type(widget).__name__ == "HTML")
-    values = [value for _, value in slider.options if value != slider.value][:8]
+    trace = ring(8, 8 * 30)
+    session = Session(key=b"a key, since kernels sign what they send")
+    widgets = [explore(trace)]
+    for widget in widgets:  # to which its children are added
+        widgets += getattr(widget, "children", ())
+    slider = next(widget for widget in widgets if type(widget).__name__ == "SelectionSlider")
+    picture = next(widget for widget in widgets if type(widget).__name__ == "HTML")
+    other_values = [value for _, value in slider.options if value != slider.value]
+    values = other_values[:8]
 
     def redraw() -> None:
         for value in values:
             slider.value = value
-            content = {"data": {"method": "update", "state": shown.get_state("value")}}
+            content = {"data": {"method": "update", "state": picture.get_state("value")}}
             session.serialize(session.msg("comm_msg", content))
 
-    drawn = seconds(redraw)
+    redrawn_s = seconds(redraw)
     bars = trace.replay(Network(latency_us=10, gbit_s=80)).intervals
 
     def write() -> str:
-        boxes = ((bar.start_us, bar.end_us, bar.rank) for bar in bars)
-        return "".join(f'<path d="M{x:.1f} {y}L{z:.1f} {y}"/>' for x, z, y in boxes)
+        elements = []
+        for bar in bars:
+            start = f"M{bar.start_us:.1f} {bar.rank}"
+            elements.append(f'<path d="{start}L{bar.end_us:.1f} {bar.rank}"/>')
+        return "".join(elements)
 
-    return drawn / len(values), seconds(write)
+    return redrawn_s / len(values), seconds(write)
 
 
 IMPORT = """
@@ -256,10 +263,9 @@ print(time.process_time(), torchs)
 def importing() -> Turn:
     """CPU seconds of a fresh Python that imports torch and our launch, beside torch alone."""
     command = [sys.executable, "-c", IMPORT]
-    both, torchs = subprocess.run(
-        command, capture_output=True, text=True, check=True
-    ).stdout.split()
-    return float(both), float(torchs)
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    both, torch_alone = run.stdout.split()
+    return float(both), float(torch_alone)
 
 
 def large_results() -> Turn:
@@ -278,8 +284,8 @@ def training() -> Turn:
     """Seconds for a thousand images of DDP under launch, beside torchrun."""
     from course_tools.measure import ddp_throughput
 
-    found = ddp_throughput.paired(1)
-    return 1e3 / found["launch"][0], 1e3 / found["torchrun"][0]
+    images_per_s = ddp_throughput.paired(1)
+    return 1e3 / images_per_s["launch"][0], 1e3 / images_per_s["torchrun"][0]
 
 
 TEST = """
@@ -363,15 +369,26 @@ ELSEWHERE = {
 
 def beside_the_fork(*launchers: str, sizes: tuple[int, ...] = (2, 4, 8)) -> dict[str, Figure]:
     """Figures of launchers, in the process where no launch enlarges pages."""
-    names = (f"{name}, {ranks} ranks" for name in launchers for ranks in sizes)
-    return {name: Figure(functools.partial(elsewhere, name), FORK) for name in names}
+    figures = {}
+    for launcher in launchers:
+        for ranks in sizes:
+            name = f"{launcher}, {ranks} ranks"
+            figures[name] = Figure(functools.partial(elsewhere, name), FORK)
+    return figures
+
+
+def our_launches() -> dict[str, Figure]:
+    """Figures of `launch` in a kernel that has launched before; 64 ranks have no aim."""
+    figures = {}
+    for ranks in (2, 4, 8, 64):
+        aim = 1.10 if ranks <= 8 else None
+        turn = functools.partial(launched, ranks)
+        figures[f"launch, {ranks} ranks"] = Figure(turn, FORK, aim)
+    return figures
 
 
 FIGURES = {
-    **{
-        f"launch, {ranks} ranks": Figure(functools.partial(launched, ranks), FORK, aim)
-        for ranks, aim in {2: 1.10, 4: 1.10, 8: 1.10, 64: None}.items()
-    },
+    **our_launches(),
     **beside_the_fork("early launch", sizes=(4,)),
     **beside_the_fork("start_processes(fork)"),
     "1,000 all_reduces recorded": Figure(recording, "not recorded", 1.10),
@@ -393,17 +410,20 @@ class Checkout:
 
     def __init__(self, folder: Path, where: str = "here") -> None:
         # Each checkout is measured by its own benchmark, which knows how its library is laid out.
-        command = [sys.executable, str(benchmark_of(folder)), "--serve", where]
         self._process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": str(folder)},
-            cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, str(benchmark_of(folder)), "--serve", where],
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def measure(self, figure: str) -> Turn | str:
         """One turn's two numbers, or why there are none."""
         print(figure, file=self._process.stdin, flush=True)
-        told = json.loads(self._process.stdout.readline())
-        return told if isinstance(told, str) else tuple(told)
+        answer = json.loads(self._process.stdout.readline())
+        return answer if isinstance(answer, str) else tuple(answer)
 
     def close(self) -> None:
         """End it, and wait until it has."""
@@ -426,10 +446,10 @@ def serve(figures: dict[str, Figure]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for line in sys.stdin:
         try:
-            told: Turn | str = figures[line.strip()].turn()
+            answer: Turn | str = figures[line.strip()].turn()
         except Exception as error:
-            told = repr(error)
-        print(json.dumps(told), file=out, flush=True)
+            answer = repr(error)
+        print(json.dumps(answer), file=out, flush=True)
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
@@ -440,42 +460,56 @@ def quartiles(values: list[float]) -> dict[str, float]:
 def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[list[Turn]] | str:
     """All turns of each checkout, in alternating order, within so many seconds; or why not."""
     for checkout in checkouts:
-        if isinstance(why := checkout.measure(figure), str):  # and this one warms up
-            return why
+        warm_up = checkout.measure(figure)
+        if isinstance(warm_up, str):  # why it cannot be measured
+            return warm_up
     turns: list[list[Turn]] = [[] for _ in checkouts]
     end = time.monotonic() + budget_s
-    while len(turns[0]) < 5 or (time.monotonic() < end and len(turns[0]) < 40):
+    done = 0
+    while done < 5 or (time.monotonic() < end and done < 40):
         order = list(zip(checkouts, turns, strict=True))
-        for checkout, mine in order if len(turns[0]) % 2 else reversed(order):
-            mine.append(checkout.measure(figure))
+        if done % 2 == 0:
+            order.reverse()
+        for checkout, turns_of_checkout in order:
+            turns_of_checkout.append(checkout.measure(figure))
+        done += 1
     return turns
 
 
 def row(turns: list[list[Turn]]) -> dict[str, Any]:
-    """What the turns of a figure come to."""
+    """What the turns of a figure come to: of this checkout, and of another one if there is one."""
     ours, beside = zip(*turns[0], strict=True)
-    found = {"ms": 1e3 * statistics.median(ours), "beside_ms": 1e3 * statistics.median(beside)}
-    found |= {"ratio": quartiles([a / b for a, b in turns[0]]), "turns": len(ours)}
+    result = {
+        "ms": 1e3 * statistics.median(ours),
+        "beside_ms": 1e3 * statistics.median(beside),
+        "ratio": ratios(turns[0]),
+        "turns": len(ours),
+    }
     if len(turns) > 1:
-        pairs = zip(*turns, strict=True)
-        found["then"] = quartiles([a / b for a, b in turns[1]])
-        found["to_then"] = quartiles([now[0] / then[0] for now, then in pairs])
-    return found
+        then, _ = zip(*turns[1], strict=True)
+        result["then"] = ratios(turns[1])
+        result["to_then"] = ratios(list(zip(ours, then, strict=True)))
+    return result
 
 
-def told(spread: dict[str, float]) -> str:
+def ratios(pairs: list[Turn]) -> dict[str, float]:
+    """The quartiles of the ratios in these pairs."""
+    return quartiles([first / second for first, second in pairs])
+
+
+def shown(spread: dict[str, float]) -> str:
     return "{median:.2f} ({low:.2f} to {high:.2f})".format(**spread)
 
 
-def line(name: str, figure: Figure, found: dict[str, Any]) -> str:
+def line(name: str, figure: Figure, result: dict[str, Any]) -> str:
     """A row of the table: times, the ratio with its quartiles, the aim, and the other checkout."""
-    text = f"{name:32} {found['ms']:8.1f} ms, {figure.beside} {found['beside_ms']:.1f} ms: "
-    text += f"{told(found['ratio'])}"
+    text = f"{name:32} {result['ms']:8.1f} ms, {figure.beside} {result['beside_ms']:.1f} ms: "
+    text += shown(result["ratio"])
     if figure.aim:
-        reached = found["ratio"]["median"] <= figure.aim
-        text += f", aim {figure.aim:g} {'reached' if reached else 'MISSED'}"
-    if "then" in found:
-        text += f"; there {told(found['then'])}; here to there {told(found['to_then'])}"
+        is_reached = result["ratio"]["median"] <= figure.aim
+        text += f", aim {figure.aim:g} {'reached' if is_reached else 'MISSED'}"
+    if "then" in result:
+        text += f"; there {shown(result['then'])}; here to there {shown(result['to_then'])}"
     return text
 
 
@@ -489,26 +523,41 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(ELSEWHERE if options.serve == "elsewhere" else FIGURES | ASKED_FOR)
-    folders = [ROOT, *([options.against.resolve()] if options.against else [])]
-    checkouts, rows = [Checkout(folder) for folder in folders], {}
-    for name, figure in (FIGURES | (ASKED_FOR if options.others else {})).items():
-        if options.only in name:
-            turns = compare(name, checkouts, options.seconds)
-            if isinstance(turns, str):
-                print(f"{name}: failed: {turns}")
-                continue
-            rows[name] = row(turns)
-            print(line(name, figure, rows[name]), flush=True)
+        serve(ELSEWHERE if options.serve == "elsewhere" else FIGURES | ASKED_FOR)
+        return
+    checkouts = [Checkout(ROOT)]
+    if options.against:
+        checkouts.append(Checkout(options.against.resolve()))
+    figures = FIGURES | ASKED_FOR if options.others else FIGURES
+    results = {}
+    for name, figure in figures.items():
+        if options.only not in name:
+            continue
+        turns = compare(name, checkouts, options.seconds)
+        if isinstance(turns, str):
+            print(f"{name}: failed: {turns}")
+            continue
+        results[name] = row(turns)
+        print(line(name, figure, results[name]), flush=True)
     for checkout in checkouts:
         checkout.close()
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", end="")
-    print(": other programs took part in this" * (os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)))
+    load, *_ = os.getloadavg()
+    cores = os.cpu_count() or 1
+    busy = ": other programs took part in this" if load > 1.5 * cores else ""
+    print(f"load average {load:.1f} on {cores} cores{busy}")
     if options.json:
-        machine = {"cores": os.cpu_count(), "load": os.getloadavg(), "torch": version("torch")}
-        found = {"machine": machine | {"python": sys.version.split()[0]}, "figures": rows}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return None
+        write_json(options.json, results)
+
+
+def write_json(path: Path, results: dict[str, Any]) -> None:
+    """Writes all results, and what they were measured on."""
+    machine = {
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "torch": version("torch"),
+        "python": sys.version.split()[0],
+    }
+    path.write_text(json.dumps({"machine": machine, "figures": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

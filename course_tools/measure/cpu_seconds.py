@@ -26,8 +26,9 @@ KINDS = {
 def kind(name: str) -> tuple[str, str]:
     """Of which kind a test is, and which of that kind, such as `chapters`, `03`."""
     for title, pattern in KINDS.items():
-        if matched := re.match(pattern, name):
-            return title, "".join(matched.groups())
+        match = re.match(pattern, name)
+        if match:
+            return title, "".join(match.groups())
     return "other", ""
 
 
@@ -36,28 +37,33 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def summed(lines: Iterable[dict], what: str) -> Counter[tuple[str, str]]:
-    """The sum of `what` for each kind, and for each that is of that kind."""
+def summed(lines: Iterable[dict], column: str) -> Counter[tuple[str, str]]:
+    """The sum of a column for each kind, and for each that is of that kind."""
     sums: Counter[tuple[str, str]] = Counter()
     for line in lines:
         title, which = kind(line["name"])
-        sums[title, ""] += line[what]
+        sums[title, ""] += line[column]
         if which:
-            sums[title, which] += line[what]
+            sums[title, which] += line[column]
     return sums
 
 
 def table(lines: list[dict], earlier: list[dict]) -> Iterable[str]:
     """A row for each kind, the costliest first, and below it a row for each of that kind."""
     now, before = summed(lines, "cpu_s"), summed(earlier, "cpu_s")
+    keys = sorted(now | before)
     yield f"{'':26}{'before':>8}{'now':>8}"
-    totals = [key for key in now | before if not key[1]]
-    for title, _ in sorted(totals, key=lambda key: -max(now[key], before[key])):
-        yield f"{title:26}{before[title, '']:8.1f}{now[title, '']:8.1f}"
-        for key in sorted(key for key in now | before if key[0] == title and key[1]):
-            yield f"    {key[1]:22}{before[key]:8.1f}{now[key]:8.1f}"
-    totals_now = sum(line["cpu_s"] for line in lines)
-    yield f"{'all':26}{sum(line['cpu_s'] for line in earlier):8.1f}{totals_now:8.1f}"
+    totals = [key for key in keys if not key[1]]
+    totals.sort(key=lambda key: -max(now[key], before[key]))
+    for total in totals:
+        title, _ = total
+        yield f"{title:26}{before[total]:8.1f}{now[total]:8.1f}"
+        for key in keys:
+            if key[0] == title and key != total:
+                yield f"    {key[1]:22}{before[key]:8.1f}{now[key]:8.1f}"
+    all_before = sum(line["cpu_s"] for line in earlier)
+    all_now = sum(line["cpu_s"] for line in lines)
+    yield f"{'all':26}{all_before:8.1f}{all_now:8.1f}"
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ def train(blocks: int = 10, steps: int = 50, batch: int = 64) -> float:
     network = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    images, labels, spent = torch.randn(batch, 784), torch.arange(batch) % 10, []
+    images, labels = torch.randn(batch, 784), torch.arange(batch) % 10
+    seconds_of_blocks = []
     for _ in range(1 + blocks):  # the first one warms up
         dist.barrier()
         begun = time.perf_counter()
@@ -41,8 +42,9 @@ def train(blocks: int = 10, steps: int = 50, batch: int = 64) -> float:
             loss.backward()
             optimizer.step()
         dist.barrier()
-        spent.append(time.perf_counter() - begun)
-    return steps * batch * dist.get_world_size() / statistics.median(spent[1:])
+        seconds_of_blocks.append(time.perf_counter() - begun)
+    median_s = statistics.median(seconds_of_blocks[1:])
+    return steps * batch * dist.get_world_size() / median_s
 
 
 def under_launch() -> float:
@@ -64,19 +66,19 @@ def under_torchrun() -> float:
 def paired(repeats: int) -> dict[str, list[float]]:
     """Images per second in `repeats` turns; who goes first alternates."""
     runs = {"launch": under_launch, "torchrun": under_torchrun}
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    results: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats):
         for name in sorted(runs, reverse=turn % 2 == 1):
-            found[name].append(runs[name]())
-    return found
+            results[name].append(runs[name]())
+    return results
 
 
 def main() -> None:
     """One rank of torchrun."""
     dist.init_process_group("gloo")
-    speed = train()
+    images_per_s = train()
     if dist.get_rank() == 0:
-        Path(os.environ["RESULT"]).write_text(json.dumps(speed))
+        Path(os.environ["RESULT"]).write_text(json.dumps(images_per_s))
     dist.destroy_process_group()
 
 

@@ -15,7 +15,6 @@ import io
 import json
 import pickle
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -37,7 +36,7 @@ class Row(NamedTuple):
     truth: list[int] | None
     ours: list[int]
     outcome: str
-    theirs: str
+    outcome_of_torch: str
     seconds: float
     seconds_theirs: float
 
@@ -61,14 +60,14 @@ def measure(folder: Path) -> Row:
     seconds = time.perf_counter() - begun_s
     _their_tool()  # its import is not counted
     begun_s = time.perf_counter()
-    theirs = torchfrtrace(folder)
+    outcome_of_torch = torchfrtrace(folder)
     seconds_theirs = time.perf_counter() - begun_s
     return Row(
         folder.name,
         truth(folder),
         explanation.guilty,
         f"{explanation.verdict.outcome}, {explanation.verdict.certainty}",
-        theirs,
+        outcome_of_torch,
         seconds,
         seconds_theirs,
     )
@@ -103,7 +102,7 @@ def torchfrtrace(folder: Path) -> str:
             fr_trace.main(arguments)
         except (Exception, SystemExit) as error:
             return f"stops: {type(error).__name__}: {str(error)[:60]}"
-    return _said(heard.getvalue())
+    return _summary(heard.getvalue())
 
 
 @functools.cache
@@ -127,7 +126,7 @@ def _as_torch_wants(file: Path, folder: Path) -> bytes:
     return pickle.dumps(dump)
 
 
-def _said(text: str) -> str:
+def _summary(text: str) -> str:
     """The ranks that it blames, and its kinds of complaints."""
     blamed: set[int] = set()
     for listed in re.findall(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)", text):
@@ -140,28 +139,39 @@ def make_up(folder: Path, ranks: int) -> int:
     absent = ranks - ranks // 3
     stages = ranks // PIPELINE
     for rank in range(ranks):
-        first = rank - rank % TENSOR
-        tensor = list(range(first, first + TENSOR))
-        pipeline = list(range(rank % stages, ranks, stages))
-        groups = {"default_pg": list(range(ranks)), "tensor": tensor, "pipeline": pipeline}
-        entries = []
-        for number in range(1, 101):
-            _add(entries, groups, 1, "nccl:_all_gather_base", number, over=number < 98)
-        calls = [(0, "nccl:all_reduce")] if rank not in tensor_of(absent) else []
-        for name, kind in calls:
-            _add(entries, groups, name, kind, 7, over=False)
-        if rank == absent:
-            entries = [entry for entry in entries if entry["retired"]]
-        elif rank not in tensor_of(absent):
-            for entry in entries:
-                if entry["pg_id"] == 1:
-                    entry |= {"state": "completed", "retired": True}
+        groups = {
+            "default_pg": list(range(ranks)),
+            "tensor": list(tensor_of(rank)),
+            "pipeline": list(range(rank % stages, ranks, stages)),
+        }
         config = {}
-        for name, (desc, members) in enumerate(groups.items()):
-            config[str(name)] = {"name": str(name), "desc": desc, "ranks": str(members)}
+        for number, (desc, members) in enumerate(groups.items()):
+            config[str(number)] = {"name": str(number), "desc": desc, "ranks": str(members)}
+        entries = _entries(rank, absent)
         dump = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
         (folder / f"_dump_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
     return absent
+
+
+def _entries(rank: int, absent: int) -> list[dict]:
+    """What a rank has called: its tensor group a hundred times, and then the whole job.
+
+    The absent rank leaves out the last three calls, so the others of its tensor group wait there.
+    """
+    waits_for_absent = rank in tensor_of(absent)
+    entries = []
+    for number in range(1, 101):
+        entry = _entry((1, "tensor"), "nccl:_all_gather_base", number)
+        if number < 98:
+            entry |= {"state": "completed", "retired": True}
+        elif rank == absent:
+            continue
+        elif not waits_for_absent:
+            entry |= {"state": "completed", "retired": True}
+        entries.append(entry)
+    if not waits_for_absent:
+        entries.append(_entry((0, "default_pg"), "nccl:all_reduce", 7))
+    return entries
 
 
 def tensor_of(rank: int) -> range:
@@ -170,23 +180,23 @@ def tensor_of(rank: int) -> range:
     return range(first, first + TENSOR)
 
 
-def _add(entries: list, groups: dict, name: int, kind: str, number: int, over: bool) -> None:
-    entries.append(
-        {
-            "process_group": (str(name), list(groups)[name]),
-            "pg_id": name,
-            "profiling_name": kind,
-            "collective_seq_id": number,
-            "p2p_seq_id": 0,
-            "op_id": number,
-            "time_created_ns": 10**18 + number * 10**6,
-            "input_sizes": [[4096]],
-            "input_dtypes": ["Float"],
-            "state": "completed" if over else "scheduled",
-            "retired": over,
-            "is_p2p": False,
-        }
-    )
+def _entry(group: tuple[int, str], kind: str, number: int) -> dict:
+    """A call that is not over yet, as a flight recorder notes it."""
+    group_number, group_name = group
+    return {
+        "process_group": (str(group_number), group_name),
+        "pg_id": group_number,
+        "profiling_name": kind,
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "time_created_ns": 10**18 + number * 10**6,
+        "input_sizes": [[4096]],
+        "input_dtypes": ["Float"],
+        "state": "scheduled",
+        "retired": False,
+        "is_p2p": False,
+    }
 
 
 def large(ranks: int) -> str:
@@ -198,14 +208,13 @@ def large(ranks: int) -> str:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         explanation = explain_dumps(folder)
         text = str(explanation)
-        seconds, cpu_seconds = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-    right = "right" if explanation.guilty == [absent] else f"WRONG, {explanation.guilty}"
+        seconds = time.perf_counter() - begun_s
+        cpu_seconds = time.process_time() - begun_cpu_s
+    verdict = "right" if explanation.guilty == [absent] else f"WRONG, {explanation.guilty}"
     return (
         f"{ranks} made-up ranks, {size / 1e6:.0f} MB: read and explained in {seconds:.1f} s "
         f"({cpu_seconds:.1f} s of CPU time), "
-        f"{right}; the report has {len(text.splitlines())} lines"
+        f"{verdict}; the report has {len(text.splitlines())} lines"
     )
 
 
@@ -217,7 +226,7 @@ def table(measured: list[Row]) -> str:
     ]
     for row in measured:
         lines.append(
-            f"| {row.case} | {row.truth} | {row.ours} | {row.outcome} | {row.theirs} | "
+            f"| {row.case} | {row.truth} | {row.ours} | {row.outcome} | {row.outcome_of_torch} | "
             f"{row.seconds:.2f} | {row.seconds_theirs:.2f} |"
         )
     return "\n".join(lines)
@@ -228,13 +237,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, default=[CASES])
     parser.add_argument("--ranks", type=int, default=1024)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     folders = []
-    for folder in asked.folders:
+    for folder in options.folders:
         folders += folders_below(folder)
     measured = list(rows(folders))
     print(table(measured))
-    print(large(asked.ranks))
+    print(large(options.ranks))
     wrong = [row.case for row in measured if row.truth is not None and row.truth != row.ours]
     if wrong:
         sys.exit(f"wrong: {', '.join(wrong)}")

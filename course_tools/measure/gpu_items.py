@@ -119,14 +119,13 @@ def cuda_events() -> None:
 
     trace = launch(adds_up, trace=True, timeout=60, **by_nccl()).trace
     for event in trace.of_rank(0):
-        if event.kind != "wait":
-            call_us, work_us = (
-                1e6 * (end - begin)
-                for begin, end in ((event.start_s, event.end_s), (event.began_s, event.done_s))
-            )
-            print(f"{event.what}: {call_us:.0f} us in the call, {work_us:.0f} us on the GPU")
-            assert event.queued
-            assert event.start_s <= event.done_s
+        if event.kind == "wait":
+            continue
+        call_us = 1e6 * (event.end_s - event.start_s)
+        work_us = 1e6 * (event.done_s - event.began_s)
+        print(f"{event.what}: {call_us:.0f} us in the call, {work_us:.0f} us on the GPU")
+        assert event.queued
+        assert event.start_s <= event.done_s
 
 
 def chapter_workers(chapter: str) -> None:
@@ -135,16 +134,18 @@ def chapter_workers(chapter: str) -> None:
     calls = {worker: call for worker, call in gpu_workers.workers()[chapter].items() if call}
     if not calls:
         raise LeftOut("its workers want several GPUs")
-    for ranks in (2, 4):
-        some = {
-            worker: call
-            for worker, call in calls.items()
-            if worker not in OF_THE_CPU and ranks == (4 if worker in OF_FOUR else 2)
-        }
-        if some and ranks > 2 * gpus():
-            print(f"{', '.join(some)}: left out, {ranks} ranks are too many for {gpus()} GPU")
-        elif some:
-            in_one_launch(some, names, ranks)
+    by_ranks: dict[int, dict[str, str]] = {2: {}, 4: {}}
+    for worker, call in calls.items():
+        if worker not in OF_THE_CPU:
+            by_ranks[4 if worker in OF_FOUR else 2][worker] = call
+    for ranks, calls_of_ranks in by_ranks.items():
+        if not calls_of_ranks:
+            continue
+        if ranks > 2 and ranks > 2 * gpus():
+            workers = ", ".join(calls_of_ranks)
+            print(f"{workers}: left out, {ranks} ranks are too many for {gpus()} GPU")
+        else:
+            in_one_launch(calls_of_ranks, names, ranks)
 
 
 def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> None:
@@ -155,7 +156,8 @@ def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> N
             begun = time.monotonic()
             eval(compile(call, f"<{worker}>", "eval"), names)
             torch.cuda.synchronize()
-            seconds, mib = time.monotonic() - begun, torch.cuda.max_memory_allocated() / 2**20
+            seconds = time.monotonic() - begun
+            mib = torch.cuda.max_memory_allocated() / 2**20
             if dist.get_rank() == 0:
                 print(f"{worker}: done in {seconds:.1f} s; at most {mib:.1f} MiB on the GPU so far")
 
@@ -212,22 +214,27 @@ def torchrun(*script: str, timeout_s: float = 45) -> str:
 def tests() -> None:
     """The tests that need a GPU."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "tests"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = r"^(?:PASSED|FAILED|ERROR|SKIPPED).*|^\d+ (?:passed|failed).*"
-    print("\n".join(re.findall(lines, done.stdout, re.M)) or done.stdout[-4000:] + done.stderr)
-    assert not done.returncode
+    summary = re.findall(lines, run.stdout, re.MULTILINE)
+    print("\n".join(summary) or run.stdout[-4000:] + run.stderr)
+    assert not run.returncode
 
 
 def bandwidth() -> None:
     """All-reduces between GPUs, in workers of launch and of torchrun."""
     if gpus() < 2:
         raise LeftOut("it takes two GPUs")
-    rows = launch(all_reduce, SIZES, timeout=100, **by_nccl(gpus()))[0]
-    theirs = [Row(*row) for row in json.loads(torchrun("-m", "course_tools.measure.bandwidth"))]
+    under_launch = launch(all_reduce, SIZES, timeout=100, **by_nccl(gpus()))[0]
+    printed = torchrun("-m", "course_tools.measure.bandwidth")
+    under_torchrun = [Row(*row) for row in json.loads(printed)]
     print(f"{gpus()} ranks; bus bandwidth by nccl-tests' formula")
-    for ours, other in zip(rows, theirs, strict=True):
-        mine, its = (f"{row.us:,.1f} us, {row.bus_gb_s:.2f} GB/s" for row in (ours, other))
-        print(f"{ours.size:,} bytes: launch {mine}, torchrun {its}")
+    for row, torchrun_row in zip(under_launch, under_torchrun, strict=True):
+        print(f"{row.size:,} bytes: launch {_shown(row)}, torchrun {_shown(torchrun_row)}")
+
+
+def _shown(row: Row) -> str:
+    return f"{row.us:,.1f} us, {row.bus_gb_s:.2f} GB/s"
 
 
 def items() -> dict[str, tuple[Callable[[], None], int]]:
@@ -235,7 +242,7 @@ def items() -> dict[str, tuple[Callable[[], None], int]]:
 
     What comes late is the first to be left out when the eight minutes are over.
     """
-    found = {
+    in_order = {
         "the machine": (machine, 60),
         "two ranks by NCCL": (two_ranks, 90),
         "a hang under NCCL, told": (a_hang, 60),
@@ -245,11 +252,13 @@ def items() -> dict[str, tuple[Callable[[], None], int]]:
     for chapter, table in gpu_workers.workers().items():
         if any(table.values()):
             run = functools.partial(chapter_workers, chapter)
-            found[f"workers of chapter {chapter}"] = (run, 100)
+            in_order[f"workers of chapter {chapter}"] = (run, 100)
     for chapter in ("00", "14"):
-        found[f"chapter {chapter}"] = (functools.partial(chapter_notebook, chapter), 60)
-    found |= {"tests marked gpu": (tests, 120), "bandwidth": (bandwidth, 60)}
-    return found | {"chapter 04": (functools.partial(chapter_notebook, "04"), 240)}
+        in_order[f"chapter {chapter}"] = (functools.partial(chapter_notebook, chapter), 60)
+    in_order["tests marked gpu"] = (tests, 120)
+    in_order["bandwidth"] = (bandwidth, 60)
+    in_order["chapter 04"] = (functools.partial(chapter_notebook, "04"), 240)
+    return in_order
 
 
 def main(name: str) -> int:

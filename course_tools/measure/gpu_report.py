@@ -61,8 +61,15 @@ def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None])
     if left_s <= 0:
         write("The time is over.")
         return LEFT_OUT
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
-    process = subprocess.Popen(program(name), start_new_session=True, env=environment(), **how)
+    process = subprocess.Popen(
+        program(name),
+        start_new_session=True,
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     watchdog = signal_after(min(limit_s, left_s), process)
     try:
         with watchdog as was_stopped:
@@ -118,7 +125,8 @@ def sentence(became: dict[str, str]) -> str:
     """Returns what works here and what does not, in a sentence each."""
 
     def of(outcome: str) -> str:
-        return ", ".join(name for name, its in became.items() if its == outcome) or "nothing"
+        names = [name for name, fate in became.items() if fate == outcome]
+        return ", ".join(names) or "nothing"
 
     return f"What works here: {of(WORKS)}. What does not: {of(FAILS)}. Left out: {of(LEFT_OUT)}."
 

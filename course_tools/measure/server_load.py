@@ -73,10 +73,10 @@ def kernels(count: int) -> Iterator[list[BlockingKernelClient]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="k"))
 
         def start(number: int) -> BlockingKernelClient:
-            own = KernelManager(transport="ipc", ip=f"{folder}/{number}", config=progress.QUIET)
-            own.start_kernel(cwd=folder)
-            stack.callback(own.shutdown_kernel, now=True)
-            client = own.client()
+            manager = KernelManager(transport="ipc", ip=f"{folder}/{number}", config=progress.QUIET)
+            manager.start_kernel(cwd=folder)
+            stack.callback(manager.shutdown_kernel, now=True)
+            client = manager.client()
             client.start_channels()
             stack.callback(client.stop_channels)
             client.wait_for_ready(timeout=PATIENCE_S)
@@ -92,17 +92,17 @@ def run(client: BlockingKernelClient, text: str) -> str:
     Raises:
         RuntimeError: It has failed.
     """
-    said: list[str] = []
+    printed: list[str] = []
 
     def hear(message: dict) -> None:
         content = message["content"]
         if message["msg_type"] == "stream":
-            said.append(content["text"])
+            printed.append(content["text"])
         if message["msg_type"] == "error":
             raise RuntimeError(f"{content['ename']}: {content['evalue']}")
 
     client.execute_interactive(text, output_hook=hear, timeout=PATIENCE_S)
-    return "".join(said)
+    return "".join(printed)
 
 
 def one_round(client: BlockingKernelClient, learner: int) -> Round:
@@ -120,26 +120,34 @@ def most_memory(pid: int, stop: threading.Event) -> int:
 
 
 def _proportional(pid: int) -> int:
+    """Bytes of a process, of a shared page its share; 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    kilobytes = 0
+    for line in lines:
+        if line.startswith("Pss:"):
+            kilobytes += int(line.split()[1])
+    return 1024 * kilobytes
 
 
 def measure(learners: int, rounds: int) -> tuple[list[Round], int]:
     """All rounds of all learners, and the most bytes that they held together."""
-    stop, numbers = threading.Event(), [1000 + learner for learner in range(learners)]
+    stop = threading.Event()
+    numbers = [1000 + learner for learner in range(learners)]
     with kernels(learners) as clients, ThreadPoolExecutor(learners + 1) as pool:
         for number, client in zip(numbers, clients, strict=True):
             client.execute(BEGIN.format(learner=number))
         list(pool.map(one_round, clients, numbers))  # not counted: it imports what ranks need
         memory = pool.submit(most_memory, os.getpid(), stop)
+        results: list[Round] = []
         try:
-            found = [one for _ in range(rounds) for one in pool.map(one_round, clients, numbers)]
+            for _ in range(rounds):
+                results += pool.map(one_round, clients, numbers)
         finally:
             stop.set()
-        return found, memory.result()
+        return results, memory.result()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -149,13 +157,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
     begun = time.monotonic()
-    found, memory = measure(args.learners, args.rounds)
-    times = sorted(one.seconds for one in found)
-    median, slowest = statistics.median(times), times[-1]
-    wrong = sum(not one.right for one in found)
-    print(
-        f"{args.learners} learners, {args.rounds} rounds, {time.monotonic() - begun:.0f} s in all"
-    )
+    results, memory = measure(args.learners, args.rounds)
+    seconds = time.monotonic() - begun
+    times = [result.seconds for result in results]
+    median, slowest = statistics.median(times), max(times)
+    wrong = sum(not result.right for result in results)
+    print(f"{args.learners} learners, {args.rounds} rounds, {seconds:.0f} s in all")
     print(f"memory per learner: {memory / args.learners / 1e9:.2f} GB, four ranks counted")
     print(f"a launch and a check: median {median:.1f} s, slowest {slowest:.1f} s")
     print(f"slowest / median: {slowest / median:.1f} (at most {FAIR:g})")

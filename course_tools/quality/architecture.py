@@ -113,15 +113,15 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     PACKAGE: 62250,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
-    CLUSTER: 2100,
-    CHALLENGE: 3900,
+    CLUSTER: 2150,
+    CHALLENGE: 4000,
     LESSONS: 57300,  # by chapter: checks of what learners write, pictures, sharded and cut layers
     TESTING: 3250,
     LINT: 4800,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, and what a wheel has elsewhere than a checkout.
-    TOOLS: 56050,
+    TOOLS: 57050,
 }
 
 
@@ -202,9 +202,10 @@ def between_rooms(known: dict[str, Path]) -> dict[str, set[str]]:
     """By room, the rooms that it imports."""
     graph = defaultdict(set)
     for module, others in arrows(known).items():
-        here = room(module, known)
-        graph[here].update(room(other, known) for other in others)
-        graph[here].discard(here)
+        importing_room = room(module, known)
+        for other in others:
+            graph[importing_room].add(room(other, known))
+        graph[importing_room].discard(importing_room)
     return graph
 
 
@@ -233,8 +234,8 @@ def nodes(path: Path) -> int:
 def upwards(known: dict[str, Path]) -> Iterator[str]:
     """Every arrow that the table does not allow."""
     for module, others in arrows(known).items():
-        here = room(module, known)
-        allowed = {here, *ALLOWED.get(here, ())}
+        importing_room = room(module, known)
+        allowed = {importing_room, *ALLOWED.get(importing_room, ())}
         for other in sorted(others):
             if not allowed & {other, room(other, known)}:
                 yield f"an arrow up: {module} imports {other}"
@@ -255,7 +256,8 @@ def from_tests(known: dict[str, Path], root: Path) -> Iterator[str]:
     """Every import of the tests: what both need belongs in a package."""
     helpers = {path.stem for path in (root / TESTS).glob("*.py")} | {"conftest", "tests"}
     for module, path in known.items():
-        for name in sorted({top(name) for name in imported(path)} & helpers):
+        tops = {top(name) for name in imported(path)}
+        for name in sorted(tops & helpers):
             yield f"a part of the tests: {module} imports {name}"
 
 
@@ -276,8 +278,9 @@ def too_large(known: dict[str, Path]) -> Iterator[str]:
     for name, limit in NODES.items():
         if sizes[name] > limit:
             yield f"{name}: {sizes[name]} nodes, at most {limit}"
-    if len(public(known)) > PUBLIC_NAMES:
-        yield f"{len(public(known))} public names, at most {PUBLIC_NAMES}"
+    count = len(public(known))
+    if count > PUBLIC_NAMES:
+        yield f"{count} public names, at most {PUBLIC_NAMES}"
 
 
 def public(known: dict[str, Path]) -> list[str]:
@@ -311,12 +314,14 @@ def picture(known: dict[str, Path]) -> str:
             files[name] += 1
             sizes[name] += nodes(path)
     for name in dict.fromkeys([*ALLOWED, *graph, PACKAGE]):
-        row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {', '.join(sorted(graph[name]))}"
+        imports = ", ".join(sorted(graph[name]))
+        row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {imports}"
         rows.append(row.rstrip())
     material = list((ROOT / MATERIAL).rglob("*.py"))
     size = sum(map(nodes, material))
     rows.append(f"beside them, {MATERIAL}: {len(material)} files, {size} nodes")
-    rows.append(f"{len(public(known))} public names: {', '.join(public(known))}")
+    names = public(known)
+    rows.append(f"{len(names)} public names: {', '.join(names)}")
     return "\n".join(rows)
 
 

@@ -49,7 +49,8 @@ def sources(path: Path, cut: bool = False) -> list[str]:
 
 def sizes(options: dict[str, Any]) -> list[int]:
     """The world sizes of a check, two ranks first, which show most mistakes, and one last."""
-    return sorted(options.get("world_sizes", SIZES), key=lambda n: (n == 1, n))
+    wanted = options.get("world_sizes", SIZES)
+    return sorted(wanted, key=lambda size: (size == 1, size))
 
 
 def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -60,8 +61,8 @@ def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     cases = options.get("cases", CASES)
     if len(cases) > 1 and not isinstance(cases[0], Case):
-        few = {"world_sizes": sizes(options)[:1], "cases": cases[-1:]}
-        yield options | few | {"require": ()}
+        last_case = {"world_sizes": sizes(options)[:1], "cases": cases[-1:], "require": ()}
+        yield options | last_case
     for size in sizes(options):
         yield options | {"world_sizes": (size,)}
 
@@ -92,7 +93,7 @@ def check_here(fn: Callable, **options: Any) -> Outcome:
 def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
     """What a check says of a wrong answer, with little time for those that hang."""
     outcome = check_here(fn, **options | HUNG)
-    if any(said in outcome.message for said in SLOW):
+    if any(words in outcome.message for words in SLOW):
         return check_here(fn, **options | {"timeout": 5.0})
     return outcome
 

@@ -42,7 +42,7 @@ class Tried(NamedTuple):
     exercise: str
     change: str
     fate: str
-    said: str = ""
+    report: str = ""
 
 
 class Choice(NamedTuple):
@@ -55,24 +55,31 @@ class Choice(NamedTuple):
 
 def tried(path: Path, known: dict[str, dict[str, str]], choice: Choice) -> Iterator[Tried]:
     """Try the mutants of a lab: each in a fork of a process that ran the cells before its own."""
-    cells, caught = lab_checks.sources(path), {}
+    slug = path.stem
+    cells = lab_checks.sources(path)
+    caught: dict[str, lab_checks.Exercise] = {}
     course_utils.launch(os.getpid, world_size=1)  # imports what each fork would import again
     with mock.patch.object(course_utils, "check", _catching(caught)):
-        exercise = dict(in_child_process(lambda: _exercises(cells, caught, path.stem), timeout=600))
-        names = lab_checks.RAN[path.stem] = {"__name__": "__main__"}
-        made = {n: mutants(cell) for n, cell in enumerate(cells)}
-        wanted = {id(one) for one in _drawn(made, exercise, choice)}
+        exercise_of = dict(in_child_process(lambda: _exercises(cells, caught, slug), timeout=600))
+        names = lab_checks.RAN[slug] = {"__name__": "__main__"}
+        by_cell = {number: mutants(cell) for number, cell in enumerate(cells)}
+        wanted = {id(mutant) for mutant in _drawn(by_cell, exercise_of, choice)}
         for number, cell in enumerate(cells):
-            for one in (one for one in made[number] if id(one) in wanted):
-                wanted.remove(id(one))
-                same = one.change in known.get(exercise[number], {})
-                rest = [one.source, *cells[number + 1 :]]
-                fate = (SAME, "") if same else _fate(rest, names, caught, path.stem)
-                yield Tried(exercise[number], one.change, *fate)
+            for mutant in by_cell[number]:
+                if id(mutant) not in wanted:
+                    continue
+                wanted.remove(id(mutant))
+                exercise = exercise_of[number]
+                if mutant.change in known.get(exercise, {}):
+                    yield Tried(exercise, mutant.change, SAME)
+                else:
+                    changed_cells = [mutant.source, *cells[number + 1 :]]
+                    fate, report = _fate(changed_cells, names, caught, slug)
+                    yield Tried(exercise, mutant.change, fate, report)
             if not wanted:
                 return
             with contextlib.redirect_stdout(io.StringIO()):
-                lab_checks.run(cell, f"<{path.stem} {number}>", names)
+                lab_checks.run(cell, f"<{slug} {number}>", names)
 
 
 def _catching(caught: dict[str, lab_checks.Exercise]) -> Callable:
@@ -84,26 +91,31 @@ def _catching(caught: dict[str, lab_checks.Exercise]) -> Callable:
 
 def _exercises(cells: list[str], caught: dict, slug: str) -> list[tuple[int, str]]:
     """By the number of each cell, the exercise that is checked there or next."""
-    names, found, open_ = {"__name__": "__main__"}, [], []
+    names = {"__name__": "__main__"}
     lab_checks.RAN[slug] = names
+    exercises, unchecked = [], []
     for number, cell in enumerate(cells):
-        open_.append(number)
+        unchecked.append(number)
         caught.clear()
         lab_checks.run(cell, f"<{slug} {number}>", names)
         if caught:
-            found += [(own, next(iter(caught))) for own in open_]
-            open_ = []
-    return found
+            exercise = next(iter(caught))
+            for earlier in unchecked:
+                exercises.append((earlier, exercise))
+            unchecked = []
+    return exercises
 
 
-def _drawn(made: dict[int, list[Mutant]], exercise: dict, choice: Choice) -> Iterator[Mutant]:
+def _drawn(by_cell: dict[int, list[Mutant]], exercise: dict, choice: Choice) -> Iterator[Mutant]:
+    """The mutants that are wanted, those of each exercise in the order of a draw."""
     by_name = defaultdict(list)
-    for number, found in made.items():
-        if found and choice.only in ("", exercise[number]):
-            by_name[exercise[number]] += found
-    for name, found in by_name.items():
+    for number, of_cell in by_cell.items():
+        if of_cell and choice.only in ("", exercise[number]):
+            by_name[exercise[number]] += of_cell
+    for name, of_exercise in by_name.items():
         draw = random.Random(f"{choice.seed} {name}")
-        yield from draw.sample(found, min(choice.most, len(found)))
+        count = min(choice.most, len(of_exercise))
+        yield from draw.sample(of_exercise, count)
 
 
 def _fate(cells: list[str], names: dict, caught: dict, slug: str) -> tuple[str, str]:
@@ -143,11 +155,10 @@ def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
     known = tomllib.loads(EQUIVALENT.read_text("utf-8")).get(path.stem, {})
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     print(f"\n{path.stem}", flush=True)
-    for one in tried(path, known, choice):
-        counts[one.exercise][one.fate] += 1
-        if loud or one.fate in (SURVIVES, RAISED):
-            said = f"  [{' '.join(one.said.split())[:150]}]" if one.said else ""
-            print(f"  {one.fate}: {one.exercise}: {one.change}{said}", flush=True)
+    for mutant in tried(path, known, choice):
+        counts[mutant.exercise][mutant.fate] += 1
+        if loud or mutant.fate in (SURVIVES, RAISED):
+            print(_line_of(mutant), flush=True)
     for name in counts:
         print(_line(name, counts[name]))
     total = sum(counts.values(), Counter())
@@ -155,21 +166,36 @@ def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
     return total
 
 
+def _line_of(mutant: Tried) -> str:
+    line = f"  {mutant.fate}: {mutant.exercise}: {mutant.change}"
+    if mutant.report:
+        start = " ".join(mutant.report.split())[:150]
+        line += f"  [{start}]"
+    return line
+
+
 def _line(name: str, counts: Counter[str]) -> str:
-    killed = f"{counts[KILLED] + counts[RAISED]:4} killed"
-    raised = f", check raised for {counts[RAISED]}" if counts[RAISED] else ""
-    ends = f"{counts.total():5} made, {killed}, {counts[SAME]:3} equivalent"
-    return f"  {name:26}{ends}, {counts[SURVIVES]:3} surviving{raised}"
+    killed = counts[KILLED] + counts[RAISED]
+    line = (
+        f"  {name:26}{counts.total():5} made, {killed:4} killed, {counts[SAME]:3} equivalent, "
+        f"{counts[SURVIVES]:3} surviving"
+    )
+    if counts[RAISED]:
+        line += f", check raised for {counts[RAISED]}"
+    return line
 
 
 def stale(root: Path = ROOT) -> list[str]:
     """Entries of equivalent.toml that are no mutant of their lab any more."""
-    found = []
+    entries = []
     for slug, exercises in tomllib.loads(EQUIVALENT.read_text("utf-8")).items():
-        cells = lab_checks.sources(root / f"source/labs/{slug}.py")
-        changes = {one.change for cell in cells for one in mutants(cell)}
-        found += [f"{slug}: {one}" for own in exercises.values() for one in own.keys() - changes]
-    return found
+        changes = set()
+        for cell in lab_checks.sources(root / f"source/labs/{slug}.py"):
+            changes.update(mutant.change for mutant in mutants(cell))
+        for listed in exercises.values():
+            for change in listed.keys() - changes:
+                entries.append(f"{slug}: {change}")
+    return entries
 
 
 def main() -> None:
@@ -182,14 +208,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="labs beside each other")
     parser.add_argument("--loud", action="store_true", help="say what killed each")
     args = parser.parse_args()
-    slugs = [slug for slug in lab_checks.SLUGS if slug.startswith(tuple(args.names) or "")]
+    beginnings = tuple(args.names) or ("",)
+    slugs = [slug for slug in lab_checks.SLUGS if slug.startswith(beginnings)]
     paths = [ROOT / f"source/labs/{slug}.py" for slug in slugs]
-    shown = partial(show, choice=Choice(args.only, args.most, args.seed), loud=args.loud)
+    choice = Choice(args.only, args.most, args.seed)
+    show_lab = partial(show, choice=choice, loud=args.loud)
     # A process for each lab: what one leaves in its process does not reach the next.
     with get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
-        total = sum(pool.imap(shown, paths, chunksize=1), Counter())
+        total = sum(pool.imap(show_lab, paths, chunksize=1), Counter())
+    print("\n" + _line("all labs", total))
     old = stale()
-    print("\n" + _line("all labs", total), *(f"no mutant any more: {one}" for one in old), sep="\n")
+    for entry in old:
+        print(f"no mutant any more: {entry}")
     sys.exit(bool(total[SURVIVES] or total[RAISED] or old or not paths))
 
 

@@ -7,11 +7,11 @@ turned round or gone, a keyword left out, an argument given twice.
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-MARKED = re.compile(r"### BEGIN SOLUTION.*?### END SOLUTION", re.S)
+MARKED = re.compile(r"### BEGIN SOLUTION.*?### END SOLUTION", re.DOTALL)
 OPERATORS = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "/", ast.Mod: "//",
     ast.Pow: "*", ast.MatMult: "*", ast.BitAnd: "|", ast.BitOr: "&", ast.And: "or", ast.Or: "and",
@@ -19,11 +19,7 @@ OPERATORS = {
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
 }  # fmt: skip
 PAIRS = ("min max", "any all", "rank world_size")
-OF_AN_OBJECT = ("sum mean", "get_rank get_world_size", "SUM MAX", "zeros ones", "train eval")
-NAMES, ATTRIBUTES = (
-    {a: b for pair in pairs for a, b in (pair.split(), pair.split()[::-1])}
-    for pairs in (PAIRS, PAIRS + OF_AN_OBJECT)
-)
+PAIRS_OF_ATTRIBUTES = ("sum mean", "get_rank get_world_size", "SUM MAX", "zeros ones", "train eval")
 NO_DEED = re.compile(
     r"bool|clone|(empty|zeros)_like|enumerate|float|get_rank|get_world_size|int|is_grad_enabled|"
     r"len|list|max|min|range|sorted|sum|tolist|tuple|zip"
@@ -39,28 +35,35 @@ class Mutant(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """What stands between two places of a text, in bytes, and what shall stand there."""
+    """A piece of a text, from one byte to another, and what is to stand there instead."""
 
     start: int
     end: int
     text: str
-    told: str = ""  # where the line before and after do not say it
+    change: str = ""  # where the line before and after do not say it
 
 
 def mutants(source: str) -> list[Mutant]:
     """Every mistake in what stands between the markers of a code cell, each once."""
-    text, found, seen = source.encode(), {}, Counter()
-    spans = [(len(source[: m.start()].encode()), len(source[: m.end()].encode()))
-             for m in MARKED.finditer(source)]  # fmt: skip
-    for edit in _edits(ast.parse(source), text):
-        if any(start <= edit.start and edit.end <= end for start, end in spans):
-            made = (text[: edit.start] + edit.text.encode() + text[edit.end :]).decode()
-            if made not in found and made != source and _is_python(made):
-                change = edit.told or _change(text, edit)
-                seen[change] += 1
-                again = f" ({seen[change]})" if seen[change] > 1 else ""
-                found[made] = Mutant(change + again, made)
-    return list(found.values())
+    text = source.encode()
+    spans = []
+    for match in MARKED.finditer(source):
+        start, end = len(source[: match.start()].encode()), len(source[: match.end()].encode())
+        spans.append((start, end))
+    by_source: dict[str, Mutant] = {}
+    times_seen: Counter[str] = Counter()
+    for edit in Editor(source).edits():
+        if not any(start <= edit.start and edit.end <= end for start, end in spans):
+            continue
+        changed = (text[: edit.start] + edit.text.encode() + text[edit.end :]).decode()
+        if changed == source or changed in by_source or not _is_python(changed):
+            continue
+        change = edit.change or _change(text, edit)
+        times_seen[change] += 1
+        if times_seen[change] > 1:
+            change += f" ({times_seen[change]})"
+        by_source[changed] = Mutant(change, changed)
+    return list(by_source.values())
 
 
 def _is_python(source: str) -> bool:
@@ -73,85 +76,161 @@ def _is_python(source: str) -> bool:
 
 def _change(text: bytes, edit: Edit) -> str:
     """Such as `total += buffer -> total -= buffer`, of the lines that differ; of many the first."""
-    start, end = text.rfind(b"\n", 0, edit.start) + 1, text.find(b"\n", edit.end)
+    start = text.rfind(b"\n", 0, edit.start) + 1
+    end = text.find(b"\n", edit.end)
     before, after = text[start : edit.start].decode(), text[edit.end : end].decode()
-    old = before + text[edit.start : edit.end].decode() + after
-    short = (own.strip().partition("\n") for own in (old, before + edit.text + after))
-    return " -> ".join(first + " ..." * bool(more) for first, more, _ in short)
+    replaced = text[edit.start : edit.end].decode()
+    old = _first_line(before + replaced + after)
+    new = _first_line(before + edit.text + after)
+    return f"{old} -> {new}"
 
 
-def _edits(tree: ast.Module, text: bytes) -> Iterator[Edit]:
-    begins = [0]  # of each line
-    for line in text.splitlines(keepends=True):
-        begins.append(begins[-1] + len(line))
-    inside = {id(own) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
-              for own in ast.walk(node)}  # fmt: skip  # whose places Python 3.11 does not know
+def _first_line(text: str) -> str:
+    """The first line of a text, with three dots if more come."""
+    line, _, more = text.strip().partition("\n")
+    return f"{line} ..." if more else line
 
-    def edit(node: ast.AST, new: str, last: ast.AST | None = None) -> Edit:
+
+def _both_ways(pairs: Iterable[str]) -> dict[str, str]:
+    """By each name of a pair, the other one."""
+    exchanged = {}
+    for pair in pairs:
+        name, other = pair.split()
+        exchanged[name] = other
+        exchanged[other] = name
+    return exchanged
+
+
+NAMES = _both_ways(PAIRS)
+ATTRIBUTES = _both_ways(PAIRS + PAIRS_OF_ATTRIBUTES)
+
+
+class Editor:
+    """Finds the mistakes that one can make in a cell."""
+
+    def __init__(self, source: str) -> None:
+        self.text = source.encode()
+        self.tree = ast.parse(source)
+        self.line_starts = [0]  # in bytes
+        for line in self.text.splitlines(keepends=True):
+            self.line_starts.append(self.line_starts[-1] + len(line))
+        self.names: Counter[str] = Counter()  # how often each is written to
+        for node in ast.walk(self.tree):
+            if _is_written(node):
+                self.names[node.id] += 1
+            elif isinstance(node, ast.arg):
+                self.names[node.arg] += 1
+
+    def edits(self) -> Iterator[Edit]:
+        """Every mistake, not only those between the markers."""
+        in_f_strings = self._in_f_strings()
+        for node in ast.walk(self.tree):
+            if id(node) in in_f_strings:
+                continue
+            for part in ("body", "orelse", "finalbody"):
+                block = getattr(node, part, None)
+                if isinstance(block, list):
+                    yield from self._of_block(block)
+            yield from self._of_expression(node)
+            tests = getattr(node, "ifs", [getattr(node, "test", None)])
+            for test in tests:
+                if isinstance(test, ast.expr):
+                    yield from self._of_test(test, isinstance(node, ast.While))
+
+    def _in_f_strings(self) -> set[int]:
+        """The ids of what stands in f-strings, whose places Python 3.11 does not know."""
+        ids: set[int] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.JoinedStr):
+                ids.update(map(id, ast.walk(node)))
+        return ids
+
+    def _edit(self, node: ast.AST, new: str, last: ast.AST | None = None) -> Edit:
+        """`new` instead of a node, or of all from there to the last one."""
         end = last or node
-        return Edit(begins[node.lineno - 1] + node.col_offset,
-                    begins[end.end_lineno - 1] + end.end_col_offset, new)  # fmt: skip
+        return Edit(
+            self.line_starts[node.lineno - 1] + node.col_offset,
+            self.line_starts[end.end_lineno - 1] + end.end_col_offset,
+            new,
+        )
 
-    def said(node: ast.AST, last: ast.AST | None = None) -> str:
-        one = edit(node, "", last)
-        return text[one.start : one.end].decode()
+    def _source(self, node: ast.AST) -> str:
+        place = self._edit(node, "")
+        return self.text[place.start : place.end].decode()
 
-    def between(left: ast.AST, right: ast.AST, new: str) -> Edit:
+    def _gap(self, left: ast.AST, right: ast.AST) -> Edit:
+        """What stands between two nodes, left as it is."""
+        start, end = self._edit(left, "").end, self._edit(right, "").start
+        return Edit(start, end, self.text[start:end].decode())
+
+    def _operator(self, left: ast.AST, right: ast.AST, new: str) -> Edit:
         """Instead of the operator between two operands, whose parentheses stay."""
-        start, end = edit(left, "").end, edit(right, "").start
-        gap = re.sub(r"[^()\s\\]+(?: +[^()\s\\]+)?", new, text[start:end].decode(), count=1)
-        return Edit(start, end, gap)
+        gap = self._gap(left, right)
+        text = re.sub(r"[^()\s\\]+(?: +[^()\s\\]+)?", new, gap.text, count=1)
+        return gap._replace(text=text)
 
-    names = Counter(n.id for n in ast.walk(tree) if _is_written(n))
-    names.update(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))
-    for node in ast.walk(tree):
-        if id(node) in inside:
-            continue
-        for block in (getattr(node, part, None) for part in ("body", "orelse", "finalbody")):
-            for own in block if isinstance(block, list) else ():
-                if not _is_vain(own, names):
-                    yield edit(own, "pass")
-            for one, two in pairwise(block) if isinstance(block, list) else ():
-                if not _are_apart(one, two):
-                    gap = text[edit(one, "").end : edit(two, "").start].decode()
-                    told = f"{said(one).splitlines()[0]} <-> {said(two).splitlines()[0]}"
-                    yield edit(one, said(two) + gap + said(one), two)._replace(told=told)
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            yield between(node.left, node.right, OPERATORS[type(node.op)])
-        elif isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
-            yield between(node.target, node.value, OPERATORS[type(node.op)] + "=")
-        elif isinstance(node, ast.BoolOp):
-            yield between(*node.values[:2], OPERATORS[type(node.op)])
-        elif isinstance(node, ast.Compare):
-            operands = [node.left, *node.comparators]
-            for (left, right), op in zip(pairwise(operands), node.ops, strict=True):
-                yield between(left, right, OPERATORS[type(op)])
-        elif isinstance(node, ast.UnaryOp):
-            yield edit(node, said(node.operand))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            yield edit(node, str(not node.value))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-            yield edit(node, repr(node.value + 1))
-            yield edit(node, f"({node.value - 1!r})" if node.value < 1 else repr(node.value - 1))
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in NAMES:
-            yield edit(node, NAMES[node.id])
-        elif isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
-            one = edit(node, "")
-            yield one._replace(start=one.end - len(node.attr), text=ATTRIBUTES[node.attr])
-        elif isinstance(node, ast.Call):
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            for own, other in zip(given, [*given[1:], *given[:1]], strict=True):
-                yield edit(own, said(other))
-            for keyword in node.keywords:
-                before = text[: edit(keyword, "").start].decode().rstrip()
-                start = len((before[:-1] if before[-1] == "," else before).encode())
-                yield edit(keyword, "")._replace(start=start)
-        for test in getattr(node, "ifs", [getattr(node, "test", None)]):
-            if isinstance(test, ast.expr):
-                if not (isinstance(test, ast.Compare) and isinstance(test.ops[0], SAME)):
-                    yield edit(test, f"not ({said(test)})")
-                for truth in () if isinstance(node, ast.While) else ("True", "False"):
-                    yield edit(test, truth)
+    def _of_block(self, block: list[ast.stmt]) -> Iterator[Edit]:
+        """A statement dropped, or exchanged with the next."""
+        for statement in block:
+            if not _is_vain(statement, self.names):
+                yield self._edit(statement, "pass")
+        for statement, following in pairwise(block):
+            if _are_apart(statement, following):
+                continue
+            first, second = self._source(statement), self._source(following)
+            exchanged = second + self._gap(statement, following).text + first
+            change = f"{first.splitlines()[0]} <-> {second.splitlines()[0]}"
+            yield self._edit(statement, exchanged, following)._replace(change=change)
+
+    def _of_expression(self, node: ast.AST) -> Iterator[Edit]:
+        """An operator, a number or a name swapped, a call with other arguments."""
+        match node:
+            case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+                yield self._operator(left, right, OPERATORS[type(op)])
+            case ast.AugAssign(target, op, value) if type(op) in OPERATORS:
+                yield self._operator(target, value, OPERATORS[type(op)] + "=")
+            case ast.BoolOp(op, [first, second, *_]):
+                yield self._operator(first, second, OPERATORS[type(op)])
+            case ast.Compare(left, ops, comparators):
+                operands = pairwise([left, *comparators])
+                for (operand, following), op in zip(operands, ops, strict=True):
+                    yield self._operator(operand, following, OPERATORS[type(op)])
+            case ast.UnaryOp(operand=operand):
+                yield self._edit(node, self._source(operand))
+            case ast.Constant(bool(value)):
+                yield self._edit(node, str(not value))
+            case ast.Constant(int(value) | float(value)):
+                less = repr(value - 1)
+                yield self._edit(node, repr(value + 1))
+                yield self._edit(node, f"({less})" if value < 1 else less)
+            case ast.Name(name, ast.Load()) if name in NAMES:
+                yield self._edit(node, NAMES[name])
+            case ast.Attribute(attr=name) if name in ATTRIBUTES:
+                end = self._edit(node, "").end
+                yield Edit(end - len(name), end, ATTRIBUTES[name])
+            case ast.Call():
+                yield from self._of_call(node)
+
+    def _of_call(self, call: ast.Call) -> Iterator[Edit]:
+        """An argument given in the place of the one before it, or a keyword left out."""
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        following = [*arguments[1:], *arguments[:1]]
+        for argument, other in zip(arguments, following, strict=True):
+            yield self._edit(argument, self._source(other))
+        for keyword in call.keywords:
+            without = self._edit(keyword, "")
+            before = self.text[: without.start].decode().rstrip()
+            before = before.removesuffix(",")
+            yield without._replace(start=len(before.encode()))
+
+    def _of_test(self, test: ast.expr, is_of_while: bool) -> Iterator[Edit]:
+        """A condition turned round, or gone; a loop that never ends is no mistake to look for."""
+        is_swapped = isinstance(test, ast.Compare) and isinstance(test.ops[0], SAME)
+        if not is_swapped:
+            yield self._edit(test, f"not ({self._source(test)})")
+        if not is_of_while:
+            yield self._edit(test, "True")
+            yield self._edit(test, "False")
 
 
 def _is_written(node: ast.AST) -> bool:
@@ -161,33 +240,49 @@ def _is_written(node: ast.AST) -> bool:
 def _is_plain(node: ast.stmt) -> bool:
     """Whether all that it does is to give names to values."""
     targets = node.targets if isinstance(node, ast.Assign) else [node]
-    return all(isinstance(own, ast.Name | ast.Tuple) for own in targets)
+    return all(isinstance(target, ast.Name | ast.Tuple) for target in targets)
 
 
 def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
     """Whether without it there is a name that nobody knows, or nothing else."""
     if isinstance(node, ast.Assign):
-        written = [n.id for own in node.targets for n in ast.walk(own) if isinstance(n, ast.Name)]
-        return _is_plain(node) and all(names[name] == 1 for name in written)
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    defines = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass
-    return is_text or isinstance(node, defines)
+        targets: set[str] = set()
+        for target in node.targets:
+            targets |= _names(target)
+        return _is_plain(node) and all(names[name] == 1 for name in targets)
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass)
 
 
-def _are_apart(one: ast.stmt, two: ast.stmt) -> bool:
+def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:
     """Whether it cannot matter which comes first."""
     jumps = ast.FunctionDef | ast.ClassDef | ast.Return | ast.Raise | ast.Import | ast.ImportFrom
-    if isinstance(one, jumps) or isinstance(two, jumps):
+    if isinstance(first, jumps) or isinstance(second, jumps):
         return True
-    own, other = (list(ast.walk(node)) for node in (one, two))
-    deeds = [any(map(_may_act, nodes)) for nodes in (own, other)]
-    names = [{n.id for n in nodes if isinstance(n, ast.Name)} for nodes in (own, other)]
-    if not any(deeds) and _is_plain(one) and _is_plain(two):  # both may read the same
-        written = [{n.id for n in ast.walk(node) if _is_written(n)} for node in (one, two)]
-        return not (written[0] & names[1] or written[1] & names[0])
-    return not all(deeds) and not (names[0] & names[1]) - {"dist", "torch"}
+    first_acts, second_acts = _acts(first), _acts(second)
+    if first_acts and second_acts:
+        return False
+    first_names, second_names = _names(first), _names(second)
+    if not (first_acts or second_acts) and _is_plain(first) and _is_plain(second):
+        # Both may read the same.
+        return not (_written(first) & second_names or _written(second) & first_names)
+    return not (first_names & second_names) - {"dist", "torch"}
 
 
-def _may_act(node: ast.AST) -> bool:
-    called = getattr(node, "func", None)
-    return called is not None and not NO_DEED.fullmatch(ast.unparse(called).split(".")[-1])
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _written(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if _is_written(node)}
+
+
+def _acts(tree: ast.AST) -> bool:
+    """Whether a call in it may do something beside giving back a value."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).split(".")[-1]
+            if not NO_DEED.fullmatch(name):
+                return True
+    return False

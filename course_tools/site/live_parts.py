@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
@@ -30,39 +30,49 @@ WHEEL = "course_live-1-py3-none-any.whl"
 
 def pyodide(parts: Path) -> Path | None:
     """Returns the folder with Pyodide's files, after fetching them if need be; None without npm."""
-    found = npm.fetched(parts, f"pyodide@{PYODIDE}", INTEGRITY, NEEDED)
-    if not found:
+    folder = npm.fetched(parts, f"pyodide@{PYODIDE}", INTEGRITY, NEEDED)
+    if not folder:
         print("the pictures will not move", file=sys.stderr)
-    return found
+    return folder
 
 
 def modules() -> list[Path]:
-    """Returns the files of course_utils that live.py needs, found by following imports."""
-    found: list[Path] = []
-    left = [ROOT / f"course_utils/{name.replace('.', '/')}.py" for name in LIVE]
+    """Returns the files of course_utils that live.py needs, as following imports shows."""
+    needed: set[Path] = set()
+    left = [_file_of(f"course_utils.{name}") for name in LIVE]
     while left:
         path = left.pop()
-        if path in found or not path.exists():
+        if path in needed or not path.exists():
             continue
-        found.append(path)
+        needed.add(path)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("course_utils."):
-                names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
-                left += [ROOT / f"{name.replace('.', '/')}.py" for name in names]
-    return sorted(found)
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            if node.module.startswith("course_utils."):
+                left.append(_file_of(node.module))
+                left += [_file_of(f"{node.module}.{name.name}") for name in node.names]
+    return sorted(needed)
+
+
+def _file_of(module: str) -> Path:
+    return ROOT / f"{module.replace('.', '/')}.py"
 
 
 def wheel(to: Path) -> Path:
     """Packs live.py and what it needs; packages are empty, so that nothing imports torch."""
     info = "course_live-1.dist-info"
-    texts = {f"{info}/METADATA": "Metadata-Version: 2.1\nName: course-live\nVersion: 1\n"}
-    texts[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    texts["live.py"] = (SITE / "live.py").read_text(encoding="utf-8")
+    texts = {
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: course-live\nVersion: 1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "live.py": (SITE / "live.py").read_text(encoding="utf-8"),
+    }
     for path in modules():
-        own = path.relative_to(ROOT)
-        texts[str(own)] = path.read_text(encoding="utf-8")
-        texts |= {f"{folder}/__init__.py": "" for folder in own.parents if folder != Path(".")}
-    texts[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*texts, f"{info}/RECORD"])
+        place = path.relative_to(ROOT)
+        texts[str(place)] = path.read_text(encoding="utf-8")
+        for package in place.parents[:-1]:  # the last is the folder of the course
+            texts[f"{package}/__init__.py"] = ""
+    record = f"{info}/RECORD"
+    texts[record] = "".join(f"{name},,\n" for name in [*texts, record])
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(texts.items()):
             archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
@@ -71,62 +81,76 @@ def wheel(to: Path) -> Path:
 
 def recordings() -> dict[str, str]:
     """Returns what `record` has written, by place."""
-    found = sorted((SITE / "recordings").glob("*.json"))
-    return {path.stem: path.read_text(encoding="utf-8") for path in found}
+    paths = sorted((SITE / "recordings").glob("*.json"))
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Redraws places with settings, by the wheel in a CPython of its own; returns JSON of each."""
-    told = [(place, json.dumps(settings)) for place, settings in asked]
-    done = subprocess.run(
+    wanted = [(place, json.dumps(settings)) for place, settings in asked]
+    run = subprocess.run(
         [sys.executable, "-P", "-m", "live"],
-        input=json.dumps({"recordings": recordings(), "asked": told}),
+        input=json.dumps({"recordings": recordings(), "asked": wanted}),
         env=os.environ | {"PYTHONPATH": str(packed)},
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout)
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout)
 
 
-def block(
-    place: str,
-    told: dict[str, str],
-    drawn: dict[str, Any],
-    text: str,
-    say: Callable[[str], str] = str,
-) -> str:
+class Place(NamedTuple):
+    """Where sliders stand below a cell."""
+
+    entry: dict[str, str]  # as places.toml has it
+    drawn: dict[str, Any]  # its picture, and what it says, before a slider moves
+    recording: str  # as JSON
+
+
+def block(name: str, place: Place, say: Callable[[str], str] = str) -> str:
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
-    recording = json.loads(text)
-    size = len(next(iter(next(iter(recording["runs"].values())).values()))["ranks"])
-    none, to = (say("none"), ""), say("{0} to {1}")
-    pairs = [(a, b) for a in range(size) for b in range(size) if a != b]
-    facts = {
-        "place": place,
-        "title": _safe(say(told["title"])),
-        "text": _safe(say(told["text"])),
+    recording, drawn = json.loads(place.recording), place.drawn
+    runs_of_first_case = next(iter(recording["runs"].values()))
+    first_run = next(iter(runs_of_first_case.values()))
+    ranks = range(len(first_run["ranks"]))
+    none = (say("none"), "")
+    links, slow_ranks = [none], [none]
+    for rank in ranks:
+        slow_ranks.append((str(rank), str(rank)))
+        for other in ranks:
+            if rank != other:
+                links.append((say("{0} to {1}").format(rank, other), f"{rank},{other}"))
+    compared = drawn["took"]
+    fields = {
+        "place": name,
+        "title": _safe(say(place.entry["title"])),
+        "text": _safe(say(place.entry["text"])),
         "cases": _options((case, case) for case in recording["cases"]),
         "case_is": "" if len(recording["cases"]) > 1 else "hidden",
-        "choices": "".join(_choice(place, drawn, one, say) for one in drawn["took"]),
-        "single": "single" * (len(drawn["took"]) == 1),
-        "links": _options([none, *((to.format(a, b), f"{a},{b}") for a, b in pairs)]),
-        "ranks": _options([none, *((str(rank), str(rank)) for rank in range(size))]),
+        "choices": "".join(_choice(name, drawn, choice, say) for choice in compared),
+        "single": "single" if len(compared) == 1 else "",
+        "links": _options(links),
+        "ranks": _options(slow_ranks),
         "slow": say("slow rank") if drawn["unit_us"] is None else say("late rank"),
         "unit_us": drawn["unit_us"] or "",
     }
     frame = labelled((SITE / "live.html").read_text(encoding="utf-8"), say)
-    return Template(frame).substitute(drawn | facts)
+    return Template(frame).substitute(drawn | fields)
 
 
-def _choice(place: str, drawn: dict[str, Any], one: str, say: Callable[[str], str]) -> str:
+def _choice(place: str, drawn: dict[str, Any], choice: str, say: Callable[[str], str]) -> str:
     """One of those that are compared, with its bar; the first is drawn, the fastest stands out."""
-    took, (us, said) = drawn["took"], drawn["took"][one]
-    slowest, fastest = (pick(took.values())[0] for pick in (max, min))
-    box = f'name="{place}" value="{_safe(one)}"{" checked" * (one == next(iter(took)))}'
-    alone = say("all are done at")
-    wide = f'<span class="bar"><i style="width:{100 * us / slowest:.0f}%"></i></span>'
+    compared = drawn["took"]
+    times_us = [duration_us for duration_us, _ in compared.values()]
+    duration_us, duration = compared[choice]
+    percent = 100 * duration_us / max(times_us)
+    label = "label class=wins" if duration_us == min(times_us) else "label"
+    checked = " checked" if choice == next(iter(compared)) else ""
+    name = _safe(say(choice)) or say("all are done at")
     return (
-        f'<label{" class=wins" * (us == fastest)}><input type="radio" {box}>'
-        f"<span>{_safe(say(one)) or alone}</span>{wide}"
-        f"<output>{said} {drawn['percent'].get(one, '')}</output></label>"
+        f'<{label}><input type="radio" name="{place}" value="{_safe(choice)}"{checked}>'
+        f'<span>{name}</span><span class="bar"><i style="width:{percent:.0f}%"></i></span>'
+        f"<output>{duration} {drawn['percent'].get(choice, '')}</output></label>"
     )
 
 

@@ -22,20 +22,27 @@ def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) ->
     """Writes each picture into a folder and shows the file, with its words as alternative text."""
     for cell in cells:
         for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if "image/png" not in data:
-                continue
-            png = base64.b64decode(data["image/png"])
-            name = f"{hashlib.sha256(png).hexdigest()[:16]}.png"
-            if not (folder / name).exists():  # both languages show it
-                (folder / name).write_bytes(png)
-            words = html.escape(data["text/plain"].removeprefix("Figure: "))
-            wide, high = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-            width = output.get("metadata", {}).get("image/png", {}).get("width", wide)
-            shape = f'width="{width}" height="{round(high * width / wide)}" loading="lazy"'
-            source = f'src="{root}_static/pictures/{name}" alt="{words}"'
-            output.data = markup(f'<img class="figure" {source} {shape}>').data
-            output.metadata = {}
+            if "image/png" in output.get("data", {}):
+                image = _picture_as_file(output, folder, root)
+                output.data = markup(image).data
+                output.metadata = {}
+
+
+def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
+    """Writes a picture, unless the other language has done so; returns the HTML that shows it."""
+    png = base64.b64decode(output.data["image/png"])
+    name = f"{hashlib.sha256(png).hexdigest()[:16]}.png"
+    if not (folder / name).exists():
+        (folder / name).write_bytes(png)
+    words = html.escape(output.data["text/plain"].removeprefix("Figure: "))
+    pixels_wide = int.from_bytes(png[16:20], "big")  # in the header of every PNG
+    pixels_high = int.from_bytes(png[20:24], "big")
+    shown = output.get("metadata", {}).get("image/png", {})
+    width = shown.get("width", pixels_wide)
+    height = round(pixels_high * width / pixels_wide)
+    source = f'src="{root}_static/pictures/{name}" alt="{words}"'
+    shape = f'width="{width}" height="{height}" loading="lazy"'
+    return f'<img class="figure" {source} {shape}>'
 
 
 def page(
@@ -53,28 +60,28 @@ def page(
     """
     notebook = copy.deepcopy(tongue.read(path))
     for cell in notebook.cells:
-        cell.metadata["tags"] = tags = [f"cell-{cell.id}"]
+        cell.metadata["tags"] = [f"cell-{cell.id}"]
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            tags.append("hide-input")
+            cell.metadata["tags"].append("hide-input")
         if cell.cell_type == "markdown":
             cell.source = re.sub(r'(<a href="[\w./-]+)\.ipynb"', r'\1.html"', cell.source)
             if solution:  # written to stand among the exercises
                 cell.source = cell.source.replace("](challenge", "](../exercises/challenge")
     first = notebook.cells[0]
     first.source = re.sub(r"\A(# .*\n)", lambda line: f"{line[1]}\n{head}\n", first.source)
-    for text, drawn in live.items():
+    for text, frame in live.items():
         (cell,) = (cell for cell in notebook.cells if text in cell.source)
-        if re.search(
-            r"^(explore|plot_timeline)\(", cell.source, re.M
-        ):  # the frame has that picture
+        # The frame has the picture that these draw.
+        if re.search(r"^(explore|plot_timeline)\(", cell.source, re.MULTILINE):
             cell.outputs = [output for output in cell.outputs if not _is_drawn(output)]
-        cell.outputs.append(markup(drawn))
-    chapter = path.stem[:2]
+        cell.outputs.append(markup(frame))
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     if path.parent.name == "notebooks":
+        chapter = path.stem[:2]
         fold(notebook.cells, chapter, tongue.say)
     pictures_to_files(notebook.cells, folder, tongue.up)
-    notebook.metadata |= {"nosearch": True, "orphan": True} if solution else {}
+    if solution:
+        notebook.metadata |= {"nosearch": True, "orphan": True}
     return notebook
 
 
@@ -84,18 +91,25 @@ def _is_drawn(output: NotebookNode) -> bool:
     return "image/png" in data or data.get("text/html", "").startswith("<p style")
 
 
-def way(text: str, counts: dict[str, int], names: dict[str, str]) -> str:
-    """The map's chart, which GitHub draws, as rows of links that progress is ticked in."""
-    rows = []
-    for title, inside in re.findall(r"subgraph \w+\[(.*?)\]\n(.*?)\n +end", text, re.S):
+def chart_as_links(text: str, counts: dict[str, int], names: dict[str, str]) -> str:
+    """The map's chart, which GitHub draws, as rows of links that progress is ticked in.
+
+    Args:
+        text: The chart's.
+        counts: By chapter, how many predictions it asks for.
+        names: By chapter, the name of its page.
+    """
+    parts = []
+    for title, inside in re.findall(r"subgraph \w+\[(.*?)\]\n(.*?)\n +end", text, re.DOTALL):
+        parts.append(f"<h2>{html.escape(title)}</h2><ol>")
         boxes = dict(re.findall(r"(\d\d)\[\d\d (.*?)\]", inside))
-        items = "".join(
-            f'<li><a href="{names[chapter]}.html"><b>{chapter}</b> {html.escape(words)}</a>'
-            f'<span class="tick" data-chapter="{chapter}" data-of="{counts[chapter]}"></span></li>'
-            for chapter, words in sorted(boxes.items())
-        )
-        rows.append(f"<h2>{html.escape(title)}</h2><ol>{items}</ol>")
-    return f'<div class="way">{"".join(rows)}<p class="progress"></p></div>'
+        for chapter, words in sorted(boxes.items()):
+            page_name = f"{names[chapter]}.html"
+            link = f'<a href="{page_name}"><b>{chapter}</b> {html.escape(words)}</a>'
+            progress = f'data-chapter="{chapter}" data-of="{counts[chapter]}"'
+            parts.append(f'<li>{link}<span class="tick" {progress}></span></li>')
+        parts.append("</ol>")
+    return f'<div class="way">{"".join(parts)}<p class="progress"></p></div>'
 
 
 def write(notebook: NotebookNode, to: Path) -> None:

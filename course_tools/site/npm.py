@@ -29,9 +29,10 @@ def fetched(parts: Path, package: str, integrity: str, needed: tuple[str, ...]) 
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"no {package} ({error})", file=sys.stderr)
             return None
-    found = base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode()
-    if found != integrity:
-        raise SystemExit(f"{packed.name} is not what was published: {found}")
+    digest = hashlib.sha512(packed.read_bytes()).digest()
+    actual = base64.b64encode(digest).decode()
+    if actual != integrity:
+        raise SystemExit(f"{packed.name} is not what was published: {actual}")
     with tarfile.open(packed) as archive:
         for path in needed:
             member = archive.getmember(f"package/{path}")

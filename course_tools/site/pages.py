@@ -6,8 +6,9 @@
 import functools
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import nbformat
 
@@ -16,6 +17,7 @@ from course_tools.i18n.site_languages import ROOT, Tongue
 from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import asked_in
 from course_tools.site import glossary, live_parts, notebook_pages
+from course_tools.site.live_parts import Place
 
 SITE = ROOT / "source/site"
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
@@ -32,28 +34,28 @@ class Site(NamedTuple):
     """What all pages are made with."""
 
     pictures: Path  # where figures go
-    live: dict[str, tuple[dict[str, str], dict[str, Any], str]]  # see website.live_places
+    live: dict[str, Place]  # by its name in places.toml
     repository: str  # OWNER/NAME, or nothing
     pdf: bool
 
 
 def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
     """Writes all pages that there are in both languages."""
-    frames = {
-        place: live_parts.block(place, told, drawn, text, tongue.say)
-        for place, (told, drawn, text) in site.live.items()
-    }
+    frames = {}
+    for name, place in site.live.items():
+        frames[name] = live_parts.block(name, place, tongue.say)
     for path in books():
-        own = path.relative_to(ROOT)
-        live = {
-            told["after"]: frames[place]
-            for place, (told, *_) in site.live.items()
-            if told["notebook"] == str(own) and place != "front"
-        }
-        write_book(path, to, live, site, tongue)
-    more = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "teaching").glob("*.md"))
-    for name in (*DOCUMENTS, *more, *(f"{folder}/README.md" for folder in (*BOOKS, *ROOMS))):
-        document(ROOT / name, to, tongue)
+        notebook = str(path.relative_to(ROOT))
+        frames_of_notebook = {}
+        for name, place in site.live.items():
+            if place.entry["notebook"] == notebook and name != "front":
+                frames_of_notebook[place.entry["after"]] = frames[name]
+        write_book(path, to, frames_of_notebook, site, tongue)
+    documents = [ROOT / name for name in DOCUMENTS]
+    documents += sorted((ROOT / "teaching").glob("*.md"))
+    documents += [ROOT / folder / "README.md" for folder in (*BOOKS, *ROOMS)]
+    for path in documents:
+        document(path, to, tongue)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")
     (to / "glossary.md").write_text(glossary.page(tongue), encoding="utf-8")
@@ -66,43 +68,57 @@ def books() -> list[Path]:
 
 
 def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: Tongue) -> None:
-    """Writes a notebook's page, and the notebook itself as a download."""
-    own, say = path.relative_to(ROOT), tongue.say
-    name = f"{'lab_' * (own.parts[0] == 'exercises')}{path.name}"
-    links = [say("Only the sliders run here.")] if own.parts[0] == "notebooks" else []
-    download, start = say("Download this notebook"), say("Start anywhere")
-    links.append(f'<a href="../download/{name}" download>{download}</a>')
-    links.append(f'<a href="../start.html">{start}</a>')
-    links += [
-        f'<a href="{address.format(site.repository, own)}">{say("Open in {0}").format(service)}</a>'
-        for service, address in ELSEWHERE.items()
-        if site.repository
-    ]
-    solved = own.parts[0] == "solutions"
-    head = "" if solved else f'<p class="elsewhere">{" · ".join(links)}</p>\n'
-    notebook_pages.write(
-        notebook_pages.page(path, site.pictures, live, head, solved, tongue), to / own
-    )
-    if solved:
+    """Writes a notebook's page, and the notebook itself as a download.
+
+    Args:
+        path: The executed notebook.
+        to: Where pages go.
+        live: By a text of a cell, the frame with sliders below it.
+        site: What all pages are made with.
+        tongue: The language.
+    """
+    place = path.relative_to(ROOT)
+    is_solution = place.parts[0] == "solutions"
+    name = f"lab_{path.name}" if place.parts[0] == "exercises" else path.name
+    links = " · ".join(_links(place, name, site.repository, tongue.say))
+    head = "" if is_solution else f'<p class="elsewhere">{links}</p>\n'
+    page = notebook_pages.page(path, site.pictures, live, head, is_solution, tongue)
+    notebook_pages.write(page, to / place)
+    if is_solution:
         return
+    download = to / "extra/download" / name
     if tongue.code == "en":
-        shutil.copy(path, to / "extra/download" / name)
+        shutil.copy(path, download)
     else:
-        nbformat.write(tongue.read(path), to / "extra/download" / name)
+        nbformat.write(tongue.read(path), download)
+
+
+def _links(place: Path, download: str, repository: str, say: Callable[[str], str]) -> Iterator[str]:
+    """What stands below the title of a notebook: where it runs, and its file."""
+    if place.parts[0] == "notebooks":
+        yield say("Only the sliders run here.")
+    yield f'<a href="../download/{download}" download>{say("Download this notebook")}</a>'
+    yield f'<a href="../start.html">{say("Start anywhere")}</a>'
+    if not repository:
+        return
+    for service, address in ELSEWHERE.items():
+        url = address.format(repository, place)
+        yield f'<a href="{url}">{say("Open in {0}").format(service)}</a>'
 
 
 def document(path: Path, to: Path, tongue: Tongue) -> None:
     """Writes a document; the map's chart, which GitHub draws, becomes links."""
-    own, text = path.relative_to(ROOT), tongue.document(path)
+    place = path.relative_to(ROOT)
+    text = tongue.document(path)
     if "```mermaid" in text:
-        chapters = course_map.chapters()
-        names = {path.stem[:2]: path.stem for path in chapters}
-        chart = re.search(r"```mermaid\n(.*?)```", text, re.S)
-        text = text.replace(chart[0], notebook_pages.way(chart[1], predictions(), names))
-    if own.parts[0] == "solutions":
+        names = {chapter.stem[:2]: chapter.stem for chapter in course_map.chapters()}
+        chart = re.search(r"```mermaid\n(.*?)```", text, re.DOTALL)
+        links = notebook_pages.chart_as_links(chart[1], predictions(), names)
+        text = text.replace(chart[0], links)
+    if place.parts[0] == "solutions":
         text = f"---\norphan: true\nnosearch: true\n---\n{text}"
-    (to / own).parent.mkdir(exist_ok=True)
-    (to / own).write_text(text, encoding="utf-8")
+    (to / place).parent.mkdir(exist_ok=True)
+    (to / place).write_text(text, encoding="utf-8")
 
 
 @functools.cache
@@ -113,19 +129,22 @@ def predictions() -> dict[str, int]:
 
 def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
     """Writes the front page, and the one that tells where else the course runs."""
-    say, up = tongue.say, tongue.up.removeprefix("../")
+    say, to_root = tongue.say, tongue.up.removeprefix("../")
     rows = [say("| | chapter | the question |"), "| --- | --- | --- |"]
     for path in course_map.chapters():
-        about, where = course_map.facts(tongue.read(path)), f"notebooks/{path.name}"
-        rows.append(f"| {path.stem[:2]} | [{about['title']}]({where}) | {about['question']} |")
-    said = {
+        facts = course_map.facts(tongue.read(path))
+        link = f"[{facts['title']}](notebooks/{path.name})"
+        rows.append(f"| {path.stem[:2]} | {link} | {facts['question']} |")
+    pdf = f'<a href="{to_root}ddp-course.pdf">{say("All of it as one PDF")}</a>'
+    fields = {
         "FRONT": frame,
         "CHAPTERS": "\n".join(rows),
         "REPOSITORY": site.repository or "OWNER/NAME",
-        "PDF": f'<a href="{up}ddp-course.pdf">{say("All of it as one PDF")}</a>' * site.pdf,
-        "ARTICLES": "articles/*" * (tongue.code == "zh"),
+        "PDF": pdf if site.pdf else "",
+        "ARTICLES": "articles/*" if tongue.code == "zh" else "",
     }
     for name in ("index.md", "start.md"):
-        text = site_languages.titled(say((SITE / name).read_text(encoding="utf-8")), say)
-        text = re.sub(f"({'|'.join(said)})\\b", lambda found: said[found[1]], text)
+        text = say((SITE / name).read_text(encoding="utf-8"))
+        text = site_languages.titled(text, say)
+        text = re.sub(f"({'|'.join(fields)})\\b", lambda match: fields[match[1]], text)
         (to / name).write_text(text, encoding="utf-8")

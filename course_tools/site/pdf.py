@@ -33,20 +33,22 @@ def print_page(page: Path, to: Path) -> dict[str, Any]:
         shown = browser.new_page(color_scheme="light")
         shown.set_default_timeout(300_000)
         shown.goto(page.as_uri())
-        found = shown.evaluate((ROOT / "source/site/print.js").read_text(encoding="utf-8"))
+        contents = shown.evaluate((ROOT / "source/site/print.js").read_text(encoding="utf-8"))
         paper = {"format": "A4", "scale": 0.8, "print_background": True}
         paper["margin"] = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
         feet = {"display_header_footer": True, "header_template": "<i></i>"}
         shown.pdf(path=to, **paper, **feet, footer_template=FOOTER)
         browser.close()
-    return found
+    return contents
 
 
 def printed(built: Path) -> Path:
     """Prints the site that is in `built`; returns the PDF, and tells what is in it."""
     to = built / "html/ddp-course.pdf"
-    found = print_page(one_page(built), to)
-    assert not found["lost"], found["lost"]
+    contents = print_page(one_page(built), to)
+    assert not contents["lost"], contents["lost"]
     size = f"{to.stat().st_size / 1e6:.1f} MB"
-    print(f"{to}: {size}, {found['folded']} folded parts and {found['links']} links at its end")
+    print(
+        f"{to}: {size}, {contents['folded']} folded parts and {contents['links']} links at its end"
+    )
     return to

@@ -18,7 +18,7 @@ import nbformat
 from nbformat import NotebookNode
 from pygments import lex
 from pygments.lexers import PythonLexer
-from pygments.token import Comment, Keyword, Name, Number, Operator, String
+from pygments.token import Comment, Keyword, Name, Number, Operator, String, _TokenType
 
 from course_tools import ROOT
 from course_tools.notebooks.cells import ANSI
@@ -65,17 +65,29 @@ def printed(cell: NotebookNode) -> str:
 
 def coloured(code: str, theme: Theme) -> list[Spans]:
     """Returns the lines of a cell, in pieces of a colour each."""
-    kinds = (
-        (Comment, theme.faint), (Keyword, theme.keyword), (Operator.Word, theme.keyword),
-        (String, theme.text), (Number, theme.number), (Name.Function, theme.name),
-    )  # fmt: skip
     lines: list[Spans] = [[]]
     for token, value in lex(code, PythonLexer(ensurenl=False)):
-        colour = next((ink for kind, ink in kinds if token in kind), theme.ink)
+        ink = ink_of(token, theme)
         first, *others = value.split("\n")
-        lines[-1].append((first, colour))
-        lines += [[(text, colour)] for text in others]
+        lines[-1].append((first, ink))
+        lines += [[(text, ink)] for text in others]
     return lines
+
+
+def ink_of(token: _TokenType, theme: Theme) -> str:
+    """The colour of a token of Python: that of the first kind which it belongs to."""
+    inks = (
+        (Comment, theme.faint),
+        (Keyword, theme.keyword),
+        (Operator.Word, theme.keyword),
+        (String, theme.text),
+        (Number, theme.number),
+        (Name.Function, theme.name),
+    )
+    for kind, ink in inks:
+        if token in kind:
+            return ink
+    return theme.ink
 
 
 def plain(text: str, theme: Theme) -> list[Spans]:
@@ -109,28 +121,35 @@ def page(height: float, body: str, words: str, theme: Theme, style: str = "") ->
 
 def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -> str:
     """Returns a cell with what it printed below it; the last paragraph of an error stands out."""
-    above = coloured((code or cell.source).replace("\n\n\n", "\n\n"), theme)
-    below = plain(printed(cell), theme)
-    parts = []
-    panel_height = len(above) * LINE + MARGIN
+    shown_code = (code or cell.source).replace("\n\n\n", "\n\n")
+    code_lines = coloured(shown_code, theme)
+    output_lines = plain(printed(cell), theme)
+    panel_height = len(code_lines) * LINE + MARGIN
     style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
-    parts.append(rectangle(MARGIN, MARGIN, WIDTH - 2 * MARGIN, panel_height, **style))
-    first_y = MARGIN + LINE + 3
-    parts += [line_at(line, first_y + number * LINE) for number, line in enumerate(above)]
-    below_y = MARGIN + panel_height + LINE + 8
+    parts = [rectangle(MARGIN, MARGIN, WIDTH - 2 * MARGIN, panel_height, **style)]
+    parts += lines_from(code_lines, MARGIN + LINE + 3)
+    output_y = MARGIN + panel_height + LINE + 8
     if any(output.output_type == "error" for output in cell.outputs):
-        parts.append(verdict_box(below, below_y, theme))
-    parts += [line_at(line, below_y + number * LINE) for number, line in enumerate(below)]
-    height = below_y + (len(below) - 1) * LINE + MARGIN + 4
+        parts.append(verdict_box(output_lines, output_y, theme))
+    parts += lines_from(output_lines, output_y)
+    height = output_y + (len(output_lines) - 1) * LINE + MARGIN + 4
     return page(height, "".join(parts), words, theme)
+
+
+def lines_from(lines: list[Spans], first_y: float) -> list[str]:
+    """Returns lines of text below each other as SVG."""
+    return [line_at(line, first_y + number * LINE) for number, line in enumerate(lines)]
 
 
 def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
     """Returns the ground of an error's last paragraph, which says who is guilty."""
-    texts = ["".join(text for text, _ in line) for line in lines]
-    begins = max(number for number, text in enumerate(texts) if not text) + 1
-    top = first_y + begins * LINE - LINE + 3
-    height = (len(texts) - begins) * LINE + 6
+    first_of_paragraph = 0
+    for number, line in enumerate(lines):
+        text = "".join(piece for piece, _ in line)
+        if not text:
+            first_of_paragraph = number + 1
+    top = first_y + (first_of_paragraph - 1) * LINE + 3
+    height = (len(lines) - first_of_paragraph) * LINE + 6
     return rectangle(MARGIN, top, WIDTH - 2 * MARGIN, height, rx=5, fill=theme.verdict)
 
 
@@ -186,28 +205,28 @@ PICTURES: dict[str, Callable[[Theme], str]] = {
 
 def drawn() -> dict[str, str]:
     """Returns all pictures by the names of their files."""
-    return {
-        f"{name}_{theme}.svg": draw(THEMES[theme])
-        for name, draw in PICTURES.items()
-        for theme in THEMES
-    }
+    pictures = {}
+    for name, draw in PICTURES.items():
+        for theme in THEMES:
+            pictures[f"{name}_{theme}.svg"] = draw(THEMES[theme])
+    return pictures
 
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the pictures, or says which are old; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     old = []
     for name, text in drawn().items():
         path = TO / name
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         old.append(name)
-        if not asked.check:
+        if not options.check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    if asked.check and old:
+    if options.check and old:
         print(f"source/pictures: {', '.join(old)}: old; make pictures", file=sys.stderr)
         return 1
     return 0

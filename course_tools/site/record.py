@@ -13,6 +13,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import nbformat
@@ -25,6 +26,9 @@ from course_utils.pictures.style import rounded
 from course_utils.record.event import USER_THREAD, Event
 
 SITE = ROOT / "source/site"
+FIRST_CELL = """\
+from dataclasses import replace
+from course_tools.site.record import keep, keep_challenge"""
 KEPT = ("kind", "bytes", "peer", "tag", "root", "op", "group", "group_name", "blocking", "parts")
 
 
@@ -43,17 +47,24 @@ def keep(
 
     `compute` is asked with an event, and with the recording's name where it takes two arguments.
     """
-    two = compute is not None and compute.__code__.co_argcount == 2
-    told = {
-        name: compact(trace, compute and (lambda e, n=name: compute(e, n) if two else compute(e)))
-        for name, trace in runs.items()
-    }
-    choices = {algorithm: ["", algorithm] for algorithm in algorithms}
+    takes_a_name = compute is not None and compute.__code__.co_argcount == 2
+    recordings = {}
+    for name, trace in runs.items():
+        compute_of_run = partial(_with_name, compute, name) if takes_a_name else compute
+        recordings[name] = compact(trace, compute_of_run)
+    if algorithms:
+        choices = {algorithm: ["", algorithm] for algorithm in algorithms}
+    else:
+        choices = {name: [name, None] for name in runs}
     case = {"runs": "all", "network": described(network)}
     if compute is None:
-        slowest = max(max(trace.replay(network).finish_us) for trace in runs.values())
-        case["unit_us"] = rounded(slowest / 10)
-    _write(choices or {name: [name, None] for name in runs}, {"": case}, {"all": told})
+        slowest_us = max(max(trace.replay(network).finish_us) for trace in runs.values())
+        case["unit_us"] = rounded(slowest_us / 10)
+    _write(choices, {"": case}, {"all": recordings})
+
+
+def _with_name(compute: Callable[[Event, str], float], name: str, event: Event) -> float:
+    return compute(event, name)
 
 
 def keep_challenge() -> None:
@@ -63,94 +74,140 @@ def keep_challenge() -> None:
     from course_challenge.judging import tried
     from course_challenge.leagues import LEAGUES, SIZES
 
-    once = [case for case in all_cases() if case.size and case.league == "flat"]
+    each_size_once = [case for case in all_cases() if case.size and case.league == "flat"]
     runs: dict[str, dict[str, Any]] = {}
-    cases: dict[str, Any] = {}
+    cases_of_league: dict[str, dict[str, Any]] = {name: {} for name in LEAGUES}
     for baseline, fn in BASELINES.items():
-        for n, case, trace in tried(fn, cases=once).traces:
-            own = f"{n} ranks, {case.size}"
-            runs.setdefault(own, {})[baseline] = compact(trace)
+        for world_size, case, trace in tried(fn, cases=each_size_once).traces:
+            run = f"{world_size} ranks, {case.size}"
+            runs.setdefault(run, {})[baseline] = compact(trace)
             for name, league in LEAGUES.items():
-                bound_us = league.bound_us(n, SIZES[case.size])
-                facts = {"runs": own, "network": described(league.network), "bound_us": bound_us}
-                late = [*[0.0] * (n - 1), league.late_us]
-                cases[f"{name}, {own}"] = facts | {"late": late, "unit_us": rounded(bound_us / 10)}
-    order = sorted(cases, key=lambda one: list(LEAGUES).index(one.split(",")[0]))
-    _write({one: [one, None] for one in BASELINES}, {one: cases[one] for one in order}, runs)
+                bound_us = league.bound_us(world_size, SIZES[case.size])
+                cases_of_league[name][f"{name}, {run}"] = {
+                    "runs": run,
+                    "network": described(league.network),
+                    "bound_us": bound_us,
+                    "late": [*[0.0] * (world_size - 1), league.late_us],
+                    "unit_us": rounded(bound_us / 10),
+                }
+    cases = {}
+    for of_league in cases_of_league.values():
+        cases |= of_league
+    _write({baseline: [baseline, None] for baseline in BASELINES}, cases, runs)
 
 
 def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> dict[str, Any]:
     """A recording as tables: each different call once, and by rank their numbers in its order."""
-    calls: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # of the calls, by their JSON
     ranks: list[list[int]] = []
     for rank in range(trace.world_size):
-        own = trace.of_rank(rank)
-        at = {event.index: place for place, event in enumerate(own)}
-        moments = sorted({t for e in own if e.flags & USER_THREAD for t in (e.start_s, e.end_s)})
-        ranks.append([])
-        for place, event in enumerate(own):
-            told = _told(event, place, at)
+        events = trace.of_rank(rank)
+        positions = {event.index: position for position, event in enumerate(events)}
+        moments = _moments_of_threads(events)
+        numbers_of_rank = []
+        for position, event in enumerate(events):
+            call = _call(event, position, positions)
             if event.flags & USER_THREAD:  # their order counts, and nothing else
-                told |= {"flags": USER_THREAD, "start_s": float(moments.index(event.start_s))}
-                told["end_s"] = float(moments.index(event.end_s))
-            ranks[-1].append(calls.setdefault(json.dumps(told), len(calls)))
-    found: dict[str, Any] = {"calls": list(map(json.loads, calls)), "ranks": ranks}
+                call["flags"] = USER_THREAD
+                call["start_s"] = float(moments.index(event.start_s))
+                call["end_s"] = float(moments.index(event.end_s))
+            number = numbers.setdefault(json.dumps(call), len(numbers))
+            numbers_of_rank.append(number)
+        ranks.append(numbers_of_rank)
+    tables: dict[str, Any] = {"calls": [json.loads(call) for call in numbers], "ranks": ranks}
     if compute:
-        found["compute"] = [list(map(compute, trace.of_rank(r))) for r in range(trace.world_size)]
-    return found
+        tables["compute"] = []
+        for rank in range(trace.world_size):
+            tables["compute"].append([compute(event) for event in trace.of_rank(rank)])
+    return tables
 
 
-def _told(event: Event, place: int, at: dict[int, int]) -> dict[str, Any]:
-    """What a replay needs of a call, as far as it is not the default."""
+def _moments_of_threads(events: Sequence[Event]) -> list[float]:
+    """When a call of a thread of the learner's began or ended, in order."""
+    moments = set()
+    for event in events:
+        if event.flags & USER_THREAD:
+            moments |= {event.start_s, event.end_s}
+    return sorted(moments)
+
+
+def _call(event: Event, position: int, positions: dict[int, int]) -> dict[str, Any]:
+    """What a replay needs of a call, as far as it is not the default.
+
+    Args:
+        event: The call.
+        position: Its place among the events of its rank.
+        positions: Those of all, by the events' indices.
+    """
     default = Event(rank=0, index=0, kind="", bytes=0, start_s=0.0, end_s=0.0)
-    told = {name: getattr(event, name) for name in KEPT}
-    told = {name: value for name, value in told.items() if value != getattr(default, name)}
-    return told | ({} if event.of is None else {"back": place - at[event.of]})
+    call = {}
+    for name in KEPT:
+        value = getattr(event, name)
+        if value != getattr(default, name):
+            call[name] = value
+    if event.of is not None:
+        call["back"] = position - positions[event.of]
+    return call
 
 
 def described(network: Network) -> dict[str, Any]:
     """A network as JSON has it."""
-    told = {name: getattr(network, name) for name in ("latency_us", "gbit_s", "nodes", "between")}
-    told["slow_links"] = [[*link, factor] for link, factor in network.slow_links.items()]
-    return told | {"slow_ranks": list(network.slow_ranks.items())}
+    return {
+        "latency_us": network.latency_us,
+        "gbit_s": network.gbit_s,
+        "nodes": network.nodes,
+        "between": network.between,
+        "slow_links": [[*link, factor] for link, factor in network.slow_links.items()],
+        "slow_ranks": list(network.slow_ranks.items()),
+    }
 
 
 def _write(choices: dict[str, Any], cases: dict[str, Any], runs: dict[str, Any]) -> None:
-    to = SITE / "recordings" / f"{os.environ['SITE_PLACE']}.json"
-    told = {"choices": choices, "cases": cases, "runs": runs}
-    to.write_text(json.dumps(told, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(f"{to.relative_to(ROOT)}: {to.stat().st_size:,} bytes")
+    place = {"choices": choices, "cases": cases, "runs": runs}
+    text = json.dumps(place, separators=(",", ":")) + "\n"
+    path = SITE / "recordings" / f"{os.environ['SITE_PLACE']}.json"
+    path.write_text(text, encoding="utf-8")
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
 
 
 def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
     """Runs a notebook as far as the last of these places, and each place's code after its cell."""
-    book, left = nbformat.read(ROOT / notebook, as_version=4), dict(wanted)
-    start = (
-        "from dataclasses import replace\nfrom course_tools.site.record import keep, keep_challenge"
-    )
-    cells = [nbformat.v4.new_code_cell(start)]
-    for cell in (cell for cell in book.cells if cell.cell_type == "code" and left):
+    book = nbformat.read(ROOT / notebook, as_version=4)
+    cells, keeping = [nbformat.v4.new_code_cell(FIRST_CELL)], []
+    left = dict(wanted)
+    for cell in book.cells:
+        if cell.cell_type != "code" or not left:
+            continue
         cells.append(cell)
-        for name in [name for name, place in left.items() if place["after"] in cell.source]:
-            told = f"%env SITE_PLACE={name}\n{left.pop(name)['code']}"
-            cells.append(nbformat.v4.new_code_cell(told))
+        for name, place in wanted.items():
+            if name in left and place["after"] in cell.source:
+                del left[name]
+                code = f"%env SITE_PLACE={name}\n{place['code']}"
+                keeping.append(nbformat.v4.new_code_cell(code))
+                cells.append(keeping[-1])
     assert not left, f"{notebook} has no cell for {', '.join(left)}"
     book.cells = cells
     folder = {"metadata": {"path": str(ROOT / notebook.split("/")[0])}}
     client = NotebookClient(book, timeout=600, kernel_name="python3", resources=folder)
     client.execute(env=os.environ | {"COURSE_LANG": "en"})
-    for cell in (cell for cell in cells if cell.source.startswith("%env SITE_PLACE=")):
-        print("".join(output.get("text", "") for output in cell.outputs).split("\n", 1)[1], end="")
+    for cell in keeping:
+        printed = "".join(output.get("text", "") for output in cell.outputs)
+        _, without_first_line = printed.split("\n", 1)  # in which %env says what it has set
+        print(without_first_line, end="")
 
 
 def main(names: Sequence[str]) -> None:
     """Records all places, or those that are named."""
     (SITE / "recordings").mkdir(exist_ok=True)
-    paths = [ROOT, os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, paths)))
-    wanted = {name: place for name, place in places().items() if not names or name in names}
-    for notebook in dict.fromkeys(place["notebook"] for place in wanted.values()):
-        record(notebook, {n: p for n, p in wanted.items() if p["notebook"] == notebook})
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    by_notebook: dict[str, dict[str, dict[str, str]]] = {}
+    for name, place in places().items():
+        if not names or name in names:
+            by_notebook.setdefault(place["notebook"], {})[name] = place
+    for notebook, wanted in by_notebook.items():
+        record(notebook, wanted)
 
 
 if __name__ == "__main__":

@@ -22,15 +22,15 @@ def read(figure: str) -> States:
     Raises:
         ValueError: They are not those of a ring of which every step adds or replaces one chunk.
     """
-    steps = [
-        [int(number) for number in numbers.split(",")]
-        for numbers in re.findall(r"step \d+: ([\d, ]+)", figure)
-    ]
+    steps = []
+    for numbers in re.findall(r"step \d+: ([\d, ]+)", figure):
+        steps.append([int(number) for number in numbers.split(",")])
     n = len(steps[0]) if steps else 0
     state = [[10**rank * (chunk + 1) for chunk in range(n)] for rank in range(n)]
     states = [state]
     for numbers in steps:
-        before, state = state, [list(held) for held in state]
+        before = states[-1]
+        state = [list(chunks) for chunks in before]
         for rank, number in enumerate(numbers):
             chunk = chunk_of(number)
             sums = []
@@ -41,7 +41,8 @@ def read(figure: str) -> States:
                 raise ValueError(f"rank {rank} cannot hold {number} after {len(states)} steps")
             state[rank][chunk] = number
         states.append(state)
-    if len(steps) != 2 * (n - 1) or shares(min(map(min, state))) != n:
+    is_complete = shares(min(map(min, state))) == n
+    if len(steps) != 2 * (n - 1) or not is_complete:
         raise ValueError(f"this is no ring: {figure}")
     return states
 
@@ -70,7 +71,7 @@ def square(number: int, n: int, x: float, y: float, size: float, theme: Theme) -
 
     A stripe stands where its rank's digit does, so the last one is rank 0's.
     """
-    fill = theme.whole if shares(number) == n else theme.part
+    fill = theme.complete if shares(number) == n else theme.part
     has_digits = size >= SQUARE
     width = size / n
     parts = [rectangle(x, y, size, size, fill=theme.panel)]
@@ -167,13 +168,13 @@ class Clock:
         name = f"m{step}_{dx:g}_{dy:g}".replace("-", "n")
         begin = self.percent(self.leaves_s(step))
         end = self.percent(self.arrives_s(step))
-        here = "transform:none"
-        there = f"transform:translate({dx:g}px,{dy:g}px)"
+        at_first = "transform:none"
+        at_last = f"transform:translate({dx:g}px,{dy:g}px)"
         frames = [
-            f"0%,{begin - 0.01:.2f}%{{opacity:0;{here}}}",
-            f"{begin}%{{opacity:1;{here}}}",
-            f"{end - 0.01:.2f}%{{opacity:1;{there}}}",
-            f"{end}%,100%{{opacity:0;{there}}}",
+            f"0%,{begin - 0.01:.2f}%{{opacity:0;{at_first}}}",
+            f"{begin}%{{opacity:1;{at_first}}}",
+            f"{end - 0.01:.2f}%{{opacity:1;{at_last}}}",
+            f"{end}%,100%{{opacity:0;{at_last}}}",
         ]
         self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
         return name
@@ -217,13 +218,14 @@ def arrows(theme: Theme) -> list[str]:
 
 def held_by(rank: int, states: States, clock: Clock, theme: Theme) -> list[str]:
     """Returns a rank's name and its chunks, each in all of its states."""
+    n = len(states[0])
     x, y = PLACES[rank]
-    is_above = y < PLACES[-1][1]
-    label_y = y - 10 if is_above else y + SQUARE + 20  # where no chunk passes
+    _, lowest_y = PLACES[-1]
+    label_y = y - 10 if y < lowest_y else y + SQUARE + 20  # where no chunk passes
     parts = [words_at(x, label_y, f"rank {rank}", fill=theme.ink)]
-    for chunk in range(len(states[0])):
+    for chunk in range(n):
         numbers = [state[rank][chunk] for state in states]
-        parts += filled(numbers, len(states[0]), x + chunk * PITCH, y, clock, theme)
+        parts += filled(numbers, n, x + chunk * PITCH, y, clock, theme)
     return parts
 
 
@@ -245,13 +247,14 @@ def filled(numbers: list[int], n: int, x: float, y: float, clock: Clock, theme: 
 
 def travelling(states: States, step: int, rank: int, clock: Clock, theme: Theme) -> str:
     """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
-    n = len(states[0])
+    sender = rank - 1
     before, after = states[step - 1], states[step]
-    [chunk] = [chunk for chunk in range(n) if after[rank][chunk] != before[rank][chunk]]
-    from_x, from_y = PLACES[rank - 1]
+    n = len(before)
+    (chunk,) = (chunk for chunk in range(n) if after[rank][chunk] != before[rank][chunk])
+    from_x, from_y = PLACES[sender]
     to_x, to_y = PLACES[rank]
     x = from_x + chunk * PITCH
-    drawn = square(before[rank - 1][chunk], n, x, from_y, SQUARE, theme)
+    drawn = square(before[sender][chunk], n, x, from_y, SQUARE, theme)
     drawn += outline(x, from_y, SQUARE, theme)
     return element("g", drawn, class_=clock.moved(step, to_x - from_x, to_y - from_y))
 

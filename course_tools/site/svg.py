@@ -17,18 +17,18 @@ class Theme(NamedTuple):
     name: str
     verdict: str  # below the last paragraph of a hang's report
     part: str  # what a rank has brought into a square
-    whole: str  # the same where all ranks have
+    complete: str  # the same where all ranks have
 
 
 LIGHT = Theme(
     page="#ffffff", panel="#f6f8fa", border="#d0d7de", ink="#1f2328", faint="#59636e",
     keyword="#cf222e", text="#0a3069", number="#0550ae", name="#6639ba", verdict="#fff8c5",
-    part="#a9d1f2", whole="#8fd9b6",
+    part="#a9d1f2", complete="#8fd9b6",
 )  # fmt: skip
 DARK = Theme(
     page="#0d1117", panel="#161b22", border="#3d444d", ink="#e6edf3", faint="#9198a1",
     keyword="#ff7b72", text="#a5d6ff", number="#79c0ff", name="#d2a8ff", verdict="#3b2e07",
-    part="#1d4f7c", whole="#1c6b4a",
+    part="#1d4f7c", complete="#1c6b4a",
 )  # fmt: skip
 THEMES = {"light": LIGHT, "dark": DARK}
 

@@ -23,6 +23,7 @@ from course_tools import ROOT
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
 from course_tools.site import live_parts, llms, pages
+from course_tools.site.live_parts import Place
 from course_tools.site.pages import Site
 
 SITE = ROOT / "source/site"
@@ -35,8 +36,9 @@ def stage(to: Path, parts: Path, repository: str, pdf: bool) -> Site:
     begin(to, english)
     site = Site(to / "_static/pictures", live_places(to), repository, pdf)
     site.pictures.mkdir()
-    if found := live_parts.pyodide(parts):
-        shutil.copytree(found, to / "extra/live/pyodide")
+    pyodide = live_parts.pyodide(parts)
+    if pyodide:
+        shutil.copytree(pyodide, to / "extra/live/pyodide")
     pages.write_pages(to, site, english)
     llms.write(to / "extra")
     return site
@@ -57,28 +59,28 @@ def begin(to: Path, tongue: Tongue) -> None:
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(SITE / "static", to / "_static")
     shutil.copytree(SITE / "templates", to / "templates")
-    worker, say = to / "_static/worker.js", to / "_static/say.js"
+    worker = to / "_static/worker.js"
     worker.write_text(worker.read_text(encoding="utf-8").replace("WHEEL", live_parts.WHEEL))
-    say.write_text(
-        site_languages.for_scripts(tongue, say.read_text(encoding="utf-8")), encoding="utf-8"
-    )
+    say = to / "_static/say.js"
+    script = site_languages.for_scripts(tongue, say.read_text(encoding="utf-8"))
+    say.write_text(script, encoding="utf-8")
     (to / "extra/download").mkdir(parents=True)
     shutil.copytree(ROOT / "source/pictures", to / "extra/source/pictures")
     settings = (SITE / "conf.py").read_text(encoding="utf-8")
     (to / "conf.py").write_text(f'TONGUE = "{tongue.code}"\n{settings}', encoding="utf-8")
 
 
-def live_places(to: Path) -> dict[str, tuple[dict[str, str], dict[str, Any], str]]:
+def live_places(to: Path) -> dict[str, Place]:
     """Packs what moves; returns each place as places.toml tells of it, drawn, and recorded."""
     (to / "extra/live/recordings").mkdir(parents=True)
     packed = live_parts.wheel(to / "extra/live" / live_parts.WHEEL)
-    texts, told = live_parts.recordings(), live_parts.places()
-    for place, text in texts.items():
-        (to / f"extra/live/recordings/{place}.json").write_text(text, encoding="utf-8")
-    drawn = map(json.loads, live_parts.redrawn(packed, [(place, {}) for place in texts]))
-    return {
-        place: (told[place], own, texts[place]) for place, own in zip(texts, drawn, strict=True)
-    }
+    entries, recordings = live_parts.places(), live_parts.recordings()
+    unmoved = live_parts.redrawn(packed, [(name, {}) for name in recordings])
+    places = {}
+    for (name, recording), drawn in zip(recordings.items(), unmoved, strict=True):
+        (to / f"extra/live/recordings/{name}.json").write_text(recording, encoding="utf-8")
+        places[name] = Place(entries[name], json.loads(drawn), recording)
+    return places
 
 
 def remembered(highlight: Callable[..., str]) -> Callable[..., str]:

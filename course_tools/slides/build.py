@@ -44,14 +44,17 @@ def page(chapter: Path, to: Path, tongue: Tongue) -> None:
     """Writes the slides of a chapter, a column for each of its parts."""
     notebook = tongue.read(chapter)
     pictures_to_files(notebook.cells, to / "_static/pictures", "")
-    columns = [[slide.html() for slide in part] for part in Deck(notebook.cells, tongue.say).parts]
-    said = {
+    columns = []
+    for part in Deck(notebook.cells, tongue.say).parts:
+        slides = "".join(slide.html() for slide in part)
+        columns.append(f"<section>{slides}</section>")
+    fields = {
         "lang": tongue.code,
         "title": html.escape(course_map.facts(notebook)["title"]),
         "colours": COLOURS.get_style_defs("pre"),
-        "slides": "\n".join(f"<section>{''.join(own)}</section>" for own in columns),
+        "slides": "\n".join(columns),
     }
-    text = Template(SHAPE.read_text(encoding="utf-8")).substitute(said)
+    text = Template(SHAPE.read_text(encoding="utf-8")).substitute(fields)
     (to / f"{chapter.stem}.html").write_text(text, encoding="utf-8")
 
 
@@ -64,20 +67,23 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     to = args.to.expanduser() / copies.language()
     tongue = site_languages.in_chinese() if copies.language() else site_languages.english()
-    if not (reveal := npm.fetched(args.parts, REVEAL, INTEGRITY, NEEDED)):
+    reveal = npm.fetched(args.parts, REVEAL, INTEGRITY, NEEDED)
+    if not reveal:
         print("slides need reveal.js, which npm brings once", file=sys.stderr)
         return 1
-    rows: list[str] = []
     (to / "_static/pictures").mkdir(parents=True, exist_ok=True)
     shutil.copytree(reveal, to / "_static/reveal", dirs_exist_ok=True)
-    for path, notebook in course_map.chapters(tongue=course_map.Tongue(tongue.read, str)).items():
-        if path.name[:2] in (args.chapters or path.name):
+    items = []
+    chapters = course_map.chapters(tongue=course_map.Tongue(tongue.read, str))
+    for path, notebook in chapters.items():
+        number = path.name[:2]
+        if not args.chapters or number in args.chapters:
             page(path, to, tongue)
         if (to / f"{path.stem}.html").exists():
             title = html.escape(course_map.facts(notebook)["title"])
-            rows.append(f'<li>{path.name[:2]} <a href="{path.stem}.html">{title}</a></li>')
-    first = f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{"".join(rows)}</ul>'
-    (to / "index.html").write_text(first, encoding="utf-8")
+            items.append(f'<li>{number} <a href="{path.stem}.html">{title}</a></li>')
+    index = f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{"".join(items)}</ul>'
+    (to / "index.html").write_text(index, encoding="utf-8")
     print(f"Open {to / 'index.html'} in a browser; the key S shows the notes.")
     return 0
 

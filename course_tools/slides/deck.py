@@ -15,6 +15,7 @@ from course_tools.notebooks.predictions import Question, questions
 from course_tools.slides.markup import (
     MOST,
     WHOLE,
+    Piece,
     Slide,
     in_sight,
     listing,
@@ -38,19 +39,23 @@ class Deck:
         self.say = say
         first, *cells = cells
         title, *blocks = re.findall(BLOCK, first.source)
-        self.title, self.setting = title.removeprefix("# "), ""
+        self.title = title.removeprefix("# ")
+        self.setting = ""  # the last paragraph, which a question may be about
         self.waiting: list[str] = []  # paragraphs that no slide shows yet
-        self.told: Slide | None = None  # what the next paragraph is about: an output, a question
+        self.subject: Slide | None = None  # of the next paragraph: an output, or a question
         self.open: Slide | None = None  # has code, and no output yet
         self.parts: list[list[Slide]] = [[]]
         self.show(*map(words, blocks[:3])).notes += blocks[3:]
-        asked = [(id(cell), question) for cell, question in questions(cells)]
-        self.asked = {question.text: question.number for _, question in asked}
+        self.numbers: dict[str, int] = {}  # of the questions, by their texts
+        questions_of: dict[int, list[Question]] = {}  # by the id of the cell that asks
+        for cell, question in questions(cells):
+            self.numbers[question.text] = question.number
+            questions_of.setdefault(id(cell), []).append(question)
         for cell in cells:
             if cell.cell_type == "markdown":
                 self.read(cell.source)
-            elif own := [question for one, question in asked if one == id(cell)]:
-                for question in own:
+            elif id(cell) in questions_of:
+                for question in questions_of[id(cell)]:
                     self.vote(question)
             elif cell.source.startswith("check("):
                 self.open = None
@@ -61,36 +66,59 @@ class Deck:
     def read(self, text: str) -> None:
         """Headings begin slides; paragraphs wait for the next code, or speak of the last output."""
         for block in re.findall(BLOCK, text):
-            self.setting = self.setting if block.startswith(("#", "<")) else block
-            if found := re.match(r"(#+) (.*)", block):
-                self.end()
-                self.title = found[2]
-                self.parts += [[] for _ in "#"[: len(found[1]) < 3]]
+            if not block.startswith(("#", "<")):
+                self.setting = block
+            heading = re.match(r"(#+) (.*)", block)
+            if heading:
+                self.heading(*heading.groups())
             elif DISCUSS.search(block):
                 self.end()
-                self.told = self.show(words(DISCUSS.sub("", block)), label=self.say("Discuss"))
-            elif block.startswith("<details>"):  # an answer, or a hint
-                slide, plain = self.parts[-1][-1], re.sub(r"</?(details|summary)>", "", block)
-                slide.notes.append(plain)
-                if slide.label == self.say("Discuss"):
-                    slide.add(words(re.sub("^(Answer|答案)", "", plain), later=True))
-                    self.told = None
-            elif self.told:
-                self.told.notes.append(block)
-                question = self.told.label == self.say("Discuss")
-                self.told.add(words(block if question else in_sight(block), later=not question))
-                self.told = self.told if question else None
+                question = words(DISCUSS.sub("", block))
+                self.subject = self.show(question, label=self.say("Discuss"))
+            elif block.startswith("<details>"):
+                self.folded(block)
+            elif self.subject:
+                self.about_subject(block)
             else:
                 self.waiting.append(block)
 
-    def show(self, *pieces: tuple[str, int], label: str = "") -> Slide:
+    def heading(self, signs: str, title: str) -> None:
+        """Begins a slide, and with the largest headings a part."""
+        self.end()
+        self.title = title
+        if len(signs) < 3:
+            self.parts.append([])
+
+    def folded(self, block: str) -> None:
+        """An answer to what is discussed, or a hint, which only the notes have."""
+        slide = self.parts[-1][-1]
+        plain = re.sub(r"</?(details|summary)>", "", block)
+        slide.notes.append(plain)
+        if slide.label == self.say("Discuss"):
+            answer = re.sub("^(Answer|答案)", "", plain)
+            slide.add(words(answer, later=True))
+            self.subject = None
+
+    def about_subject(self, block: str) -> None:
+        """A paragraph about an output, or more of a question that is discussed."""
+        self.subject.notes.append(block)
+        if self.subject.label == self.say("Discuss"):
+            self.subject.add(words(block))
+        else:
+            self.subject.add(words(in_sight(block), later=True))
+            self.subject = None
+
+    def show(self, *pieces: Piece, label: str = "") -> Slide:
         """A new slide, with the last of the words that wait."""
-        *self.waiting, last = self.waiting or [""]
-        slide = Slide(self.title, label, notes=self.flush() + [last] * bool(last))
-        for piece in [*[words(in_sight(last))] * bool(last), *pieces]:
+        last = self.waiting.pop() if self.waiting else ""
+        slide = Slide(self.title, label, notes=self.flush())
+        if last:
+            slide.notes.append(last)
+            slide.add(words(in_sight(last)))
+        for piece in pieces:
             slide.add(piece)
         self.parts[-1].append(slide)
-        self.told = self.open = None
+        self.subject = self.open = None
         return slide
 
     def flush(self) -> list[str]:
@@ -100,54 +128,65 @@ class Deck:
             return blocks
         slide = None
         for block in blocks:
-            if not slide or not slide.add(words(in_sight(block))):
-                slide = self.show(words(in_sight(block)))
+            piece = words(in_sight(block))
+            if not slide or not slide.add(piece):
+                slide = self.show(piece)
             slide.notes.append(block)
         return []
 
     def end(self) -> None:
         """Words that stress nothing go to the notes of the last slide, if there is one."""
-        left, own = self.flush(), self.parts[-1]
-        if left and not own:
+        left, slides = self.flush(), self.parts[-1]
+        if left and not slides:
             self.show(*(words(in_sight(block)) for block in left))
         if left:
-            own[-1].notes += left
-        self.told = self.open = None
+            slides[-1].notes += left
+        self.subject = self.open = None
 
     def vote(self, question: Question) -> None:
         """The question as its paragraph asks it; without one, what the last paragraph is about."""
-        asks = bool(PREDICT.search(self.setting))
-        about = self.setting if asks or len(self.setting) < 350 else in_sight(self.setting)
-        if self.waiting[-1:] == [self.setting]:
+        subject = self.setting
+        if not PREDICT.search(subject) and len(subject) >= 350:
+            subject = in_sight(subject)
+        if self.waiting and self.waiting[-1] == self.setting:
             self.waiting.pop()
-        asked = vote(question, self.say("Write it down first."))
-        slide = self.show(words(PREDICT.sub("", about)), asked, label=self.say("Vote"))
+        ballot = vote(question, self.say("Write it down first."))
+        slide = self.show(words(PREDICT.sub("", subject)), ballot, label=self.say("Vote"))
         slide.notes.append(self.setting)
 
     def run(self, cell: NotebookNode) -> None:
         """Code if it is in sight, each picture on its own, and what was printed."""
-        slide, (pictures, printed, told) = None, outputs(cell)
+        slide = None
+        pictures, printed, answers = outputs(cell)
         code = re.sub(r"(?m)^\w+\.measured\(.*\)\n?", "", cell.source).strip()
-        if not cell.metadata.get("jupyter", {}).get("source_hidden") and code:
+        is_hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
+        if code and not is_hidden:
             slide = self.code(code)
         for picture, caption in pictures:
             slide = self.show((picture, PICTURE_PX))
             slide.notes.append(caption)
         pieces = [listing(printed, "output")] if printed else []
-        for line in told:
-            (number,) = (self.asked[text] for text in self.asked if line.startswith(f"{text}: "))
-            pieces.append(measured(number, line))
+        for line in answers:
+            pieces.append(measured(self.number_of(line), line))
         for piece in pieces:
             if not slide or not slide.add(piece):
                 slide = self.show(piece)
         if pieces or pictures:
-            slide.notes += [f"```\n{printed}\n```"] * (printed.count("\n") >= MOST)
-            self.told, self.open = slide, None
+            if printed.count("\n") >= MOST:  # the slide has not all of it
+                slide.notes.append(f"```\n{printed}\n```")
+            self.subject, self.open = slide, None
+
+    def number_of(self, line: str) -> int:
+        """The number of the question that a line answers."""
+        (number,) = (self.numbers[text] for text in self.numbers if line.startswith(f"{text}: "))
+        return number
 
     def code(self, code: str) -> Slide:
         """A slide with code, or more code on the one before."""
         piece = listing(re.sub(r"\n{3,}", "\n\n", code), "code")
-        if self.waiting or not self.open or not self.open.add(piece):
-            stub = "raise NotImplementedError" in code
-            self.open = self.show(piece, label=self.say("In pairs") if stub else "")
+        goes_on = self.open and not self.waiting
+        if not goes_on or not self.open.add(piece):
+            is_stub = "raise NotImplementedError" in code
+            label = self.say("In pairs") if is_stub else ""
+            self.open = self.show(piece, label=label)
         return self.open

@@ -35,17 +35,21 @@ class Slide:
 
     def add(self, piece: Piece) -> bool:
         """Shows a piece if there is room, or nothing yet."""
-        fits = piece[1] <= self.room or not self.shown
-        if fits:
-            self.shown.append(piece[0])
-            self.room -= piece[1] + GAP_PX
-        return fits
+        markup, height = piece
+        if self.shown and height > self.room:
+            return False
+        self.shown.append(markup)
+        self.room -= height + GAP_PX
+        return True
 
     def html(self) -> str:
         """The slide as reveal.js reads it."""
         label = f'<p class="label">{self.label}</p>' if self.label else ""
-        title = words(self.title)[0].strip().removeprefix("<p>").removesuffix("</p>")
-        notes = "".join(words(note)[0] for note in dict.fromkeys(self.notes))
+        title_paragraph, _ = words(self.title)
+        title = title_paragraph.strip().removeprefix("<p>").removesuffix("</p>")
+        notes = ""
+        for note in dict.fromkeys(self.notes):
+            notes += words(note)[0]
         return (
             f'<section><div class="page"><header><h2>{title}</h2>{label}</header>'
             f'{"".join(self.shown)}</div><aside class="notes">{notes}</aside></section>'
@@ -59,13 +63,21 @@ def in_sight(text: str) -> str:
     sentences = [""]
     for piece in re.split(SENTENCE, text):
         sentences[-1] += piece
-        last = sentences[-1]
-        whole = all(last.count(mark) % 2 == 0 for mark in ("*", "`"))
-        closed = whole and last.count("(") == last.count(")")
-        if closed and columns(last) > 35 and re.search(ENDS, last):
+        if _is_sentence(sentences[-1]):
             sentences.append("")
-    stressed = [one for one in sentences[1:] if "**" in one]
-    return "".join([sentences[0], *stressed[:1]])
+    first, *others = sentences
+    for sentence in others:
+        if "**" in sentence:
+            return first + sentence
+    return first
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether a text ends one: its marks and brackets are closed, and it is no abbreviation."""
+    if columns(text) <= 35 or text.count("(") != text.count(")"):
+        return False
+    is_closed = text.count("*") % 2 == 0 and text.count("`") % 2 == 0
+    return is_closed and re.search(ENDS, text) is not None
 
 
 def columns(line: str) -> int:
@@ -76,15 +88,30 @@ def columns(line: str) -> int:
 def words(text: str, later: bool = False) -> Piece:
     """Markdown; links inside the course, which lead nowhere from a slide, are plain words."""
     text = re.sub(r"\[([^]]+)\]\((?!http)[^)]*\)", r"\1", text)
-    shown, lines = markdown(text), [" ".join(text.split())]
-    if WHOLE.match(text):  # of a row of a table the longest cell counts
-        rows = [line.split("|") for line in text.splitlines()]
-        lines = [max(cells, key=columns) * max(1, len(cells) - 2) for cells in rows]
-    high = LINE_PX * sum(1 + columns(line) // WIDE for line in lines)
-    if high > ROOM_PX:
-        size = max(20, 28 * (ROOM_PX / high) ** 0.5)
-        shown, high = f'<div class="much" style="font-size:{size:.0f}px">{shown}</div>', ROOM_PX
-    return f'<div class="fragment so">{shown}</div>' if later else shown, high
+    markup = markdown(text)
+    height = 0
+    for line in _lines(text):
+        height += LINE_PX * (1 + columns(line) // WIDE)
+    if height > ROOM_PX:
+        size = max(20, 28 * (ROOM_PX / height) ** 0.5)
+        markup = f'<div class="much" style="font-size:{size:.0f}px">{markup}</div>'
+        height = ROOM_PX
+    if later:
+        markup = f'<div class="fragment so">{markup}</div>'
+    return markup, height
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text for a guess of its height: a paragraph is one, wherever it breaks."""
+    if not WHOLE.match(text):
+        return [" ".join(text.split())]
+    lines = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        longest = max(cells, key=columns)  # it decides how high a row of a table is
+        columns_of_table = max(1, len(cells) - 2)
+        lines.append(longest * columns_of_table)
+    return lines
 
 
 def listing(text: str, kind: str) -> Piece:
@@ -92,25 +119,33 @@ def listing(text: str, kind: str) -> Piece:
     lines = text.splitlines()
     if kind == "output" and len(lines) > MOST:
         lines = [*lines[: MOST - 1], "…"]
-    text, size = "\n".join(lines), max(17, min(24, 1850 // max(map(len, lines)), 390 // len(lines)))
-    high = sum(1 + len(line) * size * 3 // 5 // 1120 for line in lines) * size * 4 // 3 + 20
-    shown = highlight(text, PythonLexer(), COLOURS) if kind == "code" else html.escape(text)
-    fragment = "" if kind == "code" else " fragment"
-    return f'<pre class="{kind}{fragment}" style="font-size:{size}px">{shown.rstrip()}</pre>', high
+    longest = max(map(len, lines))
+    size = min(24, 1850 // longest, 390 // len(lines))  # of a letter, in pixels
+    size = max(17, size)
+    broken_lines = 0  # on the slide, where long lines are broken
+    for line in lines:
+        broken_lines += 1 + len(line) * size * 3 // 5 // 1120
+    height = broken_lines * size * 4 // 3 + 20
+    shown_text = "\n".join(lines)
+    if kind == "code":
+        markup, classes = highlight(shown_text, PythonLexer(), COLOURS), kind
+    else:
+        markup, classes = html.escape(shown_text), f"{kind} fragment"
+    return f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>', height
 
 
 def vote(question: Question, write: str) -> Piece:
     """The question and its choices; who has no choices is told to write an answer down first."""
-    boxes = "".join(f"<li>{html.escape(one)}</li>" for one in question.choices)
-    how = f'<ol class="choices">{boxes}</ol>' if boxes else f"<p>{write}</p>"
-    asked = f"<b>{html.escape(question.text)} …</b>{how}"
-    return f'<div class="ask" data-asks="{question.number}">{asked}</div>', 4 * LINE_PX
+    boxes = "".join(f"<li>{html.escape(choice)}</li>" for choice in question.choices)
+    answers = f'<ol class="choices">{boxes}</ol>' if boxes else f"<p>{write}</p>"
+    asks = f"<b>{html.escape(question.text)} …</b>{answers}"
+    return f'<div class="ask" data-asks="{question.number}">{asks}</div>', 4 * LINE_PX
 
 
-def measured(number: int, said: str) -> Piece:
+def measured(number: int, line: str) -> Piece:
     """What answers a prediction."""
-    tells = f'<p class="fragment measured" data-tells="{number}">{html.escape(said)}</p>'
-    return tells, 60 + len(said) // 60 * LINE_PX
+    markup = f'<p class="fragment measured" data-tells="{number}">{html.escape(line)}</p>'
+    return markup, 60 + len(line) // 60 * LINE_PX
 
 
 def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
@@ -118,15 +153,17 @@ def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
     pictures, printed, raised = [], "", ""
     for output in cell.outputs:
         data = output.get("data", {})
-        shown = data.get("text/html", "")
-        if "<img" in shown:
-            pictures.append((shown, ""))
-        elif shown.startswith("<p"):
-            pictures[-1] = (pictures[-1][0], data["text/plain"])
+        markup = data.get("text/html", "")
+        if "<img" in markup:
+            pictures.append((markup, ""))
+        elif markup.startswith("<p"):
+            picture, _ = pictures[-1]
+            pictures[-1] = (picture, data["text/plain"])
         elif output.output_type == "error":
             raised = "\n".join(output.traceback)
-        elif not shown:
+        elif not markup:
             printed += output.get("text") or data["text/plain"]
-    told = re.findall(rf"(?m)^(.*){NOBODY}$", printed)
-    rest = raised or re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
-    return pictures, re.sub(r"\x1b\[[\d;]*m", "", rest).strip("\n"), told
+    answers = re.findall(rf"(?m)^(.*){NOBODY}$", printed)
+    text = raised or re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
+    without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
+    return pictures, without_colours.strip("\n"), answers

@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def wrong(look, root=ROOT) -> str:
-    return "\n".join(line.said for line in look(root) if line.sign == doctor.WRONG)
+    return "\n".join(line.text for line in look(root) if line.sign == doctor.WRONG)
 
 
 def missing(look, root=ROOT) -> str:
-    return "\n".join(line.said for line in look(root) if line.sign == doctor.MISSING)
+    return "\n".join(line.text for line in look(root) if line.sign == doctor.MISSING)
 
 
 def version_of(name, version):

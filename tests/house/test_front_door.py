@@ -61,7 +61,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 def test_what_is_written_can_be_read(theme):
-    pairs = [(theme.ink, below) for below in (theme.verdict, theme.part, theme.whole)]
+    pairs = [(theme.ink, below) for below in (theme.verdict, theme.part, theme.complete)]
     inks = theme.ink, theme.faint, theme.keyword, theme.text, theme.number, theme.name
     pairs += [(ink, below) for ink in inks for below in (theme.page, theme.panel)]
     for ink, below in pairs:

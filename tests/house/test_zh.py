@@ -137,13 +137,13 @@ def test_a_new_paragraph_is_english_and_both_reader_and_machine_are_told(course,
     assert "lessons/00 80 %" in capsys.readouterr().out
     cell = first(course).cells[0]
     assert "Nobody has ever" in cell.source
-    assert cell.source.endswith(catalogues.NOTES[0].format(missing=1))
+    assert cell.source.endswith(catalogues.PARTLY_ENGLISH.format(missing=1))
     assert cell.metadata["tags"] == ["english"]
 
 
 def test_what_nobody_translated_says_so_once(course):
     lab = nbformat.read(course / "exercises/zh/00_sums.ipynb", as_version=4)
-    assert lab.cells[0].source.endswith(catalogues.NOTES[1])
+    assert lab.cells[0].source.endswith(catalogues.ALL_ENGLISH)
 
 
 def test_a_translation_that_lost_something_is_not_in_order(course, capsys):

@@ -19,9 +19,9 @@ def notices(environment: Mapping[str, str]) -> list[dict[str, str]]:
     """
     is_chinese = environment.get("COURSE_LANG", "").strip().lower() == "zh"
     message, label = _WORDS["zh" if is_chinese else ""]
-    found = []
+    offers = []
     for name in environment.get("COURSE_NEWER", "").split():
         merge = [sys.executable, "-m", "course_tools.learner.workspace", "--fresh", name]
         command = f"(cd {shlex.quote(str(COURSE))} && {shlex.join(merge)})"
-        found.append({"message": message.format(name), "label": label, "command": command})
-    return found
+        offers.append({"message": message.format(name), "label": label, "command": command})
+    return offers

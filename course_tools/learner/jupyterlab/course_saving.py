@@ -11,8 +11,10 @@ def keep_pictures(model: dict[str, Any], **_: Any) -> None:
     A widget ends with its kernel, and Lab then shows an error in its place; the picture stays.
     Source: Jupyter Server's `ContentsManager.pre_save_hook`, whose arguments these are.
     """
-    cells = model["content"]["cells"] if model["type"] == "notebook" and model["content"] else ()
-    for output in (output for cell in cells for output in cell.get("outputs", ())):
-        data = output.get("data", {})
-        if data.keys() & {"image/png", "text/html"}:
-            data.pop(_VIEW, None)
+    if model["type"] != "notebook" or not model["content"]:
+        return
+    for cell in model["content"]["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if data.keys() & {"image/png", "text/html"}:
+                data.pop(_VIEW, None)
