@@ -251,7 +251,9 @@ def _threads_at_work() -> list[threading.Thread]:
 def flush_files() -> None:
     """Write what stands in the buffers of files that this rank has opened and not closed."""
     base = io.IOBase.__base__  # without the abstract class, which takes ten times as long to ask
-    files = [value for value in gc.get_objects() if isinstance(value, base)]
+    # The type is asked, not the object: `isinstance` reads `__class__` of it, and that may raise,
+    # as it does of a proxy whose object is gone.
+    files = [value for value in gc.get_objects() if issubclass(type(value), base)]
     texts = [file for file in files if isinstance(file, io.TextIOWrapper)]
     buffers = [file for file in files if isinstance(file, io.BufferedWriter | io.BufferedRandom)]
     plain = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO)

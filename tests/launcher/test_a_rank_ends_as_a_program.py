@@ -11,6 +11,8 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
@@ -67,6 +69,30 @@ def test_a_checkpoint_that_is_saved_aside_is_whole(tmp_path):
 def test_a_log_for_tensorboard_is_written(tmp_path):
     found = under_launch(tmp_path, "a_log_for_tensorboard")
     assert set(found.values()) == {"1 files with content, 1 files"}
+
+
+class Lazy:
+    """As a proxy of a web framework that has no request to stand for."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("working outside of application context")
+
+
+def a_dead_proxy() -> object:
+    return weakref.proxy(Lazy())
+
+
+@pytest.mark.parametrize("make", [a_dead_proxy, Lazy])
+def test_an_object_that_raises_when_looked_at_keeps_no_file_from_being_written(tmp_path, make):
+    def work() -> None:
+        leavings.KEPT.append(make())
+        leavings.leave(tmp_path, ["a_file_in_a_global", "a_compressed_file"])
+
+    results = launch(work, world_size=1)
+    assert results.output == [""]
+    written = {f"{kind}.0": WRITTEN[kind] for kind in ("a_file_in_a_global", "a_compressed_file")}
+    assert leavings.seen(tmp_path) == written
 
 
 def test_a_thread_that_does_not_end_is_told_and_the_results_are_there(capsys):
