@@ -165,6 +165,40 @@ def test_a_stop_while_ranks_end_loses_no_result(presses, tmp_path):
     assert [sentence.startswith(stopped) for sentence in results.unfinished].count(True) == 1
 
 
+def forks(in_child: Callable[[], object]) -> Callable[[], object]:
+    """A function that forks; its child is done before the rank itself returns."""
+
+    def work() -> object:
+        pid = os.fork()
+        if pid == 0:
+            return in_child()
+        _pid, status = os.waitpid(pid, 0)
+        return "of the rank", os.waitstatus_to_exitcode(status)
+
+    return work
+
+
+def fails_in_the_child() -> None:
+    raise ValueError("only the child")
+
+
+@pytest.mark.parametrize(
+    ("in_child", "status", "told"),
+    [
+        (lambda: "of the child", 0, "A process that rank 0 has forked returned from the function"),
+        (fails_in_the_child, 1, "A process that rank 0 has forked failed: ValueError: only the ch"),
+        (lambda: sys.exit(3), 3, ""),
+        (lambda: sys.exit("no data"), 1, "no data"),
+        (lambda: sys.exit(), 0, ""),
+    ],
+)
+def test_a_process_that_a_rank_forks_returns_nothing_for_it(in_child, status, told):
+    results = launch(forks(in_child), world_size=1)
+    assert list(results) == [("of the rank", status)]
+    assert results.output[0].startswith(told)
+    assert bool(results.output[0]) == bool(told)
+
+
 def test_a_launch_from_a_thread_of_an_executor_ends_without_a_word(capsys):
     results = asyncio.run(asyncio.to_thread(launch, dist.get_rank))
     assert list(results) == [0, 1]
