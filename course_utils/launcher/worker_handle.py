@@ -222,7 +222,7 @@ class WorkerHandle:
             if files:
                 content = transport.receive_buffer(files[0])
             self._take(message_kind, content)
-        except Exception as error:
+        except BaseException as error:  # an object may end its own rebuilding by sys.exit()
             note = _cannot_be_rebuilt(error)
             with english():
                 in_english = _cannot_be_rebuilt(error)
@@ -261,7 +261,7 @@ class WorkerHandle:
             self.output.add(data, is_last=at_end_of_file)
 
 
-def _cannot_be_rebuilt(error: Exception) -> str:
+def _cannot_be_rebuilt(error: BaseException) -> str:
     return _(
         "its result arrived but cannot be rebuilt: {exception}: {words}",
         exception=type(error).__name__,

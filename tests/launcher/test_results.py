@@ -222,3 +222,20 @@ class HasAValue:
 def test_what_cannot_travel_is_named_by_its_own_type(trace: bool) -> None:
     with pytest.raises(WorkerError, match="its result, a HasAValue, cannot be sent back"):
         launch(HasAValue, world_size=1, trace=trace)
+class NeedsALicence:
+    """Ends the program that would rebuild it."""
+
+    def __init__(self, ends_by: BaseException) -> None:
+        self.ends_by = ends_by
+
+    def __setstate__(self, state: dict) -> None:
+        raise state["ends_by"]
+
+
+@pytest.mark.parametrize("ends_by", [SystemExit("no licence"), KeyboardInterrupt("no licence")])
+def test_an_object_that_would_end_the_kernel_only_cannot_be_rebuilt(ends_by):
+    told = f"rank 0 failed: its result arrived but cannot be rebuilt: {type(ends_by).__name__}"
+    with pytest.raises(WorkerError, match=f"{told}: no licence"):
+        sent(lambda: NeedsALicence(ends_by))
+
+
