@@ -21,6 +21,7 @@ BUFFER, RESULT, FAILED = b"buffer", b"result", b"failed"
 PENDING, ENDED = b"waits.", b"ended."
 _KIND_BYTES = 6
 LARGE_BYTES = 32 * 1024  # what doesn't fit comfortably into one datagram gets a file of its own
+_DEEPEST_PLACE = 16  # entries of entries; a list in lists beyond that has no place worth telling
 Unpickler: type = pickle.Unpickler  # reads all that ranks hand over; grading replaces it
 
 
@@ -146,19 +147,41 @@ def pack(
 
 
 def place_of_what_fails(value: Any) -> str:
-    """Where in these dicts and lists is what cannot be packed, such as `['model']['lock']`."""
-    if isinstance(value, dict):
-        children = list(value.items())
-    elif isinstance(value, list | tuple):
-        children = list(enumerate(value))
-    else:
-        return ""
-    for key, child in children:
-        try:
-            pack(child)
-        except Exception:
-            return f"[{key!r}]{place_of_what_fails(child)}"
+    """Where in these dicts and lists is what cannot be packed, such as `['model']['lock']`.
+
+    Empty if it is the object itself, or something deeper than anybody would look. May raise what
+    looking into the object raises.
+    """
+    place = ""
+    for _level in range(_DEEPEST_PLACE):
+        for key, entry in _entries(value):
+            if not _can_be_packed(entry):
+                place += f"[{key!r}]"
+                value = entry
+                break
+        else:
+            return place
     return ""
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What stands in a dict or a list, by key or number; nothing of anything else.
+
+    The type is asked, not the object: a proxy hands on such a question, and raises if it can't.
+    """
+    if issubclass(type(value), dict):
+        return value.items()
+    if issubclass(type(value), list | tuple):
+        return enumerate(value)
+    return ()
+
+
+def _can_be_packed(value: Any) -> bool:
+    try:
+        pack(value)
+    except Exception:
+        return False
+    return True
 
 
 def unpack(stream: Any, buffers: Iterable[Any] = ()) -> Any:

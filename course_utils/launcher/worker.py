@@ -238,7 +238,10 @@ class WorkerMain:
 
 def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
     """In words, with the place within the result."""
-    place = transport.place_of_what_fails(result)
+    try:
+        place = transport.place_of_what_fails(result)
+    except Exception:  # the object is odd; what is known of it must be told all the same
+        place = ""
     if isinstance(error, transport.HoldsAPartError):
         if place:
             return _(
