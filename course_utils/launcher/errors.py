@@ -40,7 +40,7 @@ _NEXT_TRACEBACK = re.compile(
 UNKNOWN_STATUS = 256  # one more than any exit status: nobody here has heard how a process ended
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _MAX_CHARACTERS = 4000  # of an exception's own words
-_SHORT = 200  # characters of a failure that is shown besides the root cause
+_SHORT = 200  # characters of words with others after them
 _MAX_EXCEPTIONS = 8  # of an ExceptionGroup's members, and of the exceptions that led to one
 _MAX_FRAMES = 40  # the innermost
 
@@ -261,6 +261,12 @@ def _words(error: BaseException) -> str:
 
 def _named(error: BaseException) -> str:
     return stable(f"{type(error).__name__}: {_words(error)}".removesuffix(": "))
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of what an exception says, where something else is to be read after it."""
+    line = _words(error).strip().partition("\n")[0]
+    return line if len(line) <= _SHORT else f"{line[:_SHORT]} ..."
 
 
 def _raised_first(where: str, tracebacks: str) -> list[str]:

@@ -257,7 +257,7 @@ def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
         "its result, a {kind}, cannot be sent back: {exception}: {words}",
         kind=type(result).__name__,
         exception=type(error).__name__,
-        words=error,
+        words=errors.first_line(error),
     )
     lines = [note]
     if place:
