@@ -4,11 +4,12 @@ Nothing here depends on the clock, a process id or an address, so that a noteboo
 an error on purpose prints the same words in every run.
 """
 
+import itertools
 import re
 import signal
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -24,10 +25,11 @@ from course_utils.launcher.words import ranks_named as ranks
 StacksByRank = dict[int, list[Frame] | None]
 
 _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the store have many
-# What differs from run to run in others' messages: addresses, ports, process ids, source paths.
+# What differs from run to run in others' messages: addresses, ports, process ids, source paths,
+# and how long gloo was still allowed to wait.
 _UNSTABLE = re.compile(
     r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] |(?<=pid )\d+|"
-    r"(?<=enforce fail) at /[^\s\]]+"
+    r"(?<=enforce fail) at /[^\s\]]+|(?<=Timed out waiting) \d+ms(?= for)"
 )
 _CODE_LINE = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\S+))?')  # of a traceback
 # Torch raises again what ends a process or thread of its own, and puts a traceback into the words.
@@ -194,7 +196,9 @@ def from_exception(
         in_english: the note in English, by which the likely reason is looked up.
     """
     checkpoint_failures = getattr(error, "failures", None)
-    if type(error).__name__ == "CheckpointException" and isinstance(checkpoint_failures, dict):
+    is_of_checkpoint = type(error).__name__ == "CheckpointException"
+    is_of_torch = type(error).__module__.startswith("torch.")  # the learner may have one as well
+    if is_of_checkpoint and is_of_torch and isinstance(checkpoint_failures, dict):
         return _from_checkpoint(rank, error, checkpoint_failures)
     headline = stable(note) if note else _named(error)
     details = _details(error)
@@ -259,14 +263,14 @@ def _words(error: BaseException) -> str:
         return _("(its message cannot be printed)")
 
 
-def _named(error: BaseException) -> str:
-    return stable(f"{type(error).__name__}: {_words(error)}".removesuffix(": "))
-
-
 def first_line(error: BaseException) -> str:
     """The beginning of what an exception says, where something else is to be read after it."""
     line = _words(error).strip().partition("\n")[0]
     return line if len(line) <= _SHORT else f"{line[:_SHORT]} ..."
+
+
+def _named(error: BaseException) -> str:
+    return stable(f"{type(error).__name__}: {_words(error)}".removesuffix(": "))
 
 
 def _raised_first(where: str, tracebacks: str) -> list[str]:
@@ -310,29 +314,48 @@ def _frames(error: BaseException) -> list[Frame]:
 
 def _details(error: BaseException) -> list[str]:
     """A line for each note, each member of a group, and each exception that led to this one."""
-    lines = [stable(str(note)) for note in getattr(error, "__notes__", ())]
+    # A group may hold another many times over, so nothing is asked of what isn't shown.
+    return list(itertools.islice(_all_details(error), 4 * _MAX_EXCEPTIONS))
+
+
+def _all_details(error: BaseException) -> Iterator[str]:
+    for note in _notes(error):
+        yield stable(note)
     if isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_EXCEPTIONS]
         for member in members:
-            lines.append(_("one of them: {exception}", exception=_named_with_place(member)))
+            yield _("one of them: {exception}", exception=_named_with_place(member))
         for member in members:
-            lines += [f"  {line}" for line in _details(member)]
-    lines += _what_led_to(error)
-    return lines[: 4 * _MAX_EXCEPTIONS]
+            for line in _all_details(member):
+                yield f"  {line}"
+    yield from _what_led_to(error)
+
+
+def _notes(error: BaseException) -> list[str]:
+    """The exception's notes as Python shows them: what is no list of them, as it is written."""
+    notes = getattr(error, "__notes__", [])
+    if isinstance(notes, list | tuple):
+        return [str(note) for note in notes]
+    return [repr(notes)]
 
 
 def _what_led_to(error: BaseException) -> list[str]:
+    """A line for each exception that led to this one, the last first; in a circle each once."""
     lines: list[str] = []
     link = error
+    seen = {id(error)}
     while len(lines) < _MAX_EXCEPTIONS:
-        if link.__cause__ is not None:
+        is_cause = link.__cause__ is not None
+        if is_cause:
             link = link.__cause__
-            lines.append(_led_by(_named_with_place(link), is_cause=True))
         elif link.__context__ is not None and not link.__suppress_context__:
             link = link.__context__
-            lines.append(_led_by(_named_with_place(link), is_cause=False))
         else:
             break
+        if id(link) in seen:
+            break
+        seen.add(id(link))
+        lines.append(_led_by(_named_with_place(link), is_cause=is_cause))
     return lines
 
 
