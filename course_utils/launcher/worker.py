@@ -66,7 +66,8 @@ class WorkerMain:
         finally:
             self._park_until_killed()  # never returns: the rest of this rank's life
 
-    # `stacks.ENTRY_POINTS` names this method and `_park_until_killed`: a rank's stack begins there.
+    # `stacks.ENTRY_POINTS` names this method, `_report_failure` and `_park_until_killed`: a rank's
+    # stack begins there.
     def _run_function(
         self, fn: Callable, args: tuple, rendezvous: Rendezvous, backend: str | None
     ) -> None:
@@ -91,7 +92,6 @@ class WorkerMain:
                 in_english = _why_it_cannot_be_sent(result, error)
             self._report_failure(error, note, in_english)
 
-    def _send(self, kind: bytes, value: Any) -> None:
     def _call_function(self, fn: Callable, args: tuple) -> Any:
         """What the function returns; a script that ends by `sys.exit(main())` returns nothing."""
         try:
@@ -149,6 +149,7 @@ class WorkerMain:
         print(told, file=sys.stderr)
         return 0 if error is None else 1
 
+    def _send(self, kind: bytes, value: Any) -> None:
         transport.send(self.handle.worker_socket, kind, value)
 
     def _bind_to_kernel(self) -> None:

@@ -232,6 +232,23 @@ def test_256_mb_per_rank_arrive_where_shared_memory_is_small(script):
     assert told.endswith("[(67108864, 1.0, 64.0), (67108864, 1.0, 64.0)]\n")
 
 
+class NeedsALicence:
+    """Ends the program that would rebuild it."""
+
+    def __init__(self, ends_by: BaseException) -> None:
+        self.ends_by = ends_by
+
+    def __setstate__(self, state: dict) -> None:
+        raise state["ends_by"]
+
+
+@pytest.mark.parametrize("ends_by", [SystemExit("no licence"), KeyboardInterrupt("no licence")])
+def test_an_object_that_would_end_the_kernel_only_cannot_be_rebuilt(ends_by):
+    told = f"rank 0 failed: its result arrived but cannot be rebuilt: {type(ends_by).__name__}"
+    with pytest.raises(WorkerError, match=f"{told}: no licence"):
+        sent(lambda: NeedsALicence(ends_by))
+
+
 def test_a_result_without_room_in_memory_is_an_error():
     def work() -> torch.Tensor:
         import resource
@@ -257,20 +274,3 @@ class HasAValue:
 def test_what_cannot_travel_is_named_by_its_own_type(trace: bool) -> None:
     with pytest.raises(WorkerError, match="its result, a HasAValue, cannot be sent back"):
         launch(HasAValue, world_size=1, trace=trace)
-class NeedsALicence:
-    """Ends the program that would rebuild it."""
-
-    def __init__(self, ends_by: BaseException) -> None:
-        self.ends_by = ends_by
-
-    def __setstate__(self, state: dict) -> None:
-        raise state["ends_by"]
-
-
-@pytest.mark.parametrize("ends_by", [SystemExit("no licence"), KeyboardInterrupt("no licence")])
-def test_an_object_that_would_end_the_kernel_only_cannot_be_rebuilt(ends_by):
-    told = f"rank 0 failed: its result arrived but cannot be rebuilt: {type(ends_by).__name__}"
-    with pytest.raises(WorkerError, match=f"{told}: no licence"):
-        sent(lambda: NeedsALicence(ends_by))
-
-
