@@ -26,6 +26,7 @@ from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import from_dump
+from course_utils.launcher.stop_button import Stopped
 from course_utils.launcher.worker import WorkerMain
 from course_utils.launcher.worker_handle import WorkerHandle
 
@@ -37,13 +38,6 @@ _PAUSE_HARD = 2  # OpenMP 5's `omp_pause_hard`, which gives everything back
 _FORKED = 0x40  # Linux's flag PF_FORKNOEXEC: the process was forked and has not called exec
 # If two threads fork at once, one of them fails in filelock, which torch brings (Python >= 3.12).
 _FORKING = threading.Lock()
-
-
-class Stopped(KeyboardInterrupt):
-    """The stop button was pressed. All ranks are gone, and IPython shows one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [_("Stopped; nothing is left running.")]
 
 
 class WorkerGroup:
@@ -72,6 +66,7 @@ class WorkerGroup:
         self._started_s = 0.0
         self._deadline_s = 0.0  # on the system's monotonic clock
         self._hangs_forever = False  # a listener has proven it
+        self._pressed: list[float] = []  # when the stop button was pressed
         self._needs_no_stop = False  # ranks were told to end, or all have returned
 
     def output(self) -> list[str]:
@@ -148,11 +143,11 @@ class WorkerGroup:
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
 
-    def results(self, pressed: list[int]) -> list[Any]:
+    def results(self, pressed: list[float]) -> list[Any]:
         """Wait for what every rank returns. Whatever is raised, `close` stops the ranks.
 
         Args:
-            pressed: presses of the stop button; empty until there is one.
+            pressed: when the stop button was pressed; empty until it is.
 
         Returns:
             By rank, what its function returned.
@@ -162,11 +157,12 @@ class WorkerGroup:
             WorkerError: a rank failed.
             WorkerTimeout: the ranks weren't done in time, or never will be.
         """
+        self._pressed = pressed
         self._started_s = time.monotonic()
         self._deadline_s = self._started_s + self.timeout
         running = self.workers
         while running:
-            if pressed:
+            if self._pressed:
                 raise Stopped
             if self._hangs_forever:
                 break
@@ -180,7 +176,7 @@ class WorkerGroup:
             self._stop()
             error.parts += self.unfinished
             raise error
-        self._wait_until_ended(pressed)
+        self._wait_until_ended()
         return [worker.result for worker in self.workers]
 
     def _failures(self) -> list[errors.Failure]:
@@ -228,16 +224,19 @@ class WorkerGroup:
                     _warn_about(listener, error)
         return hangs_forever
 
-    def _wait_until_ended(self, pressed: list[int]) -> None:
-        """All ranks have returned: wait until they have ended as a program does, or time is up."""
+    def _wait_until_ended(self) -> None:
+        """All ranks have returned: wait until they have ended as a program does, or time is up.
+
+        Once the stop button is pressed, ranks have as long to save something as after a failure.
+        """
         drained = DrainedQueues()
         ending = self._not_ended()
         try:
             while ending:
+                if self._pressed:
+                    self._deadline_s = min(self._deadline_s, self._pressed[0] + _TERMINATE_S)
                 seconds_left = self._deadline_s - time.monotonic()
                 if seconds_left < 0:
-                    break
-                if pressed:  # nobody wants to wait any longer, and all results are here
                     break
                 self._poll(ending, seconds_left)
                 if _may_wait_for_a_reader(ending):
@@ -264,6 +263,8 @@ class WorkerGroup:
                 )
                 self.unfinished.append(sentence)
             elif worker.settled and not worker.is_over:
+                if self._pressed and worker.pending_work is None:
+                    continue  # it was on its way to its end, and waited for nothing
                 work = worker.pending_work or PendingWork(_("something of its own"))
                 sentence = _(
                     "After its function was over, rank {rank} was stopped, as it still waited for "

@@ -16,6 +16,7 @@ from course_utils.launcher.captured_output import CapturedOutput
 from course_utils.launcher.language import _, english
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
+from course_utils.launcher.stop_button import Stopped, a_press_ends_rebuilding
 
 _READ_BYTES = 256 * 1024
 _READS = 32  # at most, one after the other: a rank that prints without end mustn't hold us up
@@ -222,6 +223,8 @@ class WorkerHandle:
             if files:
                 content = transport.receive_buffer(files[0])
             self._take(message_kind, content)
+        except Stopped:
+            raise
         except BaseException as error:  # an object may end its own rebuilding by sys.exit()
             note = _cannot_be_rebuilt(error)
             with english():
@@ -233,17 +236,19 @@ class WorkerHandle:
         if kind == transport.BUFFER:
             self._buffers.append(content)
             return
-        value = transport.unpack(content, self._buffers)
-        self._buffers = []
+        buffers, self._buffers = self._buffers, []
+        if self._is_stopped and kind in (transport.RESULT, transport.FAILED):
+            return  # what a rank says because it's stopped is no cause
+        if kind == transport.RESULT:
+            with a_press_ends_rebuilding(self.rank):
+                self.result = transport.unpack(content, buffers)
+            return
+        value = transport.unpack(content, buffers)
         if kind == transport.ENDED:
             self.has_ended = True
             self.pending_work = None
         elif kind == transport.PENDING:
             self.pending_work = value
-        elif self._is_stopped:
-            return  # what a rank says because it's stopped is no cause
-        elif kind == transport.RESULT:
-            self.result = value
         else:
             self.failure = value
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from course_utils import WorkerError, launch
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.listener import Listener
+from course_utils.launcher.stop_button import Stopped
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PROGRAM = Path(leavings.__file__)
@@ -134,35 +135,66 @@ def test_a_rank_that_dies_while_it_ends_is_told_and_its_result_is_there(ends, ho
     assert "rank 0" not in told
 
 
-@pytest.mark.parametrize("presses", [1, 2])
-def test_a_stop_while_ranks_end_loses_no_result(presses, tmp_path):
-    go_on = tmp_path / "go on"
-    kernel = os.getpid()
+class Ends(Listener):
+    """Makes a file once all ranks have returned, which is when they end."""
 
-    def press_once_all_have_returned() -> None:
-        while not go_on.exists():
-            time.sleep(0.01)
-        for _ in range(presses):
-            os.kill(kernel, signal.SIGINT)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_poll(self, workers, final=False):
+        if not final and all(worker.settled for worker in workers):
+            self.path.touch()
+
+
+def press_stop(presses: int, once_it_exists: Path) -> None:
+    while not once_it_exists.exists():
+        time.sleep(0.01)
+    for _ in range(presses):
+        os.kill(os.getppid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_stop_while_ranks_end_ends_the_cell_and_loses_no_result(presses, tmp_path):
+    go_on = tmp_path / "go on"
+
+    def press_and_stay() -> None:
+        press_stop(presses, go_on)
         time.sleep(600)
 
     def work() -> int:
         if dist.get_rank() == 0:
-            threading.Thread(target=press_once_all_have_returned, name="presses").start()
+            threading.Thread(target=press_and_stay, name="presses").start()
         return dist.get_rank()
 
-    class Ends(Listener):
-        """Hears when all have returned."""
-
-        def on_poll(self, workers, final=False):
-            if not final and all(worker.settled for worker in workers):
-                go_on.touch()
-
-    results = launcher.launch(work, listeners=[Ends()])
+    with pytest.raises(Stopped) as caught:
+        launcher.launch(work, listeners=[Ends(go_on)])
+    results = caught.value.results
     assert list(results) == [0, 1]
-    # On a busy machine rank 1 may still be at its end as well.
-    stopped = "After its function was over, rank 0 was stopped, as it still"
-    assert [sentence.startswith(stopped) for sentence in results.unfinished].count(True) == 1
+    # Of rank 1, which has nothing to wait for, nothing is said.
+    [sentence] = results.unfinished
+    named = "After its function was over, rank 0 was stopped, as it still waited for thread presses"
+    assert sentence.startswith(named)
+    first, second = caught.value._render_traceback_()
+    assert first.startswith("Stopped; nothing is left running. All ranks had returned: sys.last_va")
+    assert second == sentence
+
+
+def test_what_a_rank_saves_within_a_second_of_a_press_is_saved(tmp_path):
+    go_on, saved = tmp_path / "go on", tmp_path / "saved"
+
+    def press_and_save() -> None:
+        press_stop(1, go_on)
+        saved.write_text("step 7")
+
+    with pytest.raises(Stopped) as caught:
+        launcher.launch(
+            lambda: threading.Thread(target=press_and_save).start(),
+            world_size=1,
+            listeners=[Ends(go_on)],
+        )
+    assert list(caught.value.results) == [None]
+    assert saved.read_text() == "step 7"
+    assert caught.value.unfinished == []
 
 
 def forks(in_child: Callable[[], object]) -> Callable[[], object]:
