@@ -39,6 +39,10 @@ _RAISED_AGAIN = re.compile(
 _NEXT_TRACEBACK = re.compile(
     r"\n(The above exception was|During handling) [^\n]+\n\nTraceback \(most recent call last\):\n"
 )
+# Torch says so with these details or without them, depending on who notices it first.
+_LOADER_EXITED = re.compile(
+    r"(?<=DataLoader worker exited unexpectedly) (with exit code \d+\..*)", re.DOTALL
+)
 UNKNOWN_STATUS = 256  # one more than any exit status: nobody here has heard how a process ended
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _MAX_CHARACTERS = 4000  # of an exception's own words
@@ -211,6 +215,10 @@ def from_exception(
         headline = _("sys.exit() was called")
         if error.code is not None:
             headline = _("sys.exit({code}) was called", code=repr(error.code))
+    exited = _LOADER_EXITED.search(headline)
+    if exited:
+        headline = headline[: exited.start()]
+        details = [exited[1], *details]
     kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
     if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
         headline = _LOST_IN_ONE_WORDING

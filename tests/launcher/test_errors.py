@@ -155,6 +155,16 @@ def test_an_exception_of_the_learners_with_the_name_of_one_of_torchs_is_told_as_
     assert raised(error).headline == "CheckpointException: boom"
 
 
+def test_ranks_whose_loaders_worker_has_left_are_named_together():
+    ended = "DataLoader worker (pid 71) exited unexpectedly with exit code 3. Details are lost."
+    with_details = raised(RuntimeError(ended))
+    without = raised(RuntimeError("DataLoader worker (pid(s) 72) exited unexpectedly"))
+    without.rank = 1
+    first, second, *_ = str(errors.worker_error([without, with_details], 2, ["", ""])).split("\n")
+    assert first == "ranks 0 and 1 failed: RuntimeError: DataLoader worker exited unexpectedly"
+    assert second == "  with exit code 3. Details are lost."
+
+
 def test_lines_that_a_library_has_made_up_are_left_out_where_there_are_others(cell):
     """As of a frozen dataclass, whose methods have no text."""
     made_up = Frame("<string>", 4, "__setattr__")
