@@ -1,7 +1,7 @@
 """What went wrong in the workers, in words for a learner: the root cause, its rank, its line.
 
-Nothing here depends on the clock, a process id or an address, so that a notebook that provokes
-an error on purpose prints the same words in every run.
+No word here depends on the clock, a process id or an address, so that a notebook that provokes
+an error on purpose prints the same in every run. Which failure comes first does (`Failure.when`).
 """
 
 import itertools
@@ -82,7 +82,7 @@ class Failure:
         return bool(self.echo)
 
     @property
-    def kind(self) -> tuple[bool, bool, str]:
+    def alike_key(self) -> tuple[bool, bool, str]:
         """What ranks that fail alike have in common: the headline without its numbers."""
         return self.is_echo, self.began_otherwise, _NUMBERS.sub("#", self.headline)
 
@@ -117,7 +117,8 @@ class Failure:
         """A key for sorting: the smallest one is the root cause.
 
         Causes come before echoes. Of these, a group's timer comes before lost connections, which
-        follow from it. A death comes before exceptions, though its peers' words arrive earlier.
+        follow from it. A death comes before exceptions, even before those that are heard a moment
+        earlier: it cuts connections, and what its peers say of that may arrive first.
         """
         order = 0
         if self.is_echo:
@@ -433,8 +434,8 @@ def worker_error(
     """
     first = min(failures, key=Failure._order_of_blame)
     in_rank_order = sorted(failures, key=lambda failure: failure.rank)
-    alike = [failure for failure in in_rank_order if failure.kind == first.kind]
-    others = [failure for failure in in_rank_order if failure.kind != first.kind]
+    alike = [failure for failure in in_rank_order if failure.alike_key == first.alike_key]
+    others = [failure for failure in in_rank_order if failure.alike_key != first.alike_key]
     root = alike[0]
     failed = [failure.rank for failure in alike]
     reason = root.likely(world_size, output[root.rank])

@@ -43,6 +43,9 @@ def launch(
 ) -> Results:
     """Run `fn(*args)` on every rank, for `course_utils.launch`, which has checked all arguments.
 
+    That is in `notebook.py`, with defaults of its own: a backend that fits the machine, and a
+    timeout that counts silence.
+
     Args:
         fn: what each rank runs.
         *args: its arguments.

@@ -55,7 +55,7 @@ class PendingWork:
         return _(", at {line}", line=self.line.place_and_code)
 
 
-def leave_the_kernels_alone() -> None:
+def disown_kernel_state() -> None:
     """Right after the fork: forget what the kernel would do when it ends."""
     global _exit_functions_at_start
     atexit._clear()
@@ -64,7 +64,7 @@ def leave_the_kernels_alone() -> None:
     _restart_log_listeners()
     gc.freeze()  # also, from now on `gc.get_objects` has only what this rank has made
     _forget_finalizers()
-    _forget_threads_that_wait()
+    _keep_exit_calls_of_executors()
     _forget_processes()
     _forget_records()
     _start_processes_by_fork()
@@ -81,7 +81,7 @@ def _forget_finalizers() -> None:
         finalize._registered_with_atexit = False
 
 
-def _forget_threads_that_wait() -> None:
+def _keep_exit_calls_of_executors() -> None:
     """Keep what ends the threads of an executor, which runs before threads are joined."""
     calls = getattr(threading, "_threading_atexits", [])
     calls[:] = [call for call in calls if _module(call).startswith("concurrent.futures.")]

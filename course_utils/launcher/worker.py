@@ -55,7 +55,7 @@ class WorkerMain:
         current_worker = self
         self.pid = os.getpid()
         try:
-            shutdown.leave_the_kernels_alone()
+            shutdown.disown_kernel_state()
             self._bind_to_kernel()
             self._capture_output()
             self._prepare_signals_and_dumps()
@@ -183,7 +183,7 @@ class WorkerMain:
         """Answer who asks for the stack, write a stack at a crash, and hear SIGINT again."""
         faulthandler.enable(file=self.handle.stack_file)  # all threads: the crashing one may be C's
         faulthandler.enable = _keeping_our_file(faulthandler.enable)
-        stack_writer.answer(self.handle.stack_signals, self.handle.stack_file)
+        stack_writer.start_answering(self.handle.stack_signals, self.handle.stack_file)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def _flush(self) -> None:
@@ -243,7 +243,7 @@ def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
         place = transport.place_of_what_fails(result)
     except Exception:  # the object is odd; what is known of it must be told all the same
         place = ""
-    if isinstance(error, transport.HoldsAPartError):
+    if isinstance(error, transport.IsDistributedTensorError):
         if place:
             return _(
                 "its result has a DTensor at {place}, of which each rank holds a part: call "

@@ -65,9 +65,9 @@ class WorkerGroup:
         self._rank_to_start = 0
         self._started_s = 0.0
         self._deadline_s = 0.0  # on the system's monotonic clock
-        self._hangs_forever = False  # a listener has proven it
+        self._hangs_for_ever = False  # a listener has proven it
         self._pressed: list[float] = []  # when the stop button was pressed
-        self._needs_no_stop = False  # ranks were told to end, or all have returned
+        self._stop_is_done = False  # whoever had to be told to end was
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -164,12 +164,12 @@ class WorkerGroup:
         while running:
             if self._pressed:
                 raise Stopped
-            if self._hangs_forever:
+            if self._hangs_for_ever:
                 break
-            seconds_left = self._seconds_left()
+            seconds_left = self._renew_deadline()
             if seconds_left < 0:
                 break
-            self._hangs_forever = self._poll(self.workers, seconds_left)
+            self._poll(self.workers, seconds_left)
             running = [worker for worker in self.workers if not worker.settled]
         if running or self._failures():
             error = self._error(running)
@@ -182,8 +182,12 @@ class WorkerGroup:
     def _failures(self) -> list[errors.Failure]:
         return [worker.failure for worker in self.workers if worker.failure]
 
-    def _seconds_left(self) -> float:
-        """How long the ranks may still run: negative when time is up."""
+    def _renew_deadline(self) -> float:
+        """Move the deadline: nearer after a failure; when time is up, as far as a listener says.
+
+        Returns:
+            How many seconds the ranks may still run: negative when time is up.
+        """
         failures = self._failures()
         for failure in failures:
             self._deadline_s = min(self._deadline_s, failure.when + _GRACE_S)
@@ -194,35 +198,26 @@ class WorkerGroup:
             self._deadline_s = self._started_s + self.timeout
         return self._deadline_s - time.monotonic()
 
-    def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> bool:
-        """Wait for a moment until one of these ranks says something or ends; read all ranks.
-
-        Returns:
-            Whether a listener says that the ranks will never be done.
-        """
+    def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> None:
+        """Wait for a moment until one of these ranks says something or ends; read all ranks."""
         _wait_for_any(awaited, min(_POLL_S, seconds_left))
         for worker in self.workers:
             worker.read()
-        return self._poll_listeners()
+        self._poll_listeners()
 
-    def _poll_listeners(self, final: bool = False) -> bool:
-        """Let the listeners look; one that fails is told of once, and ends no launch.
-
-        Returns:
-            Whether a listener says that the ranks will never be done.
-        """
-        hangs_forever = False
+    def _poll_listeners(self, final: bool = False) -> None:
+        """Let the listeners look; one that fails is told of once, and ends no launch."""
+        self._hangs_for_ever = False
         for listener in self.listeners:
             if listener in self._failed_listeners and not final:
                 continue
             try:
                 if listener.on_poll(self.workers, final):
-                    hangs_forever = True
+                    self._hangs_for_ever = True
             except Exception as error:
                 if listener not in self._failed_listeners:
                     self._failed_listeners.append(listener)
                     _warn_about(listener, error)
-        return hangs_forever
 
     def _wait_until_ended(self) -> None:
         """All ranks have returned: wait until they have ended as a program does, or time is up.
@@ -244,7 +239,7 @@ class WorkerGroup:
                 ending = self._not_ended()
         finally:
             drained.give_back()
-        self._needs_no_stop = True
+        self._stop_is_done = True
         self._note_unfinished()
 
     def _not_ended(self) -> list[WorkerHandle]:
@@ -284,7 +279,7 @@ class WorkerGroup:
             error = self._worker_error(failures, running)
         else:
             stacks = self._stacks(running)
-            seconds = math.inf if self._hangs_forever else self.timeout
+            seconds = math.inf if self._hangs_for_ever else self.timeout
             error = errors.worker_timeout(stacks, self.output(), seconds, now)
         for listener in self.listeners:
             try:
@@ -330,17 +325,17 @@ class WorkerGroup:
 
     def _stop(self) -> None:
         """End all ranks as `torchrun` does: SIGTERM, then 1 s; SIGKILL follows in `close`."""
-        if self._needs_no_stop:
+        if self._stop_is_done:
             return
-        self._needs_no_stop = True
+        self._stop_is_done = True
         working = [worker for worker in self.workers if not worker.settled]
         # All of them stand still before the first one ends: the others would notice and say so.
         for worker in working:
-            worker.kill(signal.SIGSTOP)
+            worker.signal_all(signal.SIGSTOP)
         for worker in working:
             worker.terminate()
         for worker in working:
-            worker.kill(signal.SIGCONT)
+            worker.signal_all(signal.SIGCONT)
         deadline_s = time.monotonic() + _TERMINATE_S
         ending = self._not_ended()
         while ending and time.monotonic() < deadline_s:
@@ -357,7 +352,7 @@ class WorkerGroup:
         """
         steps: list[Callable[[], object]] = [self._stop]
         for worker in self.workers:
-            steps.append(worker.kill)
+            steps.append(worker.signal_all)
         for worker in self.workers:
             steps.append(worker.reap)
         steps.append(partial(self._poll_listeners, final=True))
@@ -386,7 +381,8 @@ class WorkerGroup:
 def _may_wait_for_a_reader(ending: Iterable[WorkerHandle]) -> bool:
     """Whether ranks may be unable to end because nobody reads a queue of the notebook.
 
-    While a thread of a rank is at work, that may be who reads it.
+    Only if each rank that still ends has said what it waits for, and no rank waits for a thread:
+    that may be who reads the queue.
     """
     for worker in ending:
         if worker.pending_work is None or worker.pending_work.is_thread:
