@@ -212,7 +212,7 @@ def from_exception(
         where, tracebacks = raised_again.groups()
         headline, *led_to_it = _raised_first(where, tracebacks)
         details = [*led_to_it, *details]
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and not note:
         headline = _("sys.exit() was called")
         if error.code is not None:
             headline = _("sys.exit({code}) was called", code=repr(error.code))
