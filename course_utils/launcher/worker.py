@@ -134,19 +134,19 @@ class WorkerMain:
             print(error.code, file=sys.stderr)
             return 1
         if error is None:
-            told = _(
+            message = _(
                 "A process that rank {rank} has forked returned from the function, too. Only what "
                 "the rank itself returns counts: end the other process by os._exit(0).",
                 rank=rank,
             )
         else:
             failure = errors.from_exception(rank, error)
-            told = _(
+            message = _(
                 "A process that rank {rank} has forked failed: {story}",
                 rank=rank,
                 story=failure.story(),
             )
-        print(told, file=sys.stderr)
+        print(message, file=sys.stderr)
         return 0 if error is None else 1
 
     def _send(self, kind: bytes, value: Any) -> None:
