@@ -19,6 +19,7 @@ from course_utils.launcher.language import _, sentences
 from course_utils.launcher.launch import Results
 from course_utils.launcher.launch import launch as launch_workers
 from course_utils.launcher.listener import Listener
+from course_utils.launcher.stop_button import Stopped
 from course_utils.life import LatePanel, SilenceTimeout
 from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
@@ -84,6 +85,8 @@ def launch(
         ValueError, TypeError, RuntimeError: for what cannot work; nothing was started.
         WorkerError: a rank failed; the message names the root cause, its rank and its line.
         WorkerTimeout: the ranks were not done in time; the message says where each of them was.
+        KeyboardInterrupt: the stop button was pressed. If all ranks had returned by then, the
+            exception has their results: in the next cell, `sys.last_value.results`.
     """
     record = Record(bool(trace))
     mistakes = SilentMistakes(record)
@@ -123,6 +126,8 @@ def launch(
     except BaseException as error:
         if isinstance(error, WorkerError):
             error.trace = _trace(record)
+        if isinstance(error, Stopped) and error.results is not None:
+            error.results.trace = _trace(record)
         raise
     for sentence in mistakes.sentences:
         print(sentence)

@@ -41,8 +41,9 @@ This is all that a launcher has to do. `tests/launcher/test_core.py` runs it as 
 
 The files of this folder do the same, and each adds what the core lacks:
 
-    launch            Prints come home in rank order, and the stop button stops. In the core a press
-                      of it hits every rank wherever it is.
+    launch            Prints come home in rank order, and nobody launches from within a rank.
+    stop_button       A press stops all ranks and leaves none behind. In the core each press hits
+                      every rank as well, wherever that is.
     worker_group      All ranks are watched together, until a deadline, and none is left behind.
                       The core waits forever for the first one, even if the second has failed.
     worker_handle     The kernel's ends of one rank: its process, its messages, its output.

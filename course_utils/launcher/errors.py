@@ -1,14 +1,15 @@
 """What went wrong in the workers, in words for a learner: the root cause, its rank, its line.
 
-Nothing here depends on the clock, a process id or an address, so that a notebook that provokes
-an error on purpose prints the same words in every run.
+No word here depends on the clock, a process id or an address, so that a notebook that provokes
+an error on purpose prints the same in every run. Which failure comes first does (`Failure.when`).
 """
 
+import itertools
 import re
 import signal
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -24,10 +25,11 @@ from course_utils.launcher.words import ranks_named as ranks
 StacksByRank = dict[int, list[Frame] | None]
 
 _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the store have many
-# What differs from run to run in others' messages: addresses, ports, process ids, source paths.
+# What differs from run to run in others' messages: addresses, ports, process ids, source paths,
+# and how long gloo was still allowed to wait.
 _UNSTABLE = re.compile(
     r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] |(?<=pid )\d+|"
-    r"(?<=enforce fail) at /[^\s\]]+"
+    r"(?<=enforce fail) at /[^\s\]]+|(?<=Timed out waiting) \d+ms(?= for)"
 )
 _CODE_LINE = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\S+))?')  # of a traceback
 # Torch raises again what ends a process or thread of its own, and puts a traceback into the words.
@@ -37,10 +39,14 @@ _RAISED_AGAIN = re.compile(
 _NEXT_TRACEBACK = re.compile(
     r"\n(The above exception was|During handling) [^\n]+\n\nTraceback \(most recent call last\):\n"
 )
+# Torch says so with these details or without them, depending on who notices it first.
+_LOADER_EXITED = re.compile(
+    r"(?<=DataLoader worker exited unexpectedly) (with exit code \d+\..*)", re.DOTALL
+)
 UNKNOWN_STATUS = 256  # one more than any exit status: nobody here has heard how a process ended
 _NUMBERS = re.compile(r"\d[\d.]*(?:[\s,]+\d[\d.]*)*")
 _MAX_CHARACTERS = 4000  # of an exception's own words
-_SHORT = 200  # characters of a failure that is shown besides the root cause
+_SHORT = 200  # characters of words with others after them
 _MAX_EXCEPTIONS = 8  # of an ExceptionGroup's members, and of the exceptions that led to one
 _MAX_FRAMES = 40  # the innermost
 
@@ -76,7 +82,7 @@ class Failure:
         return bool(self.echo)
 
     @property
-    def kind(self) -> tuple[bool, bool, str]:
+    def alike_key(self) -> tuple[bool, bool, str]:
         """What ranks that fail alike have in common: the headline without its numbers."""
         return self.is_echo, self.began_otherwise, _NUMBERS.sub("#", self.headline)
 
@@ -112,7 +118,8 @@ class Failure:
         """A key for sorting: the smallest one is the root cause.
 
         Causes come before echoes. Of these, a group's timer comes before lost connections, which
-        follow from it. A death comes before exceptions, though its peers' words arrive earlier.
+        follow from it. A death comes before exceptions, even before those that are heard a moment
+        earlier: it cuts connections, and what its peers say of that may arrive first.
         """
         order = 0
         if self.is_echo:
@@ -195,7 +202,9 @@ def from_exception(
         in_english: the note in English, by which the likely reason is looked up.
     """
     checkpoint_failures = getattr(error, "failures", None)
-    if type(error).__name__ == "CheckpointException" and isinstance(checkpoint_failures, dict):
+    is_of_checkpoint = type(error).__name__ == "CheckpointException"
+    is_of_torch = type(error).__module__.startswith("torch.")  # the learner may have one as well
+    if is_of_checkpoint and is_of_torch and isinstance(checkpoint_failures, dict):
         return _from_checkpoint(rank, error, checkpoint_failures)
     headline = stable(note) if note else _named(error)
     details = _details(error)
@@ -204,10 +213,14 @@ def from_exception(
         where, tracebacks = raised_again.groups()
         headline, *led_to_it = _raised_first(where, tracebacks)
         details = [*led_to_it, *details]
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and not note:
         headline = _("sys.exit() was called")
         if error.code is not None:
             headline = _("sys.exit({code}) was called", code=repr(error.code))
+    exited = _LOADER_EXITED.search(headline)
+    if exited:
+        headline = headline[: exited.start()]
+        details = [exited[1], *details]
     kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
     if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
         headline = _LOST_IN_ONE_WORDING
@@ -260,6 +273,12 @@ def _words(error: BaseException) -> str:
         return _("(its message cannot be printed)")
 
 
+def first_line(error: BaseException) -> str:
+    """The beginning of what an exception says, where something else is to be read after it."""
+    line = _words(error).strip().partition("\n")[0]
+    return line if len(line) <= _SHORT else f"{line[:_SHORT]} ..."
+
+
 def _named(error: BaseException) -> str:
     return stable(f"{type(error).__name__}: {_words(error)}".removesuffix(": "))
 
@@ -305,29 +324,48 @@ def _frames(error: BaseException) -> list[Frame]:
 
 def _details(error: BaseException) -> list[str]:
     """A line for each note, each member of a group, and each exception that led to this one."""
-    lines = [stable(str(note)) for note in getattr(error, "__notes__", ())]
+    # A group may hold another many times over, so nothing is asked of what isn't shown.
+    return list(itertools.islice(_all_details(error), 4 * _MAX_EXCEPTIONS))
+
+
+def _all_details(error: BaseException) -> Iterator[str]:
+    for note in _notes(error):
+        yield stable(note)
     if isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_EXCEPTIONS]
         for member in members:
-            lines.append(_("one of them: {exception}", exception=_named_with_place(member)))
+            yield _("one of them: {exception}", exception=_named_with_place(member))
         for member in members:
-            lines += [f"  {line}" for line in _details(member)]
-    lines += _what_led_to(error)
-    return lines[: 4 * _MAX_EXCEPTIONS]
+            for line in _all_details(member):
+                yield f"  {line}"
+    yield from _what_led_to(error)
+
+
+def _notes(error: BaseException) -> list[str]:
+    """The exception's notes as Python shows them: what is no list of them, as it is written."""
+    notes = getattr(error, "__notes__", [])
+    if isinstance(notes, list | tuple):
+        return [str(note) for note in notes]
+    return [repr(notes)]
 
 
 def _what_led_to(error: BaseException) -> list[str]:
+    """A line for each exception that led to this one, the last first; in a circle each once."""
     lines: list[str] = []
     link = error
+    seen = {id(error)}
     while len(lines) < _MAX_EXCEPTIONS:
-        if link.__cause__ is not None:
+        is_cause = link.__cause__ is not None
+        if is_cause:
             link = link.__cause__
-            lines.append(_led_by(_named_with_place(link), is_cause=True))
         elif link.__context__ is not None and not link.__suppress_context__:
             link = link.__context__
-            lines.append(_led_by(_named_with_place(link), is_cause=False))
         else:
             break
+        if id(link) in seen:
+            break
+        seen.add(id(link))
+        lines.append(_led_by(_named_with_place(link), is_cause=is_cause))
     return lines
 
 
@@ -397,8 +435,8 @@ def worker_error(
     """
     first = min(failures, key=Failure._order_of_blame)
     in_rank_order = sorted(failures, key=lambda failure: failure.rank)
-    alike = [failure for failure in in_rank_order if failure.kind == first.kind]
-    others = [failure for failure in in_rank_order if failure.kind != first.kind]
+    alike = [failure for failure in in_rank_order if failure.alike_key == first.alike_key]
+    others = [failure for failure in in_rank_order if failure.alike_key != first.alike_key]
     root = alike[0]
     failed = [failure.rank for failure in alike]
     reason = root.likely(world_size, output[root.rank])

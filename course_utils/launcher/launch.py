@@ -1,22 +1,17 @@
 """Real workers from a notebook cell: fork one process per rank, watch, collect, stop."""
 
 import contextlib
-import ctypes
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from course_utils.launcher import nested, worker
-from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
+from course_utils.launcher.stop_button import Stopped, stop_button
 from course_utils.launcher.worker_group import WorkerGroup
 
 Pieces = list[list[tuple[str, str]]]  # by rank what it printed: each piece, and the mark after it
-_ACTION_BYTES = 256  # more than a `struct sigaction` has
 
 
 class Results(list):
@@ -48,6 +43,9 @@ def launch(
 ) -> Results:
     """Run `fn(*args)` on every rank, for `course_utils.launch`, which has checked all arguments.
 
+    That is in `notebook.py`, with defaults of its own: a backend that fits the machine, and a
+    timeout that counts silence.
+
     Args:
         fn: what each rank runs.
         *args: its arguments.
@@ -60,6 +58,7 @@ def launch(
 
     Raises:
         RuntimeError: this process is a rank itself.
+        Stopped: the stop button was pressed; it has the results, if they are there already.
         WorkerError: a rank failed, or none could be started.
         WorkerTimeout: the ranks weren't done in time.
     """
@@ -67,41 +66,22 @@ def launch(
         raise RuntimeError(_(nested.REFUSAL))
     group = WorkerGroup(world_size, nodes, timeout, listeners)
     try:
-        with _stop_button() as pressed, contextlib.closing(group):
+        with stop_button() as pressed, contextlib.closing(group):
             group.start(fn, args, backend)
             values = group.results(pressed)
+    except Stopped as stopped:
+        stopped.unfinished = group.unfinished
+        raise
     finally:
         show_output = show or print_in_rank_order
         show_output(group.output_pieces())
     results = Results(values, group.output())
     results.unfinished = group.unfinished
+    if pressed:  # too late to stop anything here, but who pressed wants the cell to end
+        stopped = Stopped(results=results)
+        stopped.unfinished = group.unfinished
+        raise stopped
     return results
-
-
-@contextlib.contextmanager
-def _stop_button() -> Iterator[list[int]]:
-    """Presses of the stop button, noticed where stopping is safe instead of anywhere.
-
-    `WorkerGroup.results` raises Stopped for them. One that comes when all results are there is too
-    late to stop anything, and loses none.
-    """
-    pressed: list[int] = []
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if is_main_thread:  # in other threads Python lets nobody set a handler
-        # Python knows only handlers that it has set itself, so the system keeps the whole action.
-        old_action = ctypes.create_string_buffer(_ACTION_BYTES)
-        LIBC.sigaction(signal.SIGINT, None, old_action)
-        old_handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-        if old_handler is None:  # it was set by compiled code
-            old_handler = signal.SIG_DFL
-    try:
-        yield pressed
-    finally:
-        if pressed:  # takes further presses, which could hit ipykernel while it replies
-            time.sleep(1.0)
-        if is_main_thread:
-            signal.signal(signal.SIGINT, old_handler)
-            LIBC.sigaction(signal.SIGINT, old_action, None)
 
 
 def print_in_rank_order(pieces: Pieces) -> None:

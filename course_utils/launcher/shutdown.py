@@ -55,7 +55,7 @@ class PendingWork:
         return _(", at {line}", line=self.line.place_and_code)
 
 
-def leave_the_kernels_alone() -> None:
+def disown_kernel_state() -> None:
     """Right after the fork: forget what the kernel would do when it ends."""
     global _exit_functions_at_start
     atexit._clear()
@@ -64,7 +64,7 @@ def leave_the_kernels_alone() -> None:
     _restart_log_listeners()
     gc.freeze()  # also, from now on `gc.get_objects` has only what this rank has made
     _forget_finalizers()
-    _forget_threads_that_wait()
+    _keep_exit_calls_of_executors()
     _forget_processes()
     _forget_records()
     _start_processes_by_fork()
@@ -81,7 +81,7 @@ def _forget_finalizers() -> None:
         finalize._registered_with_atexit = False
 
 
-def _forget_threads_that_wait() -> None:
+def _keep_exit_calls_of_executors() -> None:
     """Keep what ends the threads of an executor, which runs before threads are joined."""
     calls = getattr(threading, "_threading_atexits", [])
     calls[:] = [call for call in calls if _module(call).startswith("concurrent.futures.")]
@@ -251,7 +251,9 @@ def _threads_at_work() -> list[threading.Thread]:
 def flush_files() -> None:
     """Write what stands in the buffers of files that this rank has opened and not closed."""
     base = io.IOBase.__base__  # without the abstract class, which takes ten times as long to ask
-    files = [value for value in gc.get_objects() if isinstance(value, base)]
+    # The type is asked, not the object: `isinstance` reads `__class__` of it, and that may raise,
+    # as it does of a proxy whose object is gone.
+    files = [value for value in gc.get_objects() if issubclass(type(value), base)]
     texts = [file for file in files if isinstance(file, io.TextIOWrapper)]
     buffers = [file for file in files if isinstance(file, io.BufferedWriter | io.BufferedRandom)]
     plain = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO)

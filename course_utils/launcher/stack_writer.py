@@ -33,7 +33,7 @@ _ended: list[str] = []  # a line about the last thread that an exception has end
 _ACTION_BYTES = 256  # more than a `struct sigaction` has
 
 
-def free_signals() -> tuple[int, int]:
+def two_unused_signals() -> tuple[int, int]:
     """Two signals that nobody in this process handles, and that people don't send."""
     first, second, *_ = sorted(_rare_signals(), key=_is_handled)
     return first, second
@@ -54,7 +54,7 @@ def _is_handled(number: int) -> bool:
     return bool(handler.value)  # the default is 0
 
 
-def answer(signals: tuple[int, int], file: FileIO) -> None:
+def start_answering(signals: tuple[int, int], file: FileIO) -> None:
     """In the main thread of a rank, where both signals are blocked: answer from now on."""
     in_python, in_c = signals
     for number in signals:  # the first as well: macOS drops what is ignored by default

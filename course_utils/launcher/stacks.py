@@ -15,8 +15,9 @@ from pathlib import Path
 
 from course_utils.launcher.language import _
 
-# In these methods of `WorkerMain` a rank's own stack begins. Below lies the cell that launched it.
-ENTRY_POINTS = "_run_function", "_park_until_killed"
+# In these methods of `WorkerMain` begins what a rank runs of the learner's: the function, what it
+# says of an exception, and what it has left to the end. Below lies the cell that launched it.
+ENTRY_POINTS = "_run_function", "_report_failure", "_park_until_killed"
 STACK = "Stack (most recent call first):"  # above the main thread's stack
 THREAD = "Thread (most recent call first):"  # above another thread's, if `stack_writer` writes
 HANDLES, ENDED = "Handles", "Ended"  # how `stack_writer` begins a line about an exception

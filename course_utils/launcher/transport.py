@@ -21,6 +21,7 @@ BUFFER, RESULT, FAILED = b"buffer", b"result", b"failed"
 PENDING, ENDED = b"waits.", b"ended."
 _KIND_BYTES = 6
 LARGE_BYTES = 32 * 1024  # what doesn't fit comfortably into one datagram gets a file of its own
+_DEEPEST_PLACE = 16  # entries of entries; a list in lists beyond that has no place worth telling
 Unpickler: type = pickle.Unpickler  # reads all that ranks hand over; grading replaces it
 
 
@@ -42,8 +43,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return in_one_dimension.view(torch.uint8)
 
 
-class HoldsAPartError(TypeError):
-    """A rank holds a part of this tensor, and the other ranks hold the rest."""
+class IsDistributedTensorError(TypeError):
+    """A DTensor: a rank holds a part of it, and the other ranks hold the rest."""
 
 
 class _Pickler(pickle.Pickler):
@@ -52,7 +53,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, torch.Tensor):
             return NotImplemented
         if hasattr(value, "full_tensor"):
-            raise HoldsAPartError
+            raise IsDistributedTensorError
         if hasattr(value, "trigger_wait"):  # the result of a functional collective, on its way
             value = value.trigger_wait()
         kind = type(value)
@@ -63,12 +64,14 @@ class _Pickler(pickle.Pickler):
         on_cpu = value.detach().cpu()
         elements = on_cpu.resolve_conj().resolve_neg().contiguous()
         raw = bytes_of(elements).numpy() if value.numel() else b""
-        learns = value.requires_grad and value.is_leaf
+        requires_grad = value.requires_grad and value.is_leaf
         buffer = pickle.PickleBuffer(raw)
-        return _rebuild, (buffer, value.dtype, value.shape, kind, learns)
+        return _rebuild, (buffer, value.dtype, value.shape, kind, requires_grad)
 
 
-def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns: bool) -> Any:
+def _rebuild(
+    raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, requires_grad: bool
+) -> Any:
     if len(raw):
         elements = torch.frombuffer(raw, dtype=dtype)
     else:
@@ -76,7 +79,7 @@ def _rebuild(raw: Any, dtype: torch.dtype, shape: torch.Size, kind: type, learns
     tensor = elements.reshape(shape)
     if kind is torch.nn.Parameter:
         tensor = torch.nn.Parameter(tensor, False)
-    return tensor.requires_grad_(learns)
+    return tensor.requires_grad_(requires_grad)
 
 
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:
@@ -110,7 +113,7 @@ def _send_file(channel: socket.socket, kind: bytes, data: bytes | memoryview) ->
         socket.send_fds(channel, [kind], [descriptor])
 
 
-def split(message: bytes) -> tuple[bytes, bytes]:
+def kind_and_content(message: bytes) -> tuple[bytes, bytes]:
     """The kind of a message, and its content; empty if that came as a file."""
     return message[:_KIND_BYTES], message[_KIND_BYTES:]
 
@@ -119,7 +122,7 @@ def receive_buffer(descriptor: int) -> Any:
     """A writable numpy array of bytes over an anonymous file, whose descriptor is closed."""
     with open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
-        mmap.mmap(-1, size).close()  # raises if no memory is left: torch would leak a descriptor
+        _refuse_if_no_memory(size)
         path = f"/proc/self/fd/{descriptor}"
         if os.path.exists(path):
             shared = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
@@ -128,6 +131,12 @@ def receive_buffer(descriptor: int) -> Any:
         file.seek(0)
         file.readinto(copy)
         return copy
+
+
+def _refuse_if_no_memory(size: int) -> None:
+    """Raise OSError if so many bytes cannot be mapped: torch would leak a descriptor instead."""
+    trial = mmap.mmap(-1, size)
+    trial.close()
 
 
 def pack(
@@ -146,19 +155,41 @@ def pack(
 
 
 def place_of_what_fails(value: Any) -> str:
-    """Where in these dicts and lists is what cannot be packed, such as `['model']['lock']`."""
-    if isinstance(value, dict):
-        children = list(value.items())
-    elif isinstance(value, list | tuple):
-        children = list(enumerate(value))
-    else:
-        return ""
-    for key, child in children:
-        try:
-            pack(child)
-        except Exception:
-            return f"[{key!r}]{place_of_what_fails(child)}"
+    """Where in these dicts and lists is what cannot be packed, such as `['model']['lock']`.
+
+    Empty if it is the object itself, or something deeper than anybody would look. May raise what
+    looking into the object raises.
+    """
+    place = ""
+    for _level in range(_DEEPEST_PLACE):
+        for key, entry in _entries(value):
+            if not _can_be_packed(entry):
+                place += f"[{key!r}]"
+                value = entry
+                break
+        else:
+            return place
     return ""
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What stands in a dict or a list, by key or number; nothing of anything else.
+
+    The type is asked, not the object: a proxy hands on such a question, and raises if it can't.
+    """
+    if issubclass(type(value), dict):
+        return value.items()
+    if issubclass(type(value), list | tuple):
+        return enumerate(value)
+    return ()
+
+
+def _can_be_packed(value: Any) -> bool:
+    try:
+        pack(value)
+    except Exception:
+        return False
+    return True
 
 
 def unpack(stream: Any, buffers: Iterable[Any] = ()) -> Any:

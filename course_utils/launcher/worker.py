@@ -35,7 +35,8 @@ class WorkerMain:
     Attributes:
         handle: the rank uses its `worker_socket`, `output_writer` and `stack_file`.
         kernel_pid: process id of the parent.
-        has_reported: the kernel has a result or a failure.
+        has_reported: the kernel has a result or a failure, so it finds this rank settled.
+        pid: of this rank; a process that its function forks has a different one.
     """
 
     handle: WorkerHandle
@@ -43,6 +44,7 @@ class WorkerMain:
     listeners: Sequence[Listener]
     descendants: Descendants
     has_reported: bool = False
+    pid: int = 0
 
     def run(
         self, fn: Callable, args: tuple, rendezvous: Rendezvous, backend: str | None
@@ -51,8 +53,9 @@ class WorkerMain:
         global current_worker
         torch.set_num_threads(1)  # first: the kernel's OpenMP threads did not survive the fork
         current_worker = self
+        self.pid = os.getpid()
         try:
-            shutdown.leave_the_kernels_alone()
+            shutdown.disown_kernel_state()
             self._bind_to_kernel()
             self._capture_output()
             self._prepare_signals_and_dumps()
@@ -63,7 +66,8 @@ class WorkerMain:
         finally:
             self._park_until_killed()  # never returns: the rest of this rank's life
 
-    # `stacks.ENTRY_POINTS` names this method and `_park_until_killed`: a rank's stack begins there.
+    # `stacks.ENTRY_POINTS` names this method, `_report_failure` and `_park_until_killed`: a rank's
+    # stack begins there.
     def _run_function(
         self, fn: Callable, args: tuple, rendezvous: Rendezvous, backend: str | None
     ) -> None:
@@ -77,7 +81,7 @@ class WorkerMain:
                 rendezvous.serve(rank)
             else:
                 rendezvous.join(backend, rank)
-            result = _call_function(fn, args)
+            result = self._call_function(fn, args)
         self._flush()
         try:
             self._send(transport.RESULT, result)
@@ -87,6 +91,63 @@ class WorkerMain:
             with english():
                 in_english = _why_it_cannot_be_sent(result, error)
             self._report_failure(error, note, in_english)
+
+    def _call_function(self, fn: Callable, args: tuple) -> Any:
+        """What the function returns; a script that ends by `sys.exit(main())` returns nothing."""
+        try:
+            result = fn(*args)
+        except BaseException as error:
+            self._end_what_was_forked(error)
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                return None
+            raise
+        self._end_what_was_forked(None)
+        return result
+
+    def _end_what_was_forked(self, error: BaseException | None) -> None:
+        """If this is a process that the rank's function has forked, it ends here, as a program.
+
+        It has returned from that function as the rank will: left alone, it would send a result,
+        and the kernel would take it for the rank's.
+
+        Args:
+            error: what the function raised there, if it did.
+        """
+        if os.getpid() == self.pid:
+            return
+        status = 0
+        try:
+            status = self._tell_what_was_forked(error)
+            shutdown.flush_files()
+            self._flush()
+        finally:
+            os._exit(status)
+
+    def _tell_what_was_forked(self, error: BaseException | None) -> int:
+        """Write into the rank's output how a forked process came here; returns its exit status."""
+        rank = self.handle.rank
+        if isinstance(error, SystemExit):  # `sys.exit()` is how such a process should end
+            if error.code is None:
+                return 0
+            if isinstance(error.code, int):
+                return error.code & 0xFF  # what the system keeps of it
+            print(error.code, file=sys.stderr)
+            return 1
+        if error is None:
+            message = _(
+                "A process that rank {rank} has forked returned from the function, too. Only what "
+                "the rank itself returns counts: end the other process by os._exit(0).",
+                rank=rank,
+            )
+        else:
+            failure = errors.from_exception(rank, error)
+            message = _(
+                "A process that rank {rank} has forked failed: {story}",
+                rank=rank,
+                story=failure.story(),
+            )
+        print(message, file=sys.stderr)
+        return 0 if error is None else 1
 
     def _send(self, kind: bytes, value: Any) -> None:
         transport.send(self.handle.worker_socket, kind, value)
@@ -122,7 +183,7 @@ class WorkerMain:
         """Answer who asks for the stack, write a stack at a crash, and hear SIGINT again."""
         faulthandler.enable(file=self.handle.stack_file)  # all threads: the crashing one may be C's
         faulthandler.enable = _keeping_our_file(faulthandler.enable)
-        stack_writer.answer(self.handle.stack_signals, self.handle.stack_file)
+        stack_writer.start_answering(self.handle.stack_signals, self.handle.stack_file)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def _flush(self) -> None:
@@ -178,8 +239,11 @@ class WorkerMain:
 
 def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
     """In words, with the place within the result."""
-    place = transport.place_of_what_fails(result)
-    if isinstance(error, transport.HoldsAPartError):
+    try:
+        place = transport.place_of_what_fails(result)
+    except Exception:  # the object is odd; what is known of it must be told all the same
+        place = ""
+    if isinstance(error, transport.IsDistributedTensorError):
         if place:
             return _(
                 "its result has a DTensor at {place}, of which each rank holds a part: call "
@@ -194,7 +258,7 @@ def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:
         "its result, a {kind}, cannot be sent back: {exception}: {words}",
         kind=type(result).__name__,
         exception=type(error).__name__,
-        words=error,
+        words=errors.first_line(error),
     )
     lines = [note]
     if place:
@@ -228,16 +292,6 @@ def _keeping_our_file(enable: Callable) -> Callable:
             enable(file, all_threads, **options)
 
     return enable_in_a_file
-
-
-def _call_function(fn: Callable, args: tuple) -> Any:
-    """What the function returns; a script that ends by `sys.exit(main())` returns nothing."""
-    try:
-        return fn(*args)
-    except SystemExit as ended:
-        if ended.code in (None, 0):
-            return None
-        raise
 
 
 def _dead_loader(error: BaseException) -> BaseException | None:

@@ -26,6 +26,7 @@ from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import from_dump
+from course_utils.launcher.stop_button import Stopped
 from course_utils.launcher.worker import WorkerMain
 from course_utils.launcher.worker_handle import WorkerHandle
 
@@ -37,13 +38,6 @@ _PAUSE_HARD = 2  # OpenMP 5's `omp_pause_hard`, which gives everything back
 _FORKED = 0x40  # Linux's flag PF_FORKNOEXEC: the process was forked and has not called exec
 # If two threads fork at once, one of them fails in filelock, which torch brings (Python >= 3.12).
 _FORKING = threading.Lock()
-
-
-class Stopped(KeyboardInterrupt):
-    """The stop button was pressed. All ranks are gone, and IPython shows one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [_("Stopped; nothing is left running.")]
 
 
 class WorkerGroup:
@@ -71,8 +65,9 @@ class WorkerGroup:
         self._rank_to_start = 0
         self._started_s = 0.0
         self._deadline_s = 0.0  # on the system's monotonic clock
-        self._hangs_forever = False  # a listener has proven it
-        self._needs_no_stop = False  # ranks were told to end, or all have returned
+        self._hangs_for_ever = False  # a listener has proven it
+        self._pressed: list[float] = []  # when the stop button was pressed
+        self._stop_is_done = False  # whoever had to be told to end was
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -148,11 +143,11 @@ class WorkerGroup:
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
 
-    def results(self, pressed: list[int]) -> list[Any]:
+    def results(self, pressed: list[float]) -> list[Any]:
         """Wait for what every rank returns. Whatever is raised, `close` stops the ranks.
 
         Args:
-            pressed: presses of the stop button; empty until there is one.
+            pressed: when the stop button was pressed; empty until it is.
 
         Returns:
             By rank, what its function returned.
@@ -162,32 +157,37 @@ class WorkerGroup:
             WorkerError: a rank failed.
             WorkerTimeout: the ranks weren't done in time, or never will be.
         """
+        self._pressed = pressed
         self._started_s = time.monotonic()
         self._deadline_s = self._started_s + self.timeout
         running = self.workers
         while running:
-            if pressed:
+            if self._pressed:
                 raise Stopped
-            if self._hangs_forever:
+            if self._hangs_for_ever:
                 break
-            seconds_left = self._seconds_left()
+            seconds_left = self._renew_deadline()
             if seconds_left < 0:
                 break
-            self._hangs_forever = self._poll(self.workers, seconds_left)
+            self._poll(self.workers, seconds_left)
             running = [worker for worker in self.workers if not worker.settled]
         if running or self._failures():
             error = self._error(running)
             self._stop()
             error.parts += self.unfinished
             raise error
-        self._wait_until_ended(pressed)
+        self._wait_until_ended()
         return [worker.result for worker in self.workers]
 
     def _failures(self) -> list[errors.Failure]:
         return [worker.failure for worker in self.workers if worker.failure]
 
-    def _seconds_left(self) -> float:
-        """How long the ranks may still run: negative when time is up."""
+    def _renew_deadline(self) -> float:
+        """Move the deadline: nearer after a failure; when time is up, as far as a listener says.
+
+        Returns:
+            How many seconds the ranks may still run: negative when time is up.
+        """
         failures = self._failures()
         for failure in failures:
             self._deadline_s = min(self._deadline_s, failure.when + _GRACE_S)
@@ -198,46 +198,40 @@ class WorkerGroup:
             self._deadline_s = self._started_s + self.timeout
         return self._deadline_s - time.monotonic()
 
-    def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> bool:
-        """Wait for a moment until one of these ranks says something or ends; read all ranks.
-
-        Returns:
-            Whether a listener says that the ranks will never be done.
-        """
+    def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> None:
+        """Wait for a moment until one of these ranks says something or ends; read all ranks."""
         _wait_for_any(awaited, min(_POLL_S, seconds_left))
         for worker in self.workers:
             worker.read()
-        return self._poll_listeners()
+        self._poll_listeners()
 
-    def _poll_listeners(self, final: bool = False) -> bool:
-        """Let the listeners look; one that fails is told of once, and ends no launch.
-
-        Returns:
-            Whether a listener says that the ranks will never be done.
-        """
-        hangs_forever = False
+    def _poll_listeners(self, final: bool = False) -> None:
+        """Let the listeners look; one that fails is told of once, and ends no launch."""
+        self._hangs_for_ever = False
         for listener in self.listeners:
             if listener in self._failed_listeners and not final:
                 continue
             try:
                 if listener.on_poll(self.workers, final):
-                    hangs_forever = True
+                    self._hangs_for_ever = True
             except Exception as error:
                 if listener not in self._failed_listeners:
                     self._failed_listeners.append(listener)
                     _warn_about(listener, error)
-        return hangs_forever
 
-    def _wait_until_ended(self, pressed: list[int]) -> None:
-        """All ranks have returned: wait until they have ended as a program does, or time is up."""
+    def _wait_until_ended(self) -> None:
+        """All ranks have returned: wait until they have ended as a program does, or time is up.
+
+        Once the stop button is pressed, ranks have as long to save something as after a failure.
+        """
         drained = DrainedQueues()
         ending = self._not_ended()
         try:
             while ending:
+                if self._pressed:
+                    self._deadline_s = min(self._deadline_s, self._pressed[0] + _TERMINATE_S)
                 seconds_left = self._deadline_s - time.monotonic()
                 if seconds_left < 0:
-                    break
-                if pressed:  # nobody wants to wait any longer, and all results are here
                     break
                 self._poll(ending, seconds_left)
                 if _may_wait_for_a_reader(ending):
@@ -245,7 +239,7 @@ class WorkerGroup:
                 ending = self._not_ended()
         finally:
             drained.give_back()
-        self._needs_no_stop = True
+        self._stop_is_done = True
         self._note_unfinished()
 
     def _not_ended(self) -> list[WorkerHandle]:
@@ -264,6 +258,8 @@ class WorkerGroup:
                 )
                 self.unfinished.append(sentence)
             elif worker.settled and not worker.is_over:
+                if self._pressed and worker.pending_work is None:
+                    continue  # it was on its way to its end, and waited for nothing
                 work = worker.pending_work or PendingWork(_("something of its own"))
                 sentence = _(
                     "After its function was over, rank {rank} was stopped, as it still waited for "
@@ -283,7 +279,7 @@ class WorkerGroup:
             error = self._worker_error(failures, running)
         else:
             stacks = self._stacks(running)
-            seconds = math.inf if self._hangs_forever else self.timeout
+            seconds = math.inf if self._hangs_for_ever else self.timeout
             error = errors.worker_timeout(stacks, self.output(), seconds, now)
         for listener in self.listeners:
             try:
@@ -329,17 +325,17 @@ class WorkerGroup:
 
     def _stop(self) -> None:
         """End all ranks as `torchrun` does: SIGTERM, then 1 s; SIGKILL follows in `close`."""
-        if self._needs_no_stop:
+        if self._stop_is_done:
             return
-        self._needs_no_stop = True
+        self._stop_is_done = True
         working = [worker for worker in self.workers if not worker.settled]
         # All of them stand still before the first one ends: the others would notice and say so.
         for worker in working:
-            worker.kill(signal.SIGSTOP)
+            worker.signal_all(signal.SIGSTOP)
         for worker in working:
             worker.terminate()
         for worker in working:
-            worker.kill(signal.SIGCONT)
+            worker.signal_all(signal.SIGCONT)
         deadline_s = time.monotonic() + _TERMINATE_S
         ending = self._not_ended()
         while ending and time.monotonic() < deadline_s:
@@ -356,7 +352,7 @@ class WorkerGroup:
         """
         steps: list[Callable[[], object]] = [self._stop]
         for worker in self.workers:
-            steps.append(worker.kill)
+            steps.append(worker.signal_all)
         for worker in self.workers:
             steps.append(worker.reap)
         steps.append(partial(self._poll_listeners, final=True))
@@ -385,7 +381,8 @@ class WorkerGroup:
 def _may_wait_for_a_reader(ending: Iterable[WorkerHandle]) -> bool:
     """Whether ranks may be unable to end because nobody reads a queue of the notebook.
 
-    While a thread of a rank is at work, that may be who reads it.
+    Only if each rank that still ends has said what it waits for, and no rank waits for a thread:
+    that may be who reads the queue.
     """
     for worker in ending:
         if worker.pending_work is None or worker.pending_work.is_thread:

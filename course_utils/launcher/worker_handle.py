@@ -16,6 +16,7 @@ from course_utils.launcher.captured_output import CapturedOutput
 from course_utils.launcher.language import _, english
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
+from course_utils.launcher.stop_button import Stopped, a_press_ends_rebuilding
 
 _READ_BYTES = 256 * 1024
 _READS = 32  # at most, one after the other: a rank that prints without end mustn't hold us up
@@ -33,7 +34,7 @@ class WorkerHandle:
     | is forked                           | `pid` is not 0                                    |
     | has returned, or has failed         | `result` or `failure` is there, so it's `settled` |
     | ends, and waits for something       | `pending_work`                                    |
-    | has shut down as a program does     | `has_ended`, so it `is_over`                      |
+    | has shut down as a program does     | `has_shut_down`, so it `is_over`                      |
     | is dead, killed by us or otherwise  | `status` is there, so it `is_over`                |
 
     Attributes:
@@ -43,7 +44,7 @@ class WorkerHandle:
         status: the exit status, or minus the signal's number; None while the process lives, and
             `errors.UNKNOWN_STATUS` where nobody heard it.
         pending_work: what the rank is waiting for although its function is over.
-        has_ended: the rank has reported that it has shut down as a program does.
+        has_shut_down: the rank has reported that it has shut down as a program does.
         late_death: how it died although it had returned and wasn't stopped.
         output: what it printed.
         stack_signals: two signals by which it is asked for its stack; see `stack_writer`.
@@ -56,12 +57,12 @@ class WorkerHandle:
         self.failure: errors.Failure | None = None
         self.status: int | None = None
         self.pending_work: PendingWork | None = None
-        self.has_ended = False
+        self.has_shut_down = False
         self.late_death = ""
         self.output = CapturedOutput()
         self.output_reader: FileIO | None = None
         self._process: FileIO | None = None  # readable once it has ended; none on macOS
-        self._is_stopped = False
+        self._was_told_to_end = False
         self._asked_s = 0.0
         self._buffers: list[Any] = []
         self._descriptors = contextlib.ExitStack()
@@ -69,7 +70,7 @@ class WorkerHandle:
     def open(self) -> None:
         """Open the channels: the kernel's ends, and the rank's ends until it is forked."""
         keep = self._descriptors.enter_context
-        self.stack_signals = stack_writer.free_signals()
+        self.stack_signals = stack_writer.two_unused_signals()
         self.stack_file = keep(FileIO(transport.anonymous_file("stack"), "r+"))
         kernel_socket, worker_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.kernel_socket = keep(kernel_socket)
@@ -105,7 +106,7 @@ class WorkerHandle:
     @property
     def is_over(self) -> bool:
         """Whether this rank has shut down as a program does, or is dead."""
-        return self.has_ended or self.status is not None or not self.pid
+        return self.has_shut_down or self.status is not None or not self.pid
 
     @property
     def _is_running(self) -> bool:
@@ -124,14 +125,15 @@ class WorkerHandle:
 
     def read(self) -> None:
         """Take in everything that has arrived, and notice the end."""
+        # First, so that all it sent before its end is read below, and counts.
         has_just_died = self._is_running and self._reap(os.WNOHANG)
         self._read_output()
         self._read_messages()
-        if not has_just_died or self._is_stopped:
+        if not has_just_died or self._was_told_to_end:
             return
         if not self.settled:
             self.failure = errors.from_exit(self.rank, self.status, self.read_stack())
-        elif not self.failure and not self.has_ended and self.status:
+        elif not self.failure and not self.has_shut_down and self.status:
             self.late_death = errors.how_it_died(self.status)
 
     def _reap(self, flags: int = 0) -> bool:
@@ -162,7 +164,7 @@ class WorkerHandle:
         with contextlib.suppress(OSError):  # it's gone, and may have been reaped by nobody here
             send(self.pid, number)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def signal_all(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to the rank and to whatever it has started: by default, end all of it."""
         if self._is_running:
             self._signal(number, os.killpg)
@@ -170,7 +172,7 @@ class WorkerHandle:
 
     def terminate(self) -> None:
         """Send SIGTERM, as `torchrun` does to a rank that is to stop because another failed."""
-        self._is_stopped = True
+        self._was_told_to_end = True
         if self._is_running:
             self._signal(signal.SIGTERM, _signal_main_thread)
 
@@ -214,7 +216,7 @@ class WorkerHandle:
                 self._read_message(message, files, flags)
 
     def _read_message(self, message: bytes, files: list[int], flags: int) -> None:
-        message_kind, content = transport.split(message)
+        message_kind, content = transport.kind_and_content(message)
         try:
             lacks_its_file = flags & socket.MSG_CTRUNC
             if lacks_its_file:  # this process may open no more
@@ -222,7 +224,9 @@ class WorkerHandle:
             if files:
                 content = transport.receive_buffer(files[0])
             self._take(message_kind, content)
-        except Exception as error:
+        except Stopped:
+            raise
+        except BaseException as error:  # an object may end its own rebuilding by sys.exit()
             note = _cannot_be_rebuilt(error)
             with english():
                 in_english = _cannot_be_rebuilt(error)
@@ -233,17 +237,19 @@ class WorkerHandle:
         if kind == transport.BUFFER:
             self._buffers.append(content)
             return
-        value = transport.unpack(content, self._buffers)
-        self._buffers = []
+        buffers, self._buffers = self._buffers, []
+        if self._was_told_to_end and kind in (transport.RESULT, transport.FAILED):
+            return  # what a rank says because it's stopped is no cause
+        if kind == transport.RESULT:
+            with a_press_ends_rebuilding(self.rank):
+                self.result = transport.unpack(content, buffers)
+            return
+        value = transport.unpack(content, buffers)
         if kind == transport.ENDED:
-            self.has_ended = True
+            self.has_shut_down = True
             self.pending_work = None
         elif kind == transport.PENDING:
             self.pending_work = value
-        elif self._is_stopped:
-            return  # what a rank says because it's stopped is no cause
-        elif kind == transport.RESULT:
-            self.result = value
         else:
             self.failure = value
 
@@ -261,7 +267,7 @@ class WorkerHandle:
             self.output.add(data, is_last=at_end_of_file)
 
 
-def _cannot_be_rebuilt(error: Exception) -> str:
+def _cannot_be_rebuilt(error: BaseException) -> str:
     return _(
         "its result arrived but cannot be rebuilt: {exception}: {words}",
         exception=type(error).__name__,

@@ -21,7 +21,7 @@ from course_tools.learner import workspace
 from course_utils import check, explain_dumps, launch
 from course_utils.launcher import language
 from course_utils.launcher.language import _, english, listed, ngettext, sentences
-from course_utils.launcher.worker_group import Stopped
+from course_utils.launcher.stop_button import Stopped
 
 LOCALE = ("COURSE_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
 

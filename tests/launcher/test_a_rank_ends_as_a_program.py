@@ -11,6 +11,8 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from course_utils import WorkerError, launch
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.listener import Listener
+from course_utils.launcher.stop_button import Stopped
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PROGRAM = Path(leavings.__file__)
@@ -69,6 +72,30 @@ def test_a_log_for_tensorboard_is_written(tmp_path):
     assert set(found.values()) == {"1 files with content, 1 files"}
 
 
+class Lazy:
+    """As a proxy of a web framework that has no request to stand for."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("working outside of application context")
+
+
+def a_dead_proxy() -> object:
+    return weakref.proxy(Lazy())
+
+
+@pytest.mark.parametrize("make", [a_dead_proxy, Lazy])
+def test_an_object_that_raises_when_looked_at_keeps_no_file_from_being_written(tmp_path, make):
+    def work() -> None:
+        leavings.KEPT.append(make())
+        leavings.leave(tmp_path, ["a_file_in_a_global", "a_compressed_file"])
+
+    results = launch(work, world_size=1)
+    assert results.output == [""]
+    written = {f"{kind}.0": WRITTEN[kind] for kind in ("a_file_in_a_global", "a_compressed_file")}
+    assert leavings.seen(tmp_path) == written
+
+
 def test_a_thread_that_does_not_end_is_told_and_the_results_are_there(capsys):
     def wait_for_ever() -> None:
         while True:
@@ -108,35 +135,100 @@ def test_a_rank_that_dies_while_it_ends_is_told_and_its_result_is_there(ends, ho
     assert "rank 0" not in told
 
 
-@pytest.mark.parametrize("presses", [1, 2])
-def test_a_stop_while_ranks_end_loses_no_result(presses, tmp_path):
-    go_on = tmp_path / "go on"
-    kernel = os.getpid()
+class Ends(Listener):
+    """Makes a file once all ranks have returned, which is when they end."""
 
-    def press_once_all_have_returned() -> None:
-        while not go_on.exists():
-            time.sleep(0.01)
-        for _ in range(presses):
-            os.kill(kernel, signal.SIGINT)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_poll(self, workers, final=False):
+        if not final and all(worker.settled for worker in workers):
+            self.path.touch()
+
+
+def press_stop(presses: int, once_it_exists: Path) -> None:
+    while not once_it_exists.exists():
+        time.sleep(0.01)
+    for _ in range(presses):
+        os.kill(os.getppid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_stop_while_ranks_end_ends_the_cell_and_loses_no_result(presses, tmp_path):
+    go_on = tmp_path / "go on"
+
+    def press_and_stay() -> None:
+        press_stop(presses, go_on)
         time.sleep(600)
 
     def work() -> int:
         if dist.get_rank() == 0:
-            threading.Thread(target=press_once_all_have_returned, name="presses").start()
+            threading.Thread(target=press_and_stay, name="presses").start()
         return dist.get_rank()
 
-    class Ends(Listener):
-        """Hears when all have returned."""
-
-        def on_poll(self, workers, final=False):
-            if not final and all(worker.settled for worker in workers):
-                go_on.touch()
-
-    results = launcher.launch(work, listeners=[Ends()])
+    with pytest.raises(Stopped) as caught:
+        launcher.launch(work, listeners=[Ends(go_on)])
+    results = caught.value.results
     assert list(results) == [0, 1]
-    # On a busy machine rank 1 may still be at its end as well.
-    stopped = "After its function was over, rank 0 was stopped, as it still"
-    assert [sentence.startswith(stopped) for sentence in results.unfinished].count(True) == 1
+    # Of rank 1, which has nothing to wait for, nothing is said.
+    [sentence] = results.unfinished
+    named = "After its function was over, rank 0 was stopped, as it still waited for thread presses"
+    assert sentence.startswith(named)
+    first, second = caught.value._render_traceback_()
+    assert first.startswith("Stopped; nothing is left running. All ranks had returned: sys.last_va")
+    assert second == sentence
+
+
+def test_what_a_rank_saves_within_a_second_of_a_press_is_saved(tmp_path):
+    go_on, saved = tmp_path / "go on", tmp_path / "saved"
+
+    def press_and_save() -> None:
+        press_stop(1, go_on)
+        saved.write_text("step 7")
+
+    with pytest.raises(Stopped) as caught:
+        launcher.launch(
+            lambda: threading.Thread(target=press_and_save).start(),
+            world_size=1,
+            listeners=[Ends(go_on)],
+        )
+    assert list(caught.value.results) == [None]
+    assert saved.read_text() == "step 7"
+    assert caught.value.unfinished == []
+
+
+def forks(in_child: Callable[[], object]) -> Callable[[], object]:
+    """A function that forks; its child is done before the rank itself returns."""
+
+    def work() -> object:
+        pid = os.fork()
+        if pid == 0:
+            return in_child()
+        _pid, status = os.waitpid(pid, 0)
+        return "of the rank", os.waitstatus_to_exitcode(status)
+
+    return work
+
+
+def fails_in_the_child() -> None:
+    raise ValueError("only the child")
+
+
+@pytest.mark.parametrize(
+    ("in_child", "status", "told"),
+    [
+        (lambda: "of the child", 0, "A process that rank 0 has forked returned from the function"),
+        (fails_in_the_child, 1, "A process that rank 0 has forked failed: ValueError: only the ch"),
+        (lambda: sys.exit(3), 3, ""),
+        (lambda: sys.exit("no data"), 1, "no data"),
+        (lambda: sys.exit(), 0, ""),
+    ],
+)
+def test_a_process_that_a_rank_forks_returns_nothing_for_it(in_child, status, told):
+    results = launch(forks(in_child), world_size=1)
+    assert list(results) == [("of the rank", status)]
+    assert results.output[0].startswith(told)
+    assert bool(results.output[0]) == bool(told)
 
 
 def test_a_launch_from_a_thread_of_an_executor_ends_without_a_word(capsys):

@@ -113,7 +113,7 @@ def test_a_rank_may_be_asked_for_its_stack_before_it_can_answer(monkeypatch):
 
     def fork_and_ask() -> int:
         if pid := fork():
-            for number in stack_writer.free_signals():
+            for number in stack_writer.two_unused_signals():
                 os.kill(pid, number)
         return pid
 

@@ -104,7 +104,7 @@ def test_a_run_that_saves_and_exits_on_sigusr1_goes_on_in_silence():
 @pytest.fixture
 def taken() -> Iterator[tuple[int, int]]:
     """The signals that would be next: one handled in Python, one in C."""
-    in_python, in_c = stack_writer.free_signals()
+    in_python, in_c = stack_writer.two_unused_signals()
     signal.signal(in_python, lambda *_: None)
     faulthandler.register(in_c, file=2)
     yield in_python, in_c
@@ -113,8 +113,8 @@ def taken() -> Iterator[tuple[int, int]]:
 
 
 def test_a_signal_that_somebody_handles_is_left_alone(taken):
-    assert not set(taken) & set(stack_writer.free_signals())
-    assert len(set(stack_writer.free_signals())) == 2
+    assert not set(taken) & set(stack_writer.two_unused_signals())
+    assert len(set(stack_writer.two_unused_signals())) == 2
 
 
 def test_without_real_time_signals_ranks_answer_as_well(monkeypatch):

@@ -120,6 +120,51 @@ def test_causes_contexts_notes_and_members_of_a_group_are_told(cell):
     ]
 
 
+def test_a_circle_of_causes_is_told_once():
+    first, second = ValueError("a"), KeyError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert raised(first).details == ["caused by KeyError: 'b'"]
+
+
+@pytest.mark.parametrize("notes", [None, 3, "a text", {"sample": 3}])
+def test_notes_that_are_no_list_are_told_as_they_are_written(notes):
+    error = ValueError("boom")
+    error.__notes__ = notes
+    failure = raised(error)
+    assert failure.headline == "ValueError: boom"
+    assert failure.details == [repr(notes)]
+
+
+def test_of_a_group_that_holds_another_many_times_over_the_first_lines_are_told():
+    error: Exception = ValueError("a")
+    for _level in range(40):
+        error = ExceptionGroup("x", [error, error])
+    details = raised(error).details
+    assert len(details) == 4 * errors._MAX_EXCEPTIONS
+    assert details[:3] == ["one of them: ExceptionGroup: x (2 sub-exceptions)"] * 2 + [
+        "  one of them: ExceptionGroup: x (2 sub-exceptions)"
+    ]
+
+
+def test_an_exception_of_the_learners_with_the_name_of_one_of_torchs_is_told_as_it_is():
+    class CheckpointException(Exception):
+        pass
+
+    error = CheckpointException("boom")
+    error.failures = {"a": 1}
+    assert raised(error).headline == "CheckpointException: boom"
+
+
+def test_ranks_whose_loaders_worker_has_left_are_named_together():
+    ended = "DataLoader worker (pid 71) exited unexpectedly with exit code 3. Details are lost."
+    with_details = raised(RuntimeError(ended))
+    without = raised(RuntimeError("DataLoader worker (pid(s) 72) exited unexpectedly"))
+    without.rank = 1
+    first, second, *_ = str(errors.worker_error([without, with_details], 2, ["", ""])).split("\n")
+    assert first == "ranks 0 and 1 failed: RuntimeError: DataLoader worker exited unexpectedly"
+    assert second == "  with exit code 3. Details are lost."
+
+
 def test_lines_that_a_library_has_made_up_are_left_out_where_there_are_others(cell):
     """As of a frozen dataclass, whose methods have no text."""
     made_up = Frame("<string>", 4, "__setattr__")
@@ -162,6 +207,7 @@ def raised(error: BaseException) -> Failure:
         ('File "/a/b/data.py", line 7, in read', "data.py, line 7, in read"),
         ("DataLoader worker (pid 4711) is killed", "DataLoader worker is killed"),
         ("workers (pid(s) 12, 13) exited", "workers exited"),
+        ("Timed out waiting 1983ms for recv operation", "Timed out waiting for recv operation"),
     ],
 )
 def test_what_changes_from_run_to_run_is_left_out(words, left):
@@ -213,6 +259,20 @@ def test_a_dump_is_read_outermost_first_and_ends_at_the_launcher():
         Frame(CELL, 4, "train"),
         Frame(LIBRARY, 90, "barrier"),
     ]
+
+
+def test_where_a_rank_is_while_its_exception_is_told_no_line_of_the_kernel_is_named():
+    launcher = os.path.dirname(errors.__file__)
+    stack = stacks.from_dump(
+        dump(
+            '  File "/home/me/train.py", line 5 in __str__',
+            f'  File "{launcher}/errors.py", line 7 in _words',
+            f'  File "{launcher}/worker.py", line 8 in _report_failure',
+            f'  File "{launcher}/worker.py", line 9 in run',
+            '  File "/home/me/train.py", line 90 in <module>',
+        )
+    )
+    assert [frame.line for frame in stack] == [8, 7, 5]
 
 
 def test_the_stack_of_compiled_code_that_python_3_14_adds_hides_no_line():
@@ -284,6 +344,7 @@ def test_a_library_that_a_user_has_installed_for_himself_is_no_learners_file():
     [
         (['  File "a.py", line 3 in wait'], False),
         (['  File "a.py", line 3 in wait', '  File "b.py", line 9 in _run_function'], True),
+        (['  File "b.py", line 9 in _report_failure'], True),
         (['  File "b.py", line 9 in _park_until_killed'], True),  # it has returned a moment ago
         (['  File "a.py", line 3 in deeper'] * 99, False),
         (['  File "a.py", line 3 in deeper'] * 100, True),  # faulthandler stops there

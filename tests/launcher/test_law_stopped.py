@@ -26,7 +26,8 @@ from course_utils import launch
 from course_utils.launcher import descendants
 from course_utils.launcher import launch as launcher
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.worker_group import Stopped, WorkerGroup, remove_segments
+from course_utils.launcher.stop_button import Stopped
+from course_utils.launcher.worker_group import WorkerGroup, remove_segments
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "the_stop_button")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
@@ -171,8 +172,30 @@ def test_law_7_a_press_after_all_functions_have_returned_loses_no_result():
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    assert list(launcher.launch(dist.get_rank, listeners=[PressesAtTheEnd()])) == [0, 1]
+    with pytest.raises(Stopped) as caught:
+        launcher.launch(dist.get_rank, listeners=[PressesAtTheEnd()])
+    assert list(caught.value.results) == [0, 1]
+    assert caught.value.unfinished == []
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class Reconnects:
+    """Waits, where it is rebuilt, for a server that doesn't answer."""
+
+    def __init__(self) -> None:
+        self.address = "db"
+
+    def __setstate__(self, state: dict) -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(600)
+
+
+def test_law_7_a_press_while_a_result_is_rebuilt_stops_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Stopped, match=r"^Stopped while the result of rank [01] was rebuilt; noth"):
+        launch(Reconnects)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert launch(dist.get_rank) == [0, 1]
 
 
 def test_law_7_a_launch_from_a_thread_leaves_the_handlers_alone():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import weakref
 from collections import OrderedDict, namedtuple
 
 import numpy
@@ -36,6 +37,40 @@ def test_a_result_that_cannot_be_pickled_names_the_rank_and_the_type():
 def test_a_part_that_cannot_be_pickled_is_told_of():
     with pytest.raises(WorkerError, match=r"a dict, cannot be sent back: .*generator"):
         sent(lambda: {"batches": (i for i in range(3))})
+
+
+def nested(levels: int) -> list:
+    inmost: list = []
+    for _level in range(levels):
+        inmost = [inmost]
+    return inmost
+
+
+def a_dead_proxy() -> dict:
+    return {"model": weakref.proxy(nn.Linear(1, 1))}
+
+
+def a_nested_tensor() -> list:
+    return [torch.ones(2), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]
+
+
+@pytest.mark.parametrize(
+    ("make", "begins", "ends"),
+    [
+        (lambda: nested(3000), "a list, cannot be sent back: RecursionError: ", ""),
+        (a_dead_proxy, "a dict, cannot be sent back: ", "That is what stands at ['model'] in it."),
+        (a_nested_tensor, "a list, cannot be sent back: ", "That is what stands at [1] in it."),
+    ],
+)
+def test_whatever_cannot_be_sent_it_is_said_where_it_stands_and_what_to_do(make, begins, ends):
+    with pytest.raises(WorkerError) as caught:
+        sent(make)
+    rows = str(caught.value).splitlines()
+    assert rows[0].startswith(f"rank 0 failed: its result, {begins}")
+    assert len(rows[0]) < 350
+    advice = "Return tensors, numbers, strings, and lists or dicts of these."
+    wanted = [ends, advice] if ends else [advice]
+    assert [row.strip() for row in rows[1 : 1 + len(wanted)]] == wanted
 
 
 def test_a_class_that_exists_only_in_the_rank_is_refused():
@@ -195,6 +230,23 @@ def test_256_mb_per_rank_arrive_where_shared_memory_is_small(script):
     if "Operation not permitted" in told or "permission denied" in told:
         pytest.skip("this container may not mount")
     assert told.endswith("[(67108864, 1.0, 64.0), (67108864, 1.0, 64.0)]\n")
+
+
+class NeedsALicence:
+    """Ends the program that would rebuild it."""
+
+    def __init__(self, ends_by: BaseException) -> None:
+        self.ends_by = ends_by
+
+    def __setstate__(self, state: dict) -> None:
+        raise state["ends_by"]
+
+
+@pytest.mark.parametrize("ends_by", [SystemExit("no licence"), KeyboardInterrupt("no licence")])
+def test_an_object_that_would_end_the_kernel_only_cannot_be_rebuilt(ends_by):
+    told = f"rank 0 failed: its result arrived but cannot be rebuilt: {type(ends_by).__name__}"
+    with pytest.raises(WorkerError, match=f"{told}: no licence"):
+        sent(lambda: NeedsALicence(ends_by))
 
 
 def test_a_result_without_room_in_memory_is_an_error():
