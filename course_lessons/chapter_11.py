@@ -144,7 +144,15 @@ def draw_suspects(on_monday: Sequence[str], stands: Mapping[str, Sequence[str]])
     axes.tick_params(length=0, labelbottom=False, labeltop=True)
     axes.spines[:].set_visible(False)
     same = [name.partition(":")[0] for name, lines in stands.items() if lines == list(on_monday)]
-    show(figure, f"Where each rank stood. All four as on Monday: {', '.join(same) or 'nobody'}.")
+    throughout = _green_throughout(same)
+    show(figure, f"Where each rank stood. Green: as on Monday. {throughout}")
+
+
+def _green_throughout(names: Sequence[str]) -> str:
+    """Which suspects of a picture left all of a night's traces."""
+    if not names:
+        return "No suspect is green throughout."
+    return f"Green throughout: {', '.join(names)}."
 
 
 # --- Tuesday ---
@@ -322,7 +330,24 @@ def _draw_steps(steps: list[list[int]], ending: str) -> None:
     axes.set_yticks([rank + 0.43 for rank in range(RANKS)], map("rank {}".format, range(RANKS)))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    show(figure, f"Windows that each rank hands to the model, step by step: {steps}.{ending}")
+    count, of = sum(map(sum, steps)), sum(map(sum, _DRAWN_SIZES))
+    words = f"Step by step, ranks hand {count} of {of} windows to the model."
+    show(figure, f"{words} {_who_has_none(steps)}{ending}")
+
+
+def _who_has_none(steps: list[list[int]]) -> str:
+    """Which ranks have no window in a step, and whether they take part in it."""
+    longest = max(map(len, steps), default=0)
+    if longest == 0:
+        return "Nobody trains."
+    sentences = []
+    for step in range(longest):
+        for rank, sizes in enumerate(steps):
+            if step >= len(sizes):
+                sentences.append(f"Rank {rank} takes no part in step {step}.")
+            elif sizes[step] == 0:
+                sentences.append(f"Rank {rank} takes part in step {step} with an empty batch.")
+    return " ".join(sentences) or "Each rank has some in every step."
 
 
 # --- Wednesday ---
@@ -361,6 +386,13 @@ def lose_last_block(path: Path) -> None:
     """Fill the last 4,096 bytes of a file with zeros, as a disk does that lost a block."""
     with open(path, "r+b") as file:
         file.seek(-_BLOCK_BYTES, os.SEEK_END)
+        file.write(bytes(_BLOCK_BYTES))
+
+
+def lose_block(path: Path, number: int) -> None:
+    """Fill a block of 4,096 bytes of a file with zeros; the first has number 0."""
+    with open(path, "r+b") as file:
+        file.seek(number * _BLOCK_BYTES)
         file.write(bytes(_BLOCK_BYTES))
 
 
@@ -438,7 +470,7 @@ def draw_traces(traces: Mapping[str, Traces]) -> None:
     axes.tick_params(length=0, labelbottom=False, labeltop=True)
     axes.spines[:].set_visible(False)
     same = [name for name, left in traces.items() if left == WEDNESDAY]
-    show(figure, f"Coloured: as on Wednesday. All four traces: {', '.join(same) or 'nobody'}.")
+    show(figure, f"Green: as on Wednesday. {_green_throughout(same)}")
 
 
 # --- Thursday ---
@@ -456,7 +488,11 @@ def draw_losses(week: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("loss")
     panels[0].legend(frameon=False, ncols=2)
-    show(figure, "Losses by epoch and step. On Thursday rank 0 begins as on Tuesday, and no other.")
+    show(
+        figure,
+        "Losses by epoch and step. On Thursday only rank 0 begins as it did on Tuesday; "
+        "ranks 1 to 3 begin at 4.7.",
+    )
 
 
 def judging(answer: Callable) -> Callable:
@@ -666,7 +702,5 @@ def draw_efficiency(curves: Mapping[str, Callable], real: Mapping[int, float]) -
     axes.set_xticks(ranks, map(str, ranks))
     axes.minorticks_off()
     axes.legend(loc="lower left")
-    show(
-        figure,
-        "Files dealt in turn leave more than half of 64 ranks idle; dealt by size, hardly any.",
-    )
+    shares = [f"{name} {curve(ranks[-1]):.1%}" for name, curve in curves.items()]
+    show(figure, f"Share of the time in which {ranks[-1]} ranks compute: {', '.join(shares)}.")

@@ -243,7 +243,7 @@ class Desk:
 
     def bill(self) -> None:
         """Draw what was looked at, night by night, with the least that would have been enough."""
-        figure, axes = plt.subplots(figsize=(8, 2.9), layout="constrained")
+        figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
         nights = list(ENOUGH)
         for row, night in enumerate(nights):
             yours = [name for name in self.seen if name.startswith(night)]
@@ -257,8 +257,8 @@ class Desk:
         parts = []
         for night in nights:
             enough = sum(LOOKS[name].minutes for name in ENOUGH[night])
-            parts.append(f"{night} {self.minutes(night)}, and {enough} are enough")
-        show(figure, f"Minutes of looking: {'; '.join(parts)}.")
+            parts.append(f"{night} {self.minutes(night)} and {enough}")
+        show(figure, f"Minutes of looking, yours and enough to name a cause: {'; '.join(parts)}.")
 
 
 def _draw_looks(axes: plt.Axes, row: float, names: Sequence[str], color: str) -> None:
@@ -267,6 +267,9 @@ def _draw_looks(axes: plt.Axes, row: float, names: Sequence[str], color: str) ->
     for name in names:
         minutes = LOOKS[name].minutes
         axes.barh(row, minutes, 0.36, start, color=color, edgecolor="white")
-        label = name.partition("/")[2] if minutes > 2 else ""
-        axes.text(start + minutes / 2, row, label, ha="center", va="center", color="white", size=8)
+        label = name.partition("/")[2]
+        narrow = {"rotation": 90, "size": 6.5} if minutes <= 2 else {"size": 8}
+        axes.text(
+            start + minutes / 2, row, label, ha="center", va="center", color="white", **narrow
+        )
         start += minutes

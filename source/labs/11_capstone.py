@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Lab 11 · Capstone
 #
-# Four exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 80 minutes without the bonus, on any computer. The chapter proved what went wrong on each night. Here you cure Tuesday's saves, Wednesday's and Thursday's, and write the page that the team reads on Monday.
+# Four exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 80 minutes without the bonus, on any computer. The chapter proved what went wrong on each night. Here you cure the saves of Tuesday and Wednesday and Thursday's resume, and write the page that the team reads on Monday.
 #
-# `check` runs your code in real workers, and the first one has them killed. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+# `check` runs your code in real workers; in the first exercise it also kills them. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import contextlib
@@ -55,7 +55,7 @@ def save(states, path):
 # </details>
 
 # %% [markdown]
-# To survive a power cut this needs one more step, an `os.fsync` of the file before the rename, which no check on a running machine can test.
+# To survive a power cut this needs one more step, an `os.fsync` of the file before the rename. Its effect shows only when the power goes, so no check here asks for it.
 
 # %% jupyter={"source_hidden": true}
 numbers, guarded = itertools.count(), []
@@ -196,7 +196,7 @@ check(survives(save), **save_check)
 # *Difficulty ●●○ · importance ●●● · 12 minutes.* On Thursday rank 0 alone loaded the backup, since node-b could not reach it, and DDP's replicas were different models. **Goal:** with `model`, a DDP already, let **all** ranks go on from the checkpoint that only rank 0's `path` leads to, and return
 # its epoch on every rank. The other ranks' `path` leads nowhere. If rank 0 has no file either, change nothing and return 0.
 #
-# The file was made by Monday's script: a dict with `model` (of the network, without the wrapper), `optimizer`, and `epoch`. What a night needs of them is judged right after `resume`, on every rank, and after two more steps.
+# The file was made by Monday's script: a dict with `model` (of the network, without the wrapper), `optimizer`, and `epoch`. The check compares every rank with that night right after `resume`, and again after two more steps.
 
 
 # %%
@@ -218,7 +218,7 @@ def resume(path, model, optimizer):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which three things did ranks 1 to 3 lack on Thursday night? Chi sent one of them. And who must take part in a broadcast when there is nothing to send?
+# Which three things does a rank need to go on? Chi sent one of them. And who must take part in a broadcast when there is nothing to send?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Rank 0 reads, everybody gets all of it, and then everybody loads, in the same lines. An object can be broadcast, or the file's bytes, if their number is broadcast first.
@@ -309,7 +309,7 @@ check(resuming(resume), **resume_check)
 # | | rank 0 | rank 1 | returns |
 # | --- | --- | --- | --- |
 # | whole | 2, 3, 5 | 2, 4, 5 | 5 |
-# | whole, and spoiled | 2, 3, (5) | 2, 4, 5 | 2 |
+# | whole, and (spoiled) | 2, 3, (5) | 2, 4, 5 | 2 |
 
 
 # %%
@@ -542,7 +542,7 @@ check(dying(train_on), **train_on_check)
 #
 # 1. a **summary** in three sentences: what failed, what it cost, what is cured now;
 # 2. a **timeline**, in which every line names its source: a file, a log, an experiment;
-# 3. for each of the three failures its trigger, its **root cause**, the experiment that proves it, and the control; and how one led to the next;
+# 3. for each of the three failures its trigger (what set it off that night), its **root cause** (what would let it happen again), the experiment that proves it, and the control; and how one led to the next;
 # 4. what **misled**, and what it really said: there are at least five such things;
 # 5. three **actions**, each with a check that fails as long as it is not done, and one thing that went well.
 
@@ -553,7 +553,7 @@ check(dying(train_on), **train_on_check)
 # ## Bonus · A failure for a friend
 #
 # *As long as you like; there is no check and no single answer.* Break `tuesday/train.py` so that no error comes, rank 0's log looks healthy, and the model is worse. Change two lines at most. Run it under `torchrun`, and hand a friend the folder, with logs and recorders, but without the
-# script's old version. How many minutes does it take to name the cause?
+# script's old version (ask the friend not to open `notebooks/incident`). How many minutes does it take to name the cause?
 #
 # <details><summary>Where could one begin?</summary>
 # At what DDP trusts in and does not look at: that weights, orders, rates and numbers of samples are what the other ranks think. Or at what a log of rank 0 cannot show.

@@ -3,7 +3,7 @@
 #
 # **A Keras model on the torch backend is a `torch.nn.Module`. So is wrapping it in DDP all there is to do?**
 #
-# In 70 minutes you learn to prove a Keras training on several ranks equal to one device, to name what DDP doesn't see, and to make `fit()` average. Nothing later builds on this chapter.
+# In 70 minutes you learn to prove that a Keras training on several ranks equals one device, to name what DDP doesn't see, and to make `fit()` average gradients. Nothing later builds on this chapter.
 #
 # **Hardware:** two cores; everything runs on the CPU. **Versions:** measured with Keras 3.15.1 and torch 2.15.0. **Before:** [09 · Many machines](09_many_machines.ipynb).
 # **Next:** [11 · Capstone](11_capstone.ipynb). **Lab:** [10 · Keras statistics and callbacks](../exercises/10_keras.ipynb).
@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-# Before Keras, which looks for GPUs: this makes it look without starting CUDA, so we can fork.
+# Before Keras: with this, a question for GPUs doesn't start CUDA, so we can fork.
 from course_lessons import chapter_10
 from course_lessons.chapter_10 import all_reduces, apart, fitting
 from course_utils import check, digits, launch, predict
@@ -40,7 +40,7 @@ except ModuleNotFoundError:
 # %% [markdown]
 # ## 1 · A convnet in forked ranks
 #
-# The network comes from [Keras's guide](https://keras.io/guides/distributed_training_with_torch/). Images are NHWC, with the channel last. To train in a second we pool the pixels four by four and take ten times the guide's learning rate. The batch norms need a shorter memory too: momentum 0.8 instead of 0.99.
+# The network is that of [Keras's guide](https://keras.io/guides/distributed_training_with_torch/), a little trimmed. Images are NHWC, with the channel last. To train in a second we pool the pixels four by four and take ten times the guide's learning rate. The batch norms need a shorter memory too: momentum 0.8 instead of 0.99.
 
 # %%
 print("Keras", keras.__version__, "and torch", torch.__version__.partition("+")[0])
@@ -73,7 +73,7 @@ training, testing = nhwc(digits(True)), nhwc(digits(False))
 print("images:", *training.tensors[0].shape)
 
 # %% [markdown]
-# The guide starts its processes by `start_processes(..., start_method="fork")`, *because it is a notebook*: a new Python (`spawn`) wouldn't know the functions of your cells. `launch` does the steps of its `setup_device` and `cleanup` for you. What does a forked rank find?
+# The guide starts its processes by `start_processes(..., start_method="fork")`, "to support notebooks": a new Python (`spawn`) wouldn't know the functions of your cells. `launch` does the steps of its `setup_device` and `cleanup` for you. What does a forked rank find?
 
 # %% tags=["row-C6", "row-C7"]
 kernel, address = os.getpid(), training.tensors[0].data_ptr()
@@ -90,7 +90,7 @@ results = launch(look_around, world_size=1, backend="gloo")
 print("a process group in the kernel:", dist.is_initialized())
 
 # %% [markdown]
-# Everything. The price: **what can't be forked mustn't be started in the kernel**. CUDA is first on that list, and importing Keras on the torch backend starts CUDA when it looks for GPUs. `course_utils`, imported first, makes torch ask the driver's library instead.
+# Everything. The price: **what can't be forked mustn't be started in the kernel**. CUDA is first on that list. Keras on the torch backend asks for GPUs when it's imported, unless `KERAS_TORCH_DEVICE` names a device, as our first cell does. And `course_utils`, imported first, makes torch answer such questions without starting CUDA.
 
 # %% [markdown]
 # A step is torch's own, except for `training=True`, which part 4 is about.
@@ -129,7 +129,7 @@ def train_epoch(network, optimizer, loader):
 
 
 # %% [markdown]
-# And the training: two epochs, after each of which a rank notes its own mean loss, as the guide prints it, and the mean of both ranks, from reduced sums.
+# And the training: two epochs, after each of which a rank notes its own mean loss, much as the guide prints it, and the mean over both ranks' images.
 
 
 # %%
@@ -159,7 +159,7 @@ numbers.measured(len({loss for of_rank in losses for pair in of_rank for loss in
 chapter_10.draw_losses(losses)
 
 # %% [markdown]
-# Two losses hold for both ranks, and four hold for one rank each. What the guide prints is **one rank's loss**. Reduce the sum and the count, as chapter 07 did, and every rank knows the loss of the epoch.
+# Two losses hold for both ranks, and four hold for one rank each. What the guide prints is **one rank's loss**, too. Reduce the sum and the count, as chapter 07 did, and every rank knows the loss of the epoch.
 #
 # The guide's loader has a second fault, `DistributedSampler(shuffle=False)`:
 
@@ -238,7 +238,7 @@ chapter_10.draw_distances(distances)
 agree.measured([between == "exactly 0" for between, _ in distances.values()])
 
 # %% [markdown]
-# Synchronous is **one device, up to rounding**. Loosely coupled ranks met halfway, and have parted since. In the last run the ranks agree with each other but not with one device, and shouldn't: each batch norm normalises by *its* 32 images, and dropout draws different masks.
+# Synchronous is **one device, up to rounding**. Loosely coupled ranks met halfway, and have parted since. In the last run the ranks agree with each other but not with one device, as it should be: each batch norm normalises by *its own* 32 images, and dropout draws masks for 32 images.
 #
 # **Check yourself.** Which run should your own project test?
 #
@@ -276,7 +276,7 @@ def study(seed, shards, make=perceptron, training=True, masks=True, cure=average
     keras.utils.set_random_seed(100 * seed + dist.get_rank())
     model = make()  # 1. built, since it has an Input
     ddp = DistributedDataParallel(model)
-    model(torch.zeros(1, 49))  # builds what is missing; too late for DDP
+    model(torch.zeros(1, 49))  # for part 4's model, which is built too late; leave it out at home
     torch.manual_seed(100 * seed + dist.get_rank() * masks)  # 2. different masks on each rank
     optimizer = torch.optim.Adam(trainable(model), lr=0.01)
     for images, labels in yardstick.batches(seed, shards):
@@ -287,7 +287,10 @@ def study(seed, shards, make=perceptron, training=True, masks=True, cure=average
 
 # %%
 yardstick.measure("cured", study)
-yardstick.draw("With all cures: the band with which every fault is compared.")
+yardstick.draw(
+    "Circles: three seeds; bar: their median; grey: the band of the cured, with which "
+    "every fault is compared."
+)
 
 # %% [markdown]
 # ## 4 · Before the first step
@@ -303,7 +306,7 @@ def wrap_unbuilt():
 launch(wrap_unbuilt, backend="gloo")
 
 # %% [markdown]
-# "Doesn't have any parameter": **build before wrapping**. This was the lucky case. A model of your own class may be built in part, and then DDP wraps what is there. Here the last layer is born in the first call:
+# "Doesn't have any parameter": **build before wrapping**. That was lucky: it failed loudly. A model of your own class may be built in part, and then DDP wraps what is there. Here the last layer is born in the first call:
 
 
 # %%
@@ -344,7 +347,7 @@ def ways_to_train():
 results = launch(ways_to_train, world_size=1, backend="gloo")
 
 # %% [markdown]
-# Only **`training=True` in the call** counts. `ddp.train()`, with which a torch loop begins, changes nothing: the batch norms keep a mean of 0 and a variance of 1, without any error. What does it cost?
+# Only **`training=True` in the call** counts. `ddp.train()`, with which a torch loop begins, changes nothing: the batch norms keep a mean of 0 and a variance of 1, without any error. The guide's own loop calls `model(inputs)`, so this is how it trains. What does it cost?
 
 # %%
 yardstick.measure("no training=True", study, training=False)
@@ -498,7 +501,7 @@ names = [f"seed={seed}\n{cure.__name__}" for seed, cure in tried]
 chapter_10.draw_masks({name.replace("\n", ", "): pair for name, *pair in zip(names, *drawn)})
 
 # %% [markdown]
-# There are **two kinds of dropout**. Without a seed, Keras 3.15 leaves it to torch's own generator: seed torch by rank, after building. With a seed, only the state counts, so move it after wrapping. But Keras adds the number of the call to it, so move it *far*.
+# There are **two kinds of dropout**. Without a seed, Keras 3.15 leaves it to torch's own generator: call `torch.manual_seed` with the rank, after any `set_random_seed`. With a seed, only the state counts, so change it after wrapping; and since Keras adds the number of the call to it, change it by a *large* step.
 
 # %%
 yardstick.measure("the same masks", study, masks=False)
@@ -527,7 +530,7 @@ def fitted(seed, shards, optimizer=keras.optimizers.Adam, callbacks=()):
 
 
 # %% [markdown]
-# **Predict** how many `all_reduce` each of its 44 steps makes. DDP averages in the wrapper's own `forward` and the backward pass behind it.
+# **Predict** how many `all_reduce` each of its 44 steps makes.
 
 # %%
 messages = predict("all_reduce per step of fit()", ...)
@@ -537,7 +540,7 @@ run = launch(fitted, 0, "dealt", backend="gloo", trace=True)
 messages.measured(all_reduces(run) / 44)
 
 # %% [markdown]
-# None: `ddp.module` is the network without the wrapper. Each rank trains alone, and no error says so.
+# None: DDP prepares its averaging in the wrapper's `forward`. `ddp.module` has no wrapper, so each rank trains alone. Only `launch` warns.
 #
 # ### Write the cure
 #
@@ -604,12 +607,12 @@ run = yardstick.measure("fit() cured", fitted, **cured)
 averaged.measured(all_reduces(run) // (2 * 3 * 44))  # two kinds of shards, three seeds
 print("equal test losses on both ranks:", run[0] == run[1])
 yardstick.draw(
-    "Dealt, a late layer, a missing training=True and fit() as it comes are off the band;\n"
-    "with own digits so are they, the first and last of them by more than ten times."
+    "Three faults leave the band in both panels: a late layer, a missing training=True, and\n"
+    "fit() as it comes. With own digits the first and the last cost more than ten times as much."
 )
 
 # %% [markdown]
-# This is all that was measured. As it comes, `fit()` trains each rank alone: dealt, from half of the images; with own digits, a model that knows five digits. Cured, it's as good as the loop. What `fit()` **logs** is still one rank's loss.
+# The picture now has everything we measured. As it comes, `fit()` trains each rank alone: on half of the images when dealt, and on five of the ten digits with own digits. Cured, it's as good as the loop. What `fit()` **logs** is still one rank's loss.
 
 # %% [markdown]
 # But mind who gets the callback. This cell is meant to fail.
@@ -623,7 +626,7 @@ def on_rank_0_only():
 launch(on_rank_0_only, backend="gloo", timeout=15)
 
 # %% [markdown]
-# Collectives belong on **every** rank, files and prints on rank 0. So each rank gets the callback, and inside, after the collective, rank 0 may write. In the lab you build that one.
+# Collectives belong on **every** rank, files and prints on rank 0. So each rank gets the callback, and inside, after the collective, rank 0 may write. In the lab you build one.
 #
 # ## 8 · Keras's own distribution API
 #
@@ -650,7 +653,7 @@ print("weights away from those without:", apart(without[0], with_it[0]))
 print("all variables are on:", *with_it[1])
 
 # %% [markdown]
-# It accepts four GPUs that nobody has, trains on the one device that our first cell has chosen, the CPU, and changes not a bit. So let's ask which devices there are.
+# It accepts four GPUs that don't exist, trains on the CPU, which our first cell chose, and doesn't change a single bit. So let's ask which devices there are.
 
 
 # %%
@@ -668,18 +671,18 @@ for backend in ("jax", "tensorflow", "torch"):
     print(f"Keras {keras.__version__} has a distribution part for {backend}:", part.exists())
 
 # %% [markdown]
-# In Keras 3.15.1, torch's backend has **no distribution part**, though the guide names PyTorch too. For a later release one is merged, with DDP in the trainer: [issue 23418](https://github.com/keras-team/keras/issues/23418) has the state. Until it's released, wrap the model in DDP yourself.
+# In Keras 3.15.1, torch's backend has **no distribution part**, though its [guide](https://keras.io/guides/distribution/) names PyTorch too. One has been merged for a later release, with DDP in the trainer: [issue 23418](https://github.com/keras-team/keras/issues/23418) has the state. Until it's released, wrap the model in DDP yourself.
 
 # %% [markdown]
 # ## 9 · What each fault costs
 #
-# | what DDP doesn't see | with own digits it costs | cure |
+# | what goes wrong | test loss with own digits | cure |
 # | --- | --- | --- |
-# | layers built after wrapping | half the digits | `Input`, or one call before |
-# | `ddp.train()` | some loss | `training=True` in the call |
-# | moving statistics | some loss | average before use |
-# | dropout's randomness | nothing measurable | seed by rank |
-# | `fit()` | half the digits | an optimiser that averages |
+# | layers built after wrapping | about 18 times as high | `Input`, or one call before |
+# | `ddp.train()` alone | about 1.4 times | `training=True` in the call |
+# | each rank's own moving statistics | about 1.1 times, with rank 0's | average before use |
+# | the same dropout masks | nothing measurable | seed by rank |
+# | `fit()` as it comes | about 15 times | an optimiser that averages |
 
 # %% [markdown]
 # How much of that would you have noticed with dealt images? These are the costs in both:
@@ -691,12 +694,12 @@ for name in faults:
     print(f"{name:22} dealt about {times[0]:.1f}, own digits about {times[1]:.1f} times the cured")
 
 # %% [markdown]
-# A well shuffled deck hides a late layer and `fit()`, since both ranks are about equally good. It doesn't hide a missing `training=True`, which costs even more when dealt.
+# With a well shuffled deck a late layer and `fit()` cost so little that you'd hardly look: either rank's model is nearly as good. A missing `training=True` costs more there, in proportion.
 #
 # **Check yourself.** A colleague adds a layer with a state of its own, say a running quantile, by `add_weight(trainable=False)`. What do you ask?
 #
 # <details><summary>Answer</summary>
-# Who makes it equal, and when. It's a parameter without a gradient: DDP sends it once and never again. And is an average of quantiles a quantile? No; then gather what it's made from.
+# Who makes it equal, and when. It's a parameter without a gradient: DDP sends it once and never again. And is an average of quantiles a quantile? No, so gather the data it's computed from.
 # </details>
 #
 # How good were your predictions?
@@ -707,6 +710,6 @@ predict()
 # %% [markdown]
 # ## What you know now
 #
-# DDP promises equal **trainable weights**, and nothing more. In Keras, everything that isn't a gradient is yours: statistics, seeds, logs. Each takes a line, once you know to look.
+# In a Keras model, DDP keeps the **trainable weights** equal, and nothing more. Everything that isn't a gradient is yours: statistics, seeds, logs. Each takes a line, once you know to look.
 #
 # **Next:** [11 · Capstone](11_capstone.ipynb) puts everything together.

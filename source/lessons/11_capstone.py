@@ -25,7 +25,7 @@ from course_lessons.chapter_11 import at_night, judging, training, where
 from course_utils import check, launch, predict
 
 # %% [markdown]
-# It's Friday, 8 o'clock. A team of three trains a small model every night on that week's text: two nodes with two ranks each, under plain `torchrun`. You have their notes, the scheduler's log, and a folder.
+# It's Friday, 8 o'clock. A team of three trains a small model every night on the week's text (Monday brought a new one): two nodes with two ranks each, under plain `torchrun`. You have their notes, the scheduler's log, and a folder.
 
 # %%
 week = Path("incident").resolve()
@@ -33,7 +33,7 @@ print((week / "notes.txt").read_text())
 print((week / "scheduler.log").read_text())
 
 # %% [markdown]
-# The folder is real: four ranks ran these scripts and failed. Its `README.md` says what little we invented. Work the way people do on call: read **raw** evidence, **name** a cause, **prove** it, and only then **cure** it.
+# The folder is real: four ranks ran these scripts, on one machine playing two nodes. Its `README.md` says what we changed and invented (the notes, the kernels' log). Work as people do on call: read **raw** evidence, **name** a cause, **prove** it, then **cure** it.
 #
 # ## 1 · The desk
 #
@@ -80,7 +80,7 @@ for rank, call in enumerate(last_calls):
 culprit.measured(next(rank for rank in range(4) if last_calls.count(last_calls[rank]) == 1))
 
 # %% [markdown]
-# **All four wait**, three to average gradients, and rank 3 for their losses. The agents accuse two ranks that did nothing wrong: rank 0's error is an echo, *closed by peer*, and rank 2's only says that its ten-second timeout ran out. *First observed failure* means no more than that.
+# **All four wait**, three to average gradients, and rank 3 for their losses. The agents accuse two innocent ranks: rank 0's error is an echo, *closed by peer*, and rank 2's only says that its timeout ran out. *First observed failure* promises little: an agent compares its own node's ranks, by whole seconds, and all four say 02:00:22.
 
 # %% [markdown]
 # The last hint on the menu is a tool, `ddp-course hang FOLDER`. It reads dumps of any job and says **who**. It can't say **why**:
@@ -89,7 +89,10 @@ culprit.measured(next(rank for rank in range(4) if last_calls.count(last_calls[r
 desk.show("monday/verdict")
 
 # %% [markdown]
-# Rank 3 believes that the epoch is over. Its part has as many bytes as the others, 10,400. `read` makes windows of 17 *characters*, and `batches` cuts them into batches of 32. Ranks 0 to 2 stand in their last step.
+# Ranks 0 and 1 waited as well. Their recorders were written after the error had arrived, and by then gloo counted the failed call as completed. So the tool lists only rank 2 among the victims.
+
+# %% [markdown]
+# Rank 3 believes that the epoch is over. Its part has as many bytes as the others, 10,400. `read` makes windows of 17 *characters*, and `batches` cuts them into batches of 32.
 
 # %%
 counted = predict("batches of the four parts, as a list", ...)
@@ -123,7 +126,7 @@ def tonight(counts=(3, 3, 3, 3), stops=None, skips=None):
 
 
 # %% [markdown]
-# `counts` says how many batches each rank has. Rank `stops` waits for ever for its last batch, and rank `skips` leaves out its second. *About 5 minutes.* Change `suspect` until all ranks stand where they stood on Monday, then look for a different suspect that fits as well.
+# `counts` says how many batches each rank has. Rank `stops` waits for ever for its last batch, and rank `skips` leaves out its second. *About 5 minutes.* Change `suspect`, which has these three arguments, until all ranks stand where they stood on Monday. Then look for a second suspect that fits.
 
 # %%
 suspect = {"counts": (3, 3, 3, 3), "stops": 0}
@@ -147,7 +150,7 @@ stands = {name: where(at_night(tonight, **suspect)) for name, suspect in suspect
 chapter_11.draw_suspects(on_monday, stands)
 
 # %% [markdown]
-# The agents' two suspects leave different traces. But **two** suspects fit, the fourth and the sixth, so the traces alone don't decide. The count of characters does: it already explains a batch less, and nothing in the script skips one.
+# Neither of the agents' suspects leaves Monday's traces. But **two** suspects do, the fourth and the sixth, so the traces alone don't decide. The count of characters decides: it explains why rank 3 has a batch less, and nothing in the script skips one.
 #
 # ## 3 · Tuesday: it works
 #
@@ -174,7 +177,7 @@ def shorter(count):
 ends.measured(["hangs" if at_night(shorter, count) else "works" for count in (18, 14)])
 
 # %% [markdown]
-# The fix hides the cause as long as no part is shorter than 15 batches. And what does it cost? We count how often each window of part 0 was used on Tuesday night, in epochs 2 and 3:
+# The fix hides the cause as long as every part has at least 15 batches. And what does it cost? We count how often each window of part 0 was used on Tuesday night, in epochs 2 and 3:
 
 # %%
 windows = torch.arange(len(monday.read(parts[0])))
@@ -188,7 +191,7 @@ chapter_11.draw_used(used)
 # %% [markdown]
 # A fifth of the text in each epoch. But `batches` shuffles *before* the script cuts, so each epoch leaves out different windows, and few are never seen.
 #
-# Nobody has met the fix's second fault yet: saves in the middle of an epoch. Let's kill Tuesday's job in step 8 of epoch 1, and restart it:
+# The fix has a second fault, which hasn't struck yet: it saves in the middle of an epoch. Let's stop Tuesday's job at step 8 of epoch 1, and restart it:
 
 
 # %%
@@ -338,7 +341,7 @@ def killed_after_save(path):
 
 # %%
 before = {"killed in the save": killed_in_save, "the disk is full": disk_is_full}
-after = {"cut later": cut_later, "a disk lost a block": chapter_11.lose_last_block}
+after = {"cut later": cut_later, "a disk lost the last block": chapter_11.lose_last_block}
 after |= {"a disk flipped a bit": chapter_11.flip_a_bit}
 after |= {"killed after the save": killed_after_save}
 traces = {name: chapter_11.traces_of(week, act, None) for name, act in before.items()}
@@ -348,32 +351,37 @@ chapter_11.draw_traces(traces)
 spoiled.measured(only)
 
 # %% [markdown]
-# Four of the six leave Wednesday's *words*, so the words decide nothing. The row does: the script writes it right after the save, so a file that was cut *later* has one. A disk that loses a block leaves a file of full size. (And a flipped bit loads **without any error**.)
+# Four of the six leave Wednesday's *words*, so the words decide nothing. The other traces tell them apart. The script writes its row right after the save, so a file that was cut *later* comes with a row. A disk that loses a block leaves a file of full size. (And a flipped bit loads **without any error**.)
 
 # %% [markdown]
-# A full disk differs only in how its writer ends, with an error instead of a signal. Could it have met the 10 ms between the last write, 02:00:11.218, and the kill? Nothing in the folder excludes that. But the kill is on record, and a full disk isn't. Say which is which.
+# A full disk differs only in how its writer ends: with an error instead of a signal. Could the disk have filled up in the 10 ms between the last write, 02:00:11.218, and the kill? Nothing rules it out. But only the kill is on record. A post-mortem says which of the two we know, and which we can't exclude.
 
 # %% [markdown]
-# And node-b's disk error? It was true, and it was no cause. `nvme0n1` is a disk inside node-b, the error came 78 s before the job began, when something *read* there, and the checkpoint is written by rank 0, on node-a, to the shared disk.
+# And node-b's disk error, Chi's suspect? This is what the kernels logged:
 
 # %%
 desk.show("wednesday/kernel")
 
 # %% [markdown]
-# Try a suspect of your own: give `mine` a function of the checkpoint's path, and let it act before the save or after the epoch.
+# It was real, but it wasn't the cause. `nvme0n1` is a disk inside node-b, the error came 78 s before the job began, when something *read* there, and the checkpoint is written by rank 0, on node-a, to the shared disk.
+
+# %% [markdown]
+# Try a suspect of your own: give `mine` a function of the checkpoint's path, and let it act before the save or after the epoch. The picture's disk lost the *last* block, which has the zip file's directory. What if it loses one in the middle?
 
 # %%
-mine = chapter_11.lose_last_block  # for example
+mine = partial(chapter_11.lose_block, number=20)  # for example
 chapter_11.draw_traces({"yours": chapter_11.traces_of(week, before=None, after=mine)})
 
 # %% [markdown]
-# So `save` was killed while it wrote **over the only good checkpoint**. Which save was it, one of Ben's new ones, or the one that Monday's script makes as well?
+# A disk that loses that block is silent, as the flipped bit was: the file loads.
+#
+# On Wednesday, `save` was killed while it wrote **over the only copy of Tuesday's work**. Which save was it, one of Ben's new ones, or the one that Monday's script makes as well?
 
 # %%
 desk.show("wednesday/torn")
 
 # %% [markdown]
-# The night began with epoch 4, and this file says 5. Mid-epoch saves of epoch 4 say 4, so it's the save at that epoch's end. (Epoch 5's mid-epoch saves come after Wednesday's first row, and there is none.) Monday's script makes that save too: Ben's change raised the risk, and wasn't the cause.
+# Tuesday's last row is epoch 3, so Wednesday began with epoch 4; this file says 5. Mid-epoch saves of epoch 4 say 4, so it's the save at that epoch's end. (Epoch 5's mid-epoch saves come after Wednesday's first row, and there is none.) Monday's script makes that save too: Ben's change raised the risk, but it wasn't the cause.
 
 # %% [markdown]
 # ## 5 · Thursday: it lies
@@ -384,7 +392,7 @@ desk.show("wednesday/torn")
 desk.look("thursday/rank 0")  # for example
 
 # %% [markdown]
-# Two things to put side by side are Chi's change, and what all ranks printed in both nights:
+# Put two things side by side: Chi's change, and what all ranks printed on both nights:
 
 # %%
 desk.show("thursday/changes")
@@ -398,14 +406,17 @@ for day in ("tuesday", "thursday"):
 # Rank 0 begins with 2.568 both times: it has the backup. The others begin at 4.7 on Thursday, like an untrained model (ln 104 is 4.64). DDP hands out rank 0's weights **once**, when it's made, and `resume` comes later. After that DDP only averages gradients.
 
 # %% [markdown]
-# So on Thursday there were two models: that of rank 0, which was saved, and that of ranks 1 to 3. `evaluate`, which computed 3.337, is unchanged since Monday:
-
-# %%
-print(incident.lines_of(week, "thursday", "def evaluate", "def save"))
+# So on Thursday there were two models: that of rank 0, which was saved, and that of ranks 1 to 3. **Predict:** which one has the loss that was reported, 3.337?
 
 # %%
 models = ("the model of rank 0", "the model of ranks 1 to 3", "no model")
 validated = predict("3.337 is the loss on testing.txt of", ..., choices=models)
+
+# %% [markdown]
+# `evaluate`, which computed it, is unchanged since Monday:
+
+# %%
+print(incident.lines_of(week, "thursday", "def evaluate", "def save"))
 
 # %% [markdown]
 # **Write** (5 minutes) the test that finds out. `loss_of_each` returns, on every rank, a list: the mean loss of rank 0's model on **all** of `windows`, then that of rank 1's, and so on. `model` is a DDP; `loss_of(model, windows)` is the mean.
@@ -431,7 +442,7 @@ def loss_of_each(model, windows):
 check(judging(loss_of_each), **chapter_11.each_model_options(loss_of))
 
 # %% [markdown]
-# Now play Thursday again: two epochs of the healthy script for a backup, then one with Chi's `resume`, on the real delivery. This picture shows what *your* function says of the four models:
+# Now play Thursday again: two epochs of Tuesday's script for a backup, then one with Chi's `resume`, on the real delivery. This picture shows what *your* function says of the four models:
 
 # %%
 chapter_11.draw_models(chapter_11.replay(week, "thursday", loss_of_each))
@@ -465,15 +476,18 @@ chapter_11.draw_models(nights["thursday"])
 validated.measured(models[nights["thursday"].whose])
 
 # %% [markdown]
-# The control has one model and one loss. On Thursday, `evaluate` let each rank judge its share of the text by its own model, so the figure is the loss of **no** model. The one that was saved is worse than the figure says. And ranks 1 to 3 print the first losses of the real Thursday, digit for digit.
+# The control has one model and one loss. On Thursday each rank judged its share by its own model, so the figure is the loss of **no** model. In this replay, the saved model is worse than the figure says. The real one isn't in the folder, but ranks 1 to 3 print Thursday's first losses, digit for digit.
 
 # %% [markdown]
-# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move alike. Nothing in DDP looks. The lab cures `resume`; lab 08's last exercise is the alarm that would have rung.
+# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move in step. DDP never checks. The lab cures `resume`; lab 08's last exercise is the alarm that would have rung.
+
+# %% [markdown]
+# One thing more before you restart: Thursday's script saves into the file that it resumed from. So if that was the backup, the one on node-a isn't Sunday's any more. Compare it with the copy on the shared disk.
 #
-# **Check yourself.** Tuesday's model, with validation 2.94: may the team use it?
+# **Check yourself.** Wednesday's save destroyed Tuesday's model, with validation 2.94. If somebody had kept a copy, could the team use it?
 #
 # <details><summary>Answer</summary>
-# It is sound, and poorer than it could be: in each epoch it took 15 steps where 20 were possible. Thursday's is not: three quarters of its gradients were those of a different model, and the figure that was reported isn't its loss.
+# Yes, it's sound. It took 15 steps an epoch where 20 were possible, but nobody has measured that this cost anything. Thursday's isn't: three quarters of the gradients it learned from were a different model's, and the figure that was reported isn't its loss.
 # </details>
 
 # %% [markdown]
@@ -485,18 +499,18 @@ validated.measured(models[nights["thursday"].whose])
 desk.bill()
 
 # %% [markdown]
-# The cheap looks decided most: a listing of files with its times, a count of characters, a diff. The agents' words and the error message, which everybody reads first, decided nothing.
+# What decided were plain facts: each rank's last call, a count of characters, a listing of files with its times, a diff. The agents' words and the error message, which everybody reads first, decided nothing.
 
 # %% [markdown]
 # A post-mortem finds out what happened, [without blame](https://sre.google/sre-book/postmortem-culture/): people did what looked right with what they saw. It has a **summary** (what failed, what it cost, what is cured), a **timeline** with sources, **causes** with experiments and controls, what **misled**, and **actions**, each with a check that fails until it's done.
 
 # %% [markdown]
-# You write it at the end of [lab 11](../exercises/11_capstone.ipynb), after the cures.
+# You write it at the end of [lab 11](../exercises/11_capstone.ipynb), after the cures. A line of its timeline may read: *Mon 02:00:22, all four ranks report an error (`error.json` of each rank).*
 #
 # **Check yourself.** Which change of this week made which later failure possible?
 #
 # <details><summary>Answer</summary>
-# A different edition has fewer characters in as many bytes, so one rank had a batch less, and the job hung. The fix saved four times as often over the only copy, which raised the risk that a kill meets a save. It didn't cause Wednesday: the torn save is one that Monday's script makes, too. The repair of Wednesday put the backup on one node's disk, so only one rank loaded it.
+# A different edition has fewer characters in as many bytes, so one rank had a batch less, and the job hung. The fix overwrote the only copy four times as often, so a kill was more likely to hit a save. It didn't cause Wednesday: the torn save is one that Monday's script makes, too. The repair of Wednesday put the backup on one node's disk, so only one rank loaded it.
 # </details>
 
 # %%
@@ -505,14 +519,14 @@ predict()
 # %% [markdown]
 # ## Appendix · 64 ranks
 #
-# Next month the team gets 64 ranks. Will they be worth it? Chapter 06's model says: in a step a rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, here at 100 Gbit/s with a latency of 3 µs.
+# Next month the team gets 64 ranks. Will they be worth it? Chapter 06's model says: in a step a rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, here at 100 Gbit/s with a latency of 3 µs. (The 100 µs and the network are assumptions.)
 
 # %%
 for ranks in (4, 8, 64):
     print(f"{ranks} ranks: the model says {chapter_11.model_says(ranks):.1%}")
 
 # %% [markdown]
-# The model assumes 32 windows for each rank in every step. But text comes in files, dealt in turn: file *k* goes to rank *k* mod *n*. We take the novel's paragraphs for files, run the cure of Monday on real ranks, and replay the recording with what **each** rank has to compute.
+# The model assumes 32 windows for each rank in every step. But text comes in files, dealt in turn: file *k* goes to rank *k* mod *n*. We treat each paragraph of the novel as a file, run Monday's cure on real ranks, and replay the recording with the windows that **each** rank really had.
 
 # %%
 files = chapter_11.article_windows()
@@ -528,7 +542,7 @@ for ranks in (4, 8):
     print(f"{ranks} ranks: replayed {real[ranks]:.1%}")
 
 # %% [markdown]
-# The model is too good by 8 points, and by 17, because the rank with the most windows sets the number of steps. What it lacks is one number, the **balance**: the mean share divided by the largest. With it, the model has to pass the same test again.
+# The model is too optimistic by 7 points, and by 17, because the rank with the most windows sets the number of steps. What it lacks is one number, the **balance**: the mean share divided by the largest. With it, the model has to pass the same test again.
 
 
 # %%
@@ -542,7 +556,7 @@ for ranks, share in real.items():
     print(f"{ranks} ranks: model and balance {with_balance(ranks):.1%}, replayed {share:.1%}")
 
 # %% [markdown]
-# Now it may speak of 64 ranks. Is the loss due to their number, or to how files are dealt? `by_size` gives the longest file to whoever has least, then the next. Change it, and see your curve.
+# Now it may speak of 64 ranks. Is it their number that costs so much, or the way the files are dealt? `by_size` gives the longest file to whoever has least, then the next. Change it, and see your curve.
 
 
 # %%
@@ -559,6 +573,8 @@ print(f"64 ranks: in turn {with_balance(64):.1%}, by size {with_balance(64, by_s
 chapter_11.draw_efficiency(curves, real)
 
 # %% [markdown]
-# It's an upper bound: a slow node, or a network that others use, is not in it either. Say so when you report it.
+# Expect less on a real cluster: the model knows no slow node and no shared network. Say so when you report the figure.
 #
-# **Next:** chapter [09](09_many_machines.ipynb) ends with the systems beyond DDP. You believe a cause when an experiment leaves its traces and a control doesn't. Take the next failure that is *yours*, and do the same.
+# **Next:** chapters [12](12_send_less.ipynb) to [16](16_test_before_you_scale.ipynb) stand alone. Chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
+#
+# Believe a cause once an experiment with it leaves the same traces and a control without it doesn't. Take the next failure that is *yours*, and do the same.

@@ -162,3 +162,7 @@ def test_parting_ranks_are_drawn_right_or_wrong(keras, capsys):
     assert "the ranks stay equal" in capsys.readouterr().out
     chapter_10.draw_parting(keras, optimizer(keras, unchanged))
     assert "the ranks part" in capsys.readouterr().out
+
+
+def test_with_kerass_own_adam_the_ranks_part_in_the_first_step(keras):
+    assert chapter_10._distances_by_step(keras, keras.optimizers.Adam)[0] > 0
