@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import launch
+from course_utils.launcher.deadlines import slowness
 
 RANKS = 2
 
@@ -55,7 +56,8 @@ def under_torchrun() -> float:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **loopback, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
         environment["RESULT"] = f"{folder}/result"
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+        timeout_s = 120.0 * slowness()
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=timeout_s)
         return json.loads(Path(folder, "result").read_text())
 
 

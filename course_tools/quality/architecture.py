@@ -103,15 +103,15 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 13720,  # statuses nobody heard, forks that return, presses while a rank ends
-    "record": 6650,  # a rank may ask for its own events; timers beside the launch's own time
-    "hang": 9200,  # a dataclass for each section of facts; calls that met from different lines
+    "launcher": 13950,  # statuses nobody heard, forks that return, presses while a rank ends
+    "record": 6750,  # a rank may ask for its own events; timers beside the launch's own time
+    "hang": 9350,  # a dataclass for each section of facts; calls that met from different lines
     "flight": 10650,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
     "devices": 3050,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 60880,
+    PACKAGE: 61300,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2100,
     CHALLENGE: 3900,
@@ -121,7 +121,7 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, and what a wheel has elsewhere than a checkout.
-    TOOLS: 54900,
+    TOOLS: 55350,
 }
 
 

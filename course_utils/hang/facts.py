@@ -11,6 +11,7 @@ from itertools import pairwise, permutations
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.hang.whereabouts import (
     FILE_LOCK,
+    LAUNCHER,
     LOOPS,
     STORE,
     Whereabouts,
@@ -52,7 +53,7 @@ _ADVICE = {  # by what holds a rank inside its own process
         "Perhaps a rank has it that waits for others: let it go before a call that "
         "needs every rank."
     ),
-    "a child process": N_(
+    LAUNCHER: N_(
         "Each rank is a process already: call the training function "
         "itself, and not by mp.spawn, notebook_launcher or torchrun."
     ),

@@ -39,6 +39,8 @@ class HangReport(Listener):
     def __init__(self, record: Record, still_s: float = inf) -> None:
         self._record = record
         self.still_s = still_s
+        # Ranks whose functions have returned, and that still do what they left for their end.
+        self._ending: set[int] = set()
 
     def on_error(self, stacks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put better parts into an error; see `Listener.on_error`."""
@@ -58,12 +60,15 @@ class HangReport(Listener):
         logs = self._record.logs()
         all_whereabouts = []
         for rank in sorted(stacks):
-            all_whereabouts.append(whereabouts.locate(rank, stacks[rank], logs.get(rank)))
+            place = whereabouts.locate(rank, stacks[rank], logs.get(rank))
+            place.is_ending = rank in self._ending
+            all_whereabouts.append(place)
         return WaitGraph(all_whereabouts, now)
 
     def on_start(self, world_size: int) -> None:
         """Begin to watch."""
-        self._seen: list[list] = []  # how many calls each rank has made, and which have ended
+        # How many calls each rank has made, which ranks have returned, and which still end.
+        self._seen: list = []
         self._watch()
 
     def _watch(self, silent_s: float = 0.0) -> None:
@@ -76,7 +81,9 @@ class HangReport(Listener):
         if final:  # perhaps of a launch that has never begun
             self.on_progress()
             return False
-        seen = [self._record.counts(), [worker.settled for worker in workers]]
+        settled = {worker.rank for worker in workers if worker.settled}
+        self._ending = {rank for rank in settled if not workers[rank].is_over}
+        seen = [self._record.counts(), settled, self._ending]
         if seen != self._seen:
             self._seen = seen
             self._watch()

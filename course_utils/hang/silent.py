@@ -58,9 +58,9 @@ def _of_each_rank(logs: Logs) -> list[str]:
         sentences.append(
             _(
                 "launch: the last backward pass of a DDP model stayed unfinished on {ranks}, so "
-                "its gradients are not averaged: a parameter took no part in the loss. Use it, "
-                "freeze it before the model is wrapped, or wrap it with "
-                "find_unused_parameters=True.",
+                "its gradients are not averaged. Either an exception ended it, or a parameter took "
+                "no part in the loss: use that, freeze it before the model is wrapped, or wrap the "
+                "model with find_unused_parameters=True.",
                 ranks=ranks_named(ranks),
             )
         )
@@ -86,7 +86,16 @@ def _of_each_rank(logs: Logs) -> list[str]:
             )
         )
     first, ranks = _first_with(UNWAITED, logs)
-    if first:
+    if first and first.kind == "barrier":  # it has no tensor
+        sentences.append(
+            _(
+                "launch: nobody has waited for {call}, on {ranks}, so it held nobody up. Keep what "
+                "the call returns, and call wait() on it.",
+                call=_kind_and_line(first),
+                ranks=ranks_named(ranks),
+            )
+        )
+    elif first:
         sentences.append(
             _(
                 "launch: nobody has waited for {call}, on {ranks}: its tensor may have been read "

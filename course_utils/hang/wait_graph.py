@@ -173,7 +173,8 @@ class WaitGraph:
         All ranks that have not returned wait in calls, and nobody is on the way to these. No other
         thread may make the missing call, no timer of a learner's group may end the wait, and it
         must be one known call that holds a rank: if it may be one of several, the data of another
-        one may still be on its way. Threads of a rank that has returned may still make calls.
+        one may still be on its way. What a rank that has returned left for its end, threads or exit
+        functions, may still make calls.
         """
         some_left = False
         for whereabouts in self.ranks.values():
@@ -292,7 +293,9 @@ class WaitGraph:
 
 
 def _may_still_call(whereabouts: Whereabouts) -> bool:
-    """Whether a rank whose function has returned may have a thread at work."""
+    """Whether a rank whose function has returned may have a thread or an exit function at work."""
+    if whereabouts.is_ending:
+        return True
     if not whereabouts.calls:
         return False
     last = whereabouts.calls[-1]

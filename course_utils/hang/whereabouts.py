@@ -19,6 +19,8 @@ STORE = N_("the store")
 _IN_STORE = "wait_in_the_store"  # a function of the recorder, see `record/hooks.py`
 FILE_LOCK = N_("a file lock")
 LOCK = N_("a lock")
+CHILD = N_("a child process")
+LAUNCHER = N_("a second launcher")
 _DDP_FORWARD = N_("DDP's forward")
 _FSDP_FORWARD = N_("FSDP's forward")
 # What holds a rank inside its own process, by the file of a library that it stands in, or by a
@@ -32,9 +34,9 @@ _HOLDERS = {
     "/torch/utils/data/dataloader.py": N_("the DataLoader"),
     "/filelock/": FILE_LOCK,
     "/subprocess.py": N_("a subprocess"),
-    "/multiprocessing/popen_fork.py": N_("a child process"),
-    "/torch/multiprocessing/spawn.py": N_("a child process"),
-    "/torch/distributed/elastic/agent/": N_("a child process"),
+    "/multiprocessing/popen_fork.py": CHILD,
+    "/torch/multiprocessing/spawn.py": LAUNCHER,
+    "/torch/distributed/elastic/agent/": LAUNCHER,
 }
 # What threading and multiprocessing build of locks, by the class of the method that a rank is in.
 _BUILT_OF_LOCKS = {
@@ -49,7 +51,8 @@ _HAND_OVER = {"a thread's end", "a future", "a queue", "an event", "a condition"
 # Of asyncio: it stands in the first one when it has nothing to run.
 _IDLE_LOOP, _LOOP = "/selectors.py", "/asyncio/base_events.py"
 # A Lock is written in C and has no frame, but `with mutex:` can wait for nothing else.
-_LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$))", re.IGNORECASE)
+_LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$|pass\b))", re.IGNORECASE)
+_CHILDREN = re.compile(r"\bos\.(wait|waitpid|waitid|wait3|wait4)\(")
 _FILE_LOCKS = re.compile(r"\b(flock|lockf)\(")
 _WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner", "inner_func"}
 _COMPILES = "/torch/_inductor/"  # a rank that waits for its workers is slow, and doesn't hang
@@ -81,6 +84,7 @@ class Whereabouts:
         path: All lines of the learner's in its stack, outermost first.
         starts: Whether it has not come to the learner's function yet.
         in_thread: Whether a thread waits for other ranks, and the rank for that thread.
+        is_ending: Whether it has returned, and still does what it left for its end.
     """
 
     rank: int
@@ -97,6 +101,7 @@ class Whereabouts:
     path: tuple[Frame, ...] = field(default=(), repr=False)
     starts: bool = False
     in_thread: bool = False
+    is_ending: bool = False
 
     @property
     def call(self) -> Event | None:
@@ -380,6 +385,8 @@ def held_by(frames: list[Frame]) -> str | None:
             return holder
     if inner:
         return None
+    if _CHILDREN.search(line.code) and "WNOHANG" not in line.code:
+        return CHILD
     if _FILE_LOCKS.search(line.code):
         return FILE_LOCK
     if _LOCKS.search(line.code):

@@ -108,7 +108,8 @@ class Failure:
 
     def likely(self, world_size: int, output: str = "") -> str:
         """The likely reason, if there is one to tell."""
-        reason = reasons.of_failure(self.in_english or self.headline, self.frames, output)
+        words = self.in_english or self.headline
+        reason = reasons.of_failure(words, self.frames, output, self.died)
         if reason or self.began_otherwise:
             return reason
         return reasons.of_echo(self.echo, world_size)

@@ -14,7 +14,7 @@ _ON_THE_CPU = N_(
     "this launch runs on the CPU, and the line asks for a GPU: take 'cuda' only where "
     "torch.cuda.is_available(), and gloo where it is not"
 )
-_BY_WORDS = {  # a pattern of the headline: the reason
+_BY_DEATH = {  # how a process died: the reason
     "died of SIGKILL": N_(
         "something outside killed it, most often the system because memory ran out: "
         "use a smaller batch or model, or fewer ranks"
@@ -31,16 +31,21 @@ _BY_WORDS = {  # a pattern of the headline: the reason
         "an alarm rang that the function had set, and it has no handler for it: "
         "give signal.signal one"
     ),
+    "died of SIGTERM": N_("something asked this one process to end"),
+    "left with exit status": N_("os._exit ends a process at once; let the function return instead"),
+}
+_BY_WORDS = {  # a pattern of the headline: the reason
     "can't allocate memory": N_(
         "it asks for more memory than this machine has left, or than a limit "
         "of the system, a container or a scheduler allows"
     ),
-    "died of SIGTERM": N_("something asked this one process to end"),
-    "left with exit status": N_("os._exit ends a process at once; let the function return instead"),
     "BdbQuit": N_("a rank has no keyboard, so a debugger ends at once; print instead"),
     "DataLoader worker .*killed by signal: Killed": N_(
         "something outside killed it, most often the "
         "system because memory ran out: use fewer workers, or hold less in the dataset"
+    ),
+    "cannot be sent back: RecursionError": N_(
+        "it is nested too deeply to be sent: return it flat, such as a list of its parts"
     ),
     "RecursionError": N_("a function calls itself, and nothing ends that"),
     "initialize the default process group twice": N_(
@@ -73,7 +78,7 @@ _BY_WORDS = {  # a pattern of the headline: the reason
         "something listens on that port already: a second rank that says it is rank 0 "
         "(each rank's number is int(os.environ['RANK'])), or a different program"
     ),
-    "to connect to": N_(
+    r"Dist\w*Error: .*to connect to": N_(
         "no rank serves the address in MASTER_ADDR and MASTER_PORT: rank 0 has to "
         "make its group there, at the same address as the others"
     ),
@@ -97,23 +102,27 @@ _BY_WORDS = {  # a pattern of the headline: the reason
         "and took this rank for it: import it inside the function that launch runs"
     ),
 }
+_COMMAND_LINE = N_(
+    "argparse reads the command line, and a rank has none: hand it a list, such as parse_args([])"
+)
+_READS_THE_COMMAND_LINE = re.compile(r"\bparse_(known_)?args\(\s*\)")
 _BY_FILE = {  # a pattern of a file among its frames: the reason
-    r"\bargparse\.py$": N_(
-        "argparse reads the command line, and a rank has none: hand it a list, "
-        "such as parse_args([])"
-    ),
     r"launchers/multiprocessing\.py$": N_(
         "launch has started the ranks already: use Trainer(strategy='ddp'), not 'ddp_notebook'"
     ),
 }
-_BY_OUTPUT = {  # a pattern of what a rank printed: the reason
+_SPAWNED = N_(
+    "a process that is started by spawn cannot see what a cell defines: leave out "
+    "multiprocessing_context= and mp.spawn, or move the function or class into a file"
+)
+# What a spawned process prints as it ends, and what the rank says that has lost it.
+_UNSEEN = re.compile(
     r"Can't get attribute '.*' on <module '__main__'"  # up to Python 3.13
-    r"|module '__main__' has no attribute": N_(
-        "a process that is started by spawn cannot "
-        "see what a cell defines: leave out multiprocessing_context= and mp.spawn, or move the "
-        "function or class into a file"
-    ),
-}
+    r"|module '__main__' has no attribute"
+)
+_LOST_PROCESS = re.compile(
+    "DataLoader worker|BrokenProcessPool|EOFError|ConnectionResetError|ProcessExitedException"
+)
 _CRASHED_AT = N_(
     "compiled code touched memory that is not its own, called from the line shown above"
 )
@@ -125,34 +134,37 @@ _LOST = N_(
     "with it"
 )
 _ENDED = N_("a process at the other end, such as a DataLoader's worker, has ended")
-_KEPT = re.compile(r"(?<![=!<>])=\s*(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(")
+# `loss = dist.all_reduce(`: what is assigned, and the call.
+_KEPT = re.compile(r"([\w.]+)\s*=\s*(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(")
 _USED = re.compile(r"(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(.*\)\s*[.+*/\[-]")
 _A_LITTLE = 12  # lines
 _UNKNOWN_HOST = re.compile(r"network addresses of \((\S+), \d+\) cannot be retrieved")
 _UNKNOWN_INTERFACE = "Unable to find address for: "
 
 
-def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
+def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool = False) -> str:
     """The likely reason for a failure, or an empty text.
 
     Args:
         headline: what the exception says, or how the process died.
         frames: of the stack at which it failed, outermost first.
         output: what the rank printed.
+        died: whether the process died, rather than raising an exception.
     """
+    if died:
+        return _of_death(headline, frames)
     if _UNKNOWN_INTERFACE in headline:
         return interface()
-    for pattern, reason in _BY_OUTPUT.items():
-        if re.search(pattern, output):
-            return _(reason)
-    if "died of SIGSEGV" in headline and any(frame.is_learners for frame in frames):
-        return _(_CRASHED_AT)
+    if _LOST_PROCESS.search(headline) and _UNSEEN.search(output):
+        return _(_SPAWNED)
     for pattern, reason in _BY_WORDS.items():
         if re.search(pattern, headline, re.DOTALL):
             return _(reason)
     for pattern, reason in _BY_FILE.items():
         if any(re.search(pattern, frame.file) for frame in frames):
             return _(reason)
+    if _reads_the_command_line(frames):
+        return _(_COMMAND_LINE)
     if "NoneType" in headline:
         call, advice = _call_whose_none_was_used(frames)
         if call:
@@ -169,6 +181,23 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str) -> str:
     return ""
 
 
+def _of_death(headline: str, frames: Sequence[Frame]) -> str:
+    if "died of SIGSEGV" in headline and any(frame.is_learners for frame in frames):
+        return _(_CRASHED_AT)
+    for pattern, reason in _BY_DEATH.items():
+        if pattern in headline:
+            return _(reason)
+    return ""
+
+
+def _reads_the_command_line(frames: Sequence[Frame]) -> bool:
+    """Whether argparse failed, and was handed no list."""
+    if not any(re.search(r"\bargparse\.py$", frame.file) for frame in frames):
+        return False
+    lines = [linecache.getline(frame.file, frame.line) for frame in frames]
+    return any(_READS_THE_COMMAND_LINE.search(line) for line in lines)
+
+
 def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
     """Of a learner's `loss = dist.all_reduce(loss)` a little before the failure: `all_reduce`.
 
@@ -180,15 +209,29 @@ def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
     line = learners_line(list(frames))
     if line is None:
         return "", ""
-    used = _USED.search(linecache.getline(line.file, line.line))
+    failed = linecache.getline(line.file, line.line)
+    used = _USED.search(failed)
     if used:
         return used[1], _("call it in a line of its own, and use the tensor")
     for number in range(line.line, max(0, line.line - _A_LITTLE), -1):
-        text = linecache.getline(line.file, number)
-        kept = _KEPT.search(text)
-        if kept and "async_op" not in text:
-            return kept[1], _("leave out the `=` before it")
+        kept = _KEPT.search(linecache.getline(line.file, number))
+        if not kept:
+            continue
+        name, call = kept.groups()
+        is_used = re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", failed)
+        if is_used and "async_op" not in _statement(line.file, number):
+            return call, _("leave out the `=` before it")
     return "", ""
+
+
+def _statement(file: str, first_line: int) -> str:
+    """The text from a line on, until its brackets are closed."""
+    text = ""
+    for number in range(first_line, first_line + _A_LITTLE):
+        text += linecache.getline(file, number)
+        if text.count("(") <= text.count(")"):
+            break
+    return text
 
 
 def of_echo(echo: str, world_size: int) -> str:

@@ -42,6 +42,7 @@ _NEEDED = (
     f"{C10D}:ProcessGroup.register_pre_hook",
     f"{C10D}:ProcessGroup.register_post_hook",
 )
+_LAUNCHER = os.path.dirname(torch_private.__file__)
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
 _NO_TENSOR = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
 _TORCHS_TIMEOUTS = {constants.default_pg_timeout, constants.default_pg_nccl_timeout}
@@ -52,6 +53,28 @@ class _Operation(NamedTuple):
     name: str  # as in `KINDS`
     kind: Kind
     listed: bool  # whether it is handed a list with one tensor for each rank
+
+
+def _has_threads() -> bool:
+    """Whether threads run that the learner's function, or a library for it, has started.
+
+    `threading` does not know those that were started by `_thread`, as extensions do. Neither does
+    it know the launcher's own.
+    """
+    if threading.active_count() > 1:
+        return True
+    known = threading.get_ident(), threading.main_thread().ident
+    for ident, frame in sys._current_frames().items():
+        if ident not in known and not _is_launchers(frame):
+            return True
+    return False
+
+
+def _is_launchers(frame: FrameType) -> bool:
+    """Whether a thread, which stands at this frame, began in the launcher."""
+    while frame.f_back:
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(_LAUNCHER)
 
 
 @functools.cache
@@ -151,7 +174,7 @@ class Recorder:
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
         flags = self.models.flags()
-        if threading.active_count() > 1:
+        if _has_threads():
             flags |= MAY_TIME_OUT
         else:
             self.unwaited.note_all()
@@ -201,11 +224,11 @@ class Recorder:
             flags |= ASYNC
         if group.queues(device):
             flags |= QUEUED
-        if group.may_time_out or threading.active_count() > 1:
+        if group.may_time_out or _has_threads():
             flags |= MAY_TIME_OUT
         if is_direct and layouts.share_memory(outputs):
             flags |= SHARED
-        self.models.note(fields["bytes"], flags)
+        self.models.note(sum(tensor.numel() for tensor in inputs), flags)
         if operation.name == "barrier" and not later:
             self.unwaited.end_by_barrier(fields["group_name"])
         # If a thread does nothing else, it was asked for when that was started, see `Waits`.

@@ -27,7 +27,7 @@ class Models:
         self._unfinished = False  # whether some model's reducer was left with open buckets
         self._unaveraged = False  # whether some model was trained on gradients of one rank
         self._ddp_averages = False  # whether any call came from a backward pass
-        self._bytes = 0  # handed in by calls that were not DDP's
+        self._elements = 0  # of tensors handed in by calls that were not DDP's
 
     def follow(self, model: DistributedDataParallel) -> None:
         """Arrange for the end of a model to be noticed."""
@@ -35,12 +35,12 @@ class Models:
         finalizer = weakref.finalize(model, self._judge, model.reducer, training)
         self._finalizers.append(finalizer)
 
-    def note(self, size: int, flags: int) -> None:
-        """Note that a call has handed in `size` bytes."""
+    def note(self, elements: int, flags: int) -> None:
+        """Note that a call has handed in tensors with so many elements in all."""
         if flags & BACKWARD:
             self._ddp_averages = True
         elif not flags & (FORWARD | DDP_INIT):
-            self._bytes += size
+            self._elements += elements
 
     def flags(self) -> int:
         """When the function has returned: what has gone wrong, as flags of an event."""
@@ -52,7 +52,7 @@ class Models:
 
     def _judge(self, reducer: Any, training: "_Training") -> None:
         """At a model's end: has a backward pass left gradients that nobody averaged?"""
-        by_hand = self._bytes >= training.bytes
+        by_hand = self._elements >= training.elements
         if training.has_stepped() and not self._ddp_averages and not by_hand:
             self._unaveraged = True
         if threading.active_count() > 1:
@@ -72,7 +72,7 @@ class _Training:
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = weakref.ref(model)
         parameters = self._parameters(model)
-        self.bytes = sum(parameter.nbytes for parameter in parameters)
+        self.elements = sum(parameter.numel() for parameter in parameters)
         # Each parameter's version at the first gradient.
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._hooks: list[Any] = []

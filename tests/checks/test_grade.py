@@ -23,6 +23,7 @@ from warm_kernels import WARM
 from course_tools.grading import export, grade, sandbox
 from course_tools.grading.learner_cells import Written
 from course_tools.notebooks import build
+from course_utils.launcher.deadlines import Deadline
 
 SLUG = "03_hostile"
 pytestmark = pytest.mark.slow
@@ -98,7 +99,8 @@ class Attacked:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.most = 0  # processes at a time
-        while grading.poll() is None and time.monotonic() < begun + 300:
+        deadline = Deadline(300.0)
+        while grading.poll() is None and not deadline.is_over():
             self.most = max(self.most, len(of(temporary)))
             time.sleep(0.5)
         print(f"{time.monotonic() - begun:.0f} s", grading.communicate(timeout=1)[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from deadline import long_enough
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tests" / "helpers" / "pretended_driver.c"
@@ -76,7 +77,7 @@ def pretending(tmp_path_factory):
         environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         command = [sys.executable, "-W", "ignore", "-c", HERE + text]
         how = {"env": environment | usual | machine, "capture_output": True, "text": True}
-        done = subprocess.run(command, timeout=200, check=False, **how)
+        done = subprocess.run(command, timeout=long_enough(200), check=False, **how)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -77,6 +77,36 @@ def test_a_model_that_is_trained_without_averaging_is_said(way, said):
     assert "gradients were never averaged, on ranks 0 and 1" in line
 
 
+def test_gradients_averaged_by_hand_in_half_precision_are_averaged(said):
+    def work() -> None:
+        model = DistributedDataParallel(Half(whole=True))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with model.no_sync():
+            step(model)
+        for parameter in model.parameters():
+            half = parameter.grad.half()
+            dist.all_reduce(half)
+            parameter.grad.copy_(half / dist.get_world_size())
+        optimizer.step()
+
+    assert said(work) == []
+
+
+def test_a_backward_pass_that_an_exception_ended_is_not_put_down_to_a_parameter(said):
+    def work() -> None:
+        model = DistributedDataParallel(Half(whole=True))
+
+        def refuse(_gradient: torch.Tensor) -> None:
+            raise ArithmeticError("nan found")
+
+        model.module.unused.weight.register_hook(refuse)
+        with contextlib.suppress(ArithmeticError):
+            step(model)
+
+    (line,) = said(work)
+    assert "Either an exception ended it, or a parameter took no part in the loss" in line
+
+
 def one_tensor_for_all() -> None:
     dist.all_gather([torch.zeros(2)] * 2, ANY)
 
@@ -170,7 +200,7 @@ WRONG = {
     a_view_to_receive: "all_to_all|was handed a tensor that is not contiguous on ranks 0 and 1",
     nobody_waits: "nobody has waited for all_reduce|on ranks 0 and 1",
     only_the_last_is_waited_for: "nobody has waited for all_reduce|on ranks 0 and 1",
-    a_barrier_nobody_waits_for: "nobody has waited for barrier|on ranks 0 and 1",
+    a_barrier_nobody_waits_for: "nobody has waited for barrier|so it held nobody up",
 }
 
 

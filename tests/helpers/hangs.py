@@ -108,7 +108,8 @@ mutex.acquire()
 works = []
 
 def has_come(error, calls):
-    enough = min(len(one.calls) for one in error.waiting.values()) >= calls
+    counts = [len(place.calls) for place in error.waiting.values()]
+    enough = min(counts, default=0) >= calls
     return enough and "outside of your code" not in str(error)
 
 def report(work, world_size, backend, *numbers):
@@ -636,7 +637,35 @@ PATTERNS = [
         from torch.multiprocessing import start_processes
         start_processes(lambda _: time.sleep(100), nprocs=2, start_method="fork")  # <-
         """,
-        "held", 1, ("for a child process of their own process", "Each rank is a process already"),
+        "held", 1, ("for a second launcher of their own process", "Each rank is a process already"),
+    ),
+    Hang(
+        "a helper process that never ends",
+        """
+        import multiprocessing
+        helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=[100])
+        helper.start()
+        helper.join()  # <-
+        """,
+        "held", 1, ("for a child process of their own process", "Look at why that does not come"),
+    ),
+    Hang(
+        "a child that is waited for by the system's own call",
+        """
+        if os.fork() == 0:
+            time.sleep(100)
+        os.wait()  # <-
+        """,
+        "held", 1, ("for a child process of their own process", "Look at why that does not come"),
+    ),
+    Hang(
+        "a lock that is taken in one line",
+        """
+        mutex = threading.Lock()
+        mutex.acquire()
+        with mutex: pass  # <-
+        """,
+        "held", 1, ("for a lock of their own process", "a thread cannot take the same Lock twice"),
     ),
     Hang(
         "a barrier within a file lock that every rank takes",

@@ -117,6 +117,66 @@ def test_a_launch_tells_the_likely_reason(work, reason, no_hurry):
         launch(work, world_size=2, backend="gloo", device="cpu")
 
 
+def reaches_no_proxy() -> None:
+    raise ConnectionError("Unable to connect to proxy: 10.0.0.1 refused")
+
+
+def tells_of_a_program() -> None:
+    raise RuntimeError("ffmpeg left with exit status 1 on clip 3; it died of SIGKILL before")
+
+
+def hands_argparse_a_list() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float)
+    parser.parse_args(["--lr", "abc"])
+
+
+def uses_a_different_none() -> None:
+    lr = None
+    loss = torch.ones(1)
+    work = dist.all_reduce(
+        loss,
+        async_op=True,
+    )
+    work.wait()
+    work = lr + 1
+
+
+def keeps_none_and_never_uses_it() -> None:
+    loss = torch.ones(1)
+    settings = None
+    nothing = dist.all_reduce(loss)  # noqa: F841
+    settings.lr = 1
+
+
+def caught_and_printed_something_else() -> None:
+    print("AttributeError: Can't get attribute 'Net' on <module '__main__'>")
+    raise ValueError("learning rate is negative")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        reaches_no_proxy,
+        tells_of_a_program,
+        hands_argparse_a_list,
+        uses_a_different_none,
+        keeps_none_and_never_uses_it,
+        caught_and_printed_something_else,
+    ],
+)
+def test_no_reason_is_made_up_of_words_that_only_sound_alike(work):
+    with pytest.raises(WorkerError) as caught:
+        launch(work, world_size=2, backend="gloo", device="cpu")
+    assert "Likely reason" not in str(caught.value)
+
+
+def test_a_result_that_is_nested_too_deeply_calls_no_function_of_the_learners():
+    words = "its result, a Node, cannot be sent back: RecursionError: maximum recursion depth"
+    why = errors.worker_error([Failure(0, 0.0, words)], 1, [""]).parts[1]
+    assert why.startswith("Likely reason: it is nested too deeply to be sent")
+
+
 MEETINGS = [
     (takes_a_missing_interface, r"which has \w+"),
     (takes_a_port_twice, "something listens on that port already"),

@@ -10,6 +10,7 @@ import threading
 import time
 
 import labs
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -97,11 +98,20 @@ def a_test_that_never_ends():
 
 
 def test_who_stops_the_cell_stops_pytest_and_its_ranks(nothing_left):
-    alarm = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
-    alarm.start()
+    kernel = psutil.Process()
+    before = set(kernel.children())
+
+    def press_once_pytest_runs() -> None:
+        while set(kernel.children()) <= before:
+            time.sleep(0.1)
+        time.sleep(1)  # until the fork itself is over
+        os.kill(kernel.pid, signal.SIGINT)
+
+    pressing = threading.Thread(target=press_once_pytest_runs)
+    pressing.start()
     with pytest.raises(KeyboardInterrupt):
         pytest_on(a_test_that_never_ends, options="-o python_functions=a_test")
-    alarm.join()
+    pressing.join()
 
 
 def test_seconds_stand_behind_the_word_that_strict_comparison_knows(capsys):

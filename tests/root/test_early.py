@@ -101,6 +101,49 @@ def test_a_rank_that_has_called_nothing_yet_may_be_asked(kernel):
     assert "rank 0: running at cell" in told[0]
 
 
+MEETS_AT_ITS_END = """
+import atexit
+def saves_and_meets():
+    time.sleep(2)
+    dist.barrier()
+def meets_at_its_end():
+    if dist.get_rank() == 2:
+        atexit.register(saves_and_meets)
+        return "early"
+    dist.barrier()
+    return "late"
+list(launch(meets_at_its_end, world_size=3))
+"""
+SENDS_FROM_A_THREAD = """
+import _thread
+def sends_later():
+    time.sleep(2)
+    dist.send(torch.ones(1), 0)
+def sends_from_a_thread():
+    number = torch.zeros(1)
+    if dist.get_rank() == 1:
+        _thread.start_new_thread(sends_later, ())
+        dist.recv(number, 0)
+    else:
+        dist.recv(number, 1)
+        dist.send(number + 1, 1)
+    return number.item()
+list(launch(sends_from_a_thread))
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "results"),
+    [(MEETS_AT_ITS_END, "['late', 'late', 'early']"), (SENDS_FROM_A_THREAD, "[1.0, 2.0]")],
+)
+def test_ranks_are_not_given_up_while_an_exit_function_or_a_thread_may_still_call(
+    kernel, cell, results
+):
+    outcome, _ = shown(kernel, cell)
+    assert not outcome.errors
+    assert outcome.value == results
+
+
 def test_a_long_computation_of_all_ranks_is_no_silence(kernel):
     outcome, told = shown(kernel, "launch(time.sleep, 1.5)")
     assert (outcome.errors, told) == ([], [])
