@@ -103,7 +103,7 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 13920,  # statuses nobody heard, forks that return, presses while a rank ends
+    "launcher": 14520,  # statuses nobody heard, forks that return, presses while a rank ends
     "record": 6750,  # a rank may ask for its own events; timers beside the launch's own time
     "hang": 9350,  # a dataclass for each section of facts; calls that met from different lines
     "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
@@ -111,7 +111,7 @@ NODES = {
     "pictures": 7900,
     "devices": 3050,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 62870,
+    PACKAGE: 63470,
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2150,
     CHALLENGE: 4000,
