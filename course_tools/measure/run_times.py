@@ -25,7 +25,8 @@ def seconds_of_cells(path: Path) -> dict[str, dict[int, float]]:
     """By notebook, such as `notebooks/03_name`, the seconds of each code cell, from 0."""
     seconds: dict[str, dict[int, float]] = defaultdict(dict)
     for line in cpu_seconds.read(path):
-        if match := CELL.fullmatch(line["name"]):
+        match = CELL.fullmatch(line["name"])
+        if match:
             folder, slug, _, number = match.groups()
             seconds[f"{folder}/{slug}"][int(number)] = line["wall_s"]
     return seconds

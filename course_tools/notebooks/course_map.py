@@ -133,7 +133,8 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
         "hardware": r"\*\*(?:Hardware:|硬件\uff1a)\*\* (.+?)(?: ?\*\*(?:Before|前一章)|$)",
     }
     found = {name: re.search(pattern, text, re.M) for name, pattern in patterns.items()}
-    if lost := [name for name, match in found.items() if not match]:
+    lost = [name for name, match in found.items() if not match]
+    if lost:
         raise ValueError(f"the first cell does not say its {' and '.join(lost)}:\n{text}")
     return {name: match[1] for name, match in found.items() if match}
 
@@ -149,7 +150,8 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
         total += int(about["minutes"])
         row = f"| {number} | [{about['title']}]({path.name}) | {about['question']} "
         row += f"| {about['minutes']} | {about['hardware']} | "
-        if lab := solved.get(path.name):
+        lab = solved.get(path.name)
+        if lab:
             minutes = int(re.search(r"(\d+) minutes", lab.cells[0].source)[1])
             total += minutes
             row += f"[{minutes} {unit}](../exercises/{path.name}) |"

@@ -41,7 +41,8 @@ def read(figure: str) -> States:
                 raise ValueError(f"rank {rank} cannot hold {number} after {len(states)} steps")
             state[rank][chunk] = number
         states.append(state)
-    is_complete = shares(min(map(min, state))) == n
+    smallest = min((number for chunks in state for number in chunks), default=0)
+    is_complete = shares(smallest) == n
     if len(steps) != 2 * (n - 1) or not is_complete:
         raise ValueError(f"this is no ring: {figure}")
     return states

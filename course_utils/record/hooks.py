@@ -63,11 +63,11 @@ def _has_threads() -> bool:
     """
     if threading.active_count() > 1:
         return True
-    known = threading.get_ident(), threading.main_thread().ident
-    for ident, frame in sys._current_frames().items():
-        if ident not in known and not _is_launchers(frame):
-            return True
-    return False
+    frames_by_thread = sys._current_frames()
+    # To keep this thread's own frame would be a circle: what it holds would live on.
+    for ident in {threading.get_ident(), threading.main_thread().ident}:
+        frames_by_thread.pop(ident, None)
+    return not all(map(_is_launchers, frames_by_thread.values()))
 
 
 def _is_launchers(frame: FrameType) -> bool:

@@ -101,7 +101,7 @@ failing_rank.measured(int(printed.partition("rank ")[2][0]))
 #
 # ## 3 · A hang is a failed test
 #
-# What if ranks wait for ever? The course has a [museum](../course_museum/README.md) of public projects' bugs, each written anew in a few lines. This one is torchtitan's.
+# What if ranks wait for ever? The course has a museum (`course_museum/`) of public projects' bugs, each written anew in a few lines. This one is torchtitan's.
 
 # %%
 exhibit = EXHIBITS["validation_of_uneven_length"]
@@ -253,11 +253,11 @@ def test_on_a_cluster(replay):
 printed = pytest_on(average, test_on_a_cluster, options="--tb=short")
 
 # %% [markdown]
-# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take no time. All fixtures stand on [the plugin's page](../course_testing/README.md).
+# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take no time. All fixtures stand on the plugin's page, `course_testing/README.md`.
 #
 # ## 6 · Without running anything
 #
-# Some mistakes can be read. [`ddp-course lint train.py`](../course_lint/README.md) looks for calls that only some ranks reach, and runs nothing.
+# Some mistakes can be read. `ddp-course lint train.py` (its page: `course_lint/README.md`) looks for calls that only some ranks reach, and runs nothing.
 
 # %%
 script = """
@@ -270,7 +270,7 @@ for finding in lint(script):
     print(f"line {finding.line}: {finding.rule}\n{finding.sentence}\n{finding.shown}")
 
 # %% [markdown]
-# [The museum](../course_museum/README.md) has twelve real bugs, which you can run and cure as in section 3. Here is what the linter sees in them, sorted by what each bug does to a training:
+# The museum (`course_museum/`) has twelve real bugs, which you can run and cure as in section 3. Here is what the linter sees in them, sorted by what each bug does to a training:
 
 # %%
 by_kind = {"hangs": [], "lies": [], "dies": []}

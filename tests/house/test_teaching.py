@@ -33,7 +33,7 @@ def test_half_a_day_four_times_90_minutes_and_six_weeks():
 
 
 SIX_WEEKS = teaching.plans()["six_weeks"]
-FOR_THOSE_WHO_GO_ON = {"10", "12", "13", "14", "16"}
+FOR_THOSE_WHO_GO_ON = {"10", "12", "13", "14", "16", "17"}
 
 
 def assigned(plan):
@@ -148,7 +148,7 @@ def test_pairs_write_what_is_left_to_write_and_no_finished_form():
         path.name[:2]: [n for part in teaching.parts(own) for n in part.written]
         for path, own in notebooks
     }
-    assert written["12"] == ["my_half", "my_top_k", "my_low_rank"]
+    assert written["12"] == ["my_half", "my_top_k", "my_low_rank", "my_fastest"]
     assert written["13"] == [
         "bytes_per_rank", "MyZero1", "MyZero2", "MyZero3", "MyRecompute", "train",
     ]  # fmt: skip

@@ -265,11 +265,11 @@ def test_where_a_rank_is_while_its_exception_is_told_no_line_of_the_kernel_is_na
     launcher = os.path.dirname(errors.__file__)
     stack = stacks.from_dump(
         dump(
-            '  File "/home/me/train.py", line 5 in __str__',
+            '  File "/lab/train.py", line 5 in __str__',
             f'  File "{launcher}/errors.py", line 7 in _words',
             f'  File "{launcher}/worker.py", line 8 in _report_failure',
             f'  File "{launcher}/worker.py", line 9 in run',
-            '  File "/home/me/train.py", line 90 in <module>',
+            '  File "/lab/train.py", line 90 in <module>',
         )
     )
     assert [frame.line for frame in stack] == [8, 7, 5]
