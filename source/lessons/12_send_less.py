@@ -416,11 +416,12 @@ for name, method in {"every 16 steps": every(16), "DiLoCo, every 16 steps": dilo
 
 # %%
 means = {}
-for buffers in (False, True):
+for buffers, title in ((False, "its own buffers"), (True, "averaged buffers")):
     (first, first_mean), (second, second_mean) = launch(chapter_12.after_averaging, buffers)
     difference = (first - second).abs().max().item()
     print(f"buffers averaged: {buffers}, two ranks' answers differ by about {difference:.2g}")
-    means |= {f"rank 0: {buffers}": first_mean, f"rank 1: {buffers}": second_mean}
+    means[f"rank 0, {title}"] = first_mean
+    means[f"rank 1, {title}"] = second_mean
 pictures.draw_running_means(means)
 
 # %% [markdown]
