@@ -55,8 +55,8 @@ def definitions(lesson: NotebookNode) -> dict[str, Any]:
             if isinstance(node, DEFINES) or (isinstance(node, ASSIGNS) and not does(node)):
                 program = compile(ast.Module([node], []), f"<code cell {number}>", "exec")
                 beside = mock.patch.object(sys, "path", path)
-                # It may need what a launch has returned, or its own source.
-                with contextlib.suppress(NameError, OSError), beside:
+                # It may need what a launch has returned or has filled in, or its own source.
+                with contextlib.suppress(NameError, KeyError, OSError), beside:
                     exec(program, names)
     return names
 

@@ -18,7 +18,7 @@ from course_utils import launch
 WORKERS = gpu_workers.workers()
 # Workers that send nothing, that have nothing for a GPU, and one whose number stays on the CPU,
 # where gloo adds it up beside NCCL.
-SENDS_NOTHING = {"introduce", "my_shard", "barrier", "arrivals", "beginning", "shares"}
+SENDS_NOTHING = {"introduce", "my_shard", "barrier", "arrivals", "chapter_12.squared_shares"}
 TOUCHES_NO_GPU = {"add_up_twice", "introduce", "my_shard", "barrier"}
 ON_THE_CPU = {"add_up_twice"}
 

@@ -165,13 +165,13 @@ def test_a_hang_leaves_a_trace_of_what_never_finished(hang):
 
 def test_who_is_stopped_last_does_not_see_the_others_end(monkeypatch):
     """A rank whose peer is gone gets an error, which ends the call in which it hung."""
-    kill = WorkerHandle.kill
+    signal_all = WorkerHandle.signal_all
 
     def slowly(member, *number):
-        kill(member, *number)
+        signal_all(member, *number)
         time.sleep(0.1)
 
-    monkeypatch.setattr(WorkerHandle, "kill", slowly)
+    monkeypatch.setattr(WorkerHandle, "signal_all", slowly)
     with pytest.raises(WorkerTimeout) as caught:
         launch(waits_for_ever, trace=True, timeout=1)
     assert not any(event.finished for event in caught.value.trace)
