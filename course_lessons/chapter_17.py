@@ -300,7 +300,7 @@ def data_parallel_step(rows: int) -> None:
     dist.all_reduce(flat)
 
 
-# ---- measure: the oracle -------------------------------------------------------------------------
+# ---- measure: against PyTorch --------------------------------------------------------------------
 
 
 def one_step(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
@@ -400,7 +400,7 @@ def _plan_step(tensor: int) -> None:
 
 
 def last_step(trace: Trace) -> Trace:
-    """The calls behind the last barrier, without those in groups of one rank."""
+    """The calls after the last barrier, without those in groups of one rank."""
     kept = []
     for rank in range(trace.world_size):
         events = trace.of_rank(rank)
@@ -425,7 +425,7 @@ def price_plans(network: Network, plans: Sequence[int]) -> dict[int, dict[str, f
             part = replace(trace, events=tuple(events))
             by_kind[name] = max(part.replay(network).finish_us) if events else 0.0
         prices[tensor] = by_kind
-        print(f"{tensor:9}{8 // tensor:9}{by_kind['tensor']:20.0f}{by_kind['data']:20.0f}")
+        print(f"{tensor:9}{8 // tensor:9}{by_kind['tensor']:20.1f}{by_kind['data']:20.1f}")
     return prices
 
 

@@ -49,12 +49,13 @@ def draw_block() -> None:
     _matrix(axes, 10.7, 1.2, 1.4, "whole", "Y, whole")
     axes.set(xlim=(-0.1, 12), ylim=(3.1, -0.3), aspect="equal")
     axes.axis("off")
-    text = "Blue is rank 0, hatched red rank 1, grey is whole on both: one sum, at the very end."
-    show(figure, text)
+    text = "Blue is rank 0, hatched orange is rank 1, and grey is whole on both. "
+    show(figure, text + "There's one sum, at the very end.")
 
 
 def draw_errors(errors: Mapping[str, Errors]) -> None:
-    """Draw of each way which gradients are right."""
+    """Draw of each way how far its gradients are off."""
+    behind_words = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
     names = list(next(iter(errors.values())).gradients)
     figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
     for row, way in enumerate(errors.values()):
@@ -64,15 +65,19 @@ def draw_errors(errors: Mapping[str, Errors]) -> None:
             style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
             axes.barh(row, 0.94, 0.9, column, align="center", **style)
             word = f"off by {way.gradients[name]:.0%}" if name in wrong else "right"
-            axes.text(column + 0.47, row, word, ha="center", va="center", fontsize=9)
+            place = {"ha": "center", "va": "center", "fontsize": 9, "bbox": behind_words}
+            axes.text(column + 0.47, row, word, **place)
     middles = [column + 0.47 for column in range(len(names))]
     _bare(axes, yticks=range(len(errors)), yticklabels=list(errors), xticks=middles)
     axes.set_xticklabels([f"gradient of\n{name}" for name in names])
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
-    counts = [f"{name}: {len(wrong_ones(way))}" for name, way in errors.items()]
-    listed = ", ".join(counts)
-    show(figure, f"Wrong gradients, of {len(names)}, while every output is right: {listed}.")
+    sentences = [
+        "No Copy: everything before the last block is wrong.",
+        "functional.all_reduce: everything is wrong, twice as large for each Sum on the way back.",
+        "Errors are relative to the largest number of that gradient.",
+    ]
+    show(figure, " ".join(sentences))
 
 
 def draw_bytes(rows: Sequence[int], tensor_kib: Sequence[float], data_kib: float) -> None:
@@ -83,9 +88,9 @@ def draw_bytes(rows: Sequence[int], tensor_kib: Sequence[float], data_kib: float
     axes.plot(rows, [data_kib] * len(rows), **data)
     _bare(axes, xlabel="rows of the batch", ylabel="KiB sent per rank", xticks=rows, ylim=(0, None))
     axes.legend(frameon=False)
-    pairs = zip(rows, tensor_kib, strict=True)
-    less = [str(count) for count, kib in pairs if kib < data_kib]
-    show(figure, f"Tensor parallel sends less at {', '.join(less)} rows, and more at the others.")
+    crossing = rows[0] * data_kib / tensor_kib[0]
+    grows = "Tensor parallel's bytes grow with the rows, data parallel's stay."
+    show(figure, f"{grows} The lines cross at about {crossing:.0f} rows.")
 
 
 def draw_kept(kib: Mapping[str, tuple[float, float]]) -> None:
@@ -98,7 +103,7 @@ def draw_kept(kib: Mapping[str, tuple[float, float]]) -> None:
     _bare(axes, yticks=range(len(kib)), yticklabels=list(kib), xlabel="KiB per rank")
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    show(figure, "Both send equally much; with cut rows a rank keeps less.")
+    show(figure, "Both send the same amount, but with cut rows a rank keeps less.")
 
 
 def draw_plans(prices: Mapping[int, Mapping[str, float]]) -> None:
@@ -112,10 +117,15 @@ def draw_plans(prices: Mapping[int, Mapping[str, float]]) -> None:
             label = labels[kind] if place == 0 else None
             axes.barh(place, by_kind[kind], 0.7, left, label=label, **style)
             left += by_kind[kind]
-    names = [f"cut among {tensor}, {8 // tensor} copies" for tensor in prices]
+    names = []
+    for tensor in prices:
+        copies = 8 // tensor
+        names.append(f"cut among {tensor}, {copies} {'copy' if copies == 1 else 'copies'}")
     _bare(axes, yticks=range(len(prices)), yticklabels=names, xlabel="µs on the modelled network")
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    totals = {tensor: sum(by_kind.values()) for tensor, by_kind in prices.items()}
-    best = min(totals, key=totals.get)
-    show(figure, f"The calls take least where a layer is cut among {best}, inside a node.")
+    totals = []
+    for tensor, by_kind in prices.items():
+        totals.append(f"{sum(by_kind.values()):.1f} µs cut among {tensor}")
+    look = "Blue is long where the layer's own calls cross nodes; otherwise only gradients do."
+    show(figure, f"In total: {', '.join(totals)}. {look}")

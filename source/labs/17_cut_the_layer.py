@@ -17,10 +17,10 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Who knows this word?
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* A table has a row for each word of the vocabulary. This rank has the rows in `shard`, from word number `first` on; ranks may have different numbers of rows. `ids` are the same on all ranks, of any shape.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* The first layer, the **embedding**, is a table with a row for each word of the vocabulary. This rank has the rows in `shard`, from word number `first` on; ranks may have different numbers of rows. `ids` are the same on all ranks, of any shape.
 
 # %% [markdown]
-# **Goal:** return the rows of all words, with one more dimension than `ids`. Send only what's returned, in one sum. Backward has to give `shard` its gradient, if all ranks compute the same loss. The specification:
+# **Goal:** return the rows of all words, with one more dimension than `ids`. Hand in only as many numbers as you return, in one sum. Backward has to give `shard` its gradient, if all ranks compute the same loss. The specification:
 
 
 # %%
@@ -34,7 +34,7 @@ def embed_spec(all_shards, all_first, all_ids):
 
 # %%
 def embed(shard, first, ids):
-    ### BEGIN SOLUTION # words of other ranks become zeros, whatever is looked up for them
+    ### BEGIN SOLUTION # return a tensor of shape ids.shape + (shard.shape[1],)
     local = ids - first
     is_here = (local >= 0) & (local < len(shard))
     rows = shard[local.clamp(0, len(shard) - 1)]
@@ -109,10 +109,10 @@ check(embedding(embed), spec=embed_spec, inputs=embed_inputs, **embed_options)
 # %% [markdown]
 # ## 2 · The loss, without gathering
 #
-# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word, and gathering all of them would be a large message. This rank has those of its words, `logits` of shape (rows, words), from word `first` on. `targets` has a word per row, and is the same on all ranks.
+# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word. With 128,000 words and 8,192 tokens, all logits are 4 GB in float32, so nobody wants to gather them. This rank has those of its words, `logits` of shape (rows, words), from word `first` on. `targets` has a word per row, and is the same on all ranks.
 
 # %% [markdown]
-# **Goal:** return each row's cross entropy, and the gradient of their sum with respect to this rank's `logits`. Logits may be as large as 1,000, where exp is infinite. Send no more than three numbers per row. The specification:
+# **Goal:** return each row's cross entropy, and the gradient of their sum with respect to this rank's `logits`. Logits may be as large as 1,000, where exp is infinite. Hand in no more than three numbers per row, over all your collectives. The specification:
 
 
 # %%
@@ -125,28 +125,29 @@ def vocabulary_loss_spec(all_logits, all_first, all_targets):
 
 # %%
 def vocabulary_loss(logits, first, targets):
-    ### BEGIN SOLUTION # a maximum and two sums; softmax minus one at the target is the gradient
+    ### BEGIN SOLUTION # return losses of shape (rows,), and a gradient of the shape of logits
     highest = logits.max(dim=1).values
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     shifted = logits - highest.unsqueeze(1)
-    powers = shifted.exp()
+    exponentials = shifted.exp()
     local = (targets - first).unsqueeze(1)
     is_target = torch.arange(logits.shape[1]) == local
     at_target = (shifted * is_target).sum(dim=1)
-    sums = torch.stack([powers.sum(dim=1), at_target])
+    sums = torch.stack([exponentials.sum(dim=1), at_target])
     dist.all_reduce(sums)
     losses = sums[0].log() - sums[1]
-    gradient = powers / sums[0].unsqueeze(1) - is_target.to(powers.dtype)
+    softmax = exponentials / sums[0].unsqueeze(1)
+    gradient = softmax - is_target.to(softmax.dtype)
     return losses, gradient
     ### END SOLUTION
 
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# A row's loss is log Σ exp(logit) minus the target's logit. Which three numbers of it take all ranks?
+# A row's loss is log Σ exp(logit) minus the target's logit. Which three numbers in it need all ranks? (One of them is there so that exp stays finite.)
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# The maximum over all ranks comes first, and is subtracted. Then sum up the powers, and the target's logit, which only one rank has; all others hand in zero. The gradient is softmax, minus one at the target.
+# The maximum over all ranks comes first, and is subtracted. Then sum up the exponentials, and the target's logit, which only one rank has; all others hand in zero. The gradient is softmax, minus one at the target.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.all_reduce(highest, op=dist.ReduceOp.MAX)</code>, and
@@ -187,27 +188,27 @@ check(
 # %% [markdown]
 # ## 3 · Which group reduces which gradient?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* A model is cut among `tensor` neighbouring ranks, and each such group has a copy of it, with its own part of the batch. After backward a rank has a gradient for each name. `kinds` says what it is:
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* A model is cut among `ways` neighbouring ranks: 0 to `ways` − 1 hold the first copy, the next `ways` the second, and so on. Each copy gets its own part of the batch. After backward a rank has a gradient for each name. `kinds` says what it is:
 
 # %% [markdown]
 # | kind | whose gradient it is |
 # | --- | --- |
-# | `"cut"` | of this rank's part of a weight |
-# | `"whole"` | of a weight that all ranks have, complete and equal on all ranks of a copy, such as a bias behind the sum |
-# | `"rows"` | of a weight that all ranks have, from this rank's rows alone, such as a norm's in sequence parallel |
+# | `"cut"` | of this rank's own part of a weight |
+# | `"whole"` | of a weight that every rank has. The gradient is already complete, and the same on all ranks of a copy: a bias after the sum, for example |
+# | `"rows"` | of a weight that every rank has. The gradient comes from this rank's rows only: a norm's in sequence parallel, for example |
 
 # %% [markdown]
-# **Goal:** return a dict with the mean over copies of each copy's gradient. Of `"cut"` and `"whole"` send nothing inside a copy. The specification:
+# **Goal:** return a dict with the mean over copies of each copy's gradient. For `"cut"` and `"whole"`, send nothing inside a copy. The specification:
 
 
 # %%
-def reduce_gradients_spec(all_gradients, all_kinds, all_tensor):
-    tensor, world_size = all_tensor[0], len(all_gradients)
-    copies, outcomes = world_size // tensor, []
+def reduce_gradients_spec(all_gradients, all_kinds, all_ways):
+    ways, world_size = all_ways[0], len(all_gradients)
+    copies, outcomes = world_size // ways, []
     for rank in range(world_size):
         reduced = {}
         for name, kind in all_kinds[0].items():
-            same_part = range(rank % tensor, world_size, tensor)
+            same_part = range(rank % ways, world_size, ways)
             summed = range(world_size) if kind == "rows" else same_part
             reduced[name] = sum(all_gradients[other][name] for other in summed) / copies
         outcomes.append(reduced)
@@ -215,10 +216,10 @@ def reduce_gradients_spec(all_gradients, all_kinds, all_tensor):
 
 
 # %%
-def reduce_gradients(gradients, kinds, tensor):
-    ### BEGIN SOLUTION # rows of a mesh are copies, its columns hold the same part
-    copies = dist.get_world_size() // tensor
-    mesh = init_device_mesh("cpu", (copies, tensor), mesh_dim_names=("data", "tensor"))
+def reduce_gradients(gradients, kinds, ways):
+    ### BEGIN SOLUTION # return a dict with the names of gradients
+    copies = dist.get_world_size() // ways
+    mesh = init_device_mesh("cpu", (copies, ways), mesh_dim_names=("data", "tensor"))
     reduced = {}
     for name, gradient in gradients.items():
         total = gradient.clone()
@@ -238,7 +239,7 @@ def reduce_gradients(gradients, kinds, tensor):
 # Make a mesh of copies and tensor-parallel ranks. Gradients of rows are summed inside a copy first. All of them are then summed over copies, and divided by how many copies there are.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>mesh = init_device_mesh("cpu", (copies, tensor), mesh_dim_names=("data", "tensor"))</code>, and <code>mesh["data"].get_group()</code>
+# <code>mesh = init_device_mesh("cpu", (copies, ways), mesh_dim_names=("data", "tensor"))</code>, and <code>mesh["data"].get_group()</code>
 # </details>
 
 
@@ -246,26 +247,26 @@ def reduce_gradients(gradients, kinds, tensor):
 gradient_kinds = {"up.weight": "cut", "down.bias": "whole", "norm.weight": "rows"}
 
 
-def tensor_of(world_size, case):
+def ways_of(world_size, case):
     """How many ranks cut a layer."""
     return {"nothing is cut": 1, "cut in two": min(2, world_size)}.get(case, world_size)
 
 
 def reduce_gradients_inputs(rank, world_size, case):
-    tensor = tensor_of(world_size, case)
-    of_copy = torch.Generator().manual_seed(rank // tensor)  # equal on all ranks of a copy
+    ways = ways_of(world_size, case)
+    of_copy = torch.Generator().manual_seed(rank // ways)  # equal on all ranks of a copy
     gradients = {
         "up.weight": torch.randn(4, 6, dtype=torch.float64),
         "down.bias": torch.randn(24, dtype=torch.float64, generator=of_copy),
         "norm.weight": torch.randn(12, dtype=torch.float64),
     }
-    return gradients, dict(gradient_kinds), tensor
+    return gradients, dict(gradient_kinds), ways
 
 
 def reduce_gradients_budget(world_size, case):
-    tensor = tensor_of(world_size, case)
-    across = ring_bytes(24 + 24 + 12, world_size // tensor)
-    return {"sent_bytes": across + ring_bytes(12, tensor)}
+    ways = ways_of(world_size, case)
+    across = ring_bytes(24 + 24 + 12, world_size // ways)
+    return {"sent_bytes": across + ring_bytes(12, ways)}
 
 
 gradient_cases = ["nothing is cut", "cut in two", "one copy"]
@@ -283,7 +284,11 @@ check(
 # %% [markdown]
 # ## Bonus · Three ranks, 256 features
 #
-# *No minutes, no check.* The chapter's `share` refuses what ranks don't divide. Write one that cuts unequal shares, and both layers with it. Which of the chapter's calls stay as they are, and which would need another form in sequence parallel?
+# *No minutes, no check.* The chapter's `share` refuses what ranks don't divide. Write one that cuts unequal shares, and both layers with it. Which of the chapter's calls stay as they are? And if three ranks don't divide the *rows* either, which calls of sequence parallel need a different form?
+#
+# <details><summary>Answer</summary>
+# Both all-reduces stay: they carry the whole Y, whatever each rank's share was. <code>all_gather_into_tensor</code> and <code>reduce_scatter_tensor</code> want equal shares of the rows. With unequal ones you'd pad the rows, or use lists of tensors.
+# </details>
 
 # %%
 my_share = None

@@ -105,6 +105,19 @@ def test_layers_are_cut_inside_a_group_and_copied_across():
     assert max(launch(cut_in_groups, world_size=4, backend="gloo")) < 1e-12
 
 
+def three_blocks_of_data():
+    """A step whose x needs no gradient, as data doesn't."""
+    modules = []
+    for _ in range(3):
+        modules += [ColumnLinear(nn.Linear(4, 8)), nn.GELU(), RowLinear(nn.Linear(8, 4))]
+    nn.Sequential(*modules)(torch.ones(2, 4)).sum().backward()
+
+
+def test_if_x_is_data_three_blocks_call_five_all_reduces_since_the_first_copy_has_nothing_to_do():
+    run = launch(three_blocks_of_data, world_size=2, backend="gloo", trace=True)
+    assert [event.kind for event in run.trace.of_rank(0)] == ["all_reduce"] * 5
+
+
 def test_tensor_parallel_and_data_parallel_send_equally_much_at_four_times_the_width():
     run = launch(chapter_17.data_parallel_step, 64, world_size=2, backend="gloo", trace=True)
     biases = chapter_17.HIDDEN + chapter_17.WIDTH

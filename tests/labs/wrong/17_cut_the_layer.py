@@ -243,10 +243,10 @@ def in_three_calls(logits, first, targets):
 # ---- reduce_gradients ----------------------------------------------------------------------------
 
 
-def _reduced(gradients, kinds, tensor, **how):
+def _reduced(gradients, kinds, ways, **how):
     """The gradients as they should be, but for what `how` says."""
-    copies = dist.get_world_size() // tensor
-    mesh = init_device_mesh("cpu", (copies, tensor), mesh_dim_names=("data", "tensor"))
+    copies = dist.get_world_size() // ways
+    mesh = init_device_mesh("cpu", (copies, ways), mesh_dim_names=("data", "tensor"))
     inside, across = mesh["tensor"].get_group(), mesh["data"].get_group()
     if how.get("swapped"):
         inside, across = across, inside
@@ -261,52 +261,52 @@ def _reduced(gradients, kinds, tensor, **how):
     return reduced
 
 
-def nothing_inside(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, summed_inside=())
+def nothing_inside(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, summed_inside=())
 
 
-def all_summed_inside(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, summed_inside=("cut", "whole", "rows"))
+def all_summed_inside(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, summed_inside=("cut", "whole", "rows"))
 
 
-def whole_ones_inside(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, summed_inside=("whole", "rows"))
+def whole_ones_inside(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, summed_inside=("whole", "rows"))
 
 
-def cut_ones_stay(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, summed_across=("whole", "rows"))
+def cut_ones_stay(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, summed_across=("whole", "rows"))
 
 
-def whole_ones_stay(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, summed_across=("cut", "rows"))
+def whole_ones_stay(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, summed_across=("cut", "rows"))
 
 
-def rows_stay_in_their_copy(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, summed_across=("cut", "whole"))
+def rows_stay_in_their_copy(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, summed_across=("cut", "whole"))
 
 
-def sums_over_copies(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, divisor=lambda kind: 1)
+def sums_over_copies(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, divisor=lambda kind: 1)
 
 
-def mean_over_all(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, divisor=lambda kind: dist.get_world_size())
+def mean_over_all(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, divisor=lambda kind: dist.get_world_size())
 
 
-def mean_of_the_rows(gradients, kinds, tensor):
-    copies = dist.get_world_size() // tensor
+def mean_of_the_rows(gradients, kinds, ways):
+    copies = dist.get_world_size() // ways
 
     def divisor(kind):
-        return copies * tensor if kind == "rows" else copies
+        return copies * ways if kind == "rows" else copies
 
-    return _reduced(gradients, kinds, tensor, divisor=divisor)
-
-
-def groups_swapped(gradients, kinds, tensor):
-    return _reduced(gradients, kinds, tensor, swapped=True)
+    return _reduced(gradients, kinds, ways, divisor=divisor)
 
 
-def as_in_data_parallel(gradients, kinds, tensor):
+def groups_swapped(gradients, kinds, ways):
+    return _reduced(gradients, kinds, ways, swapped=True)
+
+
+def as_in_data_parallel(gradients, kinds, ways):
     reduced = {}
     for name, gradient in gradients.items():
         total = gradient.clone()
@@ -315,8 +315,8 @@ def as_in_data_parallel(gradients, kinds, tensor):
     return reduced
 
 
-def whole_ones_over_all(gradients, kinds, tensor):
-    right = _reduced(gradients, kinds, tensor)
+def whole_ones_over_all(gradients, kinds, ways):
+    right = _reduced(gradients, kinds, ways)
     for name, kind in kinds.items():
         if kind == "whole":
             total = gradients[name].clone()
@@ -325,36 +325,36 @@ def whole_ones_over_all(gradients, kinds, tensor):
     return right
 
 
-def copies_of_every_other_rank(gradients, kinds, tensor):
-    copies = dist.get_world_size() // tensor
+def copies_of_every_other_rank(gradients, kinds, ways):
+    copies = dist.get_world_size() // ways
     return _reduced(gradients, kinds, copies, divisor=lambda kind: copies)
 
 
-def nothing_is_sent(gradients, kinds, tensor):
+def nothing_is_sent(gradients, kinds, ways):
     return gradients
 
 
-def with_new_groups(gradients, kinds, tensor):
+def with_new_groups(gradients, kinds, ways):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    for part in range(tensor):
-        group = dist.new_group(list(range(part, world_size, tensor)))
-        if rank % tensor == part:
+    for part in range(ways):
+        group = dist.new_group(list(range(part, world_size, ways)))
+        if rank % ways == part:
             across = group
-    for first in range(0, world_size, tensor):
-        group = dist.new_group(list(range(first, first + tensor)))
-        if rank // tensor == first // tensor:
+    for first in range(0, world_size, ways):
+        group = dist.new_group(list(range(first, first + ways)))
+        if rank // ways == first // ways:
             inside = group
     for name in gradients:
         if kinds[name] == "rows":
             dist.all_reduce(gradients[name], group=inside)
-        gradients[name] /= world_size // tensor
+        gradients[name] /= world_size // ways
         dist.all_reduce(gradients[name], group=across)
     return gradients
 
 
-def rows_over_all_at_once(gradients, kinds, tensor):
-    copies = dist.get_world_size() // tensor
-    mesh = init_device_mesh("cpu", (copies, tensor), mesh_dim_names=("copy", "part"))
+def rows_over_all_at_once(gradients, kinds, ways):
+    copies = dist.get_world_size() // ways
+    mesh = init_device_mesh("cpu", (copies, ways), mesh_dim_names=("copy", "part"))
     across = mesh.get_group("copy")
     reduced = {name: gradient / copies for name, gradient in gradients.items()}
     for name, gradient in reduced.items():
