@@ -281,22 +281,27 @@ class Table:
             )
 
     def candidates(
-        self, names: Iterable[str], network_name: str, world_size: int, algorithm: str = "ring"
+        self,
+        network_name: str,
+        world_size: int,
+        without: Sequence[str] = (),
+        algorithm: str = "ring",
     ) -> dict[str, "Candidate"]:
         """What a decision needs, for so many ranks, from stretched recordings.
 
         Progress is rounded to tenths, since two seeds tell no finer differences apart.
 
         Args:
-            names: Of methods that have been measured.
             network_name: One of the table's networks.
             world_size: How many ranks.
+            without: Names of rows that are left out.
             algorithm: How collectives are carried out, "ring" or "halving".
         """
         time_ms = {"ring": messages_ms, "halving": halving_ms}[algorithm]
         candidates = {}
-        for name in names:
-            row = self.rows[name]
+        for name, row in self.rows.items():
+            if name in without:
+                continue
             steps = PERIOD // row.exchanges
             trace = self.stretched(name, world_size)
             each_ms = time_ms(trace, self.networks[network_name], steps)
@@ -433,7 +438,7 @@ def print_decisions(
 def lines_of(candidates: Mapping[str, Candidate]) -> Iterator[str]:
     """A line for each method that may be chosen."""
     for name, candidate in candidates.items():
-        hides = "in backward" if candidate.in_backward else "after a step"
+        hides = "may overlap" if candidate.in_backward else "never hidden"
         yield (
             f"{name:26}{candidate.messages_ms:5.2f} ms of messages per step, {hides:12} "
             f"progress about {candidate.progress:.1f}"

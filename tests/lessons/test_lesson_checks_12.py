@@ -453,9 +453,11 @@ def test_candidates_by_both_algorithms_and_what_may_overlap():
     losses = [2.72, 2.66, 2.60, 2.58]
     reduced, gathered = _recorded(all_reduce), _recorded(all_gather)
     names = "DDP", "gathers"
-    table = _table([("DDP", losses, reduced, 16), ("gathers", losses, gathered, 16)])
-    by_ring = table.candidates(names, "25 Gbit/s", 64)
-    by_halving = table.candidates(names, "25 Gbit/s", 64, "halving")
+    rows = [("DDP", losses, reduced, 16), ("gathers", losses, gathered, 16)]
+    table = _table([*rows, ("left out", losses, gathered, 16)])
+    by_ring = table.candidates("25 Gbit/s", 64, ["left out"])
+    by_halving = table.candidates("25 Gbit/s", 64, ["left out"], "halving")
+    assert tuple(by_ring) == names
     sent_ms = {"DDP": 2 * 63 / 64 * 227_072 * 8 / 25e6, "gathers": 63 * 2268 * 8 / 25e6}
     steps = {"DDP": 2, "gathers": 1}  # there and back, or there
     for name in names:
