@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -196,9 +197,11 @@ class Measured:
     exchanges: int = PERIOD
     plain_steps: int = 0
 
-    def hundredths(self) -> torch.Tensor:
-        """By how many hundredths the loss has fallen, by seed."""
-        return 100 * (self.losses[:, 0] - self.losses[:, -1])
+    @property
+    def in_backward(self) -> bool:
+        """Whether messages may travel while backward computes: no step's call waits for them."""
+        every_step = self.exchanges == PERIOD
+        return every_step and not any(event.blocking for event in self.trace)
 
 
 class Table:
@@ -253,30 +256,57 @@ class Table:
         """Of a step at 1 Gbit/s."""
         return 1000 * self.rows[name].ms["1 Gbit/s"]
 
-    def print_price(self) -> None:
-        """Print what lowers the loss by 0.01: KB that a rank sends, and µs at 1 Gbit/s."""
-        print(f"{'to lower the loss by 0.01':27}{'KB per rank':22}µs at 1 Gbit/s")
-        for name, row in self.rows.items():
-            cells = []
-            for per_step in (self.kb_of, self.us_of):
-                each = self.total(name, per_step) / row.hundredths()
-                cells.append(f"about {each.mean():.0f} ± {half_apart(each):.0f}")
-            print(f"{name:27}{cells[0]:22}{cells[1]}")
+    def steps_of_ddp(self, name: str) -> float:
+        """After how many steps DDP had the loss that a method ends at, by straight lines.
 
-    def candidates(self, network_name: str, world_size: int) -> dict[str, "Candidate"]:
+        Steps are what to compare. The loss falls fast at first, and slower from then on, so half
+        of its fall takes less than half of the steps.
+        """
+        losses_of_ddp = self.rows["DDP"].losses.mean(dim=0)
+        last_loss = self.rows[name].losses[:, -1].mean()
+        return np.interp(-last_loss.item(), (-losses_of_ddp).tolist(), (0, 16, 32, 48)).item()
+
+    def print_price(self) -> None:
+        """Print what each method takes in 48 steps, and what DDP takes to the same loss."""
+        print(f"{'48 steps of':24}{'MB a rank':>10}{'ms (1 Gbit/s)':>15}  DDP to the same loss")
+        for name in self.rows:
+            steps = self.steps_of_ddp(name)
+            mb = self.total(name, self.kb_of) / 1000
+            ms = self.total(name, self.us_of) / 1000
+            mb_of_ddp = steps * self.kb_of("DDP") / 1000
+            ms_of_ddp = steps * self.us_of("DDP") / 1000
+            print(
+                f"{name:24}{mb:10.2f}{ms:15.0f}  about {steps:.0f} steps, "
+                f"about {mb_of_ddp:.1f} MB, about {ms_of_ddp:.0f} ms"
+            )
+
+    def candidates(
+        self,
+        network_name: str,
+        world_size: int,
+        without: Sequence[str] = (),
+        algorithm: str = "ring",
+    ) -> dict[str, "Candidate"]:
         """What a decision needs, for so many ranks, from stretched recordings.
 
         Progress is rounded to tenths, since two seeds tell no finer differences apart.
+
+        Args:
+            network_name: One of the table's networks.
+            world_size: How many ranks.
+            without: Names of rows that are left out.
+            algorithm: How collectives are carried out, "ring" or "halving".
         """
-        plain_progress = self.rows["DDP"].hundredths().mean()
+        time_ms = {"ring": messages_ms, "halving": halving_ms}[algorithm]
         candidates = {}
         for name, row in self.rows.items():
+            if name in without:
+                continue
             steps = PERIOD // row.exchanges
             trace = self.stretched(name, world_size)
-            each_ms = messages_ms(trace, self.networks[network_name], steps)
-            share = row.hundredths().mean() / plain_progress
-            progress = round(share.item(), 1)
-            candidates[name] = Candidate(each_ms, progress, row.exchanges == PERIOD)
+            each_ms = time_ms(trace, self.networks[network_name], steps)
+            progress = round(self.steps_of_ddp(name) / 48, 1)
+            candidates[name] = Candidate(each_ms, progress, row.in_backward)
         return candidates
 
 
@@ -292,6 +322,24 @@ def stretch(trace: Trace, exchanges: int, world_size: int) -> Trace:
 def messages_ms(trace: Trace, network: Network, steps: int) -> float:
     """Of a step, without computing."""
     return max(trace.replay(network).finish_us) / 1000 / steps
+
+
+def halving_ms(trace: Trace, network: Network, steps: int) -> float:
+    """The same, where all ranks make rank 0's calls one by one, by halving and doubling.
+
+    The formulas are chapter 06's, for powers of two: an all_reduce halves and doubles, an
+    all_gather only doubles.
+    """
+    n = trace.world_size
+    us_per_byte = 8 / (1000 * network.gbit_s)
+    latencies_us = math.log2(n) * network.latency_us
+    total_us = 0.0
+    for event in trace.of_rank(0):
+        if event.kind == "all_reduce":
+            total_us += 2 * latencies_us + 2 * (n - 1) / n * event.bytes * us_per_byte
+        if event.kind == "all_gather":
+            total_us += latencies_us + (n - 1) * event.bytes * us_per_byte
+    return total_us / 1000 / steps
 
 
 # ---- write it: the decision ----------------------------------------------------------------------
@@ -381,7 +429,7 @@ def print_decisions(
     all_compute_ms: Sequence[float],
 ) -> None:
     """Print what a learner's function chooses, with and without overlap."""
-    print(f"{'a step computes for':22}{'nothing overlaps':26}messages overlap with backward")
+    print(f"{'a step computes for':22}{'nothing overlaps':26}all that can overlap does")
     for compute_ms in all_compute_ms:
         choices = [choose(dict(candidates), compute_ms, overlap) for overlap in (False, True)]
         print(f"{compute_ms:10g} ms{'':9}{choices[0]:26}{choices[1]}")
@@ -390,7 +438,7 @@ def print_decisions(
 def lines_of(candidates: Mapping[str, Candidate]) -> Iterator[str]:
     """A line for each method that may be chosen."""
     for name, candidate in candidates.items():
-        hides = "in backward" if candidate.in_backward else "after a step"
+        hides = "may overlap" if candidate.in_backward else "never hidden"
         yield (
             f"{name:26}{candidate.messages_ms:5.2f} ms of messages per step, {hides:12} "
             f"progress about {candidate.progress:.1f}"
