@@ -131,7 +131,7 @@ def vocabulary_loss(logits, first, targets):
     shifted = logits - highest.unsqueeze(1)
     exponentials = shifted.exp()
     local = (targets - first).unsqueeze(1)
-    is_target = torch.arange(logits.shape[1]) == local
+    is_target = torch.arange(logits.shape[1], device=logits.device) == local
     at_target = (shifted * is_target).sum(dim=1)
     sums = torch.stack([exponentials.sum(dim=1), at_target])
     dist.all_reduce(sums)
@@ -151,7 +151,7 @@ def vocabulary_loss(logits, first, targets):
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>dist.all_reduce(highest, op=dist.ReduceOp.MAX)</code>, and
-# <code>is_target = torch.arange(logits.shape[1]) == (targets - first).unsqueeze(1)</code>
+# <code>is_target = torch.arange(logits.shape[1], device=logits.device) == (targets - first).unsqueeze(1)</code>
 # </details>
 
 

@@ -44,7 +44,7 @@ def test_kernel():
     manager.start_kernel()
     client = manager.client()
     client.start_channels()
-    wait_for(lambda: is_ready(client))
+    client.wait_for_ready()
     client.execute("import subprocess; subprocess.run(['sleep', '600'])")
     stay("kernel")
 """
@@ -231,6 +231,6 @@ def start_ranks(server: str, runtime: Path) -> None:
     client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel}.json"))
     client.load_connection_file()
     client.start_channels()
-    client.wait_for_ready()
+    wait_for(lambda: is_ready(client))
     client.execute(LESSON.replace('Path("ranks")', f'Path(r"{runtime.parent}/my/ranks")'))
     client.stop_channels()

@@ -104,6 +104,8 @@ def a_test_that_never_ends():
 
 
 def test_who_stops_the_cell_stops_pytest_and_its_ranks(nothing_left):
+    # As in a kernel; whoever starts the tests in the background has SIGINT ignored.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     kernel = psutil.Process()
     before = set(kernel.children())
 
@@ -118,6 +120,7 @@ def test_who_stops_the_cell_stops_pytest_and_its_ranks(nothing_left):
     with pytest.raises(KeyboardInterrupt):
         pytest_on(a_test_that_never_ends, options="-o python_functions=a_test")
     pressing.join()
+    signal.signal(signal.SIGINT, usual)
 
 
 def test_seconds_stand_behind_the_word_that_strict_comparison_knows(capsys):

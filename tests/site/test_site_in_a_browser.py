@@ -199,7 +199,7 @@ def test_what_was_predicted_can_be_kept_as_a_report(page, tmp_path):
     form.locator("[type=text]").press("Enter")
     page.goto("notebooks/README.html")
     with page.expect_download() as saved:
-        page.get_by_text("Report").click()
+        page.get_by_role("button", name="Report").click()
     report = tmp_path / "report.html"
     saved.value.save_as(report)
     page.set_content(report.read_text(encoding="utf-8"))

@@ -147,7 +147,7 @@ def _highest(logits):
 
 
 def _is_target(logits, first, targets):
-    return torch.arange(logits.shape[1]) == (targets - first).unsqueeze(1)
+    return torch.arange(logits.shape[1], device=logits.device) == (targets - first).unsqueeze(1)
 
 
 def no_maximum(logits, first, targets):
