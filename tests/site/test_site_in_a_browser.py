@@ -194,7 +194,7 @@ def test_a_term_is_explained_where_it_stands_also_to_the_keyboard(page):
 def test_what_was_predicted_can_be_kept_as_a_report(page, tmp_path):
     page.goto("notebooks/00_start_here.html")
     form = page.locator("form.ask:has([type=text])").first
-    question = form.get_attribute("data-question")
+    question, measured = (form.get_attribute(f"data-{name}") for name in ("question", "measured"))
     form.locator("[type=text]").fill("<b>40</b>, 40")
     form.locator("[type=text]").press("Enter")
     page.goto("notebooks/README.html")
@@ -207,7 +207,7 @@ def test_what_was_predicted_can_be_kept_as_a_report(page, tmp_path):
     assert "1 of 5 predictions made, 0 of them right." in text
     row = page.locator("tr", has_text=question)
     assert row.locator("td").nth(1).inner_text() == "<b>40</b>, 40"
-    assert row.locator("td").nth(2).inner_text() == "[40, 40, 40, 9]"
+    assert row.locator("td").nth(2).inner_text() == measured != ""
     assert page.locator("h2").count() == page.locator("h2", has_text=re.compile(r"^\d\d ")).count()
 
 
