@@ -34,7 +34,7 @@ class WorkerHandle:
     | is forked                           | `pid` is not 0                                    |
     | has returned, or has failed         | `result` or `failure` is there, so it's `settled` |
     | ends, and waits for something       | `pending_work`                                    |
-    | has shut down as a program does     | `has_shut_down`, so it `is_over`                      |
+    | has shut down as a program does     | `has_shut_down`, so it `is_over`                  |
     | is dead, killed by us or otherwise  | `status` is there, so it `is_over`                |
 
     Attributes:

@@ -59,7 +59,8 @@ def _has_threads() -> bool:
     """Whether threads run that the learner's function, or a library for it, has started.
 
     `threading` does not know those that were started by `_thread`, as extensions do. Neither does
-    it know the launcher's own.
+    it know the launcher's own. To look at all threads takes some 4 µs of a call that gloo needs
+    more than 100 for.
     """
     if threading.active_count() > 1:
         return True

@@ -28,33 +28,9 @@ def begun():
     chapter_12.begun()
 
 
-def ddp(hook=None, state=None):
-    """PyTorch's DDP, with a hook if there is one, as the chapter has it."""
-
-    def method(network):
-        model = DistributedDataParallel(network)
-        if hook:
-            model.register_comm_hook(state() if callable(state) else state, hook)
-        return model, lambda step: None
-
-    return method
-
-
-def remembering(share):
-    return lambda network: ddp(chapter_12.Remembering(share).hook)(network)
-
-
-def every(period):
-    def method(network):
-        def average(step):
-            if step % period == 0:
-                flat = nn.utils.parameters_to_vector(network.parameters()).detach()
-                dist.all_reduce(flat)
-                nn.utils.vector_to_parameters(flat / dist.get_world_size(), network.parameters())
-
-        return network, average
-
-    return method
+# The chapter's own: what it defines, without what it launches.
+LESSON = labs.definitions("12_send_less")
+ddp, remembering, every = LESSON["ddp"], LESSON["remembering"], LESSON["every"]
 
 
 def _then(work, told):

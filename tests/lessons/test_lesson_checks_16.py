@@ -117,10 +117,12 @@ def test_who_stops_the_cell_stops_pytest_and_its_ranks(nothing_left):
 
     pressing = threading.Thread(target=press_once_pytest_runs)
     pressing.start()
-    with pytest.raises(KeyboardInterrupt):
-        pytest_on(a_test_that_never_ends, options="-o python_functions=a_test")
-    pressing.join()
-    signal.signal(signal.SIGINT, usual)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pytest_on(a_test_that_never_ends, options="-o python_functions=a_test")
+        pressing.join()
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def test_seconds_stand_behind_the_word_that_strict_comparison_knows(capsys):

@@ -1,11 +1,10 @@
 """What must hold of the numbers that lessons print behind "about"."""
 
-import ast
 import math
 import runpy
 from functools import partial
 
-import nbformat
+import labs
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -15,19 +14,8 @@ from course_tools.notebooks import build
 from course_utils import digits, launch
 
 
-def definitions(slug: str, **known) -> dict:
-    """What a lesson imports and defines, by name, beside what is known; nothing is launched."""
-    (target,) = (t for t in build.targets(build.ROOT, [slug]) if t.built.parent.name == "notebooks")
-    cells = [c for c in nbformat.read(target.built, as_version=4).cells if c.cell_type == "code"]
-    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
-    for node in (node for cell in cells for node in ast.parse(cell.source).body):
-        if isinstance(node, kinds):
-            exec(ast.unparse(node), known)
-    return known
-
-
 def test_additions_are_lost_without_a_mutex_and_none_with_one():
-    own = definitions("01_data_parallel_and_the_gil")
+    own = labs.definitions("01_data_parallel_and_the_gil")
     assert 50 <= own["count_together"](own["nullcontext"]()) < 100
     assert own["count_together"](own["threading"].Lock()) == 100
 
@@ -38,7 +26,7 @@ def test_averaged_weights_do_for_sgd_with_momentum_and_decay_and_not_for_adam(
     monkeypatch, weights_do
 ):
     monkeypatch.syspath_prepend(str(build.ROOT / "notebooks"))  # the lesson imports train_ddp
-    own = definitions("04_ddp_training")
+    own = labs.definitions("04_ddp_training")
     own["training"] = digits(True)
     sgd = partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1)
     optimizer = sgd if weights_do else torch.optim.Adam
@@ -49,7 +37,7 @@ def test_averaged_weights_do_for_sgd_with_momentum_and_decay_and_not_for_adam(
 @pytest.mark.slow
 def test_readers_with_one_seed_are_one_reader_and_others_read_what_one_process_would(monkeypatch):
     monkeypatch.syspath_prepend(str(build.ROOT / "notebooks"))
-    own = definitions("04_ddp_training")
+    own = labs.definitions("04_ddp_training")
     own["tokens"], own["alphabet"] = novel()
     for seeds, seeds_of_one in (([0, 0], [0]), ([0, 1], [0, 1])):
         together, losses = launch(own["train_on_windows"], seeds, torch.float64, world_size=2)[0]
@@ -76,7 +64,7 @@ def keras_lesson(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setenv("KERAS_TORCH_DEVICE", "cpu")
     keras = pytest.importorskip("keras")
-    own = definitions("10_keras", keras=keras, L=keras.layers)
+    own = labs.definitions("10_keras", keras=keras, L=keras.layers)
     training, testing = (own["nhwc"](digits(part)).tensors for part in (True, False))
     own["yardstick"] = own["chapter_10"].Yardstick(training, testing)
     return own
