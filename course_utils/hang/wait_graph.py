@@ -190,6 +190,8 @@ class WaitGraph:
     def _waits_for_ever(self, whereabouts: Whereabouts) -> bool:
         if whereabouts.state != "waiting" or not whereabouts.complete:
             return False
+        if whereabouts.has_threads:  # one of them may make the missing call
+            return False
         if whereabouts.blocker not in KINDS or not whereabouts.call:
             return False
         if whereabouts.call.flags & (ASYNC | MAY_TIME_OUT):

@@ -84,6 +84,7 @@ class Whereabouts:
         path: All lines of the learner's in its stack, outermost first.
         starts: Whether it has not come to the learner's function yet.
         in_thread: Whether a thread waits for other ranks, and the rank for that thread.
+        has_threads: Whether threads run in it that its function has started.
         is_ending: Whether it has returned, and still does what it left for its end.
     """
 
@@ -101,6 +102,7 @@ class Whereabouts:
     path: tuple[Frame, ...] = field(default=(), repr=False)
     starts: bool = False
     in_thread: bool = False
+    has_threads: bool = False
     is_ending: bool = False
 
     @property
@@ -191,6 +193,7 @@ def locate(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabout
 def _look_at_stack(whereabouts: Whereabouts, frames: list[Frame]) -> None:
     line = learners_line(frames)
     whereabouts.line = line
+    whereabouts.has_threads = getattr(frames, "has_threads", False)
     whereabouts.path = tuple(frame for frame in frames if frame.is_learners)
     whereabouts.starts = _starts(frames, whereabouts)
     handled = getattr(frames, "handles", None)

@@ -22,11 +22,12 @@ from io import FileIO
 from types import FrameType, TracebackType
 
 from course_utils.launcher import errors
-from course_utils.launcher.stacks import ENDED, HANDLES, STACK, THREAD, Frame
+from course_utils.launcher.stacks import ENDED, HANDLES, HAS_THREADS, STACK, THREAD, Frame
 
 _LIBC = ctypes.CDLL(None)
 _MAX_FRAMES = 100  # as many as faulthandler writes
 _MAX_THREADS = 8  # besides the main thread, of those that wait for other ranks
+_LAUNCHER = os.path.dirname(__file__)
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _MAX_CHARACTERS = 200  # of what an exception says
 _ended: list[str] = []  # a line about the last thread that an exception has ended, if there is one
@@ -74,15 +75,37 @@ def _write_whenever_asked(number: int, main_thread: int, file: FileIO) -> None:
             os.write(file.fileno(), _stack(main_thread))
 
 
+def frames_of_threads() -> list[FrameType]:
+    """Where other threads stand that the learner's function, or a library for it, has started.
+
+    They are all but the main one and the launcher's own. Some are unknown to `threading`: those
+    that extensions start by `_thread`. A thread that was started this very moment may be missing.
+    """
+    frames_by_thread = sys._current_frames()
+    # To keep this thread's own frame would be a circle: what it holds would live on.
+    for ident in {threading.get_ident(), threading.main_thread().ident}:
+        frames_by_thread.pop(ident, None)
+    return [frame for frame in frames_by_thread.values() if not _is_launchers(frame)]
+
+
+def _is_launchers(frame: FrameType) -> bool:
+    """Whether a thread, which stands at this frame, began in the launcher."""
+    while frame.f_back:
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(_LAUNCHER)
+
+
 def _stack(main_thread: int) -> bytes:
     """The main thread's stack, as faulthandler writes it, after those of some other threads."""
-    frames = sys._current_frames()
-    main_rows = _rows(frames.pop(main_thread))
+    main_rows = _rows(sys._current_frames()[main_thread])
     with contextlib.suppress(BaseException):  # what an exception says is code of the learner's
         main_rows += _handled(main_thread)
     lines: list[str] = []
     count = 0
-    for frame in frames.values():
+    frames = frames_of_threads()
+    if frames:
+        lines += [HAS_THREADS, ""]
+    for frame in frames:
         rows = _rows(frame)
         if count < _MAX_THREADS and any(_DISTRIBUTED in row for row in rows):
             lines += [THREAD, *rows, ""]

@@ -20,6 +20,7 @@ from course_utils.launcher.language import _
 ENTRY_POINTS = "_run_function", "_report_failure", "_park_until_killed"
 STACK = "Stack (most recent call first):"  # above the main thread's stack
 THREAD = "Thread (most recent call first):"  # above another thread's, if `stack_writer` writes
+HAS_THREADS = "Other threads run as well."  # which the learner's function has started
 HANDLES, ENDED = "Handles", "Ended"  # how `stack_writer` begins a line about an exception
 _TITLE_END = "(most recent call first)"
 _ROW = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -120,11 +121,13 @@ class Stack(list[Frame]):
             raised it.
         ended: the same of an exception that has ended another thread.
         threads: the frames of the rank's other threads that stand in torch.distributed.
+        has_threads: whether any thread runs that the learner's function has started.
     """
 
     handles: tuple[str, Frame] | None = None
     ended: tuple[str, Frame] | None = None
     threads: tuple[list[Frame], ...] = ()
+    has_threads: bool = False
 
 
 def from_dump(text: str) -> Stack:
@@ -145,6 +148,7 @@ def from_dump(text: str) -> Stack:
             break
     frames.reverse()
     frames.threads = _other_threads(text)
+    frames.has_threads = HAS_THREADS in text
     frames.handles = _raised(HANDLES, stack)
     frames.ended = _raised(ENDED, stack)
     return frames

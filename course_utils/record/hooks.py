@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher import torch_private
 from course_utils.launcher.language import _
+from course_utils.launcher.stack_writer import frames_of_threads
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.torch_private import C10D
 from course_utils.record import cuda_times, frames, layouts
@@ -42,7 +43,6 @@ _NEEDED = (
     f"{C10D}:ProcessGroup.register_pre_hook",
     f"{C10D}:ProcessGroup.register_post_hook",
 )
-_LAUNCHER = os.path.dirname(torch_private.__file__)
 _HOOK = 0x7ACE  # the number under which our hooks are registered with a group
 _NO_TENSOR = SimpleNamespace(dtype=None, shape=(), nbytes=0, device=torch.device("cpu"))
 _TORCHS_TIMEOUTS = {constants.default_pg_timeout, constants.default_pg_nccl_timeout}
@@ -53,29 +53,6 @@ class _Operation(NamedTuple):
     name: str  # as in `KINDS`
     kind: Kind
     listed: bool  # whether it is handed a list with one tensor for each rank
-
-
-def _has_threads() -> bool:
-    """Whether threads run that the learner's function, or a library for it, has started.
-
-    `threading` does not know those that were started by `_thread`, as extensions do. Neither does
-    it know the launcher's own. To look at all threads takes some 4 µs of a call that gloo needs
-    more than 100 for.
-    """
-    if threading.active_count() > 1:
-        return True
-    frames_by_thread = sys._current_frames()
-    # To keep this thread's own frame would be a circle: what it holds would live on.
-    for ident in {threading.get_ident(), threading.main_thread().ident}:
-        frames_by_thread.pop(ident, None)
-    return not all(map(_is_launchers, frames_by_thread.values()))
-
-
-def _is_launchers(frame: FrameType) -> bool:
-    """Whether a thread, which stands at this frame, began in the launcher."""
-    while frame.f_back:
-        frame = frame.f_back
-    return frame.f_code.co_filename.startswith(_LAUNCHER)
 
 
 @functools.cache
@@ -175,7 +152,7 @@ class Recorder:
     def returned(self) -> None:
         """Write down that the learner's function has returned."""
         flags = self.models.flags()
-        if _has_threads():
+        if frames_of_threads():
             flags |= MAY_TIME_OUT
         else:
             self.unwaited.note_all()
@@ -225,7 +202,7 @@ class Recorder:
             flags |= ASYNC
         if group.queues(device):
             flags |= QUEUED
-        if group.may_time_out or _has_threads():
+        if group.may_time_out:
             flags |= MAY_TIME_OUT
         if is_direct and layouts.share_memory(outputs):
             flags |= SHARED

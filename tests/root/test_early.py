@@ -116,12 +116,14 @@ list(launch(meets_at_its_end, world_size=3))
 """
 SENDS_FROM_A_THREAD = """
 import _thread
+import sys
 def sends_later():
     time.sleep(2)
     dist.send(torch.ones(1), 0)
 def sends_from_a_thread():
     number = torch.zeros(1)
     if dist.get_rank() == 1:
+        sys.setswitchinterval(10)  # the thread begins when this one waits, as on a busy machine
         _thread.start_new_thread(sends_later, ())
         dist.recv(number, 0)
     else:
