@@ -88,10 +88,15 @@ def draw_training(train: Callable[..., nn.Module]) -> None:
     if results is None:
         return
     read_by_rank, weights = zip(*results, strict=True)
-    torch.manual_seed(0)
-    network = small_mlp()
-    in_one_process(network, digits, 8, 2)
-    alone = nn.utils.parameters_to_vector(network.parameters()).detach()
+
+    def worker_alone() -> torch.Tensor:
+        torch.manual_seed(0)
+        network = small_mlp()
+        in_one_process(network, digits, 8, 2)
+        return nn.utils.parameters_to_vector(network.parameters()).detach()
+
+    # Not in the kernel: where there is a GPU, none can be launched after a backward pass in it.
+    alone = launch(worker_alone, world_size=1, backend="gloo")[0]
     show(_readers(digits.tensors[0], read_by_rank), _verdict(read_by_rank, weights, alone))
 
 

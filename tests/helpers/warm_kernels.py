@@ -221,6 +221,25 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def refuse_backward() -> None:
+    """In a kernel: let no backward pass run in it, only in its ranks.
+
+    Where there is a GPU, one would start threads that no rank inherits, and every later launch
+    would be refused. This shows it where there is none.
+    """
+    autograd = sys.modules["torch.autograd"]
+    run = autograd._engine_run_backward
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("a backward pass in the kernel: on a GPU no launch could follow it")
+
+    def allow() -> None:
+        autograd._engine_run_backward = run
+
+    autograd._engine_run_backward = refuse
+    os.register_at_fork(after_in_child=allow)
+
+
 def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> NoReturn:
     """In the child: what `python -m ipykernel_launcher` would be, or `python -s -m MODULE`."""
     wanted, parent = pickle.loads(request), os.getppid()
@@ -241,6 +260,7 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     _, *options = wanted["argv"]
     sys.argv = options[options.index("-m") + 1 :]
     if options[0] == KERNEL[0]:
+        refuse_backward()
         sys.modules["ipykernel.kernelapp"].launch_new_instance()
     else:
         sys.path[:0] = wanted["env"]["PYTHONPATH"].split(os.pathsep)
