@@ -345,8 +345,8 @@ gpus = len(hardware().gpus)
 if gpus < 2:
     print(f"{gpus or 'no'} GPU here: DataParallel would just call your module.")
 else:
-    alone = launch(device_zero.with_data_parallel, network, world_size=1)[0]
-    ranks = launch(device_zero.with_ddp, network, world_size=gpus)
+    alone = launch(device_zero.with_data_parallel, network, world_size=1, device="cuda")[0]
+    ranks = launch(device_zero.with_ddp, network, world_size=gpus, device="cuda")
     print(device_zero.compared(alone, ranks))
 
 # %% [markdown]

@@ -276,7 +276,7 @@ def on_a_gpu():
 
 gpus = len(hardware().gpus)
 if gpus:
-    launch(on_a_gpu, world_size=gpus)
+    launch(on_a_gpu, world_size=gpus, device="cuda")
 else:
     print("There's no GPU here.")
 

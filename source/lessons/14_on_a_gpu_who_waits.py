@@ -10,7 +10,7 @@
 # 3. tell whether network, GPU or host sets the pace, and how far to trust that;
 # 4. record your own ranks with `torch.profiler`.
 #
-# **Hardware:** any computer: recordings of real GPUs come with the course. With one GPU of your own two more cells run, with two GPUs a third. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
+# **Hardware:** any computer: recordings of real GPUs come with the course. With a GPU of your own three more cells run. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
 # **Lab:** [14 · On a GPU: who waits?](../exercises/14_on_a_gpu_who_waits.ipynb)
 
@@ -536,11 +536,11 @@ gpus = len(hardware().gpus)
 if gpus < 1:
     print("no GPU here: this would print how long ten launches take, and how long their kernels.")
 else:
-    launched_ms, ran_ms = launch(products, world_size=1)[0]
+    launched_ms, ran_ms = launch(products, world_size=1, device="cuda")[0]
     print(f"ten launches: {launched_ms:.2f} ms; ten kernels: {ran_ms:.2f} ms")
 
 # %% [markdown]
-# Two ranks can share that GPU, though not with NCCL, which wants a GPU for each rank. Gloo takes tensors of a GPU as well: it copies them to the host and back. So here the table's second column meets a GPU.
+# Two ranks can share that GPU. Gloo takes tensors of a GPU as well: it copies them to the host and back. So here the table's second column meets a GPU.
 
 
 # %%
@@ -565,18 +565,19 @@ if gpus < 1:
         "no GPU here: this would print when gloo's all_reduce, wait() and synchronize() are over."
     )
 else:
-    at_ms = launch(all_reduce_times, backend="gloo")[0]
+    at_ms = launch(all_reduce_times, backend="gloo", device="cuda")[0]
     for line, ms in zip(("all_reduce", "wait()", "synchronize()"), at_ms):
         print(f"gloo, {line:14} is over after {ms:.2f} ms")
 
 # %% [markdown]
-# With a GPU for each of two ranks, the same function by NCCL:
+# The same function by NCCL. It wants a GPU for each rank. Where there is only one, `share_gpus=True` makes two ranks share it, which NCCL calls experimental.
 
 # %% tags=["nbval-ignore-output"]
-if gpus < 2:
-    print("fewer than two GPUs here: this would print the same three times for NCCL.")
+if gpus < 1:
+    print("no GPU here: this would print the same three times for NCCL.")
 else:
-    for line, ms in zip(("all_reduce", "wait()", "synchronize()"), launch(all_reduce_times)[0]):
+    at_ms = launch(all_reduce_times, backend="nccl", share_gpus=gpus < 2)[0]
+    for line, ms in zip(("all_reduce", "wait()", "synchronize()"), at_ms):
         print(f"NCCL, {line:14} is over after {ms:.2f} ms")
 
 # %% [markdown]

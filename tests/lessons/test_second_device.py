@@ -3,7 +3,9 @@
 There need be no GPU: one is pretended (tests/helpers/second_device.py).
 """
 
+import ast
 import functools
+import re
 
 import pytest
 import torch
@@ -31,6 +33,28 @@ def of_both() -> list[tuple[str, str]]:
         launches = course_map.launches(gpu_workers.notebook(number))
         found += dict.fromkeys((number, fn) for fn, backend in launches if backend == "auto")
     return found
+
+
+def launches_where_there_is_a_gpu() -> list[ast.Call]:
+    """Of all lessons, those in an `if` that asks how many GPUs there are."""
+    calls = []
+    for path in sorted(course_map.ROOT.glob("notebooks/[0-9]*.ipynb")):
+        for cell in gpu_workers.notebook(path.name[:2]).cells:
+            if cell.cell_type != "code":
+                continue
+            for node in ast.walk(ast.parse(cell.source)):
+                if isinstance(node, ast.If) and re.search(r"\bgpus\b", ast.unparse(node.test)):
+                    called = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+                    calls += [each for each in called if ast.unparse(each.func) == "launch"]
+    return calls
+
+
+def test_a_launch_for_a_gpu_says_so_since_with_one_gpu_ranks_run_on_the_cpu_by_default():
+    calls = launches_where_there_is_a_gpu()
+    assert len(calls) >= 5
+    for call in calls:
+        text = ast.unparse(call)
+        assert "device='cuda'" in text or "backend='nccl'" in text, text
 
 
 def test_every_worker_of_a_chapter_that_is_made_for_both_is_run_here():
