@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from IPython import get_ipython
 from IPython.display import display
 
 from course_utils.hang import facts
@@ -64,6 +65,9 @@ def show(figure: "Figure", text: str) -> None:
     pictures, so it may only say what holds in every run, and no number that depends on the clock.
     """
     png, metadata = picture(figure)
+    if get_ipython() is None:  # a script has nowhere to show a picture
+        print(text)
+        return
     display({"image/png": png, "text/plain": f"Figure: {text}"}, metadata=metadata, raw=True)
     caption = f'<p style="max-width:60em;margin:0 6px 1em">{html.escape(text)}</p>'
     display({"text/html": caption, "text/plain": text}, raw=True)

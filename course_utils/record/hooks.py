@@ -210,8 +210,9 @@ class Recorder:
         if operation.name == "barrier" and not later:
             self.unwaited.end_by_barrier(fields["group_name"])
         # If a thread does nothing else, it was asked for when that was started, see `Waits`.
-        thread_started_s = vars(threading.current_thread()).pop("started_s", 0)
-        start_s = 0 if learner_frame else thread_started_s
+        start_s = vars(threading.current_thread()).pop("started_s", 0)
+        if learner_frame:
+            start_s = 0
         counted = _counted_by(fields, operation)
         issued = self.writer.write(fields, learner_frame, counted, flags, ON_ITS_WAY, start_s)
         issued.learner_has_work = is_direct and later and operation.name != "send"

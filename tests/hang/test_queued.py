@@ -14,6 +14,7 @@ from stalls import at, call, explained
 from test_hangs import judge
 
 from course_utils import launch, plot_timeline
+from course_utils.hang.whereabouts import Whereabouts
 from course_utils.record.event import ASYNC, QUEUED
 
 # What is no hang there, or what the group for tests cannot do.
@@ -100,6 +101,12 @@ def test_who_has_called_it_who_has_not_and_where_the_result_is_needed():
     assert "collective #1, float32 of shape (1,), queued at train.py, line 1, in train: " in text
     assert "Rank 0 waited for rank 1, which never arrived" in text
     assert "A call on a GPU returns as soon as it is queued" in text
+
+
+def test_a_rank_that_stands_in_no_line_of_the_learners_is_told_in_whole_words():
+    place = Whereabouts(0, "running")
+    place.mark_waiting_for(queued(0, 1))
+    assert place.row((0, 1)) == "has queued all_reduce and is outside of your code"
 
 
 def test_calls_that_all_ranks_have_queued_alike_stop_nobody():

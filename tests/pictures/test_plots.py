@@ -29,6 +29,11 @@ def test_the_picture_carries_its_sentence_as_text_and_again_in_a_line_below(show
     assert ">a line falls</p>" in below["text/html"]
 
 
+def test_a_script_prints_the_sentence_and_no_bytes(capsys):
+    draw("a line falls")
+    assert capsys.readouterr().out == "a line falls\n"
+
+
 def test_the_sentence_below_is_text_and_never_markup(shown):
     draw("loss < 1 & falls")
     assert "loss &lt; 1 &amp; falls" in shown[1][0]["text/html"]
