@@ -4,6 +4,7 @@ It returns when all is as it should be, raises when it isn't, and raises LeftOut
 cannot show it. `gpu_report` runs each in a process of its own, which may hang.
 """
 
+import ast
 import functools
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import nbformat
 import torch
 import torch.distributed as dist
+from nbformat import NotebookNode
 
 from course_tools import ROOT
 from course_tools.measure import gpu_workers
@@ -28,7 +30,15 @@ from course_utils.devices.driver import usable_gpus
 
 # Workers that add up numbers of the CPU, which gloo does beside NCCL but not NCCL alone; and those
 # that need four ranks.
-OF_THE_CPU, OF_FOUR = {"add_up"}, {"worker", "two_pairs"}
+OF_THE_CPU, OF_FOUR = {"add_up_twice"}, {"worker", "two_pairs"}
+# Here and not a function of this file: the report names lines of a learner's, not of the course's.
+FORGETS = """\
+def forgets():
+    number = torch.ones(1, device="cuda")
+    if dist.get_rank() == 0:
+        dist.all_reduce(number)
+    return number.item()
+"""
 # In a notebook's kernel, so that two ranks use NCCL where they would use the CPU by default.
 SHARING = """\
 import functools
@@ -89,16 +99,11 @@ def two_ranks() -> None:
 
 def a_hang() -> None:
     """Rank 1 leaves out its call; rank 0 has queued its own and stands in a later line."""
-
-    def forgets() -> float:
-        number = torch.ones(1, device="cuda")
-        if dist.get_rank() == 0:
-            dist.all_reduce(number)
-        return number.item()
-
+    names = {"torch": torch, "dist": dist}
+    exec(compile(FORGETS, "<a learner's cell>", "exec"), names)
     error = None
     try:
-        launch(forgets, timeout=20, **by_nccl())
+        launch(names["forgets"], timeout=20, **by_nccl())
     except WorkerTimeout as hang:
         error = hang
     print(error)
@@ -168,12 +173,20 @@ def chapter_notebook(chapter: str) -> None:
     """A chapter from its first cell to its last, with two ranks on GPUs."""
     target = build.targets(ROOT, [chapter])[0]
     notebook = build.plan(target)
-    imports = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    imports = next(i for i, cell in enumerate(notebook.cells) if imports_launch(cell))
     notebook.cells.insert(imports + 1, nbformat.v4.new_code_cell(SHARING))
     build.execute(notebook, target.built.parent)
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     printed = "".join(out.text for out in outputs if out.output_type == "stream")
     print("ran to its end", *re.findall(r"^launch: .*", printed, re.M), sep="\n")
+
+
+def imports_launch(cell: NotebookNode) -> bool:
+    """Returns whether a cell is the one that imports `launch`."""
+    if cell.cell_type != "code":
+        return False
+    imports = [node for node in ast.parse(cell.source).body if isinstance(node, ast.ImportFrom)]
+    return any(alias.name == "launch" for node in imports for alias in node.names)
 
 
 def script() -> None:

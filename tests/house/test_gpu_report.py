@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -115,6 +116,18 @@ def test_its_items_are_bounded_and_every_chapter_with_workers_is_among_them():
     assert named | {"chapter 00", "chapter 04", "chapter 14"} <= gpu_items.items().keys()
 
 
+def test_workers_that_are_run_apart_are_workers_of_a_chapter():
+    every = set().union(*gpu_workers.workers().values())
+    assert every >= gpu_items.OF_THE_CPU | gpu_items.OF_FOUR
+
+
+def test_every_chapter_that_is_run_whole_has_a_cell_that_imports_launch():
+    for name in gpu_items.items():
+        if re.fullmatch(r"chapter \d\d", name):
+            cells = gpu_workers.notebook(name.split()[1]).cells
+            assert any(map(gpu_items.imports_launch, cells))
+
+
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """What is run through NCCL runs through gloo."""
@@ -174,8 +187,9 @@ def test_launch_and_torchrun_are_measured_side_by_side(on_the_cpu, monkeypatch, 
 
 @pytest.mark.slow
 def test_a_chapter_is_run_and_what_launch_chose_is_told(monkeypatch, tmp_path, capsys):
+    first = "# %%\nimport os\n\n"
     good = "# %%\nfrom course_utils import launch\n\n# %%\nlaunch(lambda: 1, world_size=4)\n"
-    for name, text in (("00_good", good), ("01_bad", "# %%\nlaunch = 1\n\n# %%\n1 / 0\n")):
+    for name, text in (("00_good", first + good), ("01_bad", good + "\n# %%\n1 / 0\n")):
         (tmp_path / "source" / "lessons").mkdir(parents=True, exist_ok=True)
         (tmp_path / "notebooks").mkdir(exist_ok=True)
         (tmp_path / "source" / "lessons" / f"{name}.py").write_text(text)
