@@ -47,7 +47,7 @@ class SilentMistakes(Listener):
         with contextlib.suppress(Exception):  # whatever goes wrong here, the launch went well
             logs = self._record.logs()
             if None not in logs.values():
-                self.sentences = [*_of_each_rank(logs), *_of_meetings(logs)]
+                self.sentences = _of_each_rank(logs) + _of_meetings(logs)
 
 
 def _of_each_rank(logs: Logs) -> list[str]:
@@ -74,7 +74,8 @@ def _of_each_rank(logs: Logs) -> list[str]:
                 ranks=ranks_named(ranks),
             )
         )
-    first, ranks = _first_with(SHARED, logs)
+    events = _all_events(logs)
+    first, ranks = _first_with(SHARED, events)
     if first:
         sentences.append(
             _(
@@ -85,8 +86,11 @@ def _of_each_rank(logs: Logs) -> list[str]:
                 ranks=ranks_named(ranks),
             )
         )
-    first, ranks = _first_with(UNWAITED, logs)
-    if first and first.kind == "barrier":  # it has no tensor
+    # A barrier has no tensor. It doesn't hide a call that has one.
+    barriers = [event for event in events if event.kind == "barrier"]
+    others = [event for event in events if event.kind != "barrier"]
+    first, ranks = _first_with(UNWAITED, barriers)
+    if first:
         sentences.append(
             _(
                 "launch: nobody has waited for {call}, on {ranks}, so it held nobody up. Keep what "
@@ -95,7 +99,8 @@ def _of_each_rank(logs: Logs) -> list[str]:
                 ranks=ranks_named(ranks),
             )
         )
-    elif first:
+    first, ranks = _first_with(UNWAITED, others)
+    if first:
         sentences.append(
             _(
                 "launch: nobody has waited for {call}, on {ranks}: its tensor may have been read "
@@ -116,9 +121,9 @@ def _ending_with(flag: int, logs: Logs) -> list[int]:
     return ranks
 
 
-def _first_with(flag: int, logs: Logs) -> tuple[Event | None, list[int]]:
+def _first_with(flag: int, events: Sequence[Event]) -> tuple[Event | None, list[int]]:
     """The first call with a flag, and the ranks that have made such a call in that line."""
-    flagged = [event for event in _all_events(logs) if event.flags & flag]
+    flagged = [event for event in events if event.flags & flag]
     if not flagged:
         return None, []
     first = min(flagged, key=lambda event: event.start_s)

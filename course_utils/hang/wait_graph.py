@@ -188,9 +188,7 @@ class WaitGraph:
         return some_left
 
     def _waits_for_ever(self, whereabouts: Whereabouts) -> bool:
-        if whereabouts.state != "waiting" or not whereabouts.complete:
-            return False
-        if whereabouts.has_threads:  # one of them may make the missing call
+        if whereabouts.state != "waiting" or not whereabouts.complete or whereabouts.has_threads:
             return False
         if whereabouts.blocker not in KINDS or not whereabouts.call:
             return False

@@ -148,8 +148,7 @@ class Whereabouts:
             return _("starting, before your function")
         doing = self._doing()
         if self.line is None and self.queued:
-            blocker = _(self.blocker) if self.blocker else ""
-            return _("has queued {call} and is outside of your code", call=blocker)
+            return _("{doing} outside of your code", doing=doing)
         if self.line is None:
             return _("{doing}, outside of your code", doing=doing)
         row = _("{doing} at {line}", doing=doing, line=self.line.place_and_code)

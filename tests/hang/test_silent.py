@@ -212,6 +212,16 @@ def test_what_passes_and_is_wrong_is_said_once_with_its_line(work, said):
     assert words in line
 
 
+def test_a_barrier_that_nobody_waits_for_hides_no_other_call(said):
+    def work() -> None:
+        dist.barrier(async_op=True)
+        dist.all_reduce(ANY.clone(), async_op=True)
+
+    barrier, all_reduce = said(work)
+    assert "nobody has waited for barrier at test_silent.py, line" in barrier
+    assert "nobody has waited for all_reduce at test_silent.py, line" in all_reduce
+
+
 def test_a_column_is_summed_wrongly_by_gloo_and_a_copy_is_not():
     def work() -> tuple[list, list]:
         column = torch.arange(4.0).view(2, 2)[:, 0]
