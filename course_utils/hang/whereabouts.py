@@ -147,9 +147,9 @@ class Whereabouts:
         if self.starts:
             return _("starting, before your function")
         doing = self._doing()
-        if self.line is None and self.queued:
-            return _("{doing} outside of your code", doing=doing)
         if self.line is None:
+            if self.queued:
+                return _("{doing} outside of your code", doing=doing)
             return _("{doing}, outside of your code", doing=doing)
         row = _("{doing} at {line}", doing=doing, line=self.line.place_and_code)
         if self.call is None:
