@@ -555,7 +555,7 @@ chapter_12.print_decisions(fastest, by_halving, computing_ms)
 # **Check yourself.** Your ranks sit in one machine, on NVLink. A colleague proposes PowerSGD. What do you say?
 #
 # <details><summary>Answer</summary>
-# Measure what share of a step waits for messages. In our NVLink row it's about one percent, so no method can gain more. PowerSGD would make three calls instead of one, compute more, and lose progress. Say no, kindly, and show the number.
+# Measure what share of a step waits for messages. In our NVLink column it's about one percent, so no method can gain more. PowerSGD would make three calls instead of one, compute more, and lose progress. Say no, kindly, and show the number.
 # </details>
 
 # %%
