@@ -6,13 +6,13 @@ import errno
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
 from course_utils.launcher import errors, stack_writer, transport
 from course_utils.launcher.captured_output import CapturedOutput
+from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.language import _, english
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
@@ -21,7 +21,7 @@ from course_utils.launcher.stop_button import Stopped, a_press_ends_rebuilding
 _READ_BYTES = 256 * 1024
 _READS = 32  # at most, one after the other: a rank that prints without end mustn't hold us up
 _NO_RESULT = object()
-_ASK_AGAIN_S = 0.3  # after this time a rank that was asked for its stack is asked in the other way
+_ASK_AGAIN_S = 0.3  # then a rank that was asked for its stack is asked in the other way
 
 
 class WorkerHandle:
@@ -63,7 +63,7 @@ class WorkerHandle:
         self.output_reader: FileIO | None = None
         self._process: FileIO | None = None  # readable once it has ended; none on macOS
         self._was_told_to_end = False
-        self._asked_s = 0.0
+        self._answer_deadline = Deadline(_ASK_AGAIN_S)
         self._buffers: list[Any] = []
         self._descriptors = contextlib.ExitStack()
 
@@ -188,15 +188,15 @@ class WorkerHandle:
         # rank would write behind what it wrote before.
         self.stack_file.seek(0)
         self.stack_file.truncate()
-        self._asked_s = time.monotonic()
+        self._answer_deadline = Deadline(_ASK_AGAIN_S)
         in_python, _in_c = self.stack_signals
         self._signal(in_python)
 
     def has_written_stack(self) -> bool:
         """Whether all frames are there; if they aren't for long, asks in the other way."""
         is_written = bool(WRITTEN.search(self.read_stack()))
-        if not is_written and time.monotonic() > self._asked_s + _ASK_AGAIN_S:
-            self._asked_s = time.monotonic()
+        if not is_written and self._answer_deadline.is_over():
+            self._answer_deadline = Deadline(_ASK_AGAIN_S)
             _in_python, in_c = self.stack_signals
             self._signal(in_c)
         return is_written

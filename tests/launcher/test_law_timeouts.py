@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import WorkerTimeout, launch, life, notebook
+from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.record.record import Record
@@ -185,9 +186,9 @@ def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     worker.pid = gone.pid
     gone.wait()
     worker.request_stack()
-    worker._asked_s = long_ago = 1.0  # so it is asked once more, in the other way
+    worker._answer_deadline = long_ago = Deadline(-1)  # so it is asked once more, in the other way
     assert not worker.has_written_stack()
-    assert (worker.read_stack(), worker._asked_s != long_ago) == ("", True)
+    assert (worker.read_stack(), worker._answer_deadline is not long_ago) == ("", True)
     worker.close()
 
 
