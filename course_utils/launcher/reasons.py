@@ -34,6 +34,11 @@ _BY_DEATH = {  # how a process died: the reason
     "died of SIGTERM": N_("something asked this one process to end"),
     "left with exit status": N_("os._exit ends a process at once; let the function return instead"),
 }
+_TWICE = "mark a variable ready only once"
+_REENTRANT = N_(
+    "a checkpoint with use_reentrant=True runs a backward pass "
+    "of its own inside of yours: use checkpoint(..., use_reentrant=False)"
+)
 _BY_WORDS = {  # a pattern of the headline: the reason
     "can't allocate memory": N_(
         "it asks for more memory than this machine has left, or than a limit "
@@ -66,9 +71,10 @@ _BY_WORDS = {  # a pattern of the headline: the reason
         "step began: use it, freeze it by requires_grad_(False), or allow it by "
         "DistributedDataParallel(model, find_unused_parameters=True)"
     ),
-    "mark a variable ready only once": N_(
-        "a checkpoint with use_reentrant=True runs a backward pass "
-        "of its own inside of yours: use checkpoint(..., use_reentrant=False)"
+    _TWICE: N_(
+        "find_unused_parameters=True looks at what the model last returned, and took a parameter "
+        "for unused that got a gradient all the same: call the model once before each backward "
+        "pass, and use its parameters only within forward"
     ),
     "Found no NVIDIA|not compiled with CUDA|No CUDA GPUs|at least one CUDA device": _ON_THE_CPU,
     "device_ids and output_device arguments only work with": N_(
@@ -111,6 +117,7 @@ _BY_FILE = {  # a pattern of a file among its frames: the reason
         "launch has started the ranks already: use Trainer(strategy='ddp'), not 'ddp_notebook'"
     ),
 }
+_CHECKPOINT = re.compile(r"torch/utils/checkpoint\.py$")
 _SPAWNED = N_(
     "a process that is started by spawn cannot see what a cell defines: leave out "
     "multiprocessing_context= and mp.spawn, or move the function or class into a file"
@@ -157,6 +164,8 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool =
         return interface()
     if _LOST_PROCESS.search(headline) and _UNSEEN.search(output):
         return _(_SPAWNED)
+    if _TWICE in headline and any(_CHECKPOINT.search(frame.file) for frame in frames):
+        return _(_REENTRANT)
     for pattern, reason in _BY_WORDS.items():
         if re.search(pattern, headline, re.DOTALL):
             return _(reason)

@@ -56,6 +56,12 @@ def goes_back_within_backward() -> None:
     model(torch.ones(1, requires_grad=True)).sum().backward()
 
 
+def uses_a_parameter_past_forward() -> None:
+    model = DistributedDataParallel(Half(), find_unused_parameters=True)
+    outputs = model(torch.ones(1)) + model.module.unused(torch.ones(1))
+    outputs.sum().backward()
+
+
 def takes_a_missing_interface() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
     dist.init_process_group("gloo")
@@ -108,6 +114,7 @@ CASES = [
     (takes_a_command_line, r"such as parse_args\(\[\]\)"),
     (leaves_half_out, "find_unused_parameters=True"),
     (goes_back_within_backward, "use_reentrant=False"),
+    (uses_a_parameter_past_forward, "use its parameters only within forward"),
 ]
 
 
