@@ -174,6 +174,8 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool =
             return _(reason)
     if _reads_the_command_line(frames):
         return _(_COMMAND_LINE)
+    if headline.startswith("ZeroDivisionError") and _counts_devices(frames):
+        return _(_ON_THE_CPU)
     if "NoneType" in headline:
         call, advice = _call_whose_none_was_used(frames)
         if call:
@@ -205,6 +207,12 @@ def _reads_the_command_line(frames: Sequence[Frame]) -> bool:
         return False
     lines = [linecache.getline(frame.file, frame.line) for frame in frames]
     return any(_READS_THE_COMMAND_LINE.search(line) for line in lines)
+
+
+def _counts_devices(frames: Sequence[Frame]) -> bool:
+    """Whether the learner's line uses a number of devices, such as `rank % device_count()`."""
+    line = learners_line(list(frames))
+    return line is not None and "device_count()" in linecache.getline(line.file, line.line)
 
 
 def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:

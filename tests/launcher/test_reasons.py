@@ -94,6 +94,10 @@ def computes_with_what_all_reduce_returns() -> float:
     return dist.all_reduce(torch.ones(1)).item()
 
 
+def takes_its_device_in_turn() -> None:
+    torch.accelerator.set_device_index(dist.get_rank() % torch.accelerator.device_count())
+
+
 def rings_where_nobody_listens() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     time.sleep(60)
@@ -109,6 +113,7 @@ CASES = [
     (sends_itself_more_than_it_expects, "what it expects of itself differ"),
     (lambda: torch.save({"w": torch.ones(4000)}, "/dev/full"), "because the disk is full"),
     (lambda: torch.ones(1).cuda(), "this launch runs on the CPU"),
+    (takes_its_device_in_turn, "this launch runs on the CPU"),
     (lambda: DistributedDataParallel(nn.Linear(1, 1), [dist.get_rank()]), "leave them out"),
     (lambda: DistributedDataParallel(nn.Linear(1, 1)), "return model.module or"),
     (takes_a_command_line, r"such as parse_args\(\[\]\)"),
@@ -130,6 +135,12 @@ def reaches_no_proxy() -> None:
 
 def tells_of_a_program() -> None:
     raise RuntimeError("ffmpeg left with exit status 1 on clip 3; it died of SIGKILL before")
+
+
+def divides_by_a_different_zero() -> float:
+    rounds = torch.cuda.device_count()
+    batches = 0
+    return rounds / batches
 
 
 def hands_argparse_a_list() -> None:
@@ -166,6 +177,7 @@ def caught_and_printed_something_else() -> None:
     [
         reaches_no_proxy,
         tells_of_a_program,
+        divides_by_a_different_zero,
         hands_argparse_a_list,
         uses_a_different_none,
         keeps_none_and_never_uses_it,
