@@ -100,6 +100,7 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     r"Expected parameter `\w+` of type torch.Tensor": N_(
         "a collective works on tensors: make one of the number, such as torch.tensor([3.5])"
     ),
+    r"Options, arg0: \S*ReduceOp\)": N_("op= takes an operation such as dist.ReduceOp.SUM"),
     r"unexpected pos \d+ vs \d+|No space left on device|failed writing file": N_(
         "a file could not be written to its end, most often because the disk is full"
     ),
@@ -117,6 +118,15 @@ _BY_FILE = {  # a pattern of a file among its frames: the reason
         "launch has started the ranks already: use Trainer(strategy='ddp'), not 'ddp_notebook'"
     ),
 }
+_NO_GROUP = N_(
+    "group= takes what dist.new_group() returns, neither a number nor a list of ranks: leave it "
+    "out where all ranks are meant"
+)
+# What torch says of a number and of a list, in the functions that look the group up.
+_TAKEN_FOR_A_GROUP = re.compile(
+    r"Group \d+ is not registered|unhashable type: 'list'|'int' object has no attribute 'all"
+)
+_COLLECTIVES = re.compile(r"torch/distributed/distributed_c10d\.py$")
 _CHECKPOINT = re.compile(r"torch/utils/checkpoint\.py$")
 _SPAWNED = N_(
     "a process that is started by spawn cannot see what a cell defines: leave out "
@@ -174,6 +184,9 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool =
             return _(reason)
     if _reads_the_command_line(frames):
         return _(_COMMAND_LINE)
+    is_in_collective = any(_COLLECTIVES.search(frame.file) for frame in frames[-1:])
+    if is_in_collective and _TAKEN_FOR_A_GROUP.search(headline):
+        return _(_NO_GROUP)
     if headline.startswith("ZeroDivisionError") and _counts_devices(frames):
         return _(_ON_THE_CPU)
     if "NoneType" in headline:

@@ -109,6 +109,10 @@ CASES = [
     (computes_with_what_all_reduce_returns, "all_reduce changes .* call it in a line of its own"),
     (uses_what_all_reduce_returns, "all_reduce changes its tensor and returns None"),
     (lambda: dist.all_reduce(3.5), r"such as torch.tensor\(\[3.5\]\)"),
+    (lambda: dist.all_reduce(torch.ones(1), op="sum"), "such as dist.ReduceOp.SUM"),
+    (lambda: dist.all_reduce(torch.ones(1), group=0), "what dist.new_group\\(\\) returns"),
+    (lambda: dist.broadcast(torch.ones(1), 0, group=0), "what dist.new_group\\(\\) returns"),
+    (lambda: dist.all_reduce(torch.ones(1), group=[0, 1]), "neither a number nor a list"),
     (takes_a_rank_of_the_group_for_one_of_all, "write group_src= or group_dst="),
     (sends_itself_more_than_it_expects, "what it expects of itself differ"),
     (lambda: torch.save({"w": torch.ones(4000)}, "/dev/full"), "because the disk is full"),
@@ -141,6 +145,10 @@ def divides_by_a_different_zero() -> float:
     rounds = torch.cuda.device_count()
     batches = 0
     return rounds / batches
+
+
+def keeps_lists_in_a_set() -> None:
+    {[0, 1]}  # noqa: B018
 
 
 def hands_argparse_a_list() -> None:
@@ -177,6 +185,7 @@ def caught_and_printed_something_else() -> None:
     [
         reaches_no_proxy,
         tells_of_a_program,
+        keeps_lists_in_a_set,
         divides_by_a_different_zero,
         hands_argparse_a_list,
         uses_a_different_none,
