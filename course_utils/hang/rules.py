@@ -30,6 +30,12 @@ JOIN = N_(
     "The {foreign.call.kind}{foreign.place} of rank {foreign.call.rank} is none of these: leave it "
     "out of join, or make it Joinable."
 )
+PAST_THE_LOOP = N_(
+    "Rank {counts.other} is past the loop of line {loop}, and rank {counts.rank} goes round it "
+    "once more: in line {counts.call.line[1]} rank {counts.rank} has called "
+    "{counts.call.kind}{counts.in_ddp} {counts.often}, rank {counts.other} {counts.fewer_times}. "
+    "All ranks must leave a loop after the same round: share what decides it."
+)
 _QUEUED = N_(
     "A call on a GPU returns as soon as it is queued: a rank stands still in a later line, which "
     "needs the result."
@@ -143,14 +149,14 @@ _DIFFERENCES: list[Rule] = [
     ),
     (
         "uneven",
+        lambda f: f.kind == "order" and f.counts and f.counts.call.flags & BACKWARD,
+        PAST_THE_LOOP,
+        N_("Under DDP the same rounds must be within no_sync(), too."),
+    ),
+    (
+        "uneven",
         lambda f: f.kind == "order" and f.counts,
-        N_(
-            "Rank {counts.other} is past the loop of line {loop}, and rank {counts.rank} goes "
-            "round it once more: in line {counts.call.line[1]} rank {counts.rank} has called "
-            "{counts.call.kind}{counts.in_ddp} {counts.often}, rank {counts.other} "
-            "{counts.fewer_times}. All ranks must leave a loop after the same round: share what "
-            "decides it."
-        ),
+        PAST_THE_LOOP,
     ),
     (
         "new_group",

@@ -354,6 +354,17 @@ PATTERNS = [
         "uneven", 0, ("each with a backward pass, and no_sync() for the same ones",),
     ),
     Hang(
+        "gradients that one rank alone does not average, then something for all",
+        """
+        net = model()
+        for step in range(4):
+            with contextlib.nullcontext() if r == 0 or step % 2 else net.no_sync():
+                net(batch).sum().backward()  # <-
+        dist.barrier()
+        """,
+        "uneven", 0, ("Under DDP the same rounds must be within no_sync(), too.",),
+    ),
+    Hang(
         "no_sync on one rank, whose next forward then agrees on nothing",
         """
         net = model()
