@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from course_utils.launcher import errors, nested, shutdown, stack_writer, torch_private, transport
 from course_utils.launcher.descendants import LIBC, Descendants
@@ -74,6 +75,7 @@ class WorkerMain:
         rank = self.handle.rank
         os.environ.update(rendezvous.environment(rank))
         multiprocessing.util.get_temp_dir = rendezvous.folder
+        _set_debug_level()
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:
                 listening.enter_context(listener.in_worker(rank))
@@ -235,6 +237,16 @@ class WorkerMain:
 
     def _report_pending_work(self, work: PendingWork) -> None:
         self._send(transport.PENDING, work)
+
+
+def _set_debug_level() -> None:
+    """Follow TORCH_DISTRIBUTED_DEBUG, which torch has read when the notebook imported it.
+
+    Under DETAIL every DDP model on gloo crashes (torch 2.15), under torchrun as well. INFO names
+    the parameters that a loss left out, too.
+    """
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") in ("INFO", "DETAIL"):
+        dist.set_debug_level(dist.DebugLevel.INFO)
 
 
 def _why_it_cannot_be_sent(result: Any, error: Exception) -> str:

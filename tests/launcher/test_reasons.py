@@ -199,6 +199,16 @@ def test_no_reason_is_made_up_of_words_that_only_sound_alike(work):
     assert "Likely reason" not in str(caught.value)
 
 
+@pytest.mark.parametrize("level", ["INFO", "DETAIL"])
+def test_parameters_are_named_where_the_notebook_asks_torch_to(level, monkeypatch):
+    """As torch itself advises, below that error."""
+    names = r"did not receive grad .*: unused\.bias, unused\.weight"
+    with monkeypatch.context() as only_here:
+        only_here.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+        with pytest.raises(WorkerError, match=names):
+            launch(leaves_half_out, world_size=2, backend="gloo", device="cpu")
+
+
 def test_a_result_that_is_nested_too_deeply_calls_no_function_of_the_learners():
     words = "its result, a Node, cannot be sent back: RecursionError: maximum recursion depth"
     why = errors.worker_error([Failure(0, 0.0, words)], 1, [""]).parts[1]
