@@ -105,7 +105,7 @@ PUBLIC_NAMES = 19
 NODES = {
     "launcher": 14520,  # statuses nobody heard, forks that return, presses while a rank ends
     "record": 6750,  # a rank may ask for its own events; timers beside the launch's own time
-    "hang": 9350,  # a dataclass for each section of facts; calls that met from different lines
+    "hang": 9380,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
