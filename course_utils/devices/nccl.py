@@ -28,7 +28,7 @@ MEANINGS = {
     "Multiple Ranks are using the same GPU/Partition": N_(
         "two ranks use one GPU. Each rank's own is "
         "torch.device('cuda', int(os.environ['LOCAL_RANK'])). To share one on purpose use "
-        "launch(..., backend='gloo', device='cuda')"
+        "launch(..., backend='gloo', device='cuda') or launch(..., backend='nccl', share_gpus=True)"
     ),
     "shared memory segment": _SHM_IS_FULL,
     "fallocate: Failed to extend": _SHM_IS_FULL,
