@@ -25,7 +25,7 @@ _PARTS = {  # colour of Okabe and Ito, hatch
     "gradients": ("#E69F00", "///"),
     "optimizer": ("#009E73", "..."),
 }
-_GREY = "#DDDDDD"
+_GREY, _DARK_BLUE = "#DDDDDD", "#0072B2"
 
 
 def _bare(axis: Axes, **settings: Any) -> None:
@@ -36,7 +36,8 @@ def _bare(axis: Axes, **settings: Any) -> None:
 def _box(axis: Axes, left: float, top: float, width: float, colour: str, text: str) -> None:
     """A coloured box of height 0.8 with a text in its middle."""
     axis.barh(top, width, 0.8, left, color=colour, edgecolor="white", align="edge")
-    axis.text(left + width / 2, top + 0.4, text, ha="center", va="center", fontsize=9)
+    text_colour = "white" if colour == _DARK_BLUE else "black"
+    axis.text(left + width / 2, top + 0.4, text, ha="center", va="center", color=text_colour)
 
 
 # ---- bytes of a model ----------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def draw_held(rows: Mapping[str, Row]) -> None:
 
 def draw_two_halves() -> None:
     """An all-reduce in two halves, with the optimiser's step between them."""
-    figure, panels = plt.subplots(1, 4, figsize=(10, 1.9), layout="constrained")
+    figure, panels = plt.subplots(1, 4, figsize=(8, 1.9), layout="constrained")
     titles = "gradients", "reduce-scatter", "optimiser's step", "all-gather"
     for panel, (axis, title) in enumerate(zip(panels, titles, strict=True)):
         for rank in range(3):
@@ -119,7 +120,7 @@ def draw_two_halves() -> None:
 
 def draw_reading() -> None:
     """When a full weight exists under ZeRO-3: read, gather, free, and reduce."""
-    figure, axes = plt.subplots(figsize=(9, 2.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 2.7), layout="constrained")
     spans = [(0, 0, "forward 0"), (1, 1, "forward 1"), (1, 2, "backward 1"), (0, 3, "backward 0")]
     for layer, place, name in spans:
         left, top = 3 * place, 1.6 * layer
@@ -127,13 +128,13 @@ def draw_reading() -> None:
         _box(axes, left + 0.1, top + 0.1, 1.9, rank_style(5)["color"], f"{name}\nfull weight")
         begins = "read → gather" if place < 2 else "unpack → gather"
         ends = "free" if place < 2 else "reduce, free"
-        axes.text(left, top + 0.04, begins, fontsize=8, va="bottom")
-        axes.text(left + 2, top + 1.24, ends, fontsize=8, ha="right")
+        axes.text(left, top + 0.04, begins, va="bottom")
+        axes.text(left + 2, top + 1.3, ends, ha="right")
     for layer in range(2):
         line = 1.6 * layer + 1
-        axes.plot([-0.2, 11.4], [line, line], color="#0072B2", linewidth=4, zorder=0)
+        axes.plot([-0.2, 11.4], [line, line], color=_DARK_BLUE, linewidth=4, zorder=0)
         axes.text(11.5, line, f"shard {layer}", va="center")
-    axes.set(xlim=(-0.3, 12.4), ylim=(3, -0.3))
+    axes.set(xlim=(-0.3, 12.9), ylim=(3, -0.3))
     axes.axis("off")
     text = "Blue shards always exist; a full weight only from its gather until its layer is done."
     show(figure, text)
@@ -338,10 +339,10 @@ def draw_mesh() -> None:
         for place in range(4):
             rank = 4 * node + place
             _box(axes, place, node, 0.95, rank_style(place)["color"], f"rank {rank}\nshard {place}")
-        axes.text(4.1, node + 0.4, "one copy: gather, reduce-scatter", va="center", fontsize=9)
+        axes.text(4.1, node + 0.4, "one copy: gather, reduce-scatter", va="center")
     for place in range(4):
         axes.plot([place + 0.48] * 2, [0.8, 1.0], color="black", linewidth=3)
-    axes.set(xlim=(-0.1, 6.6), ylim=(2, -0.1), xticks=[])
+    axes.set(xlim=(-0.1, 6.9), ylim=(2, -0.1), xticks=[])
     axes.set(yticks=[0.4, 1.4], yticklabels=["node 0", "node 1"])
     axes.spines[:].set_visible(False)
     show(figure, "Rows shard a copy inside a node; columns add up the same shard across nodes.")
