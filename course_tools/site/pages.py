@@ -20,7 +20,14 @@ from course_tools.site import glossary, live_parts, notebook_pages
 from course_tools.site.live_parts import Place
 
 SITE = ROOT / "source/site"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "CITATION.cff",
+    "docs/gpu-report.md",
+)
 ROOMS = ("course_utils", "course_testing", "course_lint", "course_museum")  # each has a page
 BOOKS = ("notebooks", "exercises", "solutions")
 ELSEWHERE = {

@@ -291,8 +291,8 @@ for method, moments in times.items():
 
 # %% [markdown]
 # Rank 0 was ready at once and still had to wait for rank 3: gloo connects every rank with every other while they join, so joining needs
-# them all. One rank that never comes keeps all the others waiting, and a slow import on one node delays every node. (NCCL usually connects
-# its ranks only at the first collective. Then that's where they wait.)
+# them all. One rank that never comes keeps all the others waiting, and a slow import on one node delays every node. (In torch 2.15, NCCL's ranks
+# also meet while the group is made. With older versions they often waited in the first collective instead.)
 #
 # **Check yourself.** Yesterday's run was killed and left its meeting file behind. What may happen today?
 #
@@ -633,9 +633,9 @@ keys_of_group.measured(len(new_keys))
 
 # %% [markdown]
 # Two: the members left new addresses, under the new group's number, 1. So the store is needed whenever a group is made,
-# and the process that serves it has to live that long. NCCL, the backend for NVIDIA GPUs, goes through the store as well: rank 0 leaves [an
-# identifier](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html) there, and all ranks need it to connect
-# their GPUs.
+# and the process that serves it has to live that long. NCCL, the backend for NVIDIA GPUs, begins with the store as well: for the first group, rank 0 leaves [an
+# identifier](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html) there, which all ranks need to connect
+# their GPUs. In torch 2.15 a further NCCL group is usually split off from the first one, and all ranks take part in that.
 #
 # What happens if a rank calls a collective in a group that it isn't in?
 

@@ -144,8 +144,8 @@ exchange_us.measured(finish_us)
 # %% [markdown]
 # In order, the second message waits for the first: 2 × (10 + 100) = 220 µs. At once, they pass each other on the way, so 110 µs are enough.
 #
-# You will also meet `isend` on its own, followed by a plain `recv`. That works with gloo. NCCL, the library for GPUs, may line up a
-# rank's messages to one peer in the order of its calls, so both sends come first again and large messages
+# You will also meet `isend` on its own, followed by a plain `recv`. That works with gloo. NCCL, the library for GPUs, lines up a
+# rank's messages in the order of its calls. So both sends come first again, and large messages
 # [hang](https://github.com/NVIDIA/nccl/issues/479). A batch works with both.
 #
 # **Check yourself.** Five ranks sit in a circle, and each has a message for the next one. Even ranks send first, odd ranks receive first. Is there a deadlock?
@@ -365,9 +365,9 @@ def all_gather(tensor):
 results = see(all_gather, numbers=1)
 
 # %% [markdown]
-# A list usually costs a copy: the numbers arrive in one block and are then copied into its tensors ([as in
-# ProcessGroupNCCL](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)).
-# `all_gather_into_tensor` hands you the block. Later chapters use this form.
+# A list costs something, and what depends on the backend. Some gather into one block and copy it into the list's tensors; torch 2.15's NCCL group
+# makes one broadcast for each tensor ([its source](https://github.com/pytorch/pytorch/tree/main/torch/csrc/distributed/c10d/nccl2)).
+# `all_gather_into_tensor` hands you the block, in one call. Later chapters use this form.
 
 
 # %% tags=["row-D4"]
@@ -715,7 +715,7 @@ def read_too_early():
     return {"too early": early, "after wait()": number.item()}
 
 
-# On a GPU two streams would race, and now one number is read, now the other.
+# With NCCL the note would queue behind the sum that waits for it, and both ranks would hang.
 print(launch(read_too_early, world_size=2, backend="gloo")[0])
 
 # %% [markdown]

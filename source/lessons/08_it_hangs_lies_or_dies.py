@@ -1000,7 +1000,7 @@ for line in chapter_08.WATCHDOG.splitlines():
 
 # %% [markdown]
 # Read it word by word. `SeqNum` counts the calls of one process group, and `PG 1` is that group's number. `OpType` and `NumelIn` say what was called, and of how many numbers. *Enqueued* is how far the host has come, *completed* how far
-# the GPU has. The next cell puts both ranks next to each other.
+# the GPU has. (The log is from an older torch. In torch 2.15 the watchdog says little more than which rank's call timed out; the recorder has the rest.) The next cell puts both ranks next to each other.
 
 # %%
 pattern = r"\[Rank (\d)\].*?SeqNum=(\d+).*?NumelIn=(\d+)"
@@ -1043,7 +1043,7 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | Xid | what happened |
 # | --- | --- |
 # | 48 | two bits of one word are wrong: ECC can see that and not repair it ([NVIDIA](https://docs.nvidia.com/deploy/dynamic-page-retirement/visibility.html)) |
-# | 63, 64 | bad memory was taken out of use, or that failed |
+# | 63, 64 | bad memory is marked, and will be replaced once the GPU is reset; or even marking it failed |
 # | 79 | the GPU has fallen off the bus: no program reaches it any more |
 #
 # [NVIDIA's catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) has them all, and what to do. None of this can be run here, since no GPU of ours has failed.
@@ -1059,7 +1059,7 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 #
 # <details><summary>Answer</summary>
 # Not in one group. There an <code>all_reduce</code> ends only when every rank has made it, so two ranks can be apart by the few calls that are under way. Several numbers of "rank 0" in one burst suggest several groups, as a large training has: each counts its own calls, and a rank's number is that in the
-# group. So compare numbers within one group only. Newer logs print its name (<code>PG ID</code>), and the last call that was enqueued and the last that was completed.
+# group. So compare numbers within one group only. Later logs print its name (<code>PG ID</code>), and the last call that was enqueued and the last that was completed. In torch 2.15 the recorder has them, and the log doesn't.
 # </details>
 #
 # **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which torch does not bring. It listens on all addresses without a password, so we do not

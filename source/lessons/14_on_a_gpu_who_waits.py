@@ -279,10 +279,11 @@ for row in recommender:
 # | the line | gloo, on the CPU | NCCL, on a GPU |
 # | --- | --- | --- |
 # | `all_reduce(x)` | returns when the sum is there | launches on the current stream (before 2.8: on NCCL's); later kernels wait |
-# | `all_reduce(x, async_op=True)` | returns at once | launches on NCCL's stream; nothing waits |
+# | `all_reduce(x, async_op=True)` | returns at once | launches on NCCL's stream, which waits for the kernels before it; the host and the current stream go on |
 # | `work.wait()` | the host waits | the current stream waits, the host doesn't |
 # | `x.item()`, `print(x)`, `x.cpu()` | nothing to wait for | the host waits for the current stream |
 # | `torch.cuda.synchronize()` | | the host waits for all streams |
+# | `dist.barrier()` | the host waits | the host waits, for the barrier |
 
 # %% [markdown]
 # **Check yourself.** A loop prints the loss of every step. What does that cost on a GPU, and what would you do?
@@ -420,7 +421,7 @@ print(f"after it: {after:.0f}")
 launch(joins_late, False, backend="gloo", timeout=5)
 
 # %% [markdown]
-# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That's gloo's plain all-reduce. With NCCL the host would go on after this line as well.
+# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That's gloo's plain all-reduce. With NCCL the host would go on after this line, and then stand still in the next, at `.item()`: the same hang, shown in a different line.
 
 # %% [markdown]
 # ### Record them
@@ -589,7 +590,7 @@ predict()
 # %% [markdown]
 # Compare two of these with your own guess: `wait()` doesn't wait, on the host; and most of DDP's step goes to neither computing nor NCCL.
 #
-# On a GPU the host launches, and streams wait. Collectives and `wait()` only order streams; `.item()` and `synchronize()` stop the host itself. Before you blame the network, measure what's exposed, and look at what the host does while no
+# On a GPU the host launches, and streams wait. Most collectives, and `wait()`, only order streams; `.item()`, `synchronize()` and `dist.barrier()` stop the host itself. Before you blame the network, measure what's exposed, and look at what the host does while no
 # kernel runs. And don't forget that a profiler takes part in what it records.
 
 # %% [markdown]
