@@ -7,6 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 import warm_kernels
@@ -199,3 +200,14 @@ def test_a_chapter_is_run_and_what_launch_chose_is_told(monkeypatch, tmp_path, c
         with pytest.raises(build.BuildError, match="ZeroDivisionError"):
             gpu_items.chapter_notebook("01")
     assert "ran to its end\nlaunch: gloo on the CPU" in capsys.readouterr().out
+
+
+def test_a_backward_pass_in_a_kernel_of_the_tests_is_refused_and_in_a_rank_it_is_not(tmp_path):
+    imports = "import torch\nfrom course_utils import launch\n"
+    backward = "def backward():\n    torch.ones(1, requires_grad=True).sum().backward()\n"
+    in_rank = nbformat.v4.new_code_cell(f"{imports}{backward}launch(backward, world_size=1)")
+    in_kernel = nbformat.v4.new_code_cell("backward()")
+    with warm_kernels.warm():
+        build.execute(nbformat.v4.new_notebook(cells=[in_rank]), tmp_path)
+        with pytest.raises(build.BuildError, match="a backward pass in the kernel"):
+            build.execute(nbformat.v4.new_notebook(cells=[in_rank, in_kernel]), tmp_path)
