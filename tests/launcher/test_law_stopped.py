@@ -64,6 +64,7 @@ class Kernel:
         seen: set[int] = set()
         while len(seen) < count and (text := os.read(self.told, 4096).decode()):
             seen |= {int(number) for number in re.findall(r"<(\d+)>", text)}
+        assert len(seen) >= count, "it ended before all had said who they are"
         return seen
 
     def rest(self) -> str:
@@ -278,7 +279,8 @@ def running_a_program(tell: int) -> None:
 
 
 def running_in_a_shell(tell: int) -> None:
-    os.system(f"(echo '<'$$'>' >&{tell}; exec sleep 600) &")
+    os.set_inheritable(tell, True)  # else the shell could say nothing
+    os.system(f"sh -c 'echo \"<$$>\" > /proc/self/fd/{tell}; exec sleep 600' &")
     sleeping(tell)
 
 
