@@ -27,6 +27,7 @@ OUTER = (
     "tests/checks/test_class.py::*",
     "tests/checks/test_grade.py::*",
     "tests/checks/test_grading.py::*",
+    "tests/checks/test_learners_cells.py::test_what_passes_for_the_learner*",
     "tests/house/test_circles.py::*",
     "tests/house/test_handout.py::*",
     "tests/house/test_interrupted.py::*",
@@ -52,6 +53,8 @@ OUTER = (
     "tests/lessons/test_train_ddp.py::*",
     "tests/lessons/test_train_fsdp2.py::*",
     # Faults and waits of the launcher, one by one.
+    "tests/flight/test_explain_hangs.py::test_a_call_that_is_pending*",
+    "tests/testing/test_plugin.py::test_xdist*",
     "tests/hang/test_hangs.py::test_every_hang_is_explained*",
     "tests/hang/test_queued.py::test_every_hang_is_explained*",
     "tests/launcher/test_a_rank_ends_as_a_program.py::test_under_launch_and_under_torchrun_the_same*",
