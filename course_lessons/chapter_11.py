@@ -24,11 +24,13 @@ from course_lessons import incident
 from course_lessons.incident import RANKS
 from course_material.language import novel
 from course_utils import Network, launch, show
+from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.pictures.style import rank_style
 
 PART_BATCH = 32  # windows
 TORN_BYTES = 1252  # of Wednesday's checkpoint
+_NIGHT_S = 2.5  # four times what a night of a few batches takes, as a quiet machine counts
 _BLOCK_BYTES = 4096
 _PRINTED = 0.001  # scripts print losses with three digits
 _SAME = "#009E7344"
@@ -109,7 +111,12 @@ def at_night(fn: Callable, *arguments: object, **options: object) -> WorkerTimeo
     silent = contextlib.redirect_stdout(io.StringIO())
     with folder, contextlib.chdir(folder.name), silent:
         try:
-            launch(lambda: fn(*arguments, **options), world_size=RANKS, backend="gloo", timeout=6)
+            launch(
+                lambda: fn(*arguments, **options),
+                world_size=RANKS,
+                backend="gloo",
+                timeout=_NIGHT_S * slowness(),
+            )
         except WorkerTimeout as error:
             return error
     return None
@@ -303,7 +310,8 @@ def draw_epoch(answer: Callable) -> None:
     ending = ""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            output = launch(noted, world_size=RANKS, backend="gloo", timeout=6).output
+            limit_s = _NIGHT_S * slowness()
+            output = launch(noted, world_size=RANKS, backend="gloo", timeout=limit_s).output
     except WorkerTimeout as error:
         output, ending = error.output, " Then it hangs."
     except WorkerError as error:
