@@ -42,7 +42,7 @@ from course_utils import Network, check, launch, predict
 # %% [markdown]
 # ## 1 · Sixteen bytes
 #
-# Large models are usually trained with Adam in **mixed precision**: layers compute in bfloat16, the optimiser in float32. Each parameter then takes
+# Large models are often trained with Adam in **mixed precision**: layers compute in bfloat16, the optimiser in float32. Each parameter then takes
 #
 # | | bytes |
 # | --- | --- |
