@@ -1059,7 +1059,7 @@ def one_batch_fewer():
     print("done, after", len(shard), "digits")
 
 
-launch(one_batch_fewer, timeout=5, backend="gloo")  # on a GPU the wait is in another line
+launch(one_batch_fewer, timeout=5, backend="gloo")  # on a GPU the wait is in a different line
 
 # %% [markdown]
 # Rank 0 waits in `backward`, for an average with a rank that has no third batch. Rank 1's function has returned: it did
