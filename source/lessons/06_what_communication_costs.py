@@ -448,7 +448,10 @@ for i, size in enumerate(sizes):
 # bytes, and more for larger ones. At 800 bytes all are under 1 %, because there latency counts.
 
 # %% [markdown]
-# **The bound falls with its premise.** NVIDIA's NVSwitch can add inside the switch (NVLink SHARP). A rank then sends its tensor about once and receives the sum about once. Eight H200 show 475 GB/s
+# **The bound falls with its premise.** NVIDIA's NVSwitch can add inside the switch (NVLink SHARP). A rank then sends its tensor about once and receives the sum about once.
+
+# %% [markdown]
+# Eight H200 show 475 GB/s
 # of bus bandwidth on links of 450 ([nccl-tests issue 272](https://github.com/NVIDIA/nccl-tests/issues/272)), and others see 480
 # ([issue 312](https://github.com/NVIDIA/nccl-tests/issues/312)). They do not beat the cable. They beat a formula that counts a ring's bytes.
 
@@ -825,7 +828,10 @@ chapter_06.draw_hiding(percent_longer, list(models))
 
 # %% [markdown]
 # The batch grows far less than the number of ranks, as long as bandwidth decides: a ring's bytes per port stay below twice the gradients. From 16 to 128 ranks ResNet-50 needs half as much again. Then the latency takes
-# over, once for each bucket. Ten times less bandwidth costs about ten times the batch on 2 and 16 ranks, and less where latency counts: for ResNet-50 seven times on 128 ranks.
+# over, once for each bucket.
+
+# %% [markdown]
+# Ten times less bandwidth costs about ten times the batch on 2 and 16 ranks, and less where latency counts: for ResNet-50 seven times on 128 ranks.
 
 # %% [markdown]
 # ### Which bucket size?
