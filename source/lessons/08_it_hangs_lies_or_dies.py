@@ -104,7 +104,10 @@ chapter_08.draw_calls(hang)
 
 # %% [markdown]
 # It hangs two steps after the mistake, because gloo counts calls, not steps. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same number under the name of step 3. **It lied twice before
-# it hung.** The report says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere before.
+# it hung.**
+
+# %% [markdown]
+# The report says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere before.
 
 # %% [markdown]
 # The cure: all skip, or none. A decision that changes what ranks call is a decision of all ranks, so it takes a collective.
@@ -268,7 +271,8 @@ chapter_08.draw_roll_call(who_is_missing_done)
 # <details><summary>Answer</summary>
 # Because a collective needs everybody. The rank you are looking for is the one that would never make the call.
 # </details>
-#
+
+# %% [markdown]
 # ## 3 · Slow, or hung?
 #
 # Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3; a long sleep stands in for that. To the others both look alike: they sit in
@@ -680,7 +684,10 @@ def train(rank, fault):
 
 
 # %% [markdown]
-# The sixth failure is not in the code: half of rank 1's checkpoint file is missing. `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
+# The sixth failure is not in the code: half of rank 1's checkpoint file is missing.
+
+# %% [markdown]
+# `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
 # recorder has when an exception ends it. For the `finally`, the signal by which `torchrun` ends a rank is made an exception.
 
 
@@ -839,7 +846,10 @@ ask("root cause", from_root_cause)
 
 # %% [markdown]
 # These times are whole seconds. In the three other failures, rank 0's echo follows rank 1's error at once. If both fall into the same second, either may be accused, so we count that as *luck*. Read the other ranks' files
-# before you believe it. If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
+# before you believe it.
+
+# %% [markdown]
+# If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
 
 # %% [markdown]
 # ### Where is everybody?
@@ -1017,7 +1027,10 @@ by_root_cause.measured(found["root cause"])
 
 # %% [markdown]
 # Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file doesn't open is in that rank's log, and where its disk hangs is in its stack. So go from *who* to that rank's own
-# words. A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
+# words.
+
+# %% [markdown]
+# A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
 
 # %% [markdown]
 # ### The same with NCCL: the watchdog
@@ -1070,7 +1083,10 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # %% [markdown]
 # ### RAS, Xid and ECC
 #
-# **RAS** is a service thread in each process since NCCL 2.24 ([its page](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html)). The program `ncclras`, or any TCP client on port 28028 of localhost, asks it how all processes are. It knows who doesn't answer. But in [nccl#1730](https://github.com/NVIDIA/nccl/issues/1730) it said `RUNNING OK`
+# **RAS** is a service thread in each process since NCCL 2.24 ([its page](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html)). The program `ncclras`, or any TCP client on port 28028 of localhost, asks it how all processes are. It knows who doesn't answer.
+
+# %% [markdown]
+# But in [nccl#1730](https://github.com/NVIDIA/nccl/issues/1730) it said `RUNNING OK`
 # of 256 ranks, while rank 118's watchdog gave up, 120 calls behind its host. A process that answers may still wait for ever.
 
 # %% [markdown]
