@@ -85,7 +85,10 @@ torch.save((training.data, training.targets), Path(disk.name, "digits.pt"))
 # ## 2 · One script per machine, by hand
 #
 # This is the article's training: Linear, ReLU, Linear, LogSoftmax, the NLL loss, SGD with rate 0.01, batches of 64. It runs for 100 epochs there; here that is a
-# parameter. As the loss of an epoch it prints *the sum of batch loss × batch size, divided by the number of the sampler's samples*; after it we print a second
+# parameter.
+
+# %% [markdown]
+# As the loss of an epoch it prints *the sum of batch loss × batch size, divided by the number of the sampler's samples*; after it we print a second
 # figure, for which the ranks add up sums and counts.
 
 
@@ -303,7 +306,8 @@ print(found, end="")
 # <details><summary>Answer</summary>
 # Against a stranger hardly: programs try all ports in turn. Against an honest neighbour's training on the same port it does help.
 # </details>
-#
+
+# %% [markdown]
 # ## 4 · From `-nr` to `torchrun`
 #
 # With more cards per machine, nobody wants to start each rank by hand. *Distributed Data Parallel, part 1*, another of the articles, has a script that is started once **per machine** and is told how many machines there
@@ -865,7 +869,8 @@ chapter_09.draw_cable(sizes, predicted_ms, measured_ms)
 
 # %% [markdown]
 # *This is the end of the first sitting.*
-#
+
+# %% [markdown]
 # ## 8 · One function, four launchers
 #
 # A cluster is shared, so a **scheduler** hands out its machines, and starts the ranks. It need not change what they do. Here is a function that
@@ -1144,7 +1149,10 @@ with slurm.two_nodes(disk.name) as cluster:
 # ### Ray Train: an engine starts the ranks
 #
 # **Ray** keeps processes of its own on every machine, and places work on them. Its part for training is *Ray Train*. A `TorchTrainer` takes our function, starts a worker for each rank,
-# makes the process group, and calls it. It also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
+# makes the process group, and calls it.
+
+# %% [markdown]
+# It also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
 
 
 # %% tags=["part-ray", "row-E5"]
