@@ -473,7 +473,10 @@ pictures.draw_progress(table)
 table.print_price()
 
 # %% [markdown]
-# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time the mean leads: it takes half as long as DDP, and top-k only a sixth less: bfloat16 gets there sooner. All this is of 48 steps: error feedback has hardly begun to pay, and DiLoCo has made three outer steps.
+# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time the mean leads: it takes half as long as DDP, and top-k only a sixth less: bfloat16 gets there sooner.
+
+# %% [markdown]
+# All this is of 48 steps: error feedback has hardly begun to pay, and DiLoCo has made three outer steps.
 
 # %% [markdown]
 # ### 25 Gbit/s, 64 ranks, this model: you decide
