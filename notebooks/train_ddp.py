@@ -29,7 +29,8 @@ def join() -> torch.device:
         os.environ["WORLD_SIZE"] = os.environ["SLURM_STEP_NUM_TASKS"]
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        # Slurm may show each rank its own GPU only: then that's number 0, whatever LOCAL_RANK is.
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group(device_id=device if device.type == "cuda" else None)

@@ -28,7 +28,8 @@ def join():
     """Join the group of all ranks, unless somebody has done it, and take this rank's device."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        # Slurm may show each rank its own GPU only: then that's number 0, whatever LOCAL_RANK is.
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group(device_id=device if device.type == "cuda" else None)

@@ -283,7 +283,8 @@ check(without_gradients(forward), **forward_check)
 #
 # Each rank still has `output`, which its replica made of its own rows. `gradient` is the gradient of the loss with respect to all outputs, but only rank 0's counts. **Goal:** leave the gradient of the loss in each
 # parameter's `.grad`: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Send no more than the rows of `gradient` and one sum over the ranks take.
-#
+
+# %% [markdown]
 # **What the check does.** After your function, every rank takes a step with the gradient that its model has. The check compares the
 # weights, and counts the parameters that have a gradient. (*Given* shows the model, this rank's rows, `gradient` and `everybody`.)
 #
@@ -399,7 +400,8 @@ check(stepping(backward), **backward_check)
 # *Difficulty ●●○ · importance ●●○ · 10 minutes.* Before you buy a network, count what it has to carry. In one step of `DataParallel`, weights, batch and the gradient of the outputs leave the first device, and outputs and
 # the gradients of the weights come to it. Let everything travel straight between rank 0 and the rank that needs it. In DDP each rank reads its own batch. The gradients are added up around a ring, in which each of *n*
 # ranks sends 2(*n* − 1)/*n* times the bytes of the weights and receives as many ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002); chapter 03 builds that ring).
-#
+
+# %% [markdown]
 # **Goal:** return two numbers, for `DataParallel` and for DDP: the bytes that rank 0 sends and receives in one step, added up. What stays on rank 0 does not count. The model goes to all ranks, as in your `forward`, also to those without rows. `row` and `output` are the bytes of one row of the
 # batch and of its outputs; a gradient is as large as what it belongs to.
 #

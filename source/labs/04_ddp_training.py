@@ -28,7 +28,8 @@ from course_utils import check, digits, launch, progress
 #
 # *Difficulty ●●○ · importance ●●● · 10 minutes.* Every DDP script contains these lines. Leave one out and usually nothing fails; you just train a different model. `train_alone` trains on 60 digits in one process, in
 # a new order in each epoch.
-#
+
+# %% [markdown]
 # **Goal:** train the same model on all ranks with DDP, in the same global batches, and return its `weights`. Training starts from rank 0's `model`; the other ranks get
 # different numbers. The order of epoch *k* below is also the one of `DistributedSampler`.
 
@@ -111,7 +112,8 @@ check(train, **train_check)
 #
 # *Difficulty ●●○ · importance ●●○ · 8 minutes.* A rank knows the loss of its own samples. The curve you want to see is the loss of the global batch, but asking for it in every step would slow the training
 # down.
-#
+
+# %% [markdown]
 # **Goal:** train with DDP and `sgd`, one step per row of `inputs` and `targets`, and return the global losses of all steps as one tensor in double precision, on every rank. The losses may cost **one**
 # `all_reduce` in all, not one per step. Leave DDP's options alone: `find_unused_parameters`, for one, sends a further message in every step. `take_step` takes a step and returns the loss of what it's given.
 #
@@ -201,7 +203,8 @@ check(global_losses, **global_losses_check)
 # ## 3 · Stop, and go on
 #
 # *Difficulty ●●○ · importance ●●● · 15 minutes.* Every long job gets stopped at some point: by a time limit, by a crash, or by you. `Training` trains with DDP and momentum, and each rank adds noise to its inputs, from its own generator.
-#
+
+# %% [markdown]
 # **Goal:** write `save` and `resume`. `check` trains for a few steps and calls `save`. Later, as new processes would, it makes a new
 # `Training` from different numbers, calls `resume`, and trains on. In the end, weights and `steps` have to be those of
 # training that was never stopped. The training that was saved may go on as well: `save` changes nothing in it.
@@ -369,7 +372,8 @@ check(stopping(Stoppable), **stoppable_check)
 #
 # *Difficulty ●●● · importance ●●○ · 12 minutes.* Large models train with batches that no GPU can hold. A row of `inputs` doesn't fit into memory at once, so each rank takes it in `parts`, made by `chunk`, which may
 # leave the last one smaller. The model refuses more at once, and a sample takes up room until its `backward()`.
-#
+
+# %% [markdown]
 # **Goal:** with `model`, which is a DDP already, take one `sgd` step per row, as if the row were taken as a whole, and return the `weights`. Each step may cost one
 # `all_reduce`, however many parts there are.
 #
@@ -472,7 +476,8 @@ check(accumulating(accumulate), **accumulate_check)
 #
 # *Difficulty ●●○ · importance ●●● · 10 minutes.* Overnight, the ranks of a long run have drifted apart, or one of them has met a `nan`, and the loss on rank 0 shows nothing. But each rank
 # has kept its `history`: its weights after every step, in a tensor of shape (steps, weights).
-#
+
+# %% [markdown]
 # **Goal:** return the first step after which the ranks' weights aren't all equal, or any of them is a `nan`: the same `int` on every rank, and −1 if it never happens.
 #
 # | after step | 0 | 1 | 2 |
@@ -598,7 +603,7 @@ tried(plain)
 #
 # ## Which exercises pass?
 #
-# The latest result for each, as last checked in this notebook. `make progress` says the same about all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("train", "global_losses", "Stoppable", "accumulate", "first_fork")

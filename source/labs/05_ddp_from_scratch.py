@@ -436,13 +436,13 @@ check(hooked(compress), **options)
 # %% [markdown]
 # ## Bonus · How few bits will do?
 #
-# Without a check: write a hook of your own, such as only the signs, or only the largest hundredth of a gradient, and train chapter 04's network on the digits with it. Plot the loss against *bytes sent* (`trace=True` counts them), beside plain DDP and
+# Without a check: write a hook of your own, such as only the signs, or only the largest hundredth of a gradient, and train chapter 04's network on the digits with it. Plot the loss against *bytes sent* (`trace=True` counts them), next to plain DDP and
 # `bf16_compress_hook`. Where does error feedback begin to matter?
 
 # %% [markdown]
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("agreed_buckets", "average_used", "one_memory", "compress")

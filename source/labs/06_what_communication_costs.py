@@ -24,7 +24,7 @@ alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte
 # ## 1 · Up the tree and down again
 #
 # *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter imports its tree. Write your own: small tensors, such as a loss, travel by trees. **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n*
-# messages, rounded up, and all must be done within the chapter's 2 log₂ *n* · (alpha + *S* · beta), its logarithm rounded up too. Any number of ranks may come.
+# messages, rounded up, and all must be done within the chapter's 2 log₂ *n* · (alpha + *S* · beta), its logarithm rounded up too. It has to work for any number of ranks.
 
 
 # %%
@@ -189,7 +189,7 @@ def fit(sizes, times_us):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# The mean of all ranks' own lines is another line. But what does a fit need to know of the measurements? Set the derivatives to zero, and look at what is left.
+# The mean of all ranks' own lines is a different line. But what does a fit need to know of the measurements? Set the derivatives to zero, and look at what is left.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # With <i>u</i> = 1 / time and <i>v</i> = size / time, the line should make <i>u</i> · alpha + <i>v</i> · beta equal to 1, as nearly as can be. The derivatives vanish where
@@ -342,7 +342,7 @@ check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 #
 # *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks stand in nodes of `per_node`, in order; inside a node a byte is ten times as fast as between nodes. One ring through all of them leaves each node by one card only, and the
 # others idle. **Goal:** return the sum of all ranks' `x` on every rank, within the time of two levels: add up inside each node, so that each rank has its part of the node's sum; add up these parts across the nodes; share them
-# inside the node. Any number of nodes and any shape may come. Collectives and groups are allowed; they are replayed as rings.
+# inside the node. It has to work for any number of nodes and for any shape. Collectives and groups are allowed; they are replayed as rings.
 
 
 # %%
@@ -425,7 +425,7 @@ check(two_levels, spec=two_levels_spec, inputs=two_levels_inputs, **options)
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("tree_all_reduce", "left_over", "fit", "choose", "two_levels")

@@ -597,7 +597,7 @@ print(f"{well_used(plain):.0%} of {len(lengths)} sentences' time is well used")
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("EpochSampler", "kth_smallest", "normalise", "token_gradient", "train_from")

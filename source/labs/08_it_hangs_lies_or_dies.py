@@ -254,7 +254,7 @@ def best(log_probs, keep):
 # below it.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>-torch.inf</code> is lower than any number. Put it beside the candidates, then take the maximum.
+# <code>-torch.inf</code> is lower than any number. Put it next to the candidates, then take the maximum.
 # </details>
 
 # %% jupyter={"source_hidden": true}
@@ -859,7 +859,7 @@ tried(plain)
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("best", "clip", "with_border", "careful_step", "parted", "name_the_two")

@@ -640,7 +640,7 @@ program = "print('working')"  # and what else?
 # %% [markdown]
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("ranks_of", "command", "train", "run_until_told")

@@ -55,7 +55,7 @@ def pool_statistics(model):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# A rank's numbers lie around its own mean. How large is their mean square distance from another number, such as the mean of all? And print <code>v.path</code> of all <code>model.non_trainable_variables</code>: which ones do you want, and how do you know them?
+# A rank's numbers lie around its own mean. How large is their mean square distance from a different number, such as the mean of all? And print <code>v.path</code> of all <code>model.non_trainable_variables</code>: which ones do you want, and how do you know them?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Pick variables by their names. Average the means first, and keep each rank's own. Then add to its variance the square of the distance between both means, and average that. (A mean of squares minus the square of a mean would be lost in rounding, far from zero.)
@@ -459,7 +459,7 @@ check(stopping(StopTogether), **stop_together_check)
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("pool_statistics", "OneMessage", "SaveBest", "StopTogether")

@@ -29,7 +29,7 @@ from course_utils import check, progress
 #
 # *Difficulty ●●○ · importance ●●● · 12 minutes.* On Wednesday a job was killed while it saved, and its only checkpoint was gone. A kill can come at any moment, and no `except` or `finally` runs after it.
 #
-# **Goal:** write `states` with `torch.save`, so that at every moment of the save `path` has a whole checkpoint: the old one or the new one (in a first save none or the new one). A save that was killed may leave rubbish beside it, and must not hinder the next one. A save that was not killed
+# **Goal:** write `states` with `torch.save`, so that at every moment of the save `path` has a whole checkpoint: the old one or the new one (in a first save none or the new one). A save that was killed may leave rubbish next to it, and must not hinder the next one. A save that was not killed
 # leaves no file but `path`. (`save` is called on rank 0 only.)
 
 
@@ -561,7 +561,7 @@ check(dying(train_on), **train_on_check)
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("save", "resume", "newest", "train_on")

@@ -26,7 +26,7 @@ from course_utils.record.event import Event
 # *Difficulty ●●○ · importance ●●○ · 18 minutes.* The chapter's top-k forgets what it does not send. Write the hook with error feedback. `state.share` is the share of a bucket to send, and `state.left_over` a dict of your own, empty at first. **Goal:** add to each gradient what was left over of it,
 # send the *k* largest of the whole bucket by absolute value, keep the rest, and return a future of the mean. The chapter's two gathers are given: `mean_of_sent(flat, places)`.
 #
-# The trap: in the first step DDP's buckets hold the parameters in another order than in all later ones. `bucket.parameters()` says whose gradients `bucket.gradients()` are.
+# The trap: in the first step DDP's buckets hold the parameters in a different order from all later ones. `bucket.parameters()` says whose gradients `bucket.gradients()` are.
 
 
 # %%
@@ -326,7 +326,7 @@ check(exchanging(outer_step), **options)
 # ## 3 · Which one, on this cluster?
 #
 # *Difficulty ●●○ · importance ●●● · 17 minutes.* A `Cluster` says what you know before you rent it: ranks, network, the model's `shapes`, what a step computes, what compressing costs on top, and how many steps each method needs to the loss that you want (`None`: it never gets there). **Goal:** return
-# the name of the method whose whole training takes the least time; of equals, the one that stands first. Nothing overlaps. Price all sums and gathers as rings, as chapter 06 does:
+# the name of the method whose whole training takes the least time; of equals, the one that comes first. Nothing overlaps. Price all sums and gathers as rings, as chapter 06 does:
 #
 # | method | what a rank sends, float32 unless it says otherwise |
 # | --- | --- |
@@ -514,7 +514,7 @@ check(for_all(choose), **options)
 #
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("remember", "outer_step", "choose")

@@ -640,7 +640,7 @@ check(resuming(resume), spec=resume_spec, world_sizes=(2, 3), **job_check)
 # %% [markdown]
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("step", "plan", "clip", "save", "resume")

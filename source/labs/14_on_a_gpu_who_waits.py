@@ -389,7 +389,7 @@ check(most_exposed, spec=exposed_spec, inputs=exposed_inputs, cases=cases, world
 # %% [markdown]
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("read", "straggler", "blocking", "most_exposed")

@@ -65,7 +65,7 @@ counted = predict("without a mutex the two threads count to", ...)
 counted.measured(count_together(nullcontext()), within=0.1, about=True)
 
 # %% [markdown]
-# Both threads read 7, and both write 8: one addition is lost. As they sleep at the same time, they lose almost every second one.
+# Both threads read, say, 7, and both write 8: one addition is lost. As they sleep at the same time, they lose almost every second one.
 
 # %% [markdown]
 # The cure is a **mutex**, a lock that only one thread can hold at a time. `with mutex:` takes it, or waits while a different thread has it,
@@ -105,7 +105,8 @@ def multiply():  # C++
 # Two equal pieces of work are done in three ways: one after the other ("in turn"), in two threads, and in two processes. The
 # processes are the **control**: each has an interpreter, and so a GIL, of its own. The clock starts when both threads, or both processes,
 # are ready; the fastest of seven rounds counts.
-#
+
+# %% [markdown]
 # **Predict.** In pure Python, how many times as fast are two threads, compared with the same work in turn?
 
 # %%
@@ -129,7 +130,8 @@ show(racing.bars(races), "Below the dashed line, threads lose. Processes are the
 
 # %% [markdown]
 # Look at the control first: if two processes don't come close to 2, this machine was busy, and the other bars prove nothing. Run the race again.
-#
+
+# %% [markdown]
 # A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time they needed, compared with the
 # work in turn. The first divided by the second is their speed.
 
@@ -155,7 +157,8 @@ print(racing.table(races))
 # thread of its own, and **gathers** the outputs. `replica_of(model)` is here already: like [torch's
 # own](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py), it makes a copy whose gradients flow back to the
 # original.
-#
+
+# %% [markdown]
 # **Write** (5 minutes) the four steps, with one thread for each replica. The CPU stands in for all devices. The check
 # compares outputs and gradients with the plain model's, and counts how many replicas run at the same time.
 
@@ -203,8 +206,7 @@ print("devices that DataParallel uses here:", devices)
 # %% [markdown]
 # ## 4 · When do its threads pay off?
 #
-# Two replicas of eight layers get 64 samples each, forward only. A wide layer spends its time in C++; a narrow one computes for a few µs, and then Python
-# calls the next layer.
+# Two replicas of eight layers get 64 samples each, forward only. A wide layer spends its time in C++; a narrow one is soon done there, and then Python calls the next layer.
 #
 # **Predict** the first width, of 8, 32, 128 and 512, at which two threads gain 20 % or more.
 
@@ -239,15 +241,15 @@ print(racing.table(by_width))
 
 # %% [markdown]
 # Which column explains a bar that lies below 1? If few *cores* were at work, the threads waited for each other. If *CPU time* has grown,
-# the threads did something that isn't needed in turn: most likely, they handed the GIL over after every layer. Which width does worst
-# differs from machine to machine.
+# the threads did something that isn't needed in turn: most likely, they handed the GIL over after every layer. Which width does worst on yours?
 
 # %% [markdown]
 # ## 5 · What each device holds
 #
 # `DataParallel` gathers all outputs on device 0, where the loss is computed. With four devices and 10,000 classes we count the bytes of the logits, of
 # the loss, and of what the loss keeps for backward. The devices are only names here, but the tensors are real.
-#
+
+# %% [markdown]
 # **Predict.** How many times as many of these bytes are on device 0 as on device 3?
 
 # %%
@@ -369,5 +371,6 @@ predict()
 # The GIL is a mutex for all Python code of a process, so threads only gain while they're out of Python. `DataParallel` runs one of its four steps in threads
 # and leans on device 0 in all of them; its twin needs neither. That's why training takes **one process for each device**, as [PyTorch's
 # documentation recommends](https://docs.pytorch.org/docs/stable/distributed.html#basics), for the same two reasons.
-#
+
+# %% [markdown]
 # Who are these processes, and how do they find each other? [02 · Process groups and ranks](02_process_groups.ipynb).

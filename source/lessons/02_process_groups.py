@@ -37,7 +37,10 @@ from course_utils import WorkerError, check, launch, plot_ranks, predict
 # ## 1 · Is there a master?
 #
 # Many tutorials talk about workers that compute and a *master* that coordinates them, and have you set `MASTER_ADDR`. *The DDP
-# getting-started guide*, one of the five articles this course grew out of ([the course map](README.md) lists them), does so too. Let's look
+# getting-started guide*, one of the five articles this course grew out of ([the course map](README.md) lists them), does so too.
+
+# %% [markdown]
+# Let's look
 # for that master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce` adds up the four results.
 
 
@@ -57,7 +60,8 @@ print("processes, the notebook included:", len({os.getpid(), *process_ids}))
 
 # %% [markdown]
 # All four did the same work and hold the same total. The fifth process is your notebook, which only waits for them. So where is the master?
-#
+
+# %% [markdown]
 # With `backend=None`, `launch` starts the ranks and leaves the joining to you. Here, every rank connects to a **store**: a small dictionary
 # that one process serves over the network. (`launch` has already started it in rank 0, so all four connect as clients, with
 # `is_master=False`.) That's where the ranks leave each other their addresses.
@@ -100,7 +104,8 @@ keys_of_sums.measured(len(later) - len(joined))
 # None. The store has no new keys for the sums: once gloo knows the addresses, it connects the ranks directly, and the numbers go straight
 # from rank to rank. **What people call the master is this store**, a place where addresses are left. It computes nothing and gives no
 # orders, and here it just happens to live in rank 0's process.
-#
+
+# %% [markdown]
 # **Check yourself.** Does the store have to live in rank 0?
 #
 # <details><summary>Answer</summary>
@@ -113,9 +118,11 @@ keys_of_sums.measured(len(later) - len(joined))
 #
 # A **node** is a machine. Where several nodes have several GPUs each, a process needs two numbers. Its **rank** is unique among all
 # processes, and their count is the **world size**. Its **local rank** only counts within its node, and says which of the node's GPUs it should take.
-#
+
+# %% [markdown]
 # Ranks count through the first node, then through the second. With `nodes=2`, `launch` numbers its four ranks as if they were on two machines.
-#
+
+# %% [markdown]
 # **Predict.** Which local ranks do ranks 0, 1, 2 and 3 have? Answer with a list of four numbers.
 
 # %%
@@ -145,7 +152,8 @@ local_ranks.measured([place["local rank"] for place in places])
 # | local rank | `LOCAL_RANK` | processes of one machine | processes per node − 1 |
 # | rank, or global rank | `RANK` | all processes | world size − 1 |
 # | world size | `WORLD_SIZE` | how many there are | |
-#
+
+# %% [markdown]
 # Tutorials mix them up. *Distributed Data Parallel, part 1*, another of the five articles, calls the node's number "global rank", and the
 # rank it computes from it "local rank". That matters as soon as a process chooses its GPU. This cell fails on purpose:
 
@@ -164,7 +172,8 @@ launch(choose_a_card, world_size=4, nodes=2, backend="gloo")
 # The first line says **who** failed and **why**: ranks 2 and 3, the whole second node, asked for a third and a fourth card where there
 # are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but their rank and local rank are equal, so they reached the
 # barrier.
-#
+
+# %% [markdown]
 # **Write** (3 minutes). Return the card this process should take. The check runs your function on two nodes with one, two and three
 # processes each.
 
@@ -272,7 +281,10 @@ with tempfile.TemporaryDirectory() as folder:
         print(method, "totals:", [result["total"] for result in results])
 
 # %% [markdown]
-# Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://`, no process had to serve anything. And when did each rank get in? Each noted the time at
+# Three places, one group: 1 + 2 + 3 + 4 = 10 on every rank, each time. With `file://`, no process had to serve anything.
+
+# %% [markdown]
+# And when did each rank get in? Each noted the time at
 # four points of `join`. All processes of a machine read the same clock, so their times fit on one axis. (`launch` forks the ranks one after
 # the other, so a later rank's time begins a little later.)
 
@@ -291,9 +303,9 @@ for method, moments in times.items():
 
 # %% [markdown]
 # Rank 0 was ready at once and still had to wait for rank 3: gloo connects every rank with every other while they join, so joining needs
-# them all. One rank that never comes keeps all the others waiting, and a slow import on one node delays every node. (In torch 2.15, NCCL's ranks
-# also meet while the group is made. With older versions they often waited in the first collective instead.)
-#
+# them all. One rank that never comes keeps all the others waiting, and a slow import on one node delays every node.
+
+# %% [markdown]
 # **Check yourself.** Yesterday's run was killed and left its meeting file behind. What may happen today?
 #
 # <details><summary>Answer</summary>
@@ -354,7 +366,8 @@ with socket.create_server(("127.0.0.1", 0)) as somebody_else:
 # **EADDRINUSE**, address in use: rank 0 has to open the port, and couldn't. Rank 1 only connects. It reached
 # the stranger and waited for an answer until it was stopped. Had the stranger been a similar training, your rank 1 might have
 # joined *that*.
-#
+
+# %% [markdown]
 # The cure is that nobody chooses a number. Whoever starts the ranks asks the system for a free port, keeps it open and tells them.
 # `launch` and `torchrun --standalone` both do this.
 
@@ -454,7 +467,8 @@ printed = chapter_02.run(chapter_02.script_of(work, with_processes), "python scr
 # But note that `join` returns without a word when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas
 # `mp.spawn` raises an error. `launch`, too, starts its processes one by one, but it also watches them, collects their results and stops any
 # that hang.
-#
+
+# %% [markdown]
 # The third way is `torchrun`. It replaces the parser, the formula and `spawn`: it starts the file once per rank and sets the variables
 # of part 2.
 #
@@ -478,7 +492,8 @@ printed = chapter_02.run(chapter_02.script_of(work, under_torchrun), command)
 # Here the store lives in the process of `torchrun` itself, so no rank is special at all. A warning, though: that store listens on **all**
 # addresses of your machine and asks for no password, so use `torchrun` only where you trust the network ([PyTorch's security
 # policy](https://github.com/pytorch/pytorch/security/policy) says so too). `launch` stays on 127.0.0.1.
-#
+
+# %% [markdown]
 # `python -m torch.distributed.run` is `torchrun` by its full name; the older `torch.distributed.launch` is deprecated.
 
 # %% [markdown]
@@ -494,9 +509,11 @@ print(chapter_02.new_python(f"import pickle\npickle.loads({pickled})"))
 # %% [markdown]
 # There's no code in there, only two names: look up `work` in the module `__main__`. In a script, `__main__` is the file, which the new Python
 # imports. Your cells are in no file, so it finds nothing.
-#
+
+# %% [markdown]
 # A **forked** process needs no pickle, because it's a copy of the notebook's process, with everything your cells have defined. That's why `launch` forks.
-#
+
+# %% [markdown]
 # **Check yourself.** What does fork forbid in return?
 #
 # <details><summary>Answer</summary>
@@ -509,7 +526,8 @@ print(chapter_02.new_python(f"import pickle\npickle.loads({pickled})"))
 #
 # Large trainings often add up within each node first, and then between nodes, where links are slower (chapter 13's hybrid sharding does
 # so). `dist.new_group(ranks)` makes a group of some of the ranks, and a collective with `group=` runs in that group only.
-#
+
+# %% [markdown]
 # **Write** (8 minutes). Return the sum of `number` over this rank's row. `rows` lists the ranks of every row, such as
 # `[[0, 1], [2, 3]]`, and is the same on all ranks. Each row adds up in a group of its own.
 
@@ -605,9 +623,9 @@ launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
 # Skipping the call does no visible harm; it's the *next* `new_group` that hangs. Groups are numbered in the
-# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. They look for each other under different numbers. In a script they'd wait
-# for torch's own timeout: thirty minutes with gloo.
-#
+# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. They look for each other under different numbers. In a script they'd wait for [torch's own timeout](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group): thirty minutes with gloo.
+
+# %% [markdown]
 # Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
 
 # %%
@@ -633,10 +651,14 @@ keys_of_group.measured(len(new_keys))
 
 # %% [markdown]
 # Two: the members left new addresses, under the new group's number, 1. So the store is needed whenever a group is made,
-# and the process that serves it has to live that long. NCCL, the backend for NVIDIA GPUs, begins with the store as well: for the first group, rank 0 leaves [an
+# and the process that serves it has to live that long.
+
+# %% [markdown]
+# NCCL, the backend for NVIDIA GPUs, begins with the store as well: for the first group, rank 0 leaves [an
 # identifier](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html) there, which all ranks need to connect
-# their GPUs. In torch 2.15 a further NCCL group is usually split off from the first one, and all ranks take part in that.
-#
+# their GPUs. Further NCCL groups are [split off from the first one if you pass `device_id`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), and all ranks take part in that.
+
+# %% [markdown]
 # What happens if a rank calls a collective in a group that it isn't in?
 
 

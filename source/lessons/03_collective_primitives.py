@@ -118,7 +118,8 @@ def at_once(outgoing):
 # Which is faster? Times measured between two processes of one laptop only tell you about that laptop. So we **replay** the recording on a
 # network of our own: a message takes 10 µs plus its size at 80 Gbit/s, and a rank can send and receive at the same time. This
 # *virtual* time is the same in every run.
-#
+
+# %% [markdown]
 # **Predict.** Each rank sends a megabyte, which is 100 µs at 80 Gbit/s. How many µs does the exchange take in order, and how many at once?
 # Answer with a list of two numbers.
 
@@ -143,11 +144,13 @@ exchange_us.measured(finish_us)
 
 # %% [markdown]
 # In order, the second message waits for the first: 2 × (10 + 100) = 220 µs. At once, they pass each other on the way, so 110 µs are enough.
-#
+
+# %% [markdown]
 # You will also meet `isend` on its own, followed by a plain `recv`. That works with gloo. NCCL, the library for GPUs, lines up a
 # rank's messages in the order of its calls. So both sends come first again, and large messages
 # [hang](https://github.com/NVIDIA/nccl/issues/479). A batch works with both.
-#
+
+# %% [markdown]
 # **Check yourself.** Five ranks sit in a circle, and each has a message for the next one. Even ranks send first, odd ranks receive first. Is there a deadlock?
 #
 # <details><summary>Answer</summary>
@@ -193,7 +196,8 @@ results = see(broadcast)
 
 # %% [markdown]
 # Training begins like this: a broadcast of rank 0's weights makes all the models equal.
-#
+
+# %% [markdown]
 # The line *recorded* says which calls were really made. We can't see into how many messages gloo cuts them, so the bytes come from two
 # models. In the *direct* one, the root sends to each rank itself. In the *ring*, each rank passes pieces on to the next.
 
@@ -250,7 +254,8 @@ results = see(reduce, undefined=(0, 2, 3))
 # On the root, 10 + 20 + 30 + 40 = 100, with a stripe for each rank whose number is in the sum. The others must not use what they hold,
 # because torch [promises the result to the root only](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.reduce). Some
 # tutorials print it anyway, so let's look at it once.
-#
+
+# %% [markdown]
 # **Predict.** Four ranks hold 1, 2, 3 and 4. They call `reduce` with root 0, which then holds 10. What will gloo leave on rank 1 this time:
 # `"its own 2"`, `"the sum 10"` or `"neither"`?
 
@@ -283,7 +288,8 @@ for world_size in (2, 3, 4):
 # A different size, version or backend may leave something else, and no error tells you.
 #
 # **The cure:** read the output of `reduce` on the root only. If the other ranks need it, call `all_reduce`.
-#
+
+# %% [markdown]
 # **Check yourself.** Only rank 0 should print the mean accuracy. Do you call `reduce`, `gather` or `all_reduce`?
 #
 # <details><summary>Answer</summary>
@@ -325,7 +331,8 @@ for name in OPERATORS:
 # %% [markdown]
 # BAND, BOR and BXOR work bit by bit (and, or, exclusive or), which makes no sense for floats. But look at AVG of integers: it's refused only **after**
 # the sum. Rank 0 started with 6 and now holds 14, so a program that catches this error goes on with a sum.
-#
+
+# %% [markdown]
 # **The cure:** convert to float first, or take SUM and divide with `//`.
 #
 # MAX has a trap of its own. This time rank 1 brings a NaN.
@@ -458,10 +465,12 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 # Data parallel training depends on **all_reduce**: every rank brings its gradient, and every rank gets the sum. The *direct* way is to send
 # everything to rank 0, which adds it up and sends the sum back. With four ranks and 32 bytes each, that makes 192 bytes in all, and the
 # busiest rank sends 96 of them.
-#
+
+# %% [markdown]
 # A **ring** has no centre. It cuts the tensor into as many chunks as there are ranks. In each step, every rank sends one chunk to the next rank and
 # receives one from the rank before. For *n* − 1 steps a rank adds what it receives; for *n* − 1 more, finished chunks travel on.
-#
+
+# %% [markdown]
 # **Predict.** How many bytes do the four ranks send **in all**, and how many does **the busiest** send? Answer with a list of two numbers.
 
 # %%
@@ -481,7 +490,8 @@ ring_bytes.measured([sum(per_rank_bytes), max(per_rank_bytes)])
 # %% [markdown]
 # A ring sends no less: six steps of 8 bytes on four ranks are 192 bytes again. What it halves here is the load of the **busiest rank**, because it shares
 # the work out equally.
-#
+
+# %% [markdown]
 # Nobody sends more than twice the tensor, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
 # prove that in an all-reduce made of messages the busiest rank can't send less.
 
@@ -715,7 +725,7 @@ def read_too_early():
     return {"too early": early, "after wait()": number.item()}
 
 
-# With NCCL the note would queue behind the sum that waits for it, and both ranks would hang.
+# Gloo only: with NCCL a sum is queued on the GPU, as chapter 14 shows.
 print(launch(read_too_early, world_size=2, backend="gloo")[0])
 
 # %% [markdown]
@@ -756,7 +766,8 @@ plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_re
 # The same article, *The DDP lab*, also lets one rank sleep during training, and reports the total time. A total tells you *that* something
 # is slow. Can we see **who**? Four ranks train, with a sum for each parameter. Rank 1 sleeps for half a second before its third sum, and we
 # add up how long each rank is inside `all_reduce`.
-#
+
+# %% [markdown]
 # **Predict.** Does rank 1 spend less time in there than the other ranks, as much, or more?
 
 # %%
@@ -830,10 +841,12 @@ plot_timeline(
 # %% [markdown]
 # In each of the four, the **straggler** waits least: about 1 ms, where the others wait up to six seconds. Yet all are done together, as the
 # picture shows, because a sum ends for everybody at the same time.
-#
+
+# %% [markdown]
 # That's enough to find one straggler. If several ranks are late in turn, look at who comes **last** to each sum; in exercise 6 of [the
 # lab](../exercises/03_collective_primitives.ipynb) you write this.
-#
+
+# %% [markdown]
 # Run the next cell and move its sliders (only the picture is saved here). Make a rank slow, then the network. Which of the two makes one rank differ from the others?
 
 # %%
@@ -853,7 +866,8 @@ explore(trace, network, lambda event: 2000.0 * (event.index % 4 == 0))
 #
 # All nine collectives can be built from sending and receiving. Every rank calls them, in the same order. Don't read a result before
 # `wait()`, through a view with gaps, or away from the root. And when one rank loses time, all the others lose it at the next sum.
-#
+
+# %% [markdown]
 # How many predictions were right? After that, [04 · DDP training](04_ddp_training.ipynb) makes one of these calls for you, at the right moment.
 
 # %%

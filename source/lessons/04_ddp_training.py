@@ -18,7 +18,8 @@
 # %% [markdown]
 # **First sitting**, parts 1 to 4: training, and the proof that it's right. **Second sitting**, parts 5 to 9: checkpoints, accumulation, speed, and a script
 # of your own. A line between them says where to stop.
-#
+
+# %% [markdown]
 # Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what
 # real ranks did. Five parts ask you to **write** a function.
 
@@ -696,7 +697,7 @@ def train_on_windows(seeds, dtype=torch.float32, steps=20):
 
 
 # %% [markdown]
-# What do two ranks learn if both draw with the same seed, as many scripts do "to be reproducible"? We compare them with two single
+# What do two ranks learn if both draw with the same seed, "to be reproducible"? We compare them with two single
 # processes: one reads 8 windows per step, the other the 2 × 8 windows that two seeds draw.
 
 # %%
@@ -1026,7 +1027,10 @@ show(chapter_04.speedups(ratios, ranks), "The control is what this machine allow
 
 # %% [markdown]
 # **Scaling efficiency** is the speed-up divided by the number of ranks. Compare DDP with its control, not with the ideal. (If DDP looks
-# faster than its control, you see the noise of a busy machine. Run the cell again.) The control's distance from the ideal is the machine:
+# faster than its control, you see the noise of a busy machine. Run the cell again.)
+
+# %% [markdown]
+# The control's distance from the ideal is the machine:
 # busy cores, shared memory. DDP's distance from the control is what talking costs: copying gradients into buckets, sending them, and
 # waiting.
 
@@ -1055,7 +1059,7 @@ def one_batch_fewer():
     print("done, after", len(shard), "digits")
 
 
-launch(one_batch_fewer, timeout=5, backend="gloo")  # on a GPU the wait is in another line
+launch(one_batch_fewer, timeout=5, backend="gloo")  # on a GPU the wait is in a different line
 
 # %% [markdown]
 # Rank 0 waits in `backward`, for an average with a rank that has no third batch. Rank 1's function has returned: it did
@@ -1115,7 +1119,7 @@ check(ddp_exercises.joining(join), **ddp_exercises.JOIN)
 # </details>
 # <details><summary>Hint 2: the code</summary>
 # If <code>"RANK" not in os.environ</code>, copy Slurm's variables to <code>RANK</code>, <code>LOCAL_RANK</code> and <code>WORLD_SIZE</code>. The device is
-# <code>torch.device("cuda", int(os.environ["LOCAL_RANK"]))</code>, or the CPU.
+# <code>torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())</code>, or the CPU. (Slurm may show each process only its own GPU, which is number 0 then.)
 # </details>
 
 # %% [markdown]

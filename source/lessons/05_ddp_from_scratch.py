@@ -8,7 +8,7 @@
 # 1. write your own DDP in eight small steps, each judged by real workers;
 # 2. say what each step gains on a network, from a recording of real ranks;
 # 3. start messages from autograd's hooks, while backward still computes;
-# 4. recognise and cure what breaks such code: another order, a layer that nobody used.
+# 4. recognise and cure what breaks such code: a different order, a layer that nobody used.
 #
 # **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs, and rounding may come out differently there. **Before:** [04 · DDP training](04_ddp_training.ipynb).
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
@@ -119,7 +119,8 @@ different.measured(counts)
 # %% [markdown]
 # Nine differ: all random weights, the frozen ones among them, and the running mean. The batch norm starts its own weights at one and zero, so those agreed anyway. In DDP
 # nothing differs: its constructor has sent rank 0's tensors to everybody.
-#
+
+# %% [markdown]
 # ### Write it
 #
 # *About 4 minutes.* After `start`, everything that `forward` computes with is equal to rank 0's copy, on every rank. Change its tensors in place, because an
@@ -160,7 +161,8 @@ show_when_passed(outcome, Equal)
 # <details><summary>Answer</summary>
 # The tied weight has two names there, but <code>parameters()</code> yields each tensor once, however many names it has.
 # </details>
-#
+
+# %% [markdown]
 # ## 2 · Average
 #
 # All ranks now start with the same weights. If they also apply the same gradients, they stay equal. This is the training loop for the whole chapter: chapter 04's, with a call of
@@ -240,20 +242,23 @@ from_pytorch.measured(apart(ours, theirs))
 print("our two ranks differ by", apart([ours[0]], [ours[1]]))
 
 # %% [markdown]
-# **Bit for bit** the same: two lines do all that DDP does for the numbers. (Averaged *weights* would be another training with Adam, as chapter 04 has shown.) What follows changes only *when* and *in what portions* gradients travel.
-#
+# **Bit for bit** the same: two lines do all that DDP does for the numbers. (With Adam, averaged *weights* would give a different model, as chapter 04 has shown.) What follows changes only *when* and *in what portions* gradients travel.
+
+# %% [markdown]
 # **Check yourself.** Why is a `broadcast` of the weights after every step not needed, "to be safe"?
 #
 # <details><summary>Answer</summary>
 # Equal weights, minus equal gradients, are equal: after ten steps our two ranks differed by exactly 0.
 # </details>
-#
+
+# %% [markdown]
 # ## 3 · One flat buffer
 #
 # `PerParameter` sends 18 messages per step. What does that cost? Loopback times would tell us about this laptop, so we **replay** a recording of eight ranks on ordinary Ethernet: 10 Gbit/s, with a
 # latency of 30 µs. A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all, and copies 5 GB/s. Then we look at the same step with copies that cost nothing.
-#
-# `clock` records one real step. Hooks note how many gradients were there when each call began, so we do not assume what overlaps. The rates are ours.
+
+# %% [markdown]
+# `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are ours.
 
 # %%
 took_ms = clock(PerParameter, copies=False)
@@ -261,7 +266,8 @@ took_ms = clock(PerParameter, copies=False)
 # %% [markdown]
 # 29.1 ms, more than three times backward alone. It adds up: 8.98 of backward; 12.58 for the bytes, as a ring of eight passes 2 · 7/8 of them through each port; and 7.56 of
 # **latency**, for 18 rings of 14 messages at 30 µs each. Latency is what we can save first: pack all gradients into one message.
-#
+
+# %% [markdown]
 # ### Write it
 #
 # *About 6 minutes.* `finish` copies all gradients into one flat tensor, averages that with a single `all_reduce`, and copies the mean back into each `.grad`.
@@ -299,7 +305,8 @@ draw(["PerParameter", "Flat"], "Flat sends without gaps, but its port waits for 
 
 # %% [markdown]
 # The latency of one ring instead of 18. But two copies appeared, of 1.8 ms each, during which nothing is sent.
-#
+
+# %% [markdown]
 # **Check yourself.** For which networks is `Flat` slower than `PerParameter`?
 #
 # <details><summary>Answer</summary>
@@ -318,7 +325,10 @@ show_source(fill)
 # %% [markdown]
 # ### Write it
 #
-# *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them: it waits, and copies back. The check notes `g` when a gradient is there, `A` when an
+# *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them: it waits, and copies back.
+
+# %% [markdown]
+# The check notes `g` when a gradient is there, `A` when an
 # `all_reduce` begins, and `w` when you wait, except at the end. Three buckets give `gggggggAAA`, where waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
 
 
@@ -372,7 +382,8 @@ draw(["Flat", "Buckets"], "With buckets, most copies go on while the port sends.
 # %% [markdown]
 # The order **flips**. At 5 GB/s the buckets win, because most of their copies hide behind messages. With free copies they lose by three rings' latencies, 3 · 14 · 30 µs. So buckets alone
 # pay only where copies are slow. Their real use comes next: a bucket can leave *before backward is over*.
-#
+
+# %% [markdown]
 # Here is a good place for a break.
 #
 # **Check yourself.** Why does `finish` send all buckets before it waits for the first?
@@ -380,12 +391,14 @@ draw(["Flat", "Buckets"], "With buckets, most copies go on while the port sends.
 # <details><summary>Answer</summary>
 # With <code>work.wait()</code> right after each <code>all_reduce</code>, the port would idle while the next bucket is packed.
 # </details>
-#
+
+# %% [markdown]
 # ## 5 · While backward still computes
 #
 # In the pictures the port is idle for all of backward, though the last layer's gradients are there early. `register_post_accumulate_grad_hook` calls a function with a
 # parameter as soon as its `.grad` is complete.
-#
+
+# %% [markdown]
 # ### Write it
 #
 # *About 12 minutes.* When the last gradient of a bucket has come, the bucket leaves, from within backward. Never wait there: `finish`, after backward, collects. Buckets
@@ -429,7 +442,7 @@ outcome
 show_when_passed(outcome, Overlapped)
 
 # %% [markdown]
-# **Predict.** 12.6 ms of sending, beside 9.0 ms of backward, in four buckets. How many ms does the step take, with copies at 5 GB/s?
+# **Predict.** There are 12.6 ms of sending and 9.0 ms of backward, in four buckets. How many ms does the step take, with copies at 5 GB/s?
 
 # %%
 overlapped_ms = predict("ms of a step that overlaps", ...)
@@ -443,7 +456,8 @@ draw(forms, "Overlapped begins to send after 2.5 ms, and its port never rests un
 # %% [markdown]
 # The first bucket leaves when a quarter of the gradients are there. From then on the port is the bottleneck: 2.5 + 12.6 + latency. And overlap wins at *both* rates of copying. These are numbers for this model and network.
 # Where backward is longer, overlap hides nearly everything; where it is shorter, only fewer bytes help.
-#
+
+# %% [markdown]
 # How large should a bucket be? Here with 30 µs of latency, and with ten times as much. In the column *alone*, each gradient is a bucket of its own:
 
 # %%
@@ -462,7 +476,8 @@ for latency_us in (30, 300):
 # %% [markdown]
 # 2 MB is best with 30 µs, and 4 MB with 300: with more latency, each message has to carry more. One bucket of 16 MB holds everything and is `Flat` again, to the digit. PyTorch's default is 25 MB,
 # with a first bucket of 1 MB so that something leaves early.
-#
+
+# %% [markdown]
 # ### Can copies be free?
 #
 # PyTorch has an option for that, `gradient_as_bucket_view=True`. In how many pieces of memory do the 18 gradients lie after backward? And how many of them did autograd write to that very place? A hook
@@ -492,30 +507,36 @@ for as_view, to_none in ((False, True), (True, True), (True, False)):
     print(f"    {pieces} pieces, {there} of 18 gradients written there by autograd")
 
 # %% [markdown]
-# Without the option autograd writes each gradient to memory of its own, where it stays: DDP copies it into a bucket, and the mean back. With it, each `.grad` *is* a part of its bucket after backward. So the mean
-# is not copied back, and a whole copy of all gradients is saved in memory.
-#
+# Without the option autograd writes each gradient to memory of its own, where it stays: DDP copies it into a bucket, and the mean back. With it, each `.grad` *is* a part of its bucket after backward. So the mean isn't copied back, and no memory is needed for a second copy of all gradients.
+
+# %% [markdown]
 # But `zero_grad()` drops these parts. In the next step autograd writes to new memory again, and DDP copies each gradient *into* the bucket. Only `set_to_none=False` keeps the parts: then autograd writes where the
-# message is read, and nothing is copied. The documentation names the price of the option: such a `.grad` cannot be detached in place.
-#
+# message is read, and nothing is copied. The [documentation](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html) names the price of the option: such a `.grad` can't be detached in place.
+
+# %% [markdown]
 # **Check yourself.** The last layer of a language model holds half of all weights. What does that mean for overlap?
 #
 # <details><summary>Answer</summary>
 # It is the first bucket, as parameters are not split. Its message starts early, with all of the remaining backward to hide behind. Were it the first layer, it would leave last, with nothing
 # to hide behind.
 # </details>
-#
+
+# %% [markdown]
 # ## 6 · When the ranks disagree
 #
 # Nothing has asked yet what happens when gradients arrive in **a different order** on one of the ranks. Autograd goes back
-# through what forward computed last, so the order is up to forward. `TwoExperts` takes a path: `(0, 1)` uses expert 0 first, `(1, 0)` expert 1, and `(0,)` leaves
+# through what forward computed last, so the order is up to forward.
+
+# %% [markdown]
+# `TwoExperts` takes a path: `(0, 1)` uses expert 0 first, `(1, 0)` expert 1, and `(0,)` leaves
 # expert 1 out. `fate`, below, runs a few backward passes and compares each rank's gradients with the mean of what the ranks have alone.
-#
+
+# %% [markdown]
 # **Predict.** Rank 0 takes `(0, 1)`, rank 1 takes `(1, 0)`. The two experts are equally large, and each is a bucket. What becomes of `Overlapped`: `"right"`, `"wrong sums"`, `"crash"` or `"hang"`?
 
 # %%
 fates = ("right", "wrong sums", "crash", "hang")
-another_order = predict("Overlapped, in another order on rank 1", ..., choices=fates)
+another_order = predict("Overlapped, in a different order on rank 1", ..., choices=fates)
 
 
 # %%
@@ -561,20 +582,20 @@ def pytorch(network, **options):
 
 # %%
 another_order.measured(fate(overlapped, [(0, 1), (1, 0)]))
-print("PyTorch's DDP, in another order:", fate(pytorch, [(0, 1), (1, 0)]))
+print("PyTorch's DDP, in a different order:", fate(pytorch, [(0, 1), (1, 0)]))
 print("Overlapped, in one order:", fate(overlapped, [(0, 1), (0, 1)]))
 
 # %% [markdown]
 # No hang, no crash, no error: averages of one expert's gradients with the other's. Gloo pairs the *n*-th call of one rank with the *n*-th of the other, and both carry 144 bytes. PyTorch gets it right.
-#
+
+# %% [markdown]
 # Now expert 1 is not used on rank 1, as happens when no token chooses it. This cell fails on purpose, after three seconds. Which rank waits, and in which line?
 
 # %% tags=["raises-exception"]
 launch(passes, Overlapped, [(0, 1), (0,)], 1, backend="gloo", timeout=3)  # as above, gloo's end
 
 # %% [markdown]
-# *Rank 0 waits in `collect`*, for the bucket that it has sent. *Rank 1's function has returned*: its bucket (here one holds everything) never filled, and nobody noticed. With several buckets it is worse: rank 1's next bucket meets
-# the one that rank 0 has sent in its place.
+# *Rank 0 waits in `collect`*, for the bucket that it has sent. *Rank 1's function has returned*: its bucket (here one holds everything) never filled, and nobody noticed.
 #
 # ### And PyTorch's?
 #
@@ -587,8 +608,11 @@ sentences = " ".join(said.split()).replace("e.g. ", "").split(". ")
 print("three backwards:", *sentences, sep="\n    ")
 
 # %% [markdown]
-# **Expected to have finished reduction in the prior iteration** is perhaps the most searched of all DDP errors. Read it from the end. *Rank 1* says it, at its *second* forward: in the first backward the parameters
-# with these indices got no gradient, so a bucket never left. Without a second forward nobody notices, and rank 0 hangs, as with ours. Which parameters are they? At the debug level `DETAIL` the error names them.
+# The error begins with **Expected to have finished reduction in the prior iteration**. Read it from the end. *Rank 1* says it, at its *second* forward: in the first backward the parameters
+# with these indices got no gradient, so a bucket never left. Without a second forward nobody notices, and rank 0 hangs, as with ours.
+
+# %% [markdown]
+# Which parameters are they? At the debug level `DETAIL` the error names them.
 # In a script you set `TORCH_DISTRIBUTED_DEBUG=DETAIL` in the environment; `launch` has imported torch already, so here the worker says it.
 
 
@@ -614,7 +638,8 @@ for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
 
 # %% [markdown]
 # `find_unused_parameters` is right in both cases, and its walk costs time in each step. `static_graph` walks only once, and refuses a graph that changes. If no parameter ever rests, you need neither. If one always does, freeze it or take it out of the model.
-#
+
+# %% [markdown]
 # ### Write it
 #
 # *About 12 minutes.* Both faults have one cure: **every rank sends the same buckets in the same order, whatever has come.** A full bucket waits until all before it have left. After backward, `finish`
@@ -657,17 +682,20 @@ took_ms = clock(InOrder)
 
 # %% [markdown]
 # Right, and not a microsecond slower. (An expert that *no* rank used gets a gradient of zeros here, where PyTorch leaves `None`. An optimiser with weight decay would move it. The lab repairs that.)
-#
+
+# %% [markdown]
 # **Check yourself.** Rank 1 does not use the *last* layer of a deep network. What does that cost?
 #
 # <details><summary>Answer</summary>
 # The overlap: that bucket is the first in the order, so on rank 1 all others wait behind it until backward is over, and rank 0 waits for rank 1.
 # </details>
-#
+
+# %% [markdown]
 # ### A weight in two places
 #
 # Language models often **tie** the embedding, their first layer, and the head, their last one. The head's gradient is computed first of all.
-#
+
+# %% [markdown]
 # The course's `SmallGPT` does so. With one block it has 17 parameters. Without the tie, none of the other 16 gradients is complete before the head's. With it, when the head *is*
 # the embedding, there are 16 parameters. How many of the other 15 gradients are complete before this one's?
 
@@ -695,13 +723,13 @@ for tied in (False, True):
 print("before the tied weight's:", came.index("embedding.weight"), "of 15")
 
 # %% [markdown]
-# All of them: it comes last. The hook is called once, when both uses have been added up, and the embedding's use is the last that backward reaches. So nothing has to be repaired, but the largest weight of many
-# models leaves when backward is over and has nothing to hide behind.
-#
+# All of them: it comes last. The hook is called once, when both uses have been added up, and the embedding's use is the last that backward reaches. So nothing has to be repaired, but the tied weight leaves when backward is over, and its message has nothing to hide behind.
+
+# %% [markdown]
 # ## 7 · Not a word
 #
 # Two things are left. The **buffers** change in every forward, on each rank in its own way, so PyTorch sends rank 0's. And **`no_sync`**: when gradients of several small batches accumulate, only
-# the last backward needs to average them. Which of the forwards send buffers then? Here are two steps of PyTorch's DDP, each in three parts, of which the first two stand within `no_sync`.
+# the last backward needs to average them. Which of the forwards send buffers then? Here are two steps of PyTorch's DDP, each in three parts, the first two within `no_sync`.
 
 
 # %%
@@ -721,9 +749,10 @@ print("first step: ", *sent[:3], sep="   ")
 print("second step:", *sent[3:], sep="   ")
 
 # %% [markdown]
-# The **first** part of a step sends the buffers, although it stands within `no_sync`. The last part, which averages the gradients, does not. PyTorch's rule: a forward takes over rank 0's buffers if it is the first
+# The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, does not. PyTorch's rule: a forward takes over rank 0's buffers if it is the first
 # of all, or if the training forward before it was outside `no_sync`. So buffers travel once per step, at its beginning.
-#
+
+# %% [markdown]
 # ### Write it
 #
 # *About 9 minutes.* `forward` takes over rank 0's buffers by PyTorch's rule. Within `no_sync` no gradients are sent, they add up; `finish` is called there as well. After it, even after an error, the
@@ -768,7 +797,8 @@ show_when_passed(outcome, Silent)
 # ## 8 · Nobody calls finish
 #
 # One difference to PyTorch is left: your loop calls `finish`. A loop written for DDP doesn't, and `loss.backward()` returns with averages all the same. Somebody has to wait *inside* backward, but after its last gradient.
-#
+
+# %% [markdown]
 # Autograd's engine has a queue of callbacks for that. It calls them when the pass that is running is over, before `backward()` returns. `after_backward(callback)` puts one there; PyTorch's own name for it is
 # `Variable._execution_engine.queue_callback`, which is private, so the course keeps it in one place. Anybody may ask during backward, from a hook, and at no other time:
 
@@ -829,7 +859,8 @@ show_when_passed(outcome, Unaided)
 # <details><summary>Answer</summary>
 # No hook is called there, so nobody asks for the callback and no bucket leaves. The other ranks wait.
 # </details>
-#
+
+# %% [markdown]
 # ## 9 · The whole of it
 #
 # All eight steps lie in `Unaided` and the classes that it's built on:
@@ -874,8 +905,9 @@ print(f"step 7 in the same loop, as a control: about {drifted:.2f}")
 # %% [markdown]
 # On two ranks the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the
 # buckets are cut: PyTorch's first step has one bucket, until it has seen in which order gradients come.
-#
-# In these trainings each step has one part. So now three parts for each step, of which two stand in `no_sync`:
+
+# %% [markdown]
+# In these trainings each step has one part. So now each step has three parts, two of them within `no_sync`:
 
 
 # %%
@@ -901,7 +933,7 @@ print("awkward, 3 steps in 3 parts:", "exactly 0" if away == 0 else f"about {awa
 # %% [markdown]
 # The same again, running means included, though the later parts of a step change them on each rank in its own way.
 #
-# And a training as language models have it: the small GPT with its tied weight, AdamW, gradients of two small batches that add up, and at last a limit to their norm.
+# Finally, we train as people train language models: the small GPT with its tied weight, AdamW, gradients of two small batches that add up, and a limit on their norm.
 
 
 # %%
@@ -929,15 +961,17 @@ print("10 steps of the GPT:", "exactly 0" if away == 0 else f"about {away:.0e}")
 print(f"ours after 9, as a control: about {one_less:.0e}")
 
 # %% [markdown]
-# Bit for bit again. Clipping needs nothing from us: it comes after `backward()`, which leaves averages already, so both ranks find the same norm.
-#
+# Bit for bit again. Clipping needs nothing from us: it comes after `backward()`, which has left averages already, so both ranks find the same norm.
+
+# %% [markdown]
 # **Check yourself.** You freeze a layer *after* wrapping it in `Unaided`. What happens?
 #
 # <details><summary>Answer</summary>
 # Its gradient never comes, so its bucket and all behind it leave at the end of backward: the overlap is lost. Worse, it gets a gradient of zeros, and an optimiser with weight decay would move it.
 # Freeze first, wrap then; that is also PyTorch's rule.
 # </details>
-#
+
+# %% [markdown]
 # ## What you know now
 #
 # DDP is a broadcast, some hooks and an `all_reduce` per bucket. What makes it fast is *when* messages leave. What makes it right is that all ranks send the same ones, in the same order, whatever happened to their gradients.
@@ -948,6 +982,7 @@ predict()
 
 # %% [markdown]
 # Compare two of the five with your own guess. Two calls in a different order neither crash nor hang: the sums are silently wrong. And buckets are not faster by themselves: with free copies they lose.
-#
+
+# %% [markdown]
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself. As a side trip,
 # [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb) looks at DDP on real GPUs.

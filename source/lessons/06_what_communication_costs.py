@@ -15,7 +15,7 @@
 # **Next:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 # **Lab:** [06 · What communication costs](../exercises/06_what_communication_costs.ipynb).
 #
-# Five cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it beside the result. Four cells ask you to **write**
+# Five cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it next to the result. Four cells ask you to **write**
 # a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %%
@@ -36,7 +36,8 @@ from course_utils import Network, check, explore, launch, plot_timeline, predict
 #
 # Two numbers go far (Hockney, 1994). The **latency** alpha is the time until the first byte arrives. The **time per byte** beta is
 # one over the bandwidth. A message of *m* bytes takes alpha + *m* · beta.
-#
+
+# %% [markdown]
 # `trace=True` records every message of a real run, and `trace.replay(network)` works out when each would have arrived on a
 # network that you describe. The messages are real, and only the clock is **virtual**. It gives the same numbers on any machine.
 
@@ -56,7 +57,8 @@ def finish_us(trace, network=network):
 
 # %% [markdown]
 # One byte takes 10.0001 µs on this network, and a million bytes take 110. The two parts are equal at alpha / beta = 100,000 bytes. Around this size the fastest algorithm changes.
-#
+
+# %% [markdown]
 # **What the model assumes.** Remember these five points whenever a virtual time surprises you.
 #
 # - Each rank has one **port** out and one port in. Each carries one message at a time, for *m* · beta, and both work at once (full duplex).
@@ -64,7 +66,8 @@ def finish_us(trace, network=network):
 # - Adding up costs nothing. Nor does starting a call or a GPU kernel.
 # - Between the ports nothing is shared. The switch is never too busy.
 # - Only ranks add. A switch that adds is not in the model. Part 6 comes back to it.
-#
+
+# %% [markdown]
 # The second point has a consequence. Below, four ranks each send to the right, then receive from the left. On a network that buffers, this takes 10 µs. This cell fails on purpose, after four seconds.
 
 
@@ -79,10 +82,12 @@ def everybody_sends_first():
 launch(everybody_sends_first, world_size=4, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Nobody is to blame, and all are. So a virtual time never proves that a program ends. In this chapter the proof is the real run, which is recorded first.
-#
+# No single rank is to blame: each waits for the next one. So a virtual time never proves that a program ends. In this chapter the proof is the real run, which is recorded first.
+
+# %% [markdown]
 # Now two runs with messages of a million bytes. In the first, ranks 1 to 3 send to rank 0. In the second, ranks 0 and 1 swap, and so do ranks 2 and 3.
-#
+
+# %% [markdown]
 # **Predict.** How many µs does each run take? Answer with a list of two numbers.
 
 # %%
@@ -116,13 +121,15 @@ plot_timeline(queued.trace.replay(network), text)
 # %% [markdown]
 # Three messages queue at one port: 10 + 3 · 100 = 310 µs. The four messages in pairs share no port, and take 110 µs, as one does.
 # **What counts is not how much is sent, but how much passes the busiest port.**
-#
+
+# %% [markdown]
 # **Check yourself.** Somebody puts a switch ten times faster between the ranks' network cards. What does the first run gain?
 #
 # <details><summary>Answer</summary>
 # Nothing: rank 0's own port is the narrow place. Only the latency may change.
 # </details>
-#
+
+# %% [markdown]
 # ## 2 · Three ways to add up
 #
 # `all_reduce` leaves the sum of all ranks' tensors on every rank. The most obvious way is **direct**: all send to
@@ -148,7 +155,8 @@ def direct(x, group=None):
 # A **tree** spreads that work. Rank 1 sends to 0 while 3 sends to 2, then 2 sends to 0, and so on. The sum travels back the same way. You'll write one in the lab.
 #
 # The **ring** you wrote in chapter 03: in each step, each rank sends one chunk to the right and takes one from the left.
-#
+
+# %% [markdown]
 # Both are imported. Every recorded run also checks its sum: rank *r* brings *r* + 1 times a pattern, so we know what must come out.
 
 # %%
@@ -162,8 +170,9 @@ for (algorithm, _), trace in recorded_all((direct, tree, ring), 8, (80_000,)).it
 # All three send **the same** 1,120,000 bytes, 2(n − 1) times the tensor. The ring needs eight times as many messages. But it
 # spreads the bytes evenly: its busiest port takes in 140,000 bytes, where rank 0 of the direct way takes in 560,000. Many messages cost
 # latency, a busy port costs bandwidth.
-#
-# Here are the ring's steps on four ranks. In each step every rank sends a quarter and receives another.
+
+# %% [markdown]
+# Here are the ring's steps on four ranks. In each step every rank sends one quarter and receives a different one.
 
 # %%
 ring_of_4 = recorded(ring, 4, 800_000)
@@ -250,7 +259,8 @@ chapter_06.draw_times(time_us, took_us, sizes)
 # %% [markdown]
 # Each has its range. MPI
 # libraries choose by size for this reason ([Thakur, Rabenseifner and Gropp, 2005](https://doi.org/10.1177/1094342005051521)).
-#
+
+# %% [markdown]
 # **Move the crossover yourself.** One recording, two teams: ranks 0 to 3 add up by a ring, ranks 4 to 7 directly, 40,000 bytes each. At first the direct team is done
 # earlier. Drag the latency until the ring team wins. Then drag the bandwidth.
 
@@ -274,16 +284,18 @@ for latency_us in (10, 5, 4.5, 4, 1):
 # %% [markdown]
 # The lead changes at 4.5 µs. Less latency helps whoever sends many messages; less bandwidth hurts whoever has a busy port.
 # "The ring is fastest" is a statement about a size and a network, not about rings.
-#
+
+# %% [markdown]
 # **Check yourself.** What must you change so that the ring is never worth it?
 #
 # <details><summary>Answer</summary>
 # Nothing short of infinite bandwidth: for a large enough tensor the port decides, and the ring's is the least busy.
 # </details>
-#
+
+# %% [markdown]
 # ## 4 · What the stopwatch says
 #
-# Why all this, when one could time the real processes? Let us do it: the same functions, eight ranks on your machine, in turn, the
+# Why all this, when one could time the real processes? Let's do it: the same functions, eight ranks on your machine, in turn, the
 # slowest rank counted. Here is the time of the ring, divided by the time of the direct way.
 
 
@@ -298,15 +310,18 @@ for size_bytes, rounds in ((8_000, 9), (1_000_000, 9), (8_000_000, 5)):
 # %% [markdown]
 # At a million bytes the ring wins by more than four on the network. On the two cores on which this page was made it *lost*. Part 2 says why: both send the same bytes in all,
 # and here there are no eight pairs of ports. All bytes pass through the same cores and the same memory, and the ring pays for eight times as many messages.
-#
+
+# %% [markdown]
 # With more cores your numbers may differ. **They describe your machine's cores, not any network.** This course
 # therefore never argues from loopback times.
-#
+
+# %% [markdown]
 # ## 5 · What others have measured
 #
 # Measuring is right, on the network in question. We have no cluster here. But people publish tables of [nccl-tests](https://github.com/NVIDIA/nccl-tests), NVIDIA's own
 # benchmark, when they ask for help. All numbers below are copied from such threads ("out-of-place" times).
-#
+
+# %% [markdown]
 # ### Write the fit
 #
 # *About 10 minutes.* By each formula of part 3 the time is a straight line in the size: *a* + *b* · *S*. **Write** the function that finds *a* and *b* with the least sum of squared
@@ -354,9 +369,10 @@ pcie_x4 = [
 chapter_06.compare(fit_line, pcie_x4)
 
 # %% [markdown]
-# Two numbers describe a range of 4,096 to 1 within 3 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
+# Two numbers describe a range of 4,096 to 1 within 3.2 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
 # carries 1.5 · 3.3 = 4.9 GB/s: what nccl-tests call the **bus bandwidth**.
-#
+
+# %% [markdown]
 # The second table is of **two RTX 2080 Ti with an NVLink bridge** ([nccl-tests issue 44](https://github.com/NVIDIA/nccl-tests/issues/44)), from 32 KiB to 128 MiB. It is their `all_gather`: half an all-reduce, the
 # same line with other factors. (Of their `all_reduce` we could read three rows only.)
 #
@@ -371,7 +387,7 @@ nvlink_x2 = [
 chapter_06.compare(fit_line, nvlink_x2)
 
 # %% [markdown]
-# It misses by up to 28 %, and the misses are no noise: neighbours miss to the same side. Look at 128 to 512 KiB. From 128 to 256 KiB the time grows by 8.3 µs, and from 256 to 512 KiB, twice the step, by 4.6 µs
+# It misses by up to 28 %, and the misses aren't noise: neighbours miss to the same side. Look at 128 to 512 KiB. From 128 to 256 KiB the time grows by 8.3 µs, and from 256 to 512 KiB, twice the step, by 4.6 µs
 # only. No straight line does that. Two lines do:
 
 # %%
@@ -379,11 +395,15 @@ chapter_06.compare(fit_line, nvlink_x2, slice(0, 4), slice(4, None))
 
 # %% [markdown]
 # NCCL has **protocols**. `LL` sends 4 bytes of flags with every 4 bytes of data: it starts fast, and reaches half of the bandwidth at most. `LL128` can reach 95 %. `Simple` sends data only, and pays for slow memory barriers
-# ([what a maintainer says](https://github.com/NVIDIA/nccl/issues/281)). It also has several algorithms. For each size NCCL estimates, with a model like ours, what each algorithm would take
+# ([what a maintainer says](https://github.com/NVIDIA/nccl/issues/281)).
+
+# %% [markdown]
+# It also has several algorithms. For each size NCCL estimates, with a model like ours, what each algorithm would take
 # with each protocol, and runs the cheapest. There were [nine combinations](https://github.com/NVIDIA/nccl/issues/457) in 2021; today its source lists
-# [seven algorithms and three protocols](https://github.com/NVIDIA/nccl/blob/master/src/include/plugin/nccl_tuner.h). So its times are a chain of lines. The thread does not say which ones ran here. `NCCL_DEBUG=INFO` with
+# [seven algorithms and three protocols](https://github.com/NVIDIA/nccl/blob/master/src/include/plugin/nccl_tuner.h). So its times are a chain of lines. The thread doesn't say which ones ran here. `NCCL_DEBUG=INFO` with
 # `NCCL_DEBUG_SUBSYS=TUNING` prints it.
-#
+
+# %% [markdown]
 # So how far may one trust a line **outside** the sizes it was fitted to? Here the four smallest sizes of each table predict its largest.
 
 # %%
@@ -397,14 +417,16 @@ for name, table in (("four on PCIe", pcie_x4), ("two on NVLink", nvlink_x2)):
     )
 
 # %% [markdown]
-# On PCIe the line holds within 4 %, 512 times beyond the last size it was fitted to. On NVLink it says more than three times the real time. A prediction from outside has no error of its own to show, so measure once where you need it.
-#
+# On PCIe the line holds within 4 %, 512 times beyond the last size it was fitted to. On NVLink it says more than three times the real time. Nothing in the line warns you, so measure once where you need it.
+
+# %% [markdown]
 # **Check yourself.** You fit to sizes up to 64 KB only. Which of the two numbers would you not trust for 25 MB?
 #
 # <details><summary>Answer</summary>
-# Above all the time per byte. Latency is most of the time there, so the slope hardly shows. And another protocol will carry the 25 MB.
+# Above all the time per byte. Latency is most of the time there, so the slope hardly shows. And a different protocol may carry the 25 MB.
 # </details>
-#
+
+# %% [markdown]
 # ## 6 · How good can it get?
 #
 # As long as **only ranks add** and each has one port in and one out, an all-reduce must move 2(n − 1) / n · S bytes through the busiest port. So it takes at least
@@ -424,19 +446,26 @@ for i, size in enumerate(sizes):
 # %% [markdown]
 # Direct stays at 12.5 %: one port of eight does all the work. The ring reaches 90.9 % at 8 million
 # bytes, and more for larger ones. At 800 bytes all are under 1 %, because there latency counts.
-#
-# **The bound falls with its premise.** NVIDIA's NVSwitch can add inside the switch (NVLink SHARP). A rank then sends its tensor about once and receives the sum about once. Eight H200 show 475 GB/s
+
+# %% [markdown]
+# **The bound falls with its premise.** NVIDIA's NVSwitch can add inside the switch (NVLink SHARP). A rank then sends its tensor about once and receives the sum about once.
+
+# %% [markdown]
+# Eight H200 show 475 GB/s
 # of bus bandwidth on links of 450 ([nccl-tests issue 272](https://github.com/NVIDIA/nccl-tests/issues/272)), and others see 480
 # ([issue 312](https://github.com/NVIDIA/nccl-tests/issues/312)). They do not beat the cable. They beat a formula that counts a ring's bytes.
-#
+
+# %% [markdown]
 # **Our tree is not NCCL's.** Ours sends whole tensors, level after level. NCCL's is *pipelined*: it sends small pieces, so all levels work at once, and a rank sends about 2 *S*
 # ([issue 457](https://github.com/NVIDIA/nccl/issues/457)). And there are *two* trees, each for half of the data. A leaf of one is an inner node of the other, so that no port idles
 # (Sanders, Speck and Träff, Two-tree algorithms, Parallel Computing 35, 2009).
-#
+
+# %% [markdown]
 # ## 7 · One slow link, one slow rank
 #
 # In the recording at hand let the link from rank 2 to rank 3 be ten times slower. The other 55 links stay as they are.
-#
+
+# %% [markdown]
 # **Predict.** How many times as long does the ring of eight take then, for 8,000,000 bytes?
 
 # %%
@@ -453,9 +482,11 @@ times_slower.measured(round(after / before, 1), within=0.15)
 # %% [markdown]
 # One bad link of 56 makes the whole ring 9.2 times slower, because a chunk must pass it in each of the 14 steps. The direct way never uses that link. A ring has no slack: it
 # finds your worst cable.
-#
+
+# %% [markdown]
 # And a slow **rank**? Four ranks compute for 100 µs each and then add up 800,000 bytes. Now rank 2 needs 500 µs.
-#
+
+# %% [markdown]
 # **Predict.** By how many µs is rank 0 done later, with the ring and with the direct way? Answer with a list of two numbers.
 
 # %%
@@ -473,19 +504,25 @@ plot_timeline(held_up, "Directly: while rank 2 computes, the tensors of ranks 1 
 # %% [markdown]
 # The ring loses all of the 400 µs: each step waits for the one before. The direct way loses 240. The sum needs rank 2's numbers, so nobody can be done before they have come. But while it waits, rank 0
 # takes in the other two tensors, which costs 160 µs in any case. How much of a delay is hidden depends on the algorithm.
-#
+
+# %% [markdown]
 # **Check yourself.** Your all-reduces have become slow. How do you tell a slow rank from a slow link?
 #
 # <details><summary>Answer</summary>
 # Look at what happens outside the calls. A slow rank computes longer than the others and waits least. With a slow link all compute as before, and all wait.
 # </details>
-#
+
+# %% [markdown]
 # ## 8 · Two levels
 #
 # GPUs of one node talk faster than nodes do. Put 16 ranks on four nodes: 2 µs and 800 Gbit/s inside, 10 µs and 80 Gbit/s
-# between. A **flat** ring crosses from node to node in four places, and everybody waits for them. Where each rank has a network card, **four rings** do better: each carries a quarter of the tensor, and
+# between.
+
+# %% [markdown]
+# A **flat** ring crosses from node to node in four places, and everybody waits for them. Where each rank has a network card, **four rings** do better: each carries a quarter of the tensor, and
 # goes through the ranks of a node in an order that makes it leave by a different card. That's the imported `several_rings`.
-#
+
+# %% [markdown]
 # **Hierarchical**: each node first adds up so that each of its ranks owns a quarter of the node's sum (`reduce_scatter`). Ranks with equal local rank then add up their
 # quarters across the nodes. At last each node shares its quarters (`all_gather`).
 
@@ -517,10 +554,14 @@ for size in (1_600, 160_000, 16_000_000):
     print(f"{size:10,}{ring_us:9.0f}{layered_us:15.0f}{rings_us:13.0f}")
 
 # %% [markdown]
-# Fewer steps, 12 instead of 30, help small tensors. (Our four rings are slow there, because in each step they wait for each other.) For large ones it counts what passes a port between nodes: 30 sixteenths of the
-# tensor with one ring, 7.5 with four, and 6 in the hierarchical way. So that way is 3.3 times as fast as one ring, but only 1.4 times as fast as four, and several rings are what NCCL builds. All this needs a network card
+# Fewer steps, 12 instead of 30, help small tensors. (Our four rings are slow there, because in each step they wait for each other.) For large ones, what counts is how much passes a port between nodes: 30 sixteenths of the
+# tensor with one ring, 7.5 with four, and 6 in the hierarchical way.
+
+# %% [markdown]
+# So that way is 3.3 times as fast as one ring, but only 1.4 times as fast as four, and several rings are what NCCL builds. All this needs a network card
 # for every rank, and the model assumes it.
-#
+
+# %% [markdown]
 # ### Write what passes a card
 #
 # *About 10 minutes.* For large tensors the cards between the nodes decide. **Write** how long the busiest one is busy, for *S* bytes on nodes of *k* ranks, each with a card of its own. Leave latency
@@ -566,9 +607,13 @@ for nodes in (2, 4, 16, 128):
 # %% [markdown]
 # With many nodes, two levels save hardly any bytes over several rings. What they save then is steps.
 # ### Three real nodes
-#
+
+# %% [markdown]
 # [nccl-tests issue 119](https://github.com/NVIDIA/nccl-tests/issues/119) shows three nodes of eight A100, each with four InfiniBand cards. There a maintainer of NCCL counts 24 GB/s for such a card, so 96 GB/s
-# for a node. NCCL builds [flat rings](https://github.com/NVIDIA/nccl/issues/471), several of them, which share the cards. So our model **predicts** before it has seen a single time: 2 · 23/24 · *S* bytes leave each node at 96 GB/s. First the replay of 24 real ranks says whether that is what the model means.
+# for a node.
+
+# %% [markdown]
+# NCCL builds [flat rings](https://github.com/NVIDIA/nccl/issues/471), several of them, which share the cards. So our model **predicts** before it has seen a single time: 2 · 23/24 · *S* bytes leave each node at 96 GB/s. First the replay of 24 real ranks says whether that is what the model means.
 
 # %%
 islands = Network(latency_us=0, gbit_s=230 * 8, nodes=3, between=(0, 96 * 8))
@@ -587,18 +632,21 @@ for size, us in three_nodes:
     print(f"{size:11,}{us:11,.1f}{predicted_us:12,.1f}{predicted_us / us - 1:+8.1%}")
 
 # %% [markdown]
-# From 86 MB on, the prediction is right within 3 %. Below, it is 9 to 11 % too low. And look where this changes: **86.0 MB take 146 µs less than 84.9 MB.** No alpha and no positive beta can say that. Most likely NCCL
-# switches there to another algorithm or protocol. The thread does not say to which.
-#
+# From 86 MB on, the prediction is right within 3 %. Below, it is 9 to 11 % too low. And look where this changes: **86.0 MB take 146 µs less than 84.9 MB.** No line with a positive beta can say that. Most likely NCCL
+# switches there to a different algorithm or protocol. The thread doesn't say to which.
+
+# %% [markdown]
 # For **eight A100 in one node** we found no table that we could read. [nccl-tests issue 149](https://github.com/NVIDIA/nccl-tests/issues/149) reports about 200 GB/s of bus bandwidth, and
 # [nccl issue 1048](https://github.com/NVIDIA/nccl/issues/1048) 232.5. Between the three nodes above, 96 GB/s are all that eight GPUs have. That is what two levels are about.
-#
+
+# %% [markdown]
 # **Check yourself.** Why is the last phase of the hierarchical way not another all-reduce?
 #
 # <details><summary>Answer</summary>
 # The quarters are finished sums already. To have them everywhere, nothing must be added, only gathered.
 # </details>
-#
+
+# %% [markdown]
 # ## 9 · Thousands of ranks
 #
 # The ring's steps grow with *n*, a tree's levels with log₂ *n*. Can one have both, few messages *and* small ones? Yes: **halving and doubling**, Rabenseifner's
@@ -623,12 +671,13 @@ for n in (8, 64, 1_024, 16_384):
 # %% [markdown]
 # At 16,384 ranks the ring takes 333 ms, of which 327.7 are the latency of its 32,766 steps. It loses even to our tree. Halving needs 28 steps, and stays within 6 %
 # of the bound. But the model is kind to it: it lets any two ranks talk at full speed, while far partners of a real cluster share cables.
-#
+
+# %% [markdown]
 # ## 10 · Which local batch hides the all-reduce?
 #
-# That is what people want to know. DDP reduces a bucket while the backward pass computes the next gradients. A larger local batch makes the backward pass longer, and the gradients stay as large as they are. So from some
-# batch on, all the all-reduces fit beside it.
-#
+# That is what people want to know. DDP reduces a bucket while the backward pass computes the next gradients. A larger local batch makes the backward pass longer, and the gradients stay as large as they are. So from some batch on, all the all-reduces together take no longer than the backward pass.
+
+# %% [markdown]
 # ### Write the batch that hides
 #
 # *About 8 minutes.* **Write** this batch as a closed form: the number of samples, whole or not, whose backward pass takes exactly as long as all the rings of *n* ranks, one ring for each bucket, one after the other.
@@ -658,7 +707,8 @@ hiding
 # %% [markdown]
 # For a language model a sample is a **token**, and the formula gets simpler. With *P* parameters, a backward pass takes about 4 *P* operations per token (a forward pass takes 2 *P*). A GPU that does
 # *C* operations per second and sends *W* bytes per second sends about twice the gradients, 8 *P* bytes in float32.
-#
+
+# %% [markdown]
 # **Predict.** A GPT of 1,240 million parameters replaces one of 124 million, on the same GPUs. How many times as many tokens per GPU hide its all-reduces?
 
 # %%
@@ -686,11 +736,13 @@ times_tokens.measured(round(growth, 1), within=0.1)
 # %% [markdown]
 # The size of the model cancels: 8 *P* / *W* seconds of sending, 4 *P* / *C* seconds of computing per token. What's left is **2 · C / W tokens per GPU**, 16,000 here, times (n − 1) / n. Half of it is enough for gradients in
 # bfloat16. *C* is what your GPU really achieves, not the number in its data sheet.
-#
+
+# %% [markdown]
 # ### Bucket by bucket
 #
-# The closed form is only a lower limit. It lets the network work all the time, but the first bucket isn't ready at once, and nothing is left to compute beside the last one. So now each bucket gets its own time.
-#
+# The closed form is only a lower limit. It lets the network work all the time, but the first bucket isn't ready at once, and nothing is left to compute while the last one travels. So now each bucket gets its own time.
+
+# %% [markdown]
 # We take **ResNet-50** and a small **GPT** (GPT-2 with 124 million parameters). Everything below is a **model**. A bucket goes out when its last gradient is ready and the bucket before is through. `ready` says when, as shares
 # of the backward pass. (One of the course's tests holds `longer_ms` against the replay of four real ranks.)
 
@@ -710,9 +762,13 @@ def longer_ms(ready, megabytes, backward_ms, n, gbit_s=100, alpha_us=3):
 
 # %% [markdown]
 # *Where the numbers come from.* ResNet's buckets and shares are from the recording of [chapter 14](14_on_a_gpu_who_waits.ipynb). Its backward pass is two thirds of the computing there, and PyTorch's own
-# [benchmark](https://github.com/pytorch/pytorch/blob/main/benchmarks/distributed/ddp/README.md) needs 97 ms for a batch of 32 on a V100: 3 ms per image. For GPT we count 6 operations per parameter and token, 1,024 tokens, and assume 100 Tflop/s: 7.6 ms
+# [benchmark](https://github.com/pytorch/pytorch/blob/main/benchmarks/distributed/ddp/README.md) needs 97 ms for a batch of 32 on a V100: 3 ms per image.
+
+# %% [markdown]
+# For GPT we count 6 operations per parameter and token, 1,024 tokens, and assume 100 Tflop/s: 7.6 ms
 # per sequence. That is a speed of bfloat16; the gradients are counted in float32, as autocast leaves them (chapter 04). The output layer, 31 % of the work, comes first, then twelve blocks of 28.4 MB. The embedding is tied to the output, so its 157.5 MB are ready last.
-#
+
+# %% [markdown]
 # We call the all-reduce **hidden** if a step gets at most 5 % longer.
 
 # %%
@@ -769,14 +825,22 @@ chapter_06.draw_hiding(percent_longer, list(models))
 # %% [markdown]
 # In each case the last bucket's limit is the larger one, and for ResNet-50 it is the batch. For GPT it's about 16 % too low at up to 128 ranks, because the buckets before are still on their way when the last one is
 # ready; at 16,384 ranks it's 45 % too low.
-#
+
+# %% [markdown]
 # The batch grows far less than the number of ranks, as long as bandwidth decides: a ring's bytes per port stay below twice the gradients. From 16 to 128 ranks ResNet-50 needs half as much again. Then the latency takes
-# over, once for each bucket. Ten times less bandwidth costs about ten times the batch on 2 and 16 ranks, and less where latency counts: for ResNet-50 seven times on 128 ranks.
-#
+# over, once for each bucket.
+
+# %% [markdown]
+# Ten times less bandwidth costs about ten times the batch on 2 and 16 ranks, and less where latency counts: for ResNet-50 seven times on 128 ranks.
+
+# %% [markdown]
 # ### Which bucket size?
 #
-# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many, and shows them as plots. We have no figures of it to quote. The benchmark above gives two as text: two nodes of eight V100, four
-# cards of 100 Gbit/s in each. At 12 GB/s for such a card (issue 119 again) that makes 48 GB/s for a node. `step_ms` cuts the gradients into buckets of another size and takes the shares between the recorded ones.
+# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many, and shows them as plots. We have no figures of it to quote.
+
+# %% [markdown]
+# The benchmark above gives two as text: two nodes of eight V100, four
+# cards of 100 Gbit/s in each. At 12 GB/s for such a card (issue 119 again) that makes 48 GB/s for a node. `step_ms` cuts the gradients into buckets of a different size and takes the shares between the recorded ones.
 
 
 # %%
@@ -796,21 +860,29 @@ for cap_mb in (1, 5, 25, 103):
     print(f"{cap_mb:8} MB{fast:19.1f}{published_ms.get(cap_mb, '-'):>12}{slow:21.1f}")
 
 # %% [markdown]
-# On the slow network the model has an opinion: 5 to 25 MB are best. With smaller ones latency is paid too often, and one large bucket begins when the backward pass is over. On the fast network it sees hardly a difference
+# On the slow network the model has an opinion: 5 to 25 MB are best. With smaller ones latency is paid too often, and one large bucket begins when the backward pass is over.
+
+# %% [markdown]
+# On the fast network it sees hardly a difference
 # up to 25 MB, and **there it fails**: really, 1 MB costs 4 % more. Even the 104 are more than its 97.2. In the benchmark, DDP on a single GPU takes 100 already. Likely reasons: calls
 # have to be started, buckets copied, and NCCL's kernels take computing units from the backward pass. Our third assumption sets all of this to zero.
-#
+
+# %% [markdown]
 # **Check yourself.** On 64 GPUs with 10 Gbit/s each your ResNet-50 trains with a local batch of 16. What helps, other than a faster network?
 #
 # <details><summary>Answer</summary>
 # A larger local batch; or the same batch with accumulation, that is, one all-reduce for several backward passes (chapter 04). Fewer bytes, for example gradients in half
-# precision. Another bucket size cannot help much: the sum of all buckets takes longer than the backward pass.
+# precision. A different bucket size can't help much: the sum of all buckets takes longer than the backward pass.
 # </details>
-#
+
+# %% [markdown]
 # ## What you know now
 #
 # A message costs alpha + *m* · beta, and the busiest port decides. Few large messages through one port (direct), few steps (tree), evenly loaded ports (ring), or both
-# (halving): size, network and number of ranks choose the winner. Two numbers, fitted, describe measured times within a few percent, as long as NCCL does the same thing at all sizes. Where they fail, the
+# (halving): size, network and number of ranks choose the winner.
+
+# %% [markdown]
+# Two numbers, fitted, describe measured times within a few percent, as long as NCCL does the same thing at all sizes. Where they fail, the
 # deviations show it. Predicted before we had seen a time, four of ten were right within 3 %, and six were 9 to 11 % too low.
 
 # %%
@@ -821,5 +893,6 @@ predict()
 # GPU: it sends ten times as much, and computes ten times as long.
 #
 # **Next:** [07 · Data and batches](07_data_batches_numerics.ipynb).
-#
+
+# %% [markdown]
 # *More sources.* R. Hockney, The communication challenge for MPP, Parallel Computing 20, 1994. Z. Hu and others, [Demystifying NCCL](https://arxiv.org/abs/2507.04786), 2025, on protocols and algorithms.

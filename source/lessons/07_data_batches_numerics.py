@@ -457,7 +457,7 @@ with tempfile.TemporaryDirectory() as disks:
     print(launch(impatient, disks, backend="gloo")[1])
 
 # %% [markdown]
-# Rank 1 gave up while rank 0 was still fetching. By default a group waits 30 minutes with gloo and 10 with NCCL, which a large download exceeds.
+# Rank 1 gave up while rank 0 was still fetching. By default a group waits [30 minutes with gloo and 10 with NCCL](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), and a large download may take longer.
 #
 # ## What you know now
 

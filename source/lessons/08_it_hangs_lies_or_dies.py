@@ -59,7 +59,8 @@ from course_utils import (
 # %% [markdown]
 # Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, and the numbers are wrong. It **dies**: a rank raises an error, or is
 # gone. The symptom decides what to ask first. It does not tell the cause, as part 5 will show.
-#
+
+# %% [markdown]
 # ## 1 · It hangs
 #
 # Three ranks take five steps. The "gradient" of step *k* is *k*, so the average over ranks must be *k* too. On rank 1 the batch of step 2 is broken,
@@ -103,8 +104,12 @@ chapter_08.draw_calls(hang)
 
 # %% [markdown]
 # It hangs two steps after the mistake, because gloo counts calls, not steps. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same number under the name of step 3. **It lied twice before
-# it hung.** The report says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere before.
-#
+# it hung.**
+
+# %% [markdown]
+# The report says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere before.
+
+# %% [markdown]
 # The cure: all skip, or none. A decision that changes what ranks call is a decision of all ranks, so it takes a collective.
 
 
@@ -133,7 +138,7 @@ print(launch(skip_together, world_size=3, backend="gloo"))
 #
 # ## 2 · Who never arrived?
 #
-# Two more hangs that many people have met, each with its cure. `evaluate_on_one` saves time: only rank 0 looks at the validation set.
+# Two more hangs, each with its cure. `evaluate_on_one` saves time: only rank 0 looks at the validation set.
 
 # %%
 batch = torch.arange(12.0).view(4, 3)
@@ -183,11 +188,13 @@ for task in (evaluate_on_one, uneven):
     launch(task, True, backend="gloo")  # the cured one ends
 
 # %% [markdown]
-# In the first, **both** ranks wait, each in another call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 makes no such call for an evaluation, so it answers with its next
+# In the first, **both** ranks wait, each in a different call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 makes no such call for an evaluation, so it answers with its next
 # training step. `model.module` is the network without the wrapper, and sends nothing.
-#
+
+# %% [markdown]
 # In the second, rank 1 has done all its work. `Join` lets it answer until all are done; chapter 07 says what it divides by.
-#
+
+# %% [markdown]
 # **Check yourself.** The model has no buffers. Does `evaluate_on_one` hang?
 #
 # <details><summary>Answer</summary>
@@ -198,7 +205,8 @@ for task in (evaluate_on_one, uneven):
 #
 # A collective that waits for an absent rank can't say whom it waits for. The **store** can, the notice board by which the ranks met: a rank that never comes leaves no note there. So
 # before each epoch, let everybody sign in and then look for the others.
-#
+
+# %% [markdown]
 # **Write** (10 minutes). Every rank calls the function with the same `name`, which is new each time. It returns the ranks that haven't called within `patience_s` seconds in all, as a sorted list.
 # `store.set(key, text)` leaves a note. `store.wait([key], timedelta(...))` returns as soon as the note is there, and raises a `RuntimeError` when time is up.
 
@@ -256,13 +264,15 @@ chapter_08.draw_roll_call(who_is_missing_done)
 
 # %% [markdown]
 # A roll call knows who is absent and not why. It also knows it at once: it doesn't wait for the group's timeout, which is thirty minutes with gloo.
-#
+
+# %% [markdown]
 # **Check yourself.** Why not gather the names with a collective instead?
 #
 # <details><summary>Answer</summary>
 # Because a collective needs everybody. The rank you are looking for is the one that would never make the call.
 # </details>
-#
+
+# %% [markdown]
 # ## 3 · Slow, or hung?
 #
 # Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3; a long sleep stands in for that. To the others both look alike: they sit in
@@ -293,17 +303,18 @@ chapter_08.draw_waits(errors)
 # %% [markdown]
 # Rank 2, both times. Chapter 03 found the rule, **the straggler is the rank that waits least**, and it holds for a rank that has stopped for good. So there is one question for both: who is *not* waiting? Then look at
 # that rank, not at those who complain.
-#
+
+# %% [markdown]
 # **Check yourself.** A job reports 98 % of its time in `all_reduce` on rank 0. Is the network slow?
 #
 # <details><summary>Answer</summary>
 # You cannot know from rank 0. If some rank waits far less than the others, look there. If all wait alike, look at the network.
 # </details>
-#
+
+# %% [markdown]
 # ## 4 · It lies
 #
-# Two ranks add up two metrics. Each has a loss of 0.5 and 90 right answers, so the sums must be 1 and 180. Rank 1 begins with the other metric: its dictionary was filled in another
-# order.
+# Two ranks add up two metrics. Each has a loss of 0.5 and 90 right answers, so the sums must be 1 and 180. Rank 1 begins with the other metric: its dictionary was filled in a different order.
 
 
 # %%
@@ -371,14 +382,16 @@ for task in (add_metrics, sum_view):
     print(f"{task.__name__}: one process {alone}, two ranks {together}")
 
 # %% [markdown]
-# Neither pair fits. Chapters 05 and 07 did little else than this. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes. It finds what a tiny case can show, and not what needs a broken batch, sixty ranks or a GPU.
-#
+# In neither pair is the second twice the first. Chapters 05 and 07 used such an oracle, too. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes. It finds what a tiny case can show, and not what needs a broken batch, sixty ranks or a GPU.
+
+# %% [markdown]
 # **Check yourself.** Would it have helped to compare the gradients of all ranks after each step?
 #
 # <details><summary>Answer</summary>
 # Not in this part: the ranks agree on the same wrong numbers. In part 1 it would have, since rank 1 had 2.33 in step 3 where the others had 3.33. And it helps against replicas that part, such as by different seeds.
 # </details>
-#
+
+# %% [markdown]
 # ## 5 · One mistake, three symptoms
 #
 # Ranks hand in different shapes: somebody forgot the last, smaller batch. How bad is that? Three cases, which differ in a number or a name.
@@ -416,9 +429,12 @@ launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
 # %% [markdown]
 # First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up; that is no exception, so no `try` in the rank can
 # catch it. Then what differs, *rank by rank*: 4 and 6 numbers.
-#
+
+# %% [markdown]
 # So the symptom does not tell the cause. Gloo does not compare shapes. It looks at the bytes of each message: if there are more than the place has room for, it aborts; if there are fewer, it takes them and is content, as the broadcast shows.
-# `all_reduce` cuts its tensor into pieces for several messages, so which of both happens depends on the sizes; and where one rank has a piece less than the other, a message is waited for that nobody sends. That is the hang of 3 and 4 numbers.
+
+# %% [markdown]
+# `all_reduce` cuts its tensor into pieces for several messages, so the sizes decide what happens. With 3 and 4 numbers, rank 1 waited for a message that never came.
 # Where shapes may differ, agree on them first: pad to the largest, whose size is one `all_reduce` with `MAX`.
 
 
@@ -441,7 +457,8 @@ for sizes in ((3, 4), (4, 6)):
 # <details><summary>Answer</summary>
 # The same mistake, other symptoms: they belong to the backend. Which is why one looks for the first call that differs, not at the symptom.
 # </details>
-#
+
+# %% [markdown]
 # ## 6 · It dies
 #
 # ### The logs, before any report
@@ -468,7 +485,8 @@ first.measured(chapter_08.CULPRIT)
 # %% [markdown]
 # Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Its exit code
 # says nothing, for rank 2 was still cleaning up when `torchrun` ended it.
-#
+
+# %% [markdown]
 # But sometimes nothing is left. Here are two more jobs of the same script. In one of them rank 2 was killed, as if memory had run out; in the other its disk didn't answer any more.
 
 # %%
@@ -535,10 +553,11 @@ chapter_08.draw_suspects(suspects_done)
 
 # %% [markdown]
 # If nothing remains but echoes, look for the rank whose log just stops. It may have been killed, or it may sleep: ask for its exit code, its stack and the system's log, and suspect the network last.
-#
+
+# %% [markdown]
 # ### Why the clock misleads
 #
-# Could we simply have taken the first error? Rank 1 below cleans up after itself, as many published scripts do. It leaves the group and closes its files, and only then does its error come out.
+# Could we simply have taken the first error? Rank 1 below cleans up after itself. It leaves the group and closes its files, and only then does its error come out.
 
 
 # %%
@@ -606,15 +625,20 @@ print("with a batch of 1024:", death_of(forward, 1024) or "done", "\n" + "-" * 8
 print(death_of(killed_by_the_system))
 
 # %% [markdown]
-# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. Smaller batches mend it, as the run with 1024 proves; chapter 04's accumulation keeps the gradient. A rank that the system kills says **nothing**: no line, no
+# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. Smaller batches mend it, as the run with 1024 proves; chapter 04's accumulation keeps the gradient.
+
+# %% [markdown]
+# A rank that the system kills says **nothing**: no line, no
 # last words. What is left is what it had said *before*, so let long trainings report their steps, and ask the system: on Linux, its log (`dmesg`) names the process that it killed.
-#
-# **Check yourself.** A job dies at random steps, each time on another rank, always with `SIGKILL`. Name two suspects and how to tell them apart.
+
+# %% [markdown]
+# **Check yourself.** A job dies at random steps, each time on a different rank, always with `SIGKILL`. Name two suspects and how to tell them apart.
 #
 # <details><summary>Answer</summary>
 # Memory that grows, whose figure you report in each step; and somebody who stops jobs, such as a scheduler with a time or memory limit, whose log says so.
 # </details>
-#
+
+# %% [markdown]
 # ## 7 · Your cluster has no `launch`
 #
 # So far the report did half of the work. On a cluster there is `torchrun`, a folder of logs, and you. Part 7 is a training that knows nothing of this course. It is started on purpose with
@@ -660,7 +684,10 @@ def train(rank, fault):
 
 
 # %% [markdown]
-# The sixth failure is not in the code: half of rank 1's checkpoint file is missing. `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
+# The sixth failure is not in the code: half of rank 1's checkpoint file is missing.
+
+# %% [markdown]
+# `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
 # recorder has when an exception ends it. For the `finally`, the signal by which `torchrun` ends a rank is made an exception.
 
 
@@ -705,17 +732,20 @@ _ = launch(hears_late, backend="gloo")
 
 # %% [markdown]
 # It was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
-#
+
+# %% [markdown]
 # The functions go into a file `train.py`, whose last line is `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
 # `jobs.start` does in a folder of its own what you would type:
 #
 # ```text
 # torchrun --standalone --nproc-per-node=2 --log-dir=logs --redirects=3 --monitor-interval=0.2 train.py "absent rank"
 # ```
-#
+
+# %% [markdown]
 # The absent rank is started by just this. In the other jobs the same `torchrun` runs in a fork of this kernel, and each rank is a fork of it instead of a new Python (`Forked`). All else is `torchrun`'s, and we
 # need not wait for three imports of torch per job.
-#
+
+# %% [markdown]
 # `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well. While a job runs, `jobs.look` sees three times where its two processes are. It takes `py-spy dump --pid`,
 # which needs no preparation, and the signal where py-spy is not installed or may not look: Linux lets it look at other processes of yours only if `kernel.yama.ptrace_scope` is 0 or you are root, and a container needs the capability `SYS_PTRACE`.
 
@@ -813,10 +843,15 @@ ask("root cause", from_root_cause)
 
 # %% [markdown]
 # A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, whose timeout ran out. *First observed* means just that: the failure with the earliest time.
-#
+
+# %% [markdown]
 # These times are whole seconds. In the three other failures, rank 0's echo follows rank 1's error at once. If both fall into the same second, either may be accused, so we count that as *luck*. Read the other ranks' files
-# before you believe it. If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
-#
+# before you believe it.
+
+# %% [markdown]
+# If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
+
+# %% [markdown]
 # ### Where is everybody?
 #
 # A job that stands still can be asked. These are the lines that `jobs.look` saw most often:
@@ -834,7 +869,8 @@ ask("stacks", from_stacks)
 
 # %% [markdown]
 # The question is part 3's: who is *not* waiting? One look cannot tell slow from hung, since rank 1 sleeps in both. The log can: in one it still grows.
-#
+
+# %% [markdown]
 # ### The flight recorder
 #
 # Each rank keeps its last calls in memory, with the lines that made them. `_dump_fr_trace` gives them as a pickle. (Its sister `_dump_fr_trace_json` leaves out the lines.) We compare the ranks call by call:
@@ -941,8 +977,8 @@ detail_s = launch(time_a_call, dist.DebugLevel.DETAIL, backend="gloo")[0]
 print(f"with DETAIL an all_reduce of 4 numbers takes about {detail_s / off_s:.1f} times as long")
 
 # %% [markdown]
-# (We have seen about 2 times on a quiet machine, and about 10 on a busy one.) `monitored_barrier` is the part of it that finds
-# absent ranks, and you can put it into your own code where you suspect somebody. It needs gloo: beside an NCCL group, make a second one for it, `dist.new_group(backend="gloo")`.
+# `monitored_barrier` is the part of it that finds
+# absent ranks, and you can put it into your own code where you suspect somebody. It needs gloo: next to an NCCL group, make a second one for it, `dist.new_group(backend="gloo")`.
 
 # %%
 meet = ("absent rank", "meet")
@@ -962,11 +998,15 @@ print("\nmonitored_barrier: ", from_detail(*meet))
 
 # %% [markdown]
 # It knows who did not come, not why. To the swapped calls it is deaf: kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
-#
+
+# %% [markdown]
 # ### Who says what
 #
 # The table is computed from the lines above. A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
-# failed, and not who. `torchrun`'s root cause may also name *another*, or be right by *luck*. Mind that this judge knows the answer, and there are only two ranks: with eight, compare each rank with what most of them did.
+# failed, and not who. `torchrun`'s root cause may also name *another*, or be right by *luck*.
+
+# %% [markdown]
+# Mind that this judge knows the answer, and there are only two ranks: with eight, compare each rank with what most of them did.
 
 
 # %%
@@ -986,9 +1026,13 @@ found = chapter_08.draw_verdicts(verdicts, FAULTS)
 by_root_cause.measured(found["root cause"])
 
 # %% [markdown]
-# Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file does not open stands in that rank's log, and where its disk hangs in its stack. So go from *who* to that rank's own
-# words. A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
-#
+# Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file doesn't open is in that rank's log, and where its disk hangs is in its stack. So go from *who* to that rank's own
+# words.
+
+# %% [markdown]
+# A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
+
+# %% [markdown]
 # ### The same with NCCL: the watchdog
 #
 # On GPUs an `all_reduce` is only queued by the host, and returns at once. So a stack shows the line that waits for the GPU, which may be an innocent `.item()`. A **watchdog** thread in each rank keeps the time instead: after ten
@@ -1000,7 +1044,7 @@ for line in chapter_08.WATCHDOG.splitlines():
 
 # %% [markdown]
 # Read it word by word. `SeqNum` counts the calls of one process group, and `PG 1` is that group's number. `OpType` and `NumelIn` say what was called, and of how many numbers. *Enqueued* is how far the host has come, *completed* how far
-# the GPU has. (The log is from an older torch. In torch 2.15 the watchdog says little more than which rank's call timed out; the recorder has the rest.) The next cell puts both ranks next to each other.
+# the GPU has. (The log is from an older torch, and yours may say less.) The next cell puts both ranks next to each other.
 
 # %%
 pattern = r"\[Rank (\d)\].*?SeqNum=(\d+).*?NumelIn=(\d+)"
@@ -1010,7 +1054,8 @@ for rank, number, numel in re.findall(pattern, chapter_08.WATCHDOG):
 # %% [markdown]
 # Rank 0 is stuck in a bucket of gradients, rank 1 one call further, in a single number. In one group that can't be the same program: rank 1 has left call 1516 behind, which rank 0 has not completed. What rank 1's call 1516 was
 # isn't in these lines. Part 5 has shown how a call can end on one rank alone.
-#
+
+# %% [markdown]
 # So the next thing to look at is the recorder. On a timeout the watchdog writes it to a file by itself ([PyTorch's page](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) has its variables: `TORCH_FR_DUMP_TEMP_FILE` says where, `TORCH_FR_BUFFER_SIZE` how many calls, 2,000 in torch 2.15). This is what an entry has; ours is of gloo.
 
 # %%
@@ -1019,7 +1064,8 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 
 # %% [markdown]
 # Kind, sizes, state, times, and the frames of the call: enough to find the first call that differs. What a dump does *not* have: the numbers in the tensors, what a rank does between calls, whatever is older than the buffer. And a rank that was killed leaves none at all.
-#
+
+# %% [markdown]
 # ### Rings, channels and cables
 #
 # If nothing starts, or if all ranks are equally slow, ask NCCL itself: `NCCL_DEBUG=INFO`. These lines are from [nccl#1358](https://github.com/NVIDIA/nccl/issues/1358), of two GPUs; the number in brackets is the GPU.
@@ -1030,14 +1076,20 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | `[0] NCCL INFO Ring 00 : 1 -> 0 -> 1` | in that channel rank 0 receives from 1 and sends to 1 |
 # | `[0] NCCL INFO Trees [0] 1/-1/-1->0->-1` | in the tree rank 0 has one child, 1, and no parent: it is the root |
 # | `[1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct pointer` | by which road: here straight into the other GPU's memory |
-#
+
+# %% [markdown]
 # The last one matters most. Between hosts it may read `via NET/Socket/0`, as in [nccl#226](https://github.com/NVIDIA/nccl/issues/226): that's plain TCP. On hosts with InfiniBand, `NET/IB : No device found.` ([nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why.
-#
+
+# %% [markdown]
 # ### RAS, Xid and ECC
 #
-# **RAS** is a service thread in each process since NCCL 2.24 ([its page](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html)). The program `ncclras`, or any TCP client on port 28028 of localhost, asks it how all processes are. It knows who doesn't answer. But in [nccl#1730](https://github.com/NVIDIA/nccl/issues/1730) it said `RUNNING OK`
+# **RAS** is a service thread in each process since NCCL 2.24 ([its page](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html)). The program `ncclras`, or any TCP client on port 28028 of localhost, asks it how all processes are. It knows who doesn't answer.
+
+# %% [markdown]
+# But in [nccl#1730](https://github.com/NVIDIA/nccl/issues/1730) it said `RUNNING OK`
 # of 256 ranks, while rank 118's watchdog gave up, 120 calls behind its host. A process that answers may still wait for ever.
-#
+
+# %% [markdown]
 # **Xid** is how NVIDIA's driver numbers what went wrong, in the kernel's log (`dmesg`, often only for root). Look there when a rank dies without a word, or when all others wait for one host. **ECC** is the memory's error correction; `nvidia-smi -q -d ECC` shows its counts.
 #
 # | Xid | what happened |
@@ -1045,9 +1097,11 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | 48 | two bits of one word are wrong: ECC can see that and not repair it ([NVIDIA](https://docs.nvidia.com/deploy/dynamic-page-retirement/visibility.html)) |
 # | 63, 64 | bad memory is marked, and will be replaced once the GPU is reset; or even marking it failed |
 # | 79 | the GPU has fallen off the bus: no program reaches it any more |
-#
+
+# %% [markdown]
 # [NVIDIA's catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) has them all, and what to do. None of this can be run here, since no GPU of ours has failed.
-#
+
+# %% [markdown]
 # **Check yourself.** These are lines of one real log, shortened (from [pytorch#118369](https://github.com/pytorch/pytorch/issues/118369)). `SeqNum` is the number of a call. Has rank 7 made 32,000 calls fewer than rank 0?
 #
 # ```text
@@ -1059,18 +1113,21 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 #
 # <details><summary>Answer</summary>
 # Not in one group. There an <code>all_reduce</code> ends only when every rank has made it, so two ranks can be apart by the few calls that are under way. Several numbers of "rank 0" in one burst suggest several groups, as a large training has: each counts its own calls, and a rank's number is that in the
-# group. So compare numbers within one group only. Later logs print its name (<code>PG ID</code>), and the last call that was enqueued and the last that was completed. In torch 2.15 the recorder has them, and the log doesn't.
+# group. So compare numbers within one group only. Later logs print its name (<code>PG ID</code>), and the last call that was enqueued and the last that was completed.
 # </details>
-#
+
+# %% [markdown]
 # **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which torch does not bring. It listens on all addresses without a password, so we do not
 # start it here: use it only in a network that you trust.
-#
+
+# %% [markdown]
 # **Check yourself.** Why is a group's timeout of 30 minutes not simply set to one?
 #
 # <details><summary>Answer</summary>
 # It counts every wait, also an honest one: a rank that saves a checkpoint, or loads data, or compiles, while the others wait for it. It then kills a training that was only slow.
 # </details>
-#
+
+# %% [markdown]
 # ## 8 · The method
 #
 # | symptom | first question | with `launch` | with `torchrun` | seen in |
@@ -1109,5 +1166,6 @@ suspicion = "?"  # the rank to look at first
 #
 # A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, depending on the sizes. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
 # You have seen what each tool says, and to what it is deaf.
-#
+
+# %% [markdown]
 # **Next:** [09 · Many machines](09_many_machines.ipynb), where a rank may be in another room.

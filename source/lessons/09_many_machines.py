@@ -49,7 +49,10 @@ from course_utils import Network, check, digits, launch, predict
 # ## 1 · Two hosts in one computer
 #
 # *Many machines, many cards*, one of the five articles behind this course ([the course map](README.md) lists them), takes two machines with a card each, and finds their
-# addresses with `ifconfig`. You have one machine, so `two_hosts` makes two of it. Linux can give a process a **network namespace**: interfaces, addresses and ports of its own, as a container has. Two of
+# addresses with `ifconfig`. You have one machine, so `two_hosts` makes two of it.
+
+# %% [markdown]
+# Linux can give a process a **network namespace**: interfaces, addresses and ports of its own, as a container has. Two of
 # them, joined by a virtual cable, are two hosts for this chapter's purposes. (They share the machine's name, which part 5 comes to, its disk and its memory.)
 # Today's command for the address is `ip`.
 
@@ -66,7 +69,8 @@ with two_hosts() as hosts:
 # With namespaces each host shows three interfaces: `lo`, on which it talks to itself, `eth0`, the cable to the other host, and `eth1`, a second network
 # to the world outside. Without root you see your machine's own interfaces twice, and the hosts are 127.0.0.1 and 127.0.0.2: all that follows runs, but
 # nothing separates them. Where that matters, the text says so.
-#
+
+# %% [markdown]
 # At the end of the `with` block both hosts are gone, with every process on them. What they share is a disk, as the machines of many clusters do: a folder,
 # with the digits in it.
 
@@ -81,7 +85,10 @@ torch.save((training.data, training.targets), Path(disk.name, "digits.pt"))
 # ## 2 · One script per machine, by hand
 #
 # This is the article's training: Linear, ReLU, Linear, LogSoftmax, the NLL loss, SGD with rate 0.01, batches of 64. It runs for 100 epochs there; here that is a
-# parameter. As the loss of an epoch it prints *the sum of batch loss × batch size, divided by the number of the sampler's samples*; after it we print a second
+# parameter.
+
+# %% [markdown]
+# As the loss of an epoch it prints *the sum of batch loss × batch size, divided by the number of the sampler's samples*; after it we print a second
 # figure, for which the ranks add up sums and counts.
 
 
@@ -172,7 +179,8 @@ for number, output in enumerate(outputs):
 # %% [markdown]
 # Two scripts that share an address became one training. The article's figure differs: 2.153 on one host, 2.164 on the other. It is each rank's mean over
 # **its own** half of the data. Reading it off one screen, as people do, you see half of the truth. Reduce sum and count, divide last: 2.159 on both.
-#
+
+# %% [markdown]
 # ### The address that leads nowhere
 #
 # We kept something from you: `two_hosts` sets `GLOO_SOCKET_IFNAME` in the environment of its programs, to the interface of the cable. An administrator
@@ -201,18 +209,21 @@ with two_hosts(disk.name) as hosts:
         left.measured(re.findall(r"remote=\[([\d.]+)", str(error))[-1])
 
 # %% [markdown]
-# With two hosts it fails, as many first runs on a cluster do. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
+# With two hosts it fails. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
 # store at `tcp://…`; there each left the address that its **host name** resolves to, and that was 127.0.0.1: "here". Each then knocked at its own door.
-#
+
+# %% [markdown]
 # The place of meeting and the way the tensors travel are two things. `GLOO_SOCKET_IFNAME`, and for GPUs `NCCL_SOCKET_IFNAME`, name the interface for the
 # second. (On InfiniBand, NCCL uses that interface only to set up its connections; the tensors travel over the adapters that `NCCL_IB_HCA` names.)
-#
+
+# %% [markdown]
 # **Check yourself.** Why did this never happen in chapters 00 to 08?
 #
 # <details><summary>Answer</summary>
 # All ranks were on one host, where 127.0.0.1 leads to everybody; and <code>launch</code> names the loopback interface itself.
 # </details>
-#
+
+# %% [markdown]
 # ## 3 · Who else can come in?
 #
 # Rank 0 serves the store of `tcp://`, and as the article says it listens on 0.0.0.0: on **all** addresses of its host. Who can reach it there?
@@ -242,7 +253,7 @@ def two_stores():
 
 
 # %% [markdown]
-# And here is a stranger: another program, of another user, who comes over the *other* network and knows the port, which many tutorials print.
+# And here is a stranger: the program of a different user, who comes over the *other* network and knows the port.
 
 
 # %%
@@ -279,18 +290,24 @@ print(found, end="")
 
 # %% [markdown]
 # The star means every address, `eth1` to the world outside included. The stranger wrote 1000 where 0.01 had been, and nobody asked who it was: a store has no
-# password. Through the same store ranks are told where to send their tensors. The bound store does not exist for the outside: *connection refused*. (Where
-# loopback stands in for the networks, "outside" is 127.0.0.11; on a Mac, which has 127.0.0.1 only, the difference cannot be shown.)
-#
+# password. Through the same store ranks are told where to send their tensors.
+
+# %% [markdown]
+# The bound store does not exist for the outside: *connection refused*. (Where
+# loopback stands in for the networks, "outside" is 127.0.0.11; on a Mac, which has 127.0.0.1 only, the difference can't be shown.)
+
+# %% [markdown]
 # So bind the store to the cluster's own network, as `bound_store` does, and hand it over with `init_process_group(store=…)`, as part 7 will. Or have a
 # firewall between the cluster and the world: you need it for `torchrun`, whose store listens everywhere too.
-#
+
+# %% [markdown]
 # **Check yourself.** Would an unusual port number help?
 #
 # <details><summary>Answer</summary>
 # Against a stranger hardly: programs try all ports in turn. Against an honest neighbour's training on the same port it does help.
 # </details>
-#
+
+# %% [markdown]
 # ## 4 · From `-nr` to `torchrun`
 #
 # With more cards per machine, nobody wants to start each rank by hand. *Distributed Data Parallel, part 1*, another of the articles, has a script that is started once **per machine** and is told how many machines there
@@ -356,16 +373,22 @@ print(*sorted("".join(outputs).splitlines()), sep="\n")
 # %% [markdown]
 # The same four ranks, and no arithmetic of ours. There is no `torch` in this script: `torchrun` sets variables, and `init_process_group` reads them. (`python -m torch.distributed.launch`, in older
 # articles, is the deprecated form of this command. [Chapter 02](02_process_groups.ipynb) has all forms, and the table of backends by device: with GPUs write `nccl`, and take the card by `LOCAL_RANK`.)
-#
+
+# %% [markdown]
 # What remains is `--node-rank`: a number that somebody must give to every machine, no two the same.
-#
+
+# %% [markdown]
 # ## 5 · A rank dies
 #
 # The second way to meet is a **rendezvous**. All machines get the same command, with the address of one of them as `--rdzv-endpoint`. Whoever comes is given a number, and when the crew changes,
 # all meet again. So the agents can start the ranks anew, and nobody has to be there at night.
-#
+
+# %% [markdown]
 # Starting anew is not continuing. For that the function saves a **checkpoint** after each epoch (chapter 04), and looks for one when it begins. Its batches are 128 samples **for all ranks
-# together**, however many there are. `accident` is called in every step: you will see what for. (`save` and `resumed`, imported, are those of chapter 04: rank 0 writes the file beside the old one and
+# together**, however many there are. `accident` is called in every step: you will see what for.
+
+# %% [markdown]
+# (`save` and `resumed`, imported, are those of chapter 04: rank 0 writes the file next to the old one and
 # renames it. That is enough where a process is killed; if the disk's own host may lose its power, an `os.fsync` of the file comes before the rename, as lab 11 says.)
 
 
@@ -428,8 +451,9 @@ print("steps noted:", len(read_losses("undisturbed")))
 
 # %% [markdown]
 # Now on two hosts. `--rdzv-id` is the training's name: agents with the same endpoint and the same name meet, so two trainings can share an endpoint. An agent with a misspelt name
-# meets nobody, and gives up after ten minutes with a `RendezvousTimeoutError` (`--rdzv-conf=join_timeout=...` has the seconds). Under Slurm the job's number will do as the name.
-#
+# meets nobody, and [gives up after ten minutes](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html) with a `RendezvousTimeoutError` (`--rdzv-conf=join_timeout=...` has the seconds). Under Slurm the job's number will do as the name.
+
+# %% [markdown]
 # Folded away is what our hosts need and real ones do not. Only host 0 is told to open the rendezvous (`is_host=1`): real hosts find that out by comparing their name with the endpoint's, and ours
 # share a name. `--local-addr` is the address under which an agent is known to the others.
 
@@ -466,9 +490,10 @@ print("host 1:", re.search(r"failed \(exitcode: -9\) local_rank: 0", agents[1].e
 steps.measured(len(read_losses("killed")))
 
 # %% [markdown]
-# *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line stands on **host 1's** screen. Host 0's
+# *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line is on **host 1's** screen. Host 0's
 # shows, if anything, rank 0's traceback, of a connection reset by its peer: an echo. On a cluster look for the agent that reports a signal.
-#
+
+# %% [markdown]
 # 52 steps, and we did nothing to restart it. Rank 0 had lost its partner; the agents stopped what was left, met again, and started two new ranks, which found the checkpoint of step
 # 24. The steps 24 to 27 were done twice.
 
@@ -489,22 +514,26 @@ print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 # %% [markdown]
 # Bit for bit: two forked ranks in this notebook, and four processes on two hosts with a death in the middle. It needs everything that the next step depends
 # on to be in the checkpoint or to follow from the epoch, like the sampler's order. Add momentum, dropout or a schedule, and their states must be in it too.
-#
+
+# %% [markdown]
 # `fresh`, in the folded cell, is there for a reason. By default the agents keep one store for all lives; new ranks then sometimes read an address that a dead rank left there, and knock
 # in vain. We saw it happen in some runs with torch 2.15; it [has been reported](https://github.com/pytorch/pytorch/issues/135712) before.
-#
+
+# %% [markdown]
 # **Check yourself.** The checkpoint is on the shared disk. What if each host had its own?
 #
 # <details><summary>Answer</summary>
 # Rank 0 saves, on its host only. After a restart the ranks may be numbered otherwise: a new rank that finds no file begins at epoch 0 while the other one begins at
 # epoch 2. So let rank 0 load and broadcast, or save on every node.
 # </details>
-#
+
+# %% [markdown]
 # ## 6 · A host dies
 #
 # When a rank dies, its agent is there to tell. When a host dies, agent and rank are gone, and with `--nnodes=2` the other host would wait for it in vain. `--nnodes=1:2` means *one is enough, two are
 # better*: the training is **elastic**.
-#
+
+# %% [markdown]
 # In step 28 rank 1 stops, says so, and waits for its end. The other new lines handle the start: the first host to arrive may be started on its own. Its rank simply waits, because the agents restart all ranks
 # when the second host joins.
 
@@ -548,13 +577,17 @@ print(f"largest difference to the losses of two ranks: about {gap:.0e}")
 print("equal to the last bit:", alone == whole[24:])
 
 # %% [markdown]
-# Host 0's agent lost its rank 0 to a broken connection, met with whoever was left, which was nobody, and started one rank: it is now rank 0 of 1. The losses agree to six digits and no further, because one rank
-# adds 128 numbers in another order than two ranks add 64 each. That is a continuation only because the *global* batch stayed: with 64 samples for each rank, whatever their number, it would be
-# another training from here on.
-#
+# Host 0's agent lost its rank 0 to a broken connection, met with whoever was left, which was nobody, and started one rank: it is now rank 0 of 1.
+
+# %% [markdown]
+# The losses agree to six digits and no further, because one rank
+# adds 128 numbers in a different order from two ranks, which add 64 each. That is a continuation only because the *global* batch stayed: with 64 samples for each rank, whatever their number, it would be a different training from here on.
+
+# %% [markdown]
 # Our host died politely: the kernel closed its connections, and rank 0 heard of it at once. A machine without power closes nothing. Then rank 0 waits until the timeout of its group, which
 # `init_process_group(timeout=…)` sets.
-#
+
+# %% [markdown]
 # ### The host of the rendezvous dies
 #
 # One host was special: the rendezvous' store is on host 0. Here the ranks only wait, and the power of **host 0** is cut. **Predict:** does host 1 go on alone?
@@ -584,18 +617,21 @@ goes_on.measured(agents[1].process.returncode == 0)
 # %% [markdown]
 # The agent on host 1 ends, and takes its healthy rank along: `--nnodes=1:2` protects against the death of every host but one. So the endpoint belongs on a machine that does no training and
 # rarely dies. And somebody has to start the agents again when it dies all the same; that is a scheduler's work, in part 8.
-#
+
+# %% [markdown]
 # **Check yourself.** `--nnodes=1:2`, and after an hour host 1 is repaired and runs the command again. What happens?
 #
 # <details><summary>Answer</summary>
 # It comes to the rendezvous, the agent on host 0 notices, stops its rank, and two new ranks go on from the last checkpoint. The same happens at the start when one host comes late.
 # </details>
-#
+
+# %% [markdown]
 # ### How often to save
 #
 # Every death throws away the work since the last checkpoint, and every checkpoint costs time. Meta counted 419 unexpected interruptions in 54 days of training Llama 3 on 16,384 GPUs, one in three hours
 # ([section 3.3.4 of its report](https://arxiv.org/abs/2407.21783)). So how often should a job save?
-#
+
+# %% [markdown]
 # Take a job that fails every four hours on average, at random. A save takes five minutes, and a restart ten. What counts is **goodput**: the share of its time in which the job does work that isn't lost.
 
 # %%
@@ -677,7 +713,8 @@ chapter_09.draw_goodput(INTERVALS_MIN, goodputs, SAVE_MIN, MTBF_MIN, RESTART_MIN
 
 # %% [markdown]
 # The grey line is the complete model of [Daly, 2006](https://doi.org/10.1016/j.future.2004.11.016), which also counts deaths during saves and restarts. The minimum is flat, so the formula needn't be met exactly; being wrong by a factor of four is what hurts.
-#
+
+# %% [markdown]
 # **Write** (4 minutes). Return the seconds between two saves, given the seconds for one save, the hours between failures of **one** machine, and the number of machines.
 
 
@@ -716,7 +753,8 @@ for machines in (1, 10, 100, 1000):
 
 # %% [markdown]
 # Four times the machines halve the interval. And a save that costs a quarter halves it too, while goodput rises. That's why large jobs save [asynchronously](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): the training waits only for a copy into the host's memory.
-#
+
+# %% [markdown]
 # ### Before the run: is everybody healthy?
 #
 # A machine that computes slowly holds up all others, and one that computes wrongly spoils all. Both are cheaper to find before the first step. So each rank does a small piece of work with a known answer, and the ranks compare.
@@ -758,7 +796,8 @@ for sick in [None, (1, "slow"), (2, "wrong")]:
 
 # %% [markdown]
 # On GPUs the same idea has ready tools: `dcgmi diag` tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
-#
+
+# %% [markdown]
 # ## 7 · A slow cable
 #
 # Cables between machines are slower than what is inside them, and that is where communication hurts. [Chapter 06](06_what_communication_costs.ipynb)
@@ -821,12 +860,17 @@ with two_hosts(disk.name) as hosts:
 chapter_09.draw_cable(sizes, predicted_ms, measured_ms)
 
 # %% [markdown]
-# On a quiet machine the cable takes 5 to 15 % longer than predicted, at all sizes, and the prediction came from a recording made without any cable. Part of the
+# The cable takes somewhat longer than predicted, at all sizes, and a busy machine adds to it. Still, the prediction came from a recording made without any cable.
+
+# %% [markdown]
+# Part of the
 # rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections), since packets have headers and are acknowledged. At this speed bytes decide, and they can be
 # counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 80 ms and more, a thousand latencies.
-#
+
+# %% [markdown]
 # *This is the end of the first sitting.*
-#
+
+# %% [markdown]
 # ## 8 · One function, four launchers
 #
 # A cluster is shared, so a **scheduler** hands out its machines, and starts the ranks. It need not change what they do. Here is a function that
@@ -870,14 +914,17 @@ for world_size in (1, 2):
 
 # %% [markdown]
 # One rank has the same, since the 64 samples of a step are the same 64, whoever takes them.
-#
+
+# %% [markdown]
 # ### Slurm: `srun` starts the ranks
 #
 # On a **Slurm** cluster you write a *batch script* and hand it over with `sbatch`. Comments say what is wanted; when the machines are free, Slurm runs the
 # script on the first of them. `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know.
-#
+
+# %% [markdown]
 # `slurm.two_nodes` starts a real Slurm on our two hosts, if its packages are here; if not, `job.log` is what such a job wrote when this chapter was made. The line that it prints says which.
-#
+
+# %% [markdown]
 # The script below wants two nodes, two tasks on each, two CPUs for each task, and prints four of Slurm's names: from the script itself, which no `srun` has started, then from the tasks.
 
 # %% tags=["part-slurm", "row-E5"]
@@ -904,9 +951,11 @@ print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "wit
 # %% [markdown]
 # The script has `PROCID` 0, `LOCALID` 0 and `NTASKS` 4, as if it were rank 0 of 4. A program that believes this joins a group and waits for three ranks that nobody has started. What tells a task from the
 # script is `SLURM_STEP_NUM_TASKS`: only what `srun` starts is in a **step**.
-#
+
+# %% [markdown]
 # The last line is a trap of its own: since version 22.05 `srun` no longer takes [`--cpus-per-task`](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task) over from `sbatch`, so the script hands it on.
-#
+
+# %% [markdown]
 # ### A job that is told to end, and a node that dies
 #
 # A job has a time limit. Slurm can send a signal before: `--signal=TERM@60` sends SIGTERM to all tasks a minute before the end (sometimes two). A task then saves, and the job
@@ -927,10 +976,14 @@ exit $status
 """
 
 # %% [markdown]
-# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` stands behind `srun`: in the header it made Slurm give our job one node although two were free.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two. 75 is an exit code of our
-# own: *saved, please start me again*. Any other failure ends the job. The last line matters: Slurm takes the script's exit status for the job's. If the script ended with
+# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` is given to `srun`, not to the job.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two. 75 is an exit code of our
+# own: *saved, please start me again*. Any other failure ends the job.
+
+# %% [markdown]
+# The last line matters: Slurm takes the script's exit status for the job's. If the script ended with
 # `[ $status = 75 ] && ...`, that test would be its status, so a training that had succeeded would count as FAILED, and no job with `--dependency=afterok` would start. When a **node** fails, Slurm puts the job back into the queue by itself, which is what `--requeue` allows.
-#
+
+# %% [markdown]
 # `save_file` ends all ranks together. One of them may hear the signal a moment before the others, so they ask each other.
 
 
@@ -1016,20 +1069,28 @@ print(*night, sep="\n")
 on_nodes.measured([int(nodes) for nodes in re.findall(r"nodes: (\d)", "".join(night))])
 
 # %% [markdown]
-# Three lives, one training. The signal came, both ranks left after step 8 with their work on the disk, and the job went back into the queue by its own wish. Then a node died: its daemon did not answer any more, after
-# ten seconds here and after five minutes with Slurm's defaults the node was *down*, and Slurm queued the job again. In its third life there was one node, so one rank did the last four steps, and the weights are `launch`'s.
-#
+# Three lives, one training. The signal came, both ranks left after step 8 with their work on the disk, and the job went back into the queue by its own wish.
+
+# %% [markdown]
+# Then a node died: its daemon did not answer any more, after ten seconds here and after [five minutes with Slurm's defaults](https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout) the node was *down*, and Slurm queued the job again. In its third life there was one node, so one rank did the last four steps, and the weights are `launch`'s.
+
+# %% [markdown]
 # This is also the cure for the death of the rendezvous' host: whoever starts anew chooses a new first machine.
-#
+
+# %% [markdown]
 # **Check yourself.** Why do the ranks exit with 75 and let the *script* requeue the job, instead of calling `scontrol` themselves?
 #
 # <details><summary>Answer</summary>
 # They might: but each rank would, and a requeue ends the other ranks wherever they are. The exit codes are collected by <code>srun</code>, once all have left.
 # </details>
-#
+
+# %% [markdown]
 # ### `srun` starts agents, and they start the ranks
 #
-# Many clusters join both: `srun` starts one `torchrun` on each machine. Then dead ranks are the agents' affair, and dead machines Slurm's. This is a whole script; with GPUs write `--nproc-per-node=gpu`. Three
+# You can join both: `srun` starts one `torchrun` on each machine. Then dead ranks are the agents' affair, and dead machines Slurm's. This is a whole script; with GPUs write `--nproc-per-node=gpu`.
+
+# %% [markdown]
+# Three
 # settings are easily forgotten. Without `--ntasks-per-node=1` each task would be an agent. Without `--max-restarts` no rank is ever restarted, since 0 is the default. And `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` gives each
 # life a new store, as `fresh` did in part 5.
 
@@ -1083,11 +1144,15 @@ with slurm.two_nodes(disk.name) as cluster:
 # %% [markdown]
 # The agents noticed the death, met again, and their ranks went on from the file: `launch`'s weights once more, and Slurm never heard of it. (`agents.err` has what the agents said. Our hosts
 # share a name, so our small Slurm tells each task its host's address, and which of the two opens the rendezvous. Real hosts find that out by their names.)
-#
+
+# %% [markdown]
 # ### Ray Train: an engine starts the ranks
 #
 # **Ray** keeps processes of its own on every machine, and places work on them. Its part for training is *Ray Train*. A `TorchTrainer` takes our function, starts a worker for each rank,
-# makes the process group, and calls it. It also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
+# makes the process group, and calls it.
+
+# %% [markdown]
+# It also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
 
 
 # %% tags=["part-ray", "row-E5"]
@@ -1138,7 +1203,10 @@ def under_ray(folder):
 
 
 # %% [markdown]
-# `STRICT_SPREAD` refuses to put both ranks on one node. The folded cells make the cluster: `Cluster` is Ray's tool for tests, which plays two nodes on one machine. Ray listens on many ports, and by
+# `STRICT_SPREAD` refuses to put both ranks on one node. The folded cells make the cluster: `Cluster` is Ray's tool for tests, which plays two nodes on one machine.
+
+# %% [markdown]
+# Ray listens on many ports, and by
 # default on the machine's own address; the settings keep it on loopback, in one folder, and silent: no usage reports, no dashboard. One port they do not reach: torch's store, which rank 0 opens on
 # every interface, as it does under `torchrun`.
 
@@ -1199,13 +1267,21 @@ else:
 
 # %% [markdown]
 # The same function, the fourth time, on two nodes, through a death, and the same weights. A checkpoint counts once **all** ranks have reported, so 12 cannot be. Whether it is 8 or 4 is a matter of luck: `report` hands the checkpoint over and returns, and the
-# last one may not be registered yet when a worker dies. All that is lost is time. And time is Ray's price: it starts a dozen processes, for placing, watching and cleaning up, before the first step. For 20
+# last one may not be registered yet when a worker dies.
+
+# %% [markdown]
+# All that is lost is time. And time is Ray's price: it starts a dozen processes, for placing, watching and cleaning up, before the first step. For 20
 # steps that is absurd; for a night on 64 machines it is nothing.
-#
+
+# %% [markdown]
 # **On a real cluster** `Cluster` goes, and Ray is started on each machine before (`ray start --head` on the first, `ray start --address=HEAD:6379` on the others) or by a cloud's or Kubernetes's own Ray operator.
-# `storage_path` must then be a place that all nodes reach, `use_gpu=True` gives each rank a GPU and takes NCCL, and `prepare_data_loader` deals the samples. Ports are open to the whole network, and whoever
+# `storage_path` must then be a place that all nodes reach, `use_gpu=True` gives each rank a GPU and takes NCCL, and `prepare_data_loader` deals the samples.
+
+# %% [markdown]
+# Ports are open to the whole network, and whoever
 # reaches them can run code: keep a cluster behind a firewall.
-#
+
+# %% [markdown]
 # **Check yourself.** Slurm, Ray, `torchrun`, `launch`: which of them averages the gradients?
 #
 # <details><summary>Answer</summary>
@@ -1216,7 +1292,8 @@ else:
 # ### The pager, part 2
 #
 # The job of chapter 08's last cell runs again. Two nights later a scheduler needs its nodes, and requeues it. It does not start any more: all four ranks say that the checkpoint cannot be read. Below are the scheduler's log of that night, and the disk.
-#
+
+# %% [markdown]
 # **Predict.** Whose fault is it: the disk's, the scheduler's, the script's? The capstone, [chapter 11](11_capstone.ipynb), answers.
 
 # %%

@@ -358,7 +358,7 @@ yardstick.draw("Without training=True the loss is higher in both panels.")
 #
 # ## 5 · Statistics that drift
 #
-# In torch, DDP sends rank 0's **buffers** to all at the start of each step, and a batch norm's running mean is one (chapter 07). What is it in Keras?
+# In torch, DDP sends rank 0's **buffers** to all at the start of each step, and a batch norm's running mean is one (chapter 05). What is it in Keras?
 
 
 # %%
@@ -695,7 +695,8 @@ for name in faults:
 
 # %% [markdown]
 # With a well shuffled deck a late layer and `fit()` cost so little that you'd hardly look: either rank's model is nearly as good. A missing `training=True` costs more there, in proportion.
-#
+
+# %% [markdown]
 # **Check yourself.** A colleague adds a layer with a state of its own, say a running quantile, by `add_weight(trainable=False)`. What do you ask?
 #
 # <details><summary>Answer</summary>

@@ -575,6 +575,7 @@ chapter_11.draw_efficiency(curves, real)
 # %% [markdown]
 # Expect less on a real cluster: the model knows no slow node and no shared network. Say so when you report the figure.
 #
-# **Next:** chapters [12](12_send_less.ipynb) to [16](16_test_before_you_scale.ipynb) stand alone. Chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
-#
+# **Next:** chapters [12](12_send_less.ipynb) to [17](17_cut_the_layer.ipynb) go further, each on its own question. Chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
+
+# %% [markdown]
 # Believe a cause once an experiment with it leaves the same traces and a control without it doesn't. Take the next failure that is *yours*, and do the same.

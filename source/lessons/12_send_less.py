@@ -108,7 +108,7 @@ for name, row in short.items():
 # %% [markdown]
 # ### Write it
 #
-# *About 4 minutes.* A hook that sends the bucket in another type, which is its state. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
+# *About 4 minutes.* A hook that sends the bucket in a different type, which is its state. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
 
 
 # %%
@@ -213,7 +213,7 @@ def step_above(gradients):
 
 
 # %% tags=["raises-exception"]
-# On gloo, so that it fails alike on every machine. NCCL doesn't compare sizes by default.
+# On gloo, so that it fails alike on every machine.
 launch(step_above, torch.tensor([[9.0, -7, 1], [8, 2, 0]]), backend="gloo", timeout=5)
 
 # %% [markdown]
@@ -432,10 +432,10 @@ for buffers, title in ((False, "own buffers"), (True, "averaged")):
 pictures.draw_running_means(means)
 
 # %% [markdown]
-# Equal parameters, and yet two models. DDP sends rank 0's buffers at the start of each step, so they never differ by more than one step (chapter 07). If you average parameters, average the buffers too.
+# Equal parameters, and yet two models. DDP sends rank 0's buffers at the start of each step, so they never differ by more than one step (chapter 05). If you average parameters, average the buffers too.
 
 # %% [markdown]
-# AdamW's moments stay apart, too. Each rank keeps its own, in `every` and in `diloco`, and in the DiLoCo paper as well. To average them, you'd send three times the bytes. Usually nobody does. But put each rank's moments into your checkpoint, or you won't resume the same training.
+# AdamW's moments stay apart, too. Each rank keeps its own, in `every` and in `diloco`, and in the DiLoCo paper as well. To average them, you'd send three times the bytes. So put each rank's moments into your checkpoint, or you won't resume the same training.
 
 # %% [markdown]
 # ### What stragglers gain
@@ -473,7 +473,10 @@ pictures.draw_progress(table)
 table.print_price()
 
 # %% [markdown]
-# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time the mean leads: it takes half as long as DDP, and top-k only a sixth less: bfloat16 gets there sooner. All this is of 48 steps: error feedback has hardly begun to pay, and DiLoCo has made three outer steps.
+# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time the mean leads: it takes half as long as DDP, and top-k only a sixth less: bfloat16 gets there sooner.
+
+# %% [markdown]
+# All this is of 48 steps: error feedback has hardly begun to pay, and DiLoCo has made three outer steps.
 
 # %% [markdown]
 # ### 25 Gbit/s, 64 ranks, this model: you decide

@@ -42,7 +42,7 @@ from course_utils import Network, check, launch, predict
 # %% [markdown]
 # ## 1 · Sixteen bytes
 #
-# Large models are usually trained with Adam in **mixed precision**: layers compute in bfloat16, the optimiser in float32. Each parameter then takes
+# Large models are often trained with Adam in **mixed precision**: layers compute in bfloat16, the optimiser in float32. Each parameter then takes
 #
 # | | bytes |
 # | --- | --- |
@@ -587,7 +587,7 @@ def evaluate_on_rank_0():
 
 
 # %% tags=["raises-exception"]
-launch(evaluate_on_rank_0, backend="gloo", timeout=2)  # on a GPU the wait is in another line
+launch(evaluate_on_rank_0, backend="gloo", timeout=2)  # on a GPU the wait is in a different line
 
 # %% [markdown]
 # Nobody has the model. Rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. So all ranks call a layer, a save or `full_tensor()`, in the same order. If one rank's data take a different path, the others hang like this.

@@ -75,14 +75,15 @@ in_call.measured(median(c.us for c in calls) / 1000, within=0.5)
 # %% [markdown]
 # The call is over after 0.3 ms, while a kernel runs for 2.5 ms in the middle. Look at the sizes as well: 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has started waits *on the GPU* until its
 # partner on the other GPU has started as well. So its time is waiting and moving in one.
-#
+
+# %% [markdown]
 # Here is the second of these all-reduces, with what's around it.
 
 # %%
 call, kernel = calls[6], kernels[6]
 meanwhile = [r for r in resnet if r.kind == "launch" and call.end_us < r.start_us < kernel.end_us]
 print(len(meanwhile), "launches between the end of the call and the end of the kernel")
-text = "The call is a sliver. The host goes on launching while NCCL's kernel runs beside compute."
+text = "The call is a sliver. The host goes on launching while NCCL's kernel runs next to compute."
 chapter_14.draw_lanes(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
 
 # %% [markdown]
@@ -283,7 +284,7 @@ for row in recommender:
 # | `work.wait()` | the host waits | the current stream waits, the host doesn't |
 # | `x.item()`, `print(x)`, `x.cpu()` | nothing to wait for | the host waits for the current stream |
 # | `torch.cuda.synchronize()` | | the host waits for all streams |
-# | `dist.barrier()` | the host waits | the host waits, for the barrier |
+# | `dist.barrier()` | the host waits | [the host waits, for the barrier](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier) |
 
 # %% [markdown]
 # **Check yourself.** A loop prints the loss of every step. What does that cost on a GPU, and what would you do?
@@ -421,7 +422,7 @@ print(f"after it: {after:.0f}")
 launch(joins_late, False, backend="gloo", timeout=5)
 
 # %% [markdown]
-# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That's gloo's plain all-reduce. With NCCL the host would go on after this line, and then stand still in the next, at `.item()`: the same hang, shown in a different line.
+# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That's gloo's plain all-reduce. With NCCL, a collective [doesn't hold up the host](https://docs.pytorch.org/docs/stable/distributed.html#synchronous-and-asynchronous-collective-operations), so the host would stop later, at `.item()`: the same hang, shown in a different line.
 
 # %% [markdown]
 # ### Record them
@@ -589,7 +590,8 @@ predict()
 
 # %% [markdown]
 # Compare two of these with your own guess: `wait()` doesn't wait, on the host; and most of DDP's step goes to neither computing nor NCCL.
-#
+
+# %% [markdown]
 # On a GPU the host launches, and streams wait. Most collectives, and `wait()`, only order streams; `.item()`, `synchronize()` and `dist.barrier()` stop the host itself. Before you blame the network, measure what's exposed, and look at what the host does while no
 # kernel runs. And don't forget that a profiler takes part in what it records.
 

@@ -95,11 +95,13 @@ show(chapter_15.ring(orders), f"The orders that give every bit: {orders}.")
 
 # %% [markdown]
 # That's a **ring**: a different algorithm or number of ranks changes the order, and with it last bits.
-#
+
+# %% [markdown]
 # ## 2 · A test that tells them apart
 #
 # A small GPT trains for 40 steps. We compare three runs with one process: two ranks; two ranks with half the loss, a bug; and a **control**, one process with batches reversed.
-#
+
+# %% [markdown]
 # **Predict.** How many of the three differences shrink a thousandfold from float32 to float64?
 
 # %%
@@ -136,7 +138,7 @@ text = "Left, in float32, the three lines meet. Right, in float64, rounding ends
 show(chapter_15.apart(apart), f"{text}, the bug above 1e-4.")
 
 # %% [markdown]
-# In float32 nobody can tell them apart; in float64 **the bug stays**. That is the test to keep: *compare in float64, beside a control*.
+# In float32 nobody can tell them apart; in float64 **the bug stays**. That is the test to keep: *compare in float64, next to a control*.
 #
 # ## 3 · Sums in bfloat16
 #
