@@ -102,14 +102,15 @@ def timed(run: Callable[[], DryRun]) -> DryRun:
 
 def enlarged(pretended: DryRun, block_bytes: float) -> DryRun:
     """The same calls for blocks of other sizes: a gather takes a shard, a scatter the whole."""
+    share = round(block_bytes / pretended.world_size)
     events = []
     for event in pretended.events:
-        size = event.bytes
         if event.kind == "all_gather":
-            size = round(block_bytes / pretended.world_size)
+            event = replace(event, bytes=share)
         elif event.kind == "reduce_scatter":
-            size = round(block_bytes)
-        events.append(replace(event, bytes=size))
+            parts = (share,) * len(event.parts)
+            event = replace(event, bytes=share * pretended.world_size, parts=parts)
+        events.append(event)
     return replace(pretended, events=tuple(events))
 
 
@@ -237,6 +238,18 @@ STATE_CHECK = {
 }
 
 
+def describe(cluster: Cluster) -> None:
+    """Print what a cluster is."""
+    chip = cluster.chip
+    print(f"a chip: {chip.peak_flops_s / 1e12:.0f} TFLOP/s at its peak, of which it reaches", end="")
+    print(f" {chip.reached:.0%}, and {chip.memory_bytes / 1e9:.0f} GB")
+    inside_us, between_us = cluster.inside_s * 1e6, cluster.between_s * 1e6
+    print(f"inside a node of {cluster.per_node}: {cluster.inside_bytes_s / 1e9:.0f} GB/s", end="")
+    print(f" from each chip, {inside_us:.0f} µs")
+    print(f"to other nodes: {cluster.between_bytes_s / 1e9:.0f} GB/s from each chip's card", end="")
+    print(f", {between_us:.0f} µs; a ring uses the cards of all its ranks in a node")
+
+
 # ---- score: a plan among all plans ---------------------------------------------------------------
 
 
@@ -247,10 +260,13 @@ def score(model: str, plan: Plan, cluster: Cluster = CLUSTER) -> Score:
     print(f"  holds {told.bytes / 1e9:.0f} GB of {cluster.chip.memory_bytes / 1e9:.0f}", end="")
     print("" if told.fits else ", so it doesn't fit")
     print(f"  step {told.step_s:.2f} s, MFU {told.mfu:.1%}")
-    all_ranked = scaling.ranked(MODELS[model], cluster, plan.chips)
-    faster = sum(other.step_s < told.step_s - 1e-9 for other, _ in all_ranked)
-    if told.fits:
-        print(f"  {faster} of the {len(all_ranked)} plans that fit are faster")
+    others = []
+    for other, other_plan in scaling.ranked(MODELS[model], cluster, plan.chips):
+        if other_plan.zero <= max(plan.zero, 1):
+            others.append(other)
+    faster = sum(other.step_s < told.step_s - 1e-9 for other in others)
+    without = "" if plan.zero == 3 else " without ZeRO-3"
+    print(f"  {faster} of the {len(others)} plans{without} that fit are faster")
     return told
 
 

@@ -61,7 +61,9 @@ def draw_steps(scores: Mapping[str, Score | None]) -> None:
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     told = ", ".join(f"{name}: {one.step_s:.1f} s" for name, one in bars.items())
-    show(figure, f"{told}. Orange grows with the ranks that cut a layer.")
+    if len(bars) > 1:
+        told += ". Orange grows with the ranks that cut a layer"
+    show(figure, f"{told}.")
 
 
 def draw_plans(model: str, mine: Plan, told: Score) -> None:

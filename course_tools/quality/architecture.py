@@ -54,6 +54,7 @@ ALLOWED = {
         "course_tools.notebooks",
         "course_tools.i18n",
         CHALLENGE,
+        "course_lessons.scaling",
         *LIBRARY,
     ),
     "course_tools.slides": (

@@ -104,7 +104,7 @@ fsdp_bytes = go_on_with(my_fsdp_bytes, sent, chapter_19.fsdp_bytes)
 # From here on we need a cluster, so we **describe** one, with the numbers of an [H100 cluster](https://jax-ml.github.io/scaling-book/gpus). A node has eight chips. What a chip sends inside its node and to other nodes is what you'd find in a data sheet. How much of its peak a chip *reaches* is our guess: 60%. Part 7 looks at what that guess is worth.
 
 # %%
-print(CLUSTER)
+chapter_19.describe(CLUSTER)
 for name, model in MODELS.items():
     print(f"{name}: {model.weights / 1e9:.1f} billion weights in {model.layers} layers")
 print(f"a batch of {TOKENS:,} tokens")
@@ -163,13 +163,13 @@ tokens_of_70b.measured("as many" if needed["7B"] == needed["70B"] else "not as m
 # %% [markdown]
 # More weights mean more bytes, but just as much more to compute behind which they hide. What counts is the chip and its network. A chip that's twice as fast needs twice the tokens.
 #
-# The algebra promises 2,832 chips, but it knows only bytes. The replay of chapter 06 knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
+# The algebra promises 2,830 chips, but it knows only bytes. The replay of chapter 06 knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
 #
 # **Predict.** Up to how many chips does computing hide these calls?
 
 # %%
-counts = (256, 512, 1024, 2048)
-hidden = predict("7B: chips up to which it's hidden", ..., choices=list(counts))
+counts = [256, 512, 1024, 2048]
+hidden = predict("7B: chips up to which it's hidden", ..., choices=counts)
 
 # %%
 model = MODELS["7B"]
@@ -261,7 +261,7 @@ pictures.draw_steps({f"tp {tp}": told for tp, told in best.items()})
 #
 # ## 6 · Choose a plan
 #
-# Your turn: 70B on 512 chips. The plan below is a bad one. Change it, run the cell again, and read the score. Can you reach an MFU of 55%? **MFU** is what the step computes usefully, as a share of what all chips could compute at their peak.
+# Your turn: 70B on 512 chips. But this time your framework has no ZeRO-3. The plan below is a bad one. Change it, run the cell again, and read the score. Can you reach an MFU of 50%? **MFU** is what the step computes usefully, as a share of what all chips could compute at their peak.
 
 # %%
 my_plan = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)
@@ -274,7 +274,7 @@ pictures.draw_plans("70B", my_plan, my_score)
 # %% [markdown]
 # Every grey dot is a plan that one could have chosen. Most of what fits is slow, and much of what's fast doesn't fit.
 #
-# On the course's web site, the page *Choose a plan* has sliders for all of this, and ten tasks. It needs no kernel.
+# On the course's web site, the page *Choose a plan* has sliders for this, and ten tasks. It needs no kernel.
 #
 # **Check yourself.** With `pp=16` and 16 microbatches, what does the pipeline cost?
 #
