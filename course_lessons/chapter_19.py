@@ -19,7 +19,6 @@ from course_lessons.scaling import CLUSTER, MODELS, TOKENS, Chip, Cluster, Plan,
 from course_lessons.tensor_parallel import ColumnLinear, RowLinear
 from course_utils import Network, dry_run, launch
 from course_utils.dry_run import DryRun
-from course_utils.record.event import Event
 
 # ---- run: calls of real and of pretended ranks ---------------------------------------------------
 
@@ -48,19 +47,19 @@ def cut_step(blocks: int, tensor: int, width: int = 64, rows: int = 32) -> None:
     model(x).sum().backward()
 
 
-def calls(events: Iterable[Event]) -> list[tuple]:
+def calls(events: Iterable[Any]) -> list[tuple]:
     """What each call is, for comparing: kind, bytes, group."""
     return [(event.kind, event.bytes, event.group) for event in events if event.kind != "wait"]
 
 
-def count_calls(events: Iterable[Event]) -> None:
+def count_calls(events: Iterable[Any]) -> None:
     """Print how often each call is made, and how many bytes are handed in."""
     counted = Counter(calls(events))
     for (kind, handed_in, group), times in counted.items():
         print(f"  {times} × {kind} of {handed_in:,} bytes, in a group of {len(group):,}")
 
 
-def sent_bytes(events: Iterable[Event]) -> float:
+def sent_bytes(events: Iterable[Any]) -> float:
     """What a rank sends if every call is a ring (course_utils/network/collectives.py)."""
     total = 0.0
     for event in events:
@@ -139,12 +138,12 @@ def tokens_to_hide(flops_s: float, bytes_s: float) -> float:
 
 def state_bytes(weights: float, dp: int, tp: int, pp: int, zero: int) -> float:
     """Our finished form: 2 bytes for a weight, 2 for its gradient, 12 for Adam."""
-    mine = weights / (tp * pp)
+    part = weights / (tp * pp)
     if zero == 0:
-        return 16 * mine
+        return 16 * part
     if zero == 1:
-        return (4 + 12 / dp) * mine
-    return 16 / dp * mine
+        return (4 + 12 / dp) * part
+    return 16 / dp * part
 
 
 _WIDTHS = (32, 64)  # of the recorded blocks, of which there are three
@@ -213,6 +212,98 @@ TOKENS_CHECK = {
     "world_sizes": (1,),
     "rtol": 1e-6,
 }
+
+_SHAPES = ((2, 2), (2, 4), (4, 4), (2, 8))  # layers, and ranks that cut them
+
+
+def tensor_s(
+    layers: int, hidden: int, tokens: int, tp: int, latency_s: float, bytes_s: float
+) -> float:
+    """Our finished form: four all-reduces in each layer, of two bytes per number, as rings."""
+    size = 2 * tokens * hidden
+    ring_s = 2 * (tp - 1) * (latency_s + size / tp / bytes_s)
+    return 4 * layers * ring_s
+
+
+def tensor_check() -> dict[str, Any]:
+    """The options of `check` for `tensor_s`: replays of real ranks, and of eight pretended ones."""
+    traces = {}
+    for layers, tp in _SHAPES:
+        for rows in (16, 32):
+            traces[layers, tp, rows] = _cut_trace(layers, tp, rows)
+
+    def inputs(rank: int, world_size: int, case: str) -> tuple:
+        layers, tp = _SHAPES[_CUT_CASES.index(case)]
+        rows = (16, 32)[int(torch.randint(2, ()))]
+        # The recorded numbers have four bytes, so half as many of two bytes would be as long.
+        return layers, 64, 2 * rows, tp, _draw(1e-6, 2e-5), _draw(1e9, 4e11)
+
+    def spec(*arguments: list) -> list[float]:
+        wanted = []
+        for layers, _hidden, tokens, tp, latency_s, bytes_s in zip(*arguments, strict=True):
+            network = Network(latency_us=latency_s * 1e6, gbit_s=bytes_s * 8 / 1e9)
+            finish_us = traces[layers, tp, tokens // 2].replay(network).finish_us
+            wanted.append(max(finish_us) / 1e6)
+        return wanted
+
+    return {
+        "spec": spec,
+        "inputs": inputs,
+        "cases": _CUT_CASES,
+        "world_sizes": (1,),
+        "hide": (scaling.step_time, scaling.ring_s),
+        "rtol": 1e-6,
+    }
+
+
+_CUT_CASES = (
+    "2 layers, 2 ranks",
+    "2 layers, 4 ranks",
+    "4 layers, 4 ranks",
+    "2 layers, 8 ranks, pretended",
+)
+
+
+def _cut_trace(layers: int, tp: int, rows: int) -> Any:
+    """What `replay` needs of so many layers, each of two blocks, cut among all ranks."""
+    if tp > 4:
+        return dry_run(cut_step, 2 * layers, tp, 64, rows, world_size=tp)
+    options = {"world_size": tp, "backend": "gloo", "trace": True}
+    return launch(cut_step, 2 * layers, tp, 64, rows, **options).trace
+
+
+def fastest_s(model: Transformer, cluster: Cluster, chips: int) -> float:
+    """Our finished form: the shortest step of all plans that fit."""
+    fitting_s = []
+    for plan in scaling.plans(model, chips):
+        scored = scaling.step_time(model, cluster, plan)
+        if scored.fits:
+            fitting_s.append(scored.step_s)
+    return min(fitting_s)
+
+
+def _fastest_inputs(rank: int, world_size: int, case: str) -> tuple:
+    model, chips = case.split(" on ")
+    between_bytes_s = _draw(5e9, 5e10)
+    cluster = replace(CLUSTER, between_bytes_s=between_bytes_s)
+    return MODELS[model], cluster, int(chips.split()[0])
+
+
+def _fastest_spec(all_models: list, all_clusters: list, all_chips: list) -> list[float]:
+    wanted = []
+    for model, cluster, chips in zip(all_models, all_clusters, all_chips, strict=True):
+        wanted.append(scaling.ranked(model, cluster, chips)[0][0].step_s)
+    return wanted
+
+
+FASTEST_CHECK = {
+    "spec": _fastest_spec,
+    "inputs": _fastest_inputs,
+    "cases": ("7B on 64 chips", "70B on 128 chips", "70B on 512 chips"),
+    "world_sizes": (1,),
+    "hide": (scaling.ranked,),
+    "rtol": 1e-6,
+}
 _ZERO = {"no ZeRO": 0, "ZeRO-1": 1, "ZeRO-3": 3}
 
 
@@ -241,7 +332,9 @@ STATE_CHECK = {
 def describe(cluster: Cluster) -> None:
     """Print what a cluster is."""
     chip = cluster.chip
-    print(f"a chip: {chip.peak_flops_s / 1e12:.0f} TFLOP/s at its peak, of which it reaches", end="")
+    print(
+        f"a chip: {chip.peak_flops_s / 1e12:.0f} TFLOP/s at its peak, of which it reaches", end=""
+    )
     print(f" {chip.reached:.0%}, and {chip.memory_bytes / 1e9:.0f} GB")
     inside_us, between_us = cluster.inside_s * 1e6, cluster.between_s * 1e6
     print(f"inside a node of {cluster.per_node}: {cluster.inside_bytes_s / 1e9:.0f} GB/s", end="")
@@ -253,21 +346,21 @@ def describe(cluster: Cluster) -> None:
 # ---- score: a plan among all plans ---------------------------------------------------------------
 
 
-def score(model: str, plan: Plan, cluster: Cluster = CLUSTER) -> Score:
+def score_plan(model: str, plan: Plan, cluster: Cluster = CLUSTER) -> Score:
     """Print what a plan comes to by the model, and its place among all plans that fit."""
-    told = scaling.step_time(MODELS[model], cluster, plan)
+    scored = scaling.step_time(MODELS[model], cluster, plan)
     print(f"{model} on {plan.chips} chips: {_named(plan)}")
-    print(f"  holds {told.bytes / 1e9:.0f} GB of {cluster.chip.memory_bytes / 1e9:.0f}", end="")
-    print("" if told.fits else ", so it doesn't fit")
-    print(f"  step {told.step_s:.2f} s, MFU {told.mfu:.1%}")
+    print(f"  holds {scored.bytes / 1e9:.0f} GB of {cluster.chip.memory_bytes / 1e9:.0f}", end="")
+    print("" if scored.fits else ", so it doesn't fit")
+    print(f"  step {scored.step_s:.2f} s, MFU {scored.mfu:.1%}")
     others = []
     for other, other_plan in scaling.ranked(MODELS[model], cluster, plan.chips):
         if other_plan.zero <= max(plan.zero, 1):
             others.append(other)
-    faster = sum(other.step_s < told.step_s - 1e-9 for other in others)
+    faster = sum(other.step_s < scored.step_s - 1e-9 for other in others)
     without = "" if plan.zero == 3 else " without ZeRO-3"
     print(f"  {faster} of the {len(others)} plans{without} that fit are faster")
-    return told
+    return scored
 
 
 def _named(plan: Plan) -> str:
@@ -279,14 +372,29 @@ def best_by_tp(model: str, chips: int, cluster: Cluster = CLUSTER) -> dict[int, 
     """Print and return the fastest plan for each tp, or None where none fits."""
     best: dict[int, Score | None] = {}
     for tp in (1, 2, 4, 8, 16):
-        fitting = [one for one in scaling.ranked(MODELS[model], cluster, chips) if one[1].tp == tp]
+        fitting = [
+            pair for pair in scaling.ranked(MODELS[model], cluster, chips) if pair[1].tp == tp
+        ]
         best[tp] = fitting[0][0] if fitting else None
         if fitting:
-            told, plan = fitting[0]
-            print(f"tp {tp:2}: MFU {told.mfu:.1%} with {_named(plan)}")
+            scored, plan = fitting[0]
+            print(f"tp {tp:2}: MFU {scored.mfu:.1%} with {_named(plan)}")
         else:
             print(f"tp {tp:2}: nothing fits")
     return best
+
+
+def speed_by_chips(fastest: Callable[..., float], counts: Sequence[int]) -> None:
+    """Print the shortest step, and tokens per second and chip relative to the first count."""
+    print("   chips       7B: step, speed per chip      70B: step, speed per chip")
+    first_s = {name: fastest(model, CLUSTER, counts[0]) for name, model in MODELS.items()}
+    for chips in counts:
+        line = f"{chips:8,}"
+        for name, model in MODELS.items():
+            step_s = fastest(model, CLUSTER, chips)
+            relative = first_s[name] * counts[0] / (step_s * chips)
+            line += f"{step_s:16.2f} s{relative:10.0%}   "
+        print(line.rstrip())
 
 
 # ---- compare: what others have published ---------------------------------------------------------
@@ -342,13 +450,15 @@ def beside_published() -> list[tuple[Published, Score]]:
     print("                  chips   dp x tp x pp    published   model   deviation   bubble")
     both = []
     for run in PUBLISHED:
-        told = scaling.step_time(run.model, run.cluster, run.plan, run.tokens)
+        scored = scaling.step_time(run.model, run.cluster, run.plan, run.tokens)
         plan = run.plan
         cut = f"{plan.dp} x {plan.tp} x {plan.pp}"
-        off = told.mfu / run.mfu - 1
-        numbers = f"{run.mfu:9.1%}{told.mfu:8.1%}{off:12.0%}{told.bubble_s / told.step_s:9.0%}"
+        off = scored.mfu / run.mfu - 1
+        numbers = (
+            f"{run.mfu:9.1%}{scored.mfu:8.1%}{off:12.0%}{scored.bubble_s / scored.step_s:9.0%}"
+        )
         print(f"{run.name:15}{plan.chips:8,}   {cut:14}{numbers}")
-        both.append((run, told))
+        both.append((run, scored))
     return both
 
 

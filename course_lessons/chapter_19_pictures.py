@@ -48,42 +48,44 @@ def draw_hiding(model: str, chips: Sequence[int], replayed_s: Sequence[float]) -
 
 def draw_steps(scores: Mapping[str, Score | None]) -> None:
     """Draw what a step is made of, a bar for each plan that fits."""
-    bars = {name: told for name, told in scores.items() if told}
+    bars = {name: scored for name, scored in scores.items() if scored}
     figure, axes = plt.subplots(figsize=(7, 0.7 + 0.4 * len(bars)), layout="constrained")
-    for place, told in enumerate(bars.values()):
+    for place, scored in enumerate(bars.values()):
         left = 0.0
         for part, (label, colour, hatch) in _PARTS.items():
-            seconds = getattr(told, part)
+            seconds = getattr(scored, part)
             style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
             axes.barh(place, seconds, 0.7, left, label=label if place == 0 else None, **style)
             left += seconds
     _bare(axes, yticks=range(len(bars)), yticklabels=list(bars), xlabel="seconds of a step (model)")
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    told = ", ".join(f"{name}: {one.step_s:.1f} s" for name, one in bars.items())
+    words = ", ".join(f"{name}: {score.step_s:.1f} s" for name, score in bars.items())
     if len(bars) > 1:
-        told += ". Orange grows with the ranks that cut a layer"
-    show(figure, f"{told}.")
+        words += ". Orange grows with the ranks that cut a layer"
+    show(figure, f"{words}.")
 
 
-def draw_plans(model: str, mine: Plan, told: Score) -> None:
+def draw_plans(model: str, chosen: Plan, scored: Score) -> None:
     """Draw memory and MFU of all plans on as many chips, and one among them."""
     figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
     memory_gb, mfu = [], []
-    for plan in scaling.plans(MODELS[model], mine.chips):
+    for plan in scaling.plans(MODELS[model], chosen.chips):
         other = scaling.step_time(MODELS[model], CLUSTER, plan)
         memory_gb.append(other.bytes / 1e9)
         mfu.append(other.mfu)
     axes.scatter(memory_gb, mfu, s=12, color="#999999", label="all plans")
     star = {"s": 160, "marker": "*", "color": "#D55E00", "edgecolor": "black"}
-    axes.scatter([told.bytes / 1e9], [told.mfu], label="yours", **star)
+    axes.scatter([scored.bytes / 1e9], [scored.mfu], label="yours", **star)
     axes.axvline(CLUSTER.chip.memory_bytes / 1e9, color="black", linestyle=":")
     axes.set_xscale("log")
     _bare(axes, xlabel="GB that a chip must hold", ylabel="MFU", ylim=(0, None))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    side = "left" if told.fits else "right"
-    words = f"Your plan stands at {told.bytes / 1e9:.0f} GB and {told.mfu:.0%}, {side} of the line"
+    side = "left" if scored.fits else "right"
+    words = (
+        f"Your plan stands at {scored.bytes / 1e9:.0f} GB and {scored.mfu:.0%}, {side} of the line"
+    )
     show(figure, f"{words}. Only what is left of it fits into 80 GB.")
 
 
@@ -92,11 +94,11 @@ def draw_published() -> None:
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     names = []
     for place, run in enumerate(chapter_19.PUBLISHED):
-        told = scaling.step_time(run.model, run.cluster, run.plan, run.tokens)
+        scored = scaling.step_time(run.model, run.cluster, run.plan, run.tokens)
         first = place == 0
         axes.barh(place - 0.2, run.mfu, 0.36, color="#0072B2", label="published" if first else None)
         style = {"color": "#E69F00", "hatch": "///", "edgecolor": "white"}
-        axes.barh(place + 0.2, told.mfu, 0.36, label="model" if first else None, **style)
+        axes.barh(place + 0.2, scored.mfu, 0.36, label="model" if first else None, **style)
         names.append(f"{run.name}, {run.plan.chips:,} chips")
     _bare(axes, yticks=range(len(names)), yticklabels=names, xlabel="MFU")
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -189,9 +189,7 @@ def problem(model: Transformer, plan: Plan, tokens: int = TOKENS) -> str:
     return ""
 
 
-def step_time(
-    model: Transformer, cluster: Cluster, plan: Plan, tokens: int = TOKENS
-) -> Score:
+def step_time(model: Transformer, cluster: Cluster, plan: Plan, tokens: int = TOKENS) -> Score:
     """What a plan comes to on a cluster, with a batch of so many tokens.
 
     Raises:
@@ -263,8 +261,8 @@ def state_bytes(weights: float, plan: Plan) -> float:
     """Weights, gradients and Adam's states that a chip holds."""
     copies_of = {0: (1, 1), 1: (1, plan.dp), 3: (plan.dp, plan.dp)}
     weights_over, adam_over = copies_of[plan.zero]
-    mine = weights / plan.tp / plan.pp
-    return mine * (2 * WEIGHT_BYTES / weights_over + ADAM_BYTES / adam_over)
+    part = weights / plan.tp / plan.pp
+    return part * (2 * WEIGHT_BYTES / weights_over + ADAM_BYTES / adam_over)
 
 
 def activation_bytes(model: Transformer, plan: Plan, tokens: int = TOKENS) -> float:
@@ -298,4 +296,4 @@ def ranked(
         score = step_time(model, cluster, plan, tokens)
         if score.fits:
             scored.append((score, plan))
-    return sorted(scored, key=lambda one: one[0].step_s)
+    return sorted(scored, key=lambda pair: pair[0].step_s)

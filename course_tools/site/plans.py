@@ -24,9 +24,9 @@ PARTS = ("step_s", "compute_s", "tensor_s", "bubble_s", "data_s", "gb", "mfu")
 START = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)  # as plan.html begins
 
 
-def numbers(told: Score) -> list[float]:
+def numbers(scored: Score) -> list[float]:
     """What the page knows of a plan, to four digits."""
-    exact = (getattr(told, name) if name != "gb" else told.bytes / 1e9 for name in PARTS)
+    exact = (getattr(scored, name) if name != "gb" else scored.bytes / 1e9 for name in PARTS)
     return [float(f"{number:.4g}") for number in exact]
 
 
@@ -48,8 +48,8 @@ def scores(model: str) -> dict[str, list[float]]:
 
 def write_table(to: Path) -> None:
     """Writes the table as a script."""
-    told = {"parts": PARTS, "scores": {model: scores(model) for model in MODELS}}
-    text = json.dumps(told, separators=(",", ":"))
+    scored = {"parts": PARTS, "scores": {model: scores(model) for model in MODELS}}
+    text = json.dumps(scored, separators=(",", ":"))
     to.write_text(f"const PLANS = {text};\n", encoding="utf-8")
 
 

@@ -14,7 +14,7 @@
 # **Before:** [06 · What communication costs](06_what_communication_costs.ipynb) and [17 · Cut the layer](17_cut_the_layer.ipynb).
 
 # %% jupyter={"source_hidden": true}
-from course_lessons import chapter_19, scaling
+from course_lessons import chapter_19, scaling  # noqa: F401 - scaling is for your search
 from course_lessons import chapter_19_pictures as pictures
 from course_lessons.chapter_19 import cut_step, sharded_step
 from course_lessons.finished import go_on_with, show_source
@@ -30,8 +30,6 @@ from course_utils import check, dry_run, predict
 
 # %%
 show_source(sharded_step)
-
-# %%
 chapter_19.compare(world_sizes=(2, 4))
 
 # %% [markdown]
@@ -47,19 +45,17 @@ pretended = chapter_19.timed(lambda: dry_run(sharded_step, 4, 1024, world_size=1
 calls_of_step.measured(len(chapter_19.calls(pretended.of_rank(0))))
 print("rank 1,023:")
 chapter_19.count_calls(pretended.of_rank(1023))
+print("rank 0, if a block is only 64 wide:")
+narrow = dry_run(sharded_step, 4, 64, world_size=1024)
+chapter_19.count_calls(narrow.of_rank(0))
 pretended
 
 # %% [markdown]
 # Of the 1,024 ranks only four were run: the first two, the middle one and the last. For each of the others we *assume* that it does the same. And read the last sentences: the values are wrong, and nobody waits for anybody. A dry run shows calls and bytes. It can't show a hang, a loss or a slow rank.
 #
-# It can show surprises, though. These blocks are 1,024 wide. With a width of 64, a block has 32,768 weights, so a rank's share is 32 weights, or 128 bytes.
-
-# %%
-narrow = dry_run(sharded_step, 4, 64, world_size=1024)
-chapter_19.count_calls(narrow.of_rank(0))
-
-# %% [markdown]
-# **Check yourself.** Why are that ten times as many bytes?
+# It can show surprises, though. A block that's 64 wide has 32,768 weights, so a rank's share is 32 weights, or 128 bytes. Each rank hands in 1,280.
+#
+# **Check yourself.** Why is that ten times as much?
 #
 # <details><summary>Answer</summary>
 # FSDP2 cuts every weight along its first dimension. 256 rows, or 64, can't be shared among 1,024 ranks, so both are padded to one row for each: 64 + 256 numbers of four bytes. Most of what is sent is padding.
@@ -137,11 +133,7 @@ hide
 # <details><summary>Hint 3: the code</summary>
 # <code>return flops_s / bytes_s</code>: both sixes, and W, are gone.
 # </details>
-
-# %%
-tokens_to_hide = go_on_with(my_tokens_to_hide, hide, chapter_19.tokens_to_hide)
-
-# %% [markdown]
+#
 # **Predict.** The 70B model sends ten times as many bytes as the 7B model. How many tokens per chip does it need to hide them?
 
 # %%
@@ -149,6 +141,7 @@ choices = ["a tenth", "as many", "three times as many", "ten times as many"]
 tokens_of_70b = predict("tokens per chip for 70B, beside 7B", ..., choices=choices)
 
 # %%
+tokens_to_hide = go_on_with(my_tokens_to_hide, hide, chapter_19.tokens_to_hide)
 reached = CLUSTER.chip.peak_flops_s * CLUSTER.chip.reached
 bytes_s = CLUSTER.link(ranks=1024, apart=1)[1]
 needed = {}
@@ -210,13 +203,11 @@ state
 # A chip's part has weights / (tp · pp) weights. Each of them takes 16 bytes, or 4 + 12 / dp, or 16 / dp.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>mine = weights / (tp * pp)</code>, and <code>if zero == 1: return (4 + 12 / dp) * mine</code>
+# <code>own = weights / (tp * pp)</code>, and <code>if zero == 1: return (4 + 12 / dp) * own</code>
 # </details>
 
 # %%
 state_bytes = go_on_with(my_state_bytes, state, chapter_19.state_bytes)
-
-# %%
 for dp, tp, pp, zero in ((512, 1, 1, 0), (512, 1, 1, 1), (512, 1, 1, 3), (64, 8, 1, 1)):
     gb = state_bytes(MODELS["70B"].weights, dp, tp, pp, zero) / 1e9
     print(f"70B, dp {dp} x tp {tp} x pp {pp}, ZeRO-{zero}: {gb:7.1f} GB of 80")
@@ -235,16 +226,48 @@ for rank in (0, 1023):
     chapter_19.count_calls(cut.of_rank(rank))
 
 # %% [markdown]
-# Four all-reduces for two blocks, and a transformer's layer has two: attention and the MLP. They're inside a node, and the next computation waits for each.
+# Eight for four blocks, each in a group of eight ranks. A transformer's layer has two such blocks, attention and the MLP, and the next one waits for each call.
 #
-# `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.** But where a dry run can judge it, it does: 1,024 copies of the 7B model.
+# ### Write it
+#
+# **Write** (6 minutes) the seconds of all these calls in a step: `tokens` rows of `hidden` numbers, two bytes each, in `tp` ranks. The check replays the calls of real and pretended ranks. So chapter 06's price of a ring is what you need: 2(n − 1) steps, each with its latency and an n-th of the bytes.
+
 
 # %%
-told = step_time(MODELS["7B"], CLUSTER, Plan(dp=1024, zero=3))
-print(f"copies send for {told.data_s + told.hidden_s:.4f} s by step_time")
-print(f"            and {replayed_s[2]:.4f} s by dry run and replay")
+def my_tensor_s(layers, hidden, tokens, tp, latency_s, bytes_s):
+    """Seconds of the all-reduces that cut layers; a message costs latency_s + bytes / bytes_s."""
+    raise NotImplementedError("about 3 lines")
+
+
+# %%
+cutting = check(my_tensor_s, **chapter_19.tensor_check())
+cutting
 
 # %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# How many all-reduces does a layer of two blocks have, in forward and backward together?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Four for each layer. Each takes 2(tp − 1) steps, of latency_s + size / tp / bytes_s, where the size is 2 · tokens · hidden bytes.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>ring_s = 2 * (tp - 1) * (latency_s + size / tp / bytes_s)</code>
+# </details>
+
+# %%
+tensor_s = go_on_with(my_tensor_s, cutting, chapter_19.tensor_s)
+for tp in (2, 4, 8, 16):
+    seconds = tensor_s(80, 8192, TOKENS // 512 * tp, tp, *CLUSTER.link(tp, apart=1))
+    print(f"70B on 512 chips, tp {tp:2}: {seconds:.2f} s")
+scored = step_time(MODELS["7B"], CLUSTER, Plan(dp=1024, zero=3))
+print(f"7B, 1,024 copies: they send for {scored.data_s + scored.hidden_s:.4f} s by step_time")
+print(f"                            and {replayed_s[2]:.4f} s by dry run and replay")
+
+# %% [markdown]
+# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and sends twice as much.
+#
+# `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.** But where a dry run can judge it, it does, as in the last two lines.
+#
 # **Predict.** 512 chips train the 70B model, with a batch of 4 million tokens. For each `tp` the computer tries all plans that fit. Which `tp` has the fastest?
 
 # %%
@@ -252,27 +275,58 @@ fastest_tp = predict("tp of the fastest plan for 70B on 512 chips", ..., choices
 
 # %%
 best = chapter_19.best_by_tp("70B", chips=512)
-fitting = {tp: told for tp, told in best.items() if told}
+fitting = {tp: score for tp, score in best.items() if score}
 fastest_tp.measured(min(fitting, key=lambda tp: fitting[tp].step_s))
-pictures.draw_steps({f"tp {tp}": told for tp, told in best.items()})
+pictures.draw_steps({f"tp {tp}": score for tp, score in best.items()})
 
 # %% [markdown]
 # Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. And mind the border of the node: 8 ranks cost 1.4 s, and 16, which are on two nodes, cost 3.4 s. The bytes are much the same, but each step of a ring now takes 5 µs instead of 2, and there are twice as many.
 #
 # ## 6 · Choose a plan
 #
-# Your turn: 70B on 512 chips. But this time your framework has no ZeRO-3. The plan below is a bad one. Change it, run the cell again, and read the score. Can you reach an MFU of 50%? **MFU** is what the step computes usefully, as a share of what all chips could compute at their peak.
+# **Write** (8 minutes) a plan for 70B on 512 chips. But this time your framework has no ZeRO-3. The plan below is a bad one. Change it, run the cell again, and read the score. Can you reach an MFU of 50%? **MFU** is what the step computes usefully, as a share of what all chips could compute at their peak.
 
 # %%
 my_plan = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)
-my_score = chapter_19.score("70B", my_plan)
+my_score = chapter_19.score_plan("70B", my_plan)
 pictures.draw_steps({"yours": my_score})
-
-# %%
 pictures.draw_plans("70B", my_plan, my_score)
 
 # %% [markdown]
 # Every grey dot is a plan that one could have chosen. Most of what fits is slow, and much of what's fast doesn't fit.
+#
+# ### Let the computer search
+#
+# **Write** (6 minutes) the seconds of the fastest step among all plans that fit. `scaling.plans(model, chips)` goes through all plans, and `step_time(model, cluster, plan)` has `.fits` and `.step_s`.
+
+
+# %%
+def my_fastest_s(model, cluster, chips):
+    """Seconds of the shortest step on so many chips of that cluster."""
+    raise NotImplementedError("about 6 lines")
+
+
+# %%
+search = check(my_fastest_s, **chapter_19.FASTEST_CHECK)
+search
+
+# %% [markdown]
+# <details><summary>Hint 1: a nudge</summary>
+# What's the fastest of all plans worth, if it needs 1,000 GB?
+# </details>
+# <details><summary>Hint 2: the approach</summary>
+# Start with an empty list. For each plan, ask <code>step_time</code>, and note the seconds if it fits. The smallest of them is the answer.
+# </details>
+# <details><summary>Hint 3: the code</summary>
+# <code>for plan in scaling.plans(model, chips):</code>, then <code>scored = step_time(model, cluster, plan)</code>, and <code>if scored.fits:</code>
+# </details>
+
+# %%
+fastest_s = go_on_with(my_fastest_s, search, chapter_19.fastest_s)
+chapter_19.speed_by_chips(fastest_s, (256, 512, 1024, 2048, 4096, 8192))
+
+# %% [markdown]
+# Speed per chip is relative to 256 chips. Up to 512, a chip is worth as much as before. With 8,192 it's worth less than half, although each row has the best plan of all: the batch is the same, so 512 tokens are left for each chip. That's when scaling stops: not at a number of chips, but at a number of tokens for each.
 #
 # On the course's web site, the page *Choose a plan* has sliders for this, and ten tasks. It needs no kernel.
 #

@@ -36,9 +36,7 @@ def test_every_exercise_has_five_wrong_answers_at_least():
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_bytes_are_counted_as_the_traffic_of_real_ranks(world_size):
-    run = launch(
-        chapter_19.sharded_step, 2, world_size=world_size, backend="gloo", trace=True
-    )
+    run = launch(chapter_19.sharded_step, 2, world_size=world_size, backend="gloo", trace=True)
     for rank, sent in enumerate(run.trace.traffic().sent_bytes):
         assert chapter_19.sent_bytes(run.trace.of_rank(rank)) == pytest.approx(sent)
 
@@ -55,9 +53,9 @@ def test_cut_layers_make_the_calls_of_real_ranks(world_size):
 
 @pytest.mark.parametrize("chips", [64, 512, 1024])
 def test_what_copies_send_takes_as_long_by_the_model_as_by_dry_run_and_replay(chips):
-    told = step_time(MODELS["7B"], CLUSTER, Plan(dp=chips, zero=3))
+    scored = step_time(MODELS["7B"], CLUSTER, Plan(dp=chips, zero=3))
     replayed_s = chapter_19.fsdp_seconds(MODELS["7B"], chips)
-    assert told.data_s + told.hidden_s == pytest.approx(replayed_s, rel=1e-4)
+    assert scored.data_s + scored.hidden_s == pytest.approx(replayed_s, rel=1e-4)
 
 
 def test_cut_layers_send_what_the_model_says():
@@ -67,9 +65,9 @@ def test_cut_layers_send_what_the_model_says():
     model = scaling.Transformer(blocks // 2, width, 4 * width, 2, 1.0, 1000, 1, rows)
     no_latency = replace(CLUSTER, inside_s=0.0, between_s=0.0)
     plan = Plan(tp=tensor)
-    told = step_time(model, no_latency, plan, tokens=rows)
+    scored = step_time(model, no_latency, plan, tokens=rows)
     in_bfloat16 = sent / 2  # the dry run sends float32
-    assert told.tensor_s * CLUSTER.inside_bytes_s == pytest.approx(in_bfloat16)
+    assert scored.tensor_s * CLUSTER.inside_bytes_s == pytest.approx(in_bfloat16)
 
 
 def test_models_have_as_many_weights_as_their_names_say():
@@ -92,19 +90,19 @@ def test_a_plan_that_cannot_be_laid_out_says_why():
 def test_a_slower_card_is_never_faster_and_more_microbatches_never_hold_more():
     slow = replace(CLUSTER, between_bytes_s=5e9)
     for plan in scaling.plans(MODELS["7B"], 64):
-        told = step_time(MODELS["7B"], CLUSTER, plan)
-        assert step_time(MODELS["7B"], slow, plan).step_s >= told.step_s
-        assert 0 < told.mfu < CLUSTER.chip.reached + 1e-9
+        scored = step_time(MODELS["7B"], CLUSTER, plan)
+        assert step_time(MODELS["7B"], slow, plan).step_s >= scored.step_s
+        assert 0 < scored.mfu < CLUSTER.chip.reached + 1e-9
         finer = replace(plan, microbatches=2 * plan.microbatches)
         if not scaling.problem(MODELS["7B"], finer):
-            assert step_time(MODELS["7B"], CLUSTER, finer).bytes <= told.bytes
+            assert step_time(MODELS["7B"], CLUSTER, finer).bytes <= scored.bytes
 
 
 def test_the_exercise_with_a_plan_can_be_won_and_is_not_won_at_first(capsys):
     text = (labs.ROOT / "source/lessons/19_when_scaling_stops.py").read_text(encoding="utf-8")
     assert "my_plan = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)" in text
-    assert not chapter_19.score("70B", Plan(4, 8, 16, 16, 1)).fits
-    won = chapter_19.score("70B", Plan(64, 4, 2, 16, 1))
+    assert not chapter_19.score_plan("70B", Plan(4, 8, 16, 16, 1)).fits
+    won = chapter_19.score_plan("70B", Plan(64, 4, 2, 16, 1))
     assert won.fits
     assert won.mfu >= 0.5
     assert "0 of the 50 plans without ZeRO-3 that fit are faster" in capsys.readouterr().out
