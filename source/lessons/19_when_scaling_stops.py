@@ -264,7 +264,7 @@ print(f"7B, 1,024 copies: they send for {scored.data_s + scored.hidden_s:.4f} s 
 print(f"                            and {replayed_s[2]:.4f} s by dry run and replay")
 
 # %% [markdown]
-# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and sends twice as much.
+# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and each of its ranks sends more than twice as much.
 #
 # `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.** But where a dry run can judge it, it does, as in the last two lines.
 #
@@ -280,7 +280,7 @@ fastest_tp.measured(min(fitting, key=lambda tp: fitting[tp].step_s))
 pictures.draw_steps({f"tp {tp}": score for tp, score in best.items()})
 
 # %% [markdown]
-# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. And mind the border of the node: 8 ranks cost 1.4 s, and 16, which are on two nodes, cost 3.4 s. The bytes are much the same, but each step of a ring now takes 5 µs instead of 2, and there are twice as many.
+# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are on two nodes, where messages take longer. And the model is kind to them: it lets their ring use all eight cards of a node, as if nobody else needed them.
 #
 # ## 6 · Choose a plan
 #
@@ -347,7 +347,7 @@ pictures.draw_published()
 # %% [markdown]
 # No row is further off than a third, and that's all one may say. The 60% is a guess, so a model that's right in one row proves nothing. What counts is where it goes *wrong*.
 #
-# Megatron's MFU rises with the model, from 32% to 39%, and ours stays. Larger matrices come closer to the peak, and we took 60% for all. In both rows of Llama we're too low, and there our pipeline waits for a third of the step or half of it.
+# Megatron's MFU rises with the model, from 32% to 39%, and ours stays. A likely reason is that larger matrices come closer to the peak, and we took 60% for all. In both rows of Llama we're too low, and there our pipeline waits for a third of the step or half of it.
 #
 # **Check yourself.** What does Llama's training do that our pipeline doesn't?
 #
