@@ -30,7 +30,8 @@ addEventListener("DOMContentLoaded", () => document.querySelectorAll("section.pl
     if (!plan.known) return say("1,024 sequences are too few for {0} copies with {1} microbatches each.", plan.dp, plan.microbatches);
     const fits = plan.gb > 80 ? say("It doesn't fit.") : say("It fits.");
     const mfu = (100 * plan.mfu).toFixed(1), step = plan.step_s.toPrecision(3);
-    return `${say("{0} chips, a step of {1} s, an MFU of {2}%.", chips, step, mfu)} ${fits}`;
+    const gap = document.documentElement.lang.startsWith("zh") ? "" : " ";
+    return say("{0} chips, a step of {1} s, an MFU of {2}%.", chips, step, mfu) + gap + fits;
   }
 
   function draw(plan) {
