@@ -22,13 +22,14 @@ from course_tools import ROOT
 from course_tools.i18n import catalogues, chinese
 
 CATALOGUE = "source/zh/site.po"
-TEXTS = ("source/site/index.md", "source/site/start.md", "exercises/README.md")
-TEXTS += ("solutions/README.md",)
+TEXTS = ("source/site/index.md", "source/site/start.md", "source/site/plan.md")
+TEXTS += ("exercises/README.md", "solutions/README.md")
 SAYS = (  # files whose `say("...")` are translated
     "course_tools/notebooks/predictions.py",
     "course_tools/site/glossary.py",
     "course_tools/site/live_parts.py",
     "course_tools/site/pages.py",
+    "course_tools/site/plans.py",
     "course_tools/slides/deck.py",
     "source/site/static/*.js",
 )
@@ -149,8 +150,12 @@ def _sentences(root: Path) -> Iterator[str]:
     for path in sorted((site / "recordings").glob("*.json")):
         choices = json.loads(path.read_text("utf-8"))["choices"]
         yield from filter(str.islower, choices)
-    for groups in LABEL.findall((site / "live.html").read_text("utf-8")):
-        yield "".join(groups)
+    for task in tomllib.loads((site / "tasks.toml").read_text("utf-8"))["tasks"]:
+        yield task["text"]
+        yield from task["hints"]
+    for frame in ("live.html", "plan.html"):
+        for groups in LABEL.findall((site / frame).read_text("utf-8")):
+            yield "".join(groups)
     scripts: list[Path] = []
     for pattern in SAYS:
         scripts += root.glob(pattern)

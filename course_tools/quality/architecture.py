@@ -54,6 +54,7 @@ ALLOWED = {
         "course_tools.notebooks",
         "course_tools.i18n",
         CHALLENGE,
+        "course_lessons.scaling",
         *LIBRARY,
     ),
     "course_tools.slides": (
@@ -115,13 +116,14 @@ NODES = {
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2150,
     CHALLENGE: 4000,
-    LESSONS: 57500,  # by chapter: checks of what learners write, pictures, sharded and cut layers
+    # By chapter: checks of what learners write, pictures, sharded and cut layers, a model of plans.
+    LESSONS: 62300,
     TESTING: 3250,
     LINT: 4800,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
-    # README's pictures, and what a wheel has elsewhere than a checkout.
-    TOOLS: 57050,
+    # README's pictures, what a wheel has elsewhere than a checkout, a page with plans.
+    TOOLS: 57500,
 }
 
 

@@ -16,7 +16,7 @@ from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import ROOT, Tongue
 from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import asked_in
-from course_tools.site import glossary, live_parts, notebook_pages
+from course_tools.site import glossary, live_parts, notebook_pages, plans
 from course_tools.site.live_parts import Place
 
 SITE = ROOT / "source/site"
@@ -135,7 +135,7 @@ def predictions() -> dict[str, int]:
 
 
 def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
-    """Writes the front page, and the one that tells where else the course runs."""
+    """Writes the front page, the one with plans, and the one that tells where else it runs."""
     say, to_root = tongue.say, tongue.up.removeprefix("../")
     rows = [say("| | chapter | the question |"), "| --- | --- | --- |"]
     for path in course_map.chapters():
@@ -145,12 +145,13 @@ def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
     pdf = f'<a href="{to_root}ddp-course.pdf">{say("All of it as one PDF")}</a>'
     fields = {
         "FRONT": frame,
+        "PLAN": plans.block(say),
         "CHAPTERS": "\n".join(rows),
         "REPOSITORY": site.repository or "OWNER/NAME",
         "PDF": pdf if site.pdf else "",
         "ARTICLES": "articles/*" if tongue.code == "zh" else "",
     }
-    for name in ("index.md", "start.md"):
+    for name in ("index.md", "start.md", "plan.md"):
         text = say((SITE / name).read_text(encoding="utf-8"))
         text = site_languages.titled(text, say)
         text = re.sub(f"({'|'.join(fields)})\\b", lambda match: fields[match[1]], text)

@@ -22,7 +22,7 @@ from typing import Any
 from course_tools import ROOT
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
-from course_tools.site import live_parts, llms, pages
+from course_tools.site import live_parts, llms, pages, plans
 from course_tools.site.live_parts import Place
 from course_tools.site.pages import Site
 
@@ -64,6 +64,7 @@ def begin(to: Path, tongue: Tongue) -> None:
     say = to / "_static/say.js"
     script = site_languages.for_scripts(tongue, say.read_text(encoding="utf-8"))
     say.write_text(script, encoding="utf-8")
+    plans.write_table(to / "_static/plans.js")
     (to / "extra/download").mkdir(parents=True)
     shutil.copytree(ROOT / "source/pictures", to / "extra/source/pictures")
     settings = (SITE / "conf.py").read_text(encoding="utf-8")

@@ -46,6 +46,7 @@ WCAG = "axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })"
 SEEN_BY_AXE = (
     "index.html",
     "glossary.html",
+    "plan.html",
     "notebooks/README.html",
     "notebooks/03_collective_primitives.html",
     "exercises/03_collective_primitives.html",
@@ -225,6 +226,48 @@ def _the_map_knows_and_forgets(page) -> None:
     assert page.locator(".tick").first.inner_text() == "0 of 5"
 
 
+WON = {  # by number of a task: model, ZeRO, and powers of two of dp, tp, pp, microbatches
+    3: ("70B", "3", 5, 1, 0, 5),
+    4: ("70B", "1", 6, 2, 1, 4),
+    5: ("7B", "1", 9, 1, 0, 0),
+}
+
+
+def _choose(page, model: str, zero: str, *powers: int) -> None:
+    """Set a plan by the keyboard alone."""
+    page.locator("[name=model]").select_option(model)
+    page.locator("[name=zero]").select_option(zero)
+    for name, power in zip(("dp", "tp", "pp", "microbatches"), powers, strict=True):
+        slider = page.locator(f"[name={name}]")
+        slider.press("Home")
+        for _ in range(power):
+            slider.press("ArrowRight")
+
+
+def test_a_plan_is_scored_without_python_and_a_task_once_won_stays_won(page):
+    asked_for = []
+    page.on("request", lambda request: asked_for.append(request.url))
+    page.goto("plan.html")
+    expect(page.locator(".won")).to_have_text("0 of 10 tasks won.")
+    for number, plan in WON.items():
+        page.locator(f"[name=task][value='{number}']").check()
+        expect(page.locator(".won")).to_have_text(f"{list(WON).index(number)} of 10 tasks won.")
+        _choose(page, *plan)
+        expect(page.locator(".told")).to_contain_text("It fits.")
+        expect(page.locator(".won")).to_have_text(f"{list(WON).index(number) + 1} of 10 tasks won.")
+    page.reload()
+    expect(page.locator(".won")).to_have_text("3 of 10 tasks won.")
+    assert not [url for url in asked_for if "/live/" in url]
+
+
+def test_what_is_no_plan_says_why(page):
+    page.goto("plan.html")
+    _choose(page, "7B", "0", 10, 1, 0, 0)
+    expect(page.locator(".told")).to_have_text("2,048 chips: the cluster has 1,024.")
+    _choose(page, "7B", "0", 9, 1, 0, 6)
+    expect(page.locator(".told")).to_contain_text("too few for 512 copies with 64 microbatches")
+
+
 def _found(page, address: str) -> list[str]:
     """The links on a page of search, when the last is there: they come one after the other."""
     page.goto(address)
@@ -272,7 +315,8 @@ def test_in_chinese_a_prediction_is_answered_in_chinese(page):
 
 
 def test_no_page_is_wider_than_its_window(page):
-    for path in [*PLACES, "notebooks/README.html", "start.html", "zh/index.html", "zh/start.html"]:
+    others = ("notebooks/README.html", "start.html", "plan.html")
+    for path in (*PLACES, *others, "zh/index.html", "zh/start.html", "zh/plan.html"):
         page.goto(path)
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 900})

@@ -1,0 +1,76 @@
+"""The page on which one chooses a plan: a table of what all plans come to, and tasks.
+
+All numbers are those of `course_lessons.scaling`, so the page computes nothing: its script looks
+plans up. Tasks and hints stand in `source/site/tasks.toml`.
+"""
+
+import html
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from course_lessons import scaling
+from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
+from course_tools import ROOT
+from course_tools.i18n.site_languages import labelled
+
+SITE = ROOT / "source/site"
+MOST_CHIPS = 1024
+# Of each plan, in this order.
+PARTS = ("step_s", "compute_s", "tensor_s", "bubble_s", "data_s", "gb", "mfu")
+START = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)  # as plan.html begins
+
+
+def numbers(scored: Score) -> list[float]:
+    """What the page knows of a plan, to four digits."""
+    exact = (getattr(scored, name) if name != "gb" else scored.bytes / 1e9 for name in PARTS)
+    return [float(f"{number:.4g}") for number in exact]
+
+
+def key(plan: Plan) -> str:
+    """A plan's name in the table."""
+    return f"{plan.dp} {plan.tp} {plan.pp} {plan.microbatches} {plan.zero}"
+
+
+def scores(model: str) -> dict[str, list[float]]:
+    """What all plans on up to 1,024 chips come to."""
+    table = {}
+    chips = 1
+    while chips <= MOST_CHIPS:
+        for plan in scaling.plans(MODELS[model], chips):
+            table[key(plan)] = numbers(scaling.step_time(MODELS[model], CLUSTER, plan))
+        chips *= 2
+    return table
+
+
+def write_table(to: Path) -> None:
+    """Writes the table as a script."""
+    scored = {"parts": PARTS, "scores": {model: scores(model) for model in MODELS}}
+    text = json.dumps(scored, separators=(",", ":"))
+    to.write_text(f"const PLANS = {text};\n", encoding="utf-8")
+
+
+def tasks() -> list[dict[str, Any]]:
+    """What tasks.toml says."""
+    return tomllib.loads((SITE / "tasks.toml").read_text(encoding="utf-8"))["tasks"]
+
+
+def block(say: Callable[[str], str] = str) -> str:
+    """Returns sliders, score and tasks in a language."""
+    rows = []
+    for number, task in enumerate(tasks(), start=1):
+        bounds = {name: task[name] for name in ("model", "least", "most") if name in task}
+        bounds_json = html.escape(json.dumps(bounds), quote=True)
+        checked = " checked" if number == 1 else ""
+        field = f'<input type="radio" name="task" value="{number}" data-bounds="{bounds_json}"'
+        label = f"<label>{field}{checked}> {html.escape(say(task['text']))}</label>"
+        hints = ""
+        for count, hint in enumerate(task["hints"], start=1):
+            summary = say("Hint {0}").format(count)
+            hints += f"<details><summary>{summary}</summary>{html.escape(say(hint))}</details>"
+        rows.append(f"<div>{label} <output></output>{hints}</div>")
+    frame = labelled((SITE / "plan.html").read_text(encoding="utf-8"), say)
+    return Template(frame).substitute(tasks="\n".join(rows))

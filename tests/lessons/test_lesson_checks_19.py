@@ -1,0 +1,108 @@
+"""What a learner writes in chapter 19, what its checks reject, and what its model is judged by."""
+
+from dataclasses import replace
+
+import labs
+import pytest
+import together
+
+from course_lessons import chapter_19, scaling
+from course_lessons.scaling import CLUSTER, MODELS, Plan, step_time
+from course_utils import check, dry_run, launch
+
+PATH = labs.ROOT / "tests/lessons/wrong/19_when_scaling_stops.py"
+pytestmark = pytest.mark.slow
+ANSWERS = {"__name__": PATH.stem}
+labs.run(PATH.read_text(encoding="utf-8"), str(PATH), ANSWERS)
+
+
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_wrong_answers_are_rejected(step, subtests):
+    right = ANSWERS["RIGHT"][step][0]
+    options = ANSWERS["STEPS"][step]
+    together.reject(subtests, right, ANSWERS["WRONG"][step], options, ANSWERS["STOPS"])
+
+
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_other_right_answers_pass(step):
+    for answer in ANSWERS["RIGHT"][step]:
+        assert check(answer, **ANSWERS["STEPS"][step]).require()
+
+
+def test_every_exercise_has_five_wrong_answers_at_least():
+    assert ANSWERS["WRONG"].keys() == ANSWERS["RIGHT"].keys() == ANSWERS["STEPS"].keys()
+    assert min(map(len, ANSWERS["WRONG"].values())) >= 5
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_bytes_are_counted_as_the_traffic_of_real_ranks(world_size):
+    run = launch(chapter_19.sharded_step, 2, world_size=world_size, backend="gloo", trace=True)
+    for rank, sent in enumerate(run.trace.traffic().sent_bytes):
+        assert chapter_19.sent_bytes(run.trace.of_rank(rank)) == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_cut_layers_make_the_calls_of_real_ranks(world_size):
+    options = {"world_size": world_size}
+    run = launch(chapter_19.cut_step, 2, 2, backend="gloo", trace=True, **options)
+    pretended = dry_run(chapter_19.cut_step, 2, 2, **options)
+    for rank in range(world_size):
+        real = chapter_19.calls(run.trace.of_rank(rank))
+        assert chapter_19.calls(pretended.of_rank(rank)) == real
+
+
+@pytest.mark.parametrize("chips", [64, 512, 1024])
+def test_what_copies_send_takes_as_long_by_the_model_as_by_dry_run_and_replay(chips):
+    scored = step_time(MODELS["7B"], CLUSTER, Plan(dp=chips, zero=3))
+    replayed_s = chapter_19.fsdp_seconds(MODELS["7B"], chips)
+    assert scored.data_s + scored.hidden_s == pytest.approx(replayed_s, rel=1e-4)
+
+
+def test_cut_layers_send_what_the_model_says():
+    width, rows, blocks, tensor = 64, 32, 4, 8
+    run = dry_run(chapter_19.cut_step, blocks, tensor, width, rows, world_size=1024)
+    sent = chapter_19.sent_bytes(run.of_rank(700 if 700 in run.ranks else 0))
+    model = scaling.Transformer(blocks // 2, width, 4 * width, 2, 1.0, 1000, 1, rows)
+    no_latency = replace(CLUSTER, inside_s=0.0, between_s=0.0)
+    plan = Plan(tp=tensor)
+    scored = step_time(model, no_latency, plan, tokens=rows)
+    in_bfloat16 = sent / 2  # the dry run sends float32
+    assert scored.tensor_s * CLUSTER.inside_bytes_s == pytest.approx(in_bfloat16)
+
+
+def test_models_have_as_many_weights_as_their_names_say():
+    assert MODELS["7B"].weights == pytest.approx(6.74e9, rel=0.01)
+    assert MODELS["70B"].weights == pytest.approx(70.6e9, rel=0.01)
+    names = {"18B": 18.4e9, "76B": 76.1e9, "146B": 145.6e9, "1008B": 1008e9}
+    for run in chapter_19.PUBLISHED:
+        billions = run.name.split()[-1]
+        if billions in names:
+            assert run.model.weights == pytest.approx(names[billions], rel=0.01)
+
+
+def test_a_plan_that_cannot_be_laid_out_says_why():
+    with pytest.raises(ValueError, match="80 layers can't be cut into 32 equal stages"):
+        step_time(MODELS["70B"], CLUSTER, Plan(pp=32))
+    with pytest.raises(ValueError, match="1024 sequences are too few for 512 copies x 4"):
+        step_time(MODELS["70B"], CLUSTER, Plan(dp=512, microbatches=4))
+
+
+def test_a_slower_card_is_never_faster_and_more_microbatches_never_hold_more():
+    slow = replace(CLUSTER, between_bytes_s=5e9)
+    for plan in scaling.plans(MODELS["7B"], 64):
+        scored = step_time(MODELS["7B"], CLUSTER, plan)
+        assert step_time(MODELS["7B"], slow, plan).step_s >= scored.step_s
+        assert 0 < scored.mfu < CLUSTER.chip.reached + 1e-9
+        finer = replace(plan, microbatches=2 * plan.microbatches)
+        if not scaling.problem(MODELS["7B"], finer):
+            assert step_time(MODELS["7B"], CLUSTER, finer).bytes <= scored.bytes
+
+
+def test_the_exercise_with_a_plan_can_be_won_and_is_not_won_at_first(capsys):
+    text = (labs.ROOT / "source/lessons/19_when_scaling_stops.py").read_text(encoding="utf-8")
+    assert "my_plan = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)" in text
+    assert not chapter_19.score_plan("70B", Plan(4, 8, 16, 16, 1)).fits
+    won = chapter_19.score_plan("70B", Plan(64, 4, 2, 16, 1))
+    assert won.fits
+    assert won.mfu >= 0.5
+    assert "0 of the 50 plans without ZeRO-3 that fit are faster" in capsys.readouterr().out
