@@ -29,7 +29,8 @@ _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the
 # and how long gloo was still allowed to wait.
 _UNSTABLE = re.compile(
     r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] |(?<=pid )\d+|"
-    r"(?<=enforce fail) at /[^\s\]]+|(?<=Timed out waiting) \d+ms(?= for)"
+    r"(?<=enforce fail) at /[^\s\]]+|(?<=Timed out waiting) \d+ms(?= for)|"
+    r"(?<=Pair is not connected) \([^)]*\)"
 )
 _CODE_LINE = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\S+))?')  # of a traceback
 # Torch raises again what ends a process or thread of its own, and puts a traceback into the words.
