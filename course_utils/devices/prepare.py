@@ -88,8 +88,8 @@ def _debug_level() -> str:
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") != "DETAIL":
         return ""
     return _(
-        "launch: TORCH_DISTRIBUTED_DEBUG=DETAIL counts as INFO here: under DETAIL, DDP models crash "
-        "on gloo in torch 2.15. A hang's report has what DETAIL would compare."
+        "launch: TORCH_DISTRIBUTED_DEBUG=DETAIL counts as INFO here: under DETAIL, DDP models "
+        "crash on gloo in torch 2.15. A hang's report has what DETAIL would compare."
     )
 
 
