@@ -24,6 +24,7 @@ from course_utils.life import LatePanel, SilenceTimeout
 from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
+from course_utils.trained_copies import TrainedCopies
 
 # Parameters that `torch.multiprocessing.spawn` hands in, and what a rank asks for them here.
 _ASKED_FOR = {
@@ -112,7 +113,8 @@ def launch(
             listeners.append(LatePanel())
         if silence_ends_it:
             listeners.append(SilenceTimeout(record, _LONG_SILENCE_S))
-        listeners.append(mistakes)
+        copies = TrainedCopies(fn, args)
+        listeners += [mistakes, copies]
         results = launch_workers(
             fn,
             *args,
@@ -129,8 +131,9 @@ def launch(
         if isinstance(error, Stopped) and error.results is not None:
             error.results.trace = _trace(record)
         raise
-    for sentence in mistakes.sentences:
-        print(sentence)
+    for sentence in [*mistakes.sentences, copies.sentence(results)]:
+        if sentence:
+            print(sentence)
     results.trace = _trace(record)
     for sentence in results.unfinished:
         print(sentence)
