@@ -154,6 +154,10 @@ _LOST_PROCESS = re.compile(
 _CRASHED_AT = N_(
     "compiled code touched memory that is not its own, called from the line shown above"
 )
+RACE = N_(
+    "each of these ranks wants to listen on that port, as rank 0 does, and one of them was first: "
+    "each rank's number is int(os.environ['RANK'])"
+)
 _WAITED = N_(
     "the group's own timeout ran out: another rank did not come to this call in time, or not at all"
 )

@@ -74,8 +74,11 @@ class Models:
         by_hand = self._elements >= training.elements
         if training.has_stepped() and not self._ddp_averages and not by_hand:
             self._unaveraged = True
-        unheard = [weight for weight in training.trained() if not self._is_heard(weight)]
-        if unheard and self._elements < sum(weight.numel() for weight in unheard):
+        unheard_elements = 0
+        for weight in training.trained():
+            if not self._is_heard(weight):
+                unheard_elements += weight.numel()
+        if self._elements < unheard_elements:
             self._unheard = True
         if threading.active_count() > 1:
             return  # the backward pass of a different thread may hold the reducer's lock
