@@ -71,7 +71,8 @@ def launch(
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
         timeout: seconds until all ranks must be done. Without it, ranks may go on as long as they
             call or print something: the launch ends after 60 s of silence, or as many times more
-            as this machine is slow at that moment.
+            as this machine is slow at that moment. What a rank has returned is rebuilt in the
+            notebook, which nothing but the stop button ends.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
         trace: records every send, receive, collective and wait.
         share_gpus: with `backend="nccl"`, lets several ranks use one GPU. That is experimental in
