@@ -23,6 +23,7 @@ def who_listens(port: int, pids: Mapping[int, int]) -> int | None:
     Only Linux tells.
     """
     links = {f"socket:[{inode}]" for inode in _inodes(port)}
+    links -= set(_open_files(os.getpid()))  # a server of the notebook's, which each rank inherits
     for rank, pid in pids.items():
         if links & set(_open_files(pid)):
             return rank

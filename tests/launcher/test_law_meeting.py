@@ -216,7 +216,7 @@ def test_law_3_a_setup_with_a_port_of_its_own_works_as_under_plain_python():
 def test_law_3_a_port_of_its_own_that_is_taken_is_told_at_once():
     with socket.create_server(("127.0.0.1", 0)) as somebody_else:
         taken = somebody_else.getsockname()[1]
-        with pytest.raises(WorkerError, match="EADDRINUSE"):
+        with pytest.raises(WorkerError, match=r"^rank 0 failed: .*EADDRINUSE"):
             launch(published, taken, "127.0.0.1", world_size=3, backend=None)
 
 
