@@ -4,6 +4,7 @@ import base64
 import builtins
 import contextlib
 import fcntl
+import html
 import itertools
 import json
 import mmap
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 from IPython import get_ipython
 from IPython.core.displaypub import DisplayPublisher
 from IPython.display import display
+from IPython.lib.pretty import pretty
 
 from course_utils.launcher.captured_output import MARK
 from course_utils.launcher.launch import Pieces, named
@@ -208,10 +210,12 @@ class _Publisher(DisplayPublisher):
         self._names: set[str] = set()  # of displays that may be updated
         self._last: dict[str | None, bytes] = {}  # rows for the end
         self._keys_in_area: dict[str, list[str]] = {}  # what was displayed in an ipywidgets.Output
+        self._widgets: dict[str, _ShownWidget] = {}
 
     def publish(
         self, data: dict[str, Any], metadata: Any = None, *, transient: Any = None, **_: object
     ) -> None:
+        view = data.get(_WIDGET, {})
         data = {kind: content for kind, content in data.items() if kind != _WIDGET}
         if data == _EMPTY_OUTPUT:
             return
@@ -226,6 +230,10 @@ class _Publisher(DisplayPublisher):
         area = _area()
         if area:
             self._keys_in_area.setdefault(area, []).append(key)
+        model_id = view.get("model_id", "")
+        widget = _living_widgets().get(model_id)
+        if widget is not None:
+            self._widgets[key] = _ShownWidget(widget, model_id, mark, data, metadata)
         row = self._row(key, mark, False, data, metadata)
         is_one_too_many = is_new and self._count > _MAX_DISPLAYS
         if len(row) > self._bytes_left or is_one_too_many:
@@ -250,6 +258,7 @@ class _Publisher(DisplayPublisher):
         self._set_count(0)
         self._names.clear()
         self._last.clear()
+        self._widgets.clear()
         row = self._row(None, [])
         if self._is_full:
             self._last[None] = row
@@ -264,10 +273,23 @@ class _Publisher(DisplayPublisher):
         self._names.difference_update(keys)
         for key in keys:
             self._last.pop(key, None)
+            self._widgets.pop(key, None)
         self._write(self._row(None, keys))
 
     def write_the_last(self) -> None:
-        """At the rank's end: what came when there was no room any more."""
+        """At the rank's end: how widgets look now, and what came when there was no room."""
+        closed = []
+        for key, shown in self._widgets.items():
+            if not shown.is_open():
+                closed.append(key)
+            elif shown.has_changed():
+                is_late = key in self._last
+                row = self._row(key, shown.mark, is_late, shown.data, shown.metadata)
+                if is_late:
+                    self._last[key] = row
+                else:
+                    self._write(row)
+        self._clear(closed)
         for row in self._last.values():
             self._file.write(row)
         self._last.clear()
@@ -289,6 +311,7 @@ class _Publisher(DisplayPublisher):
             if len(self._last) <= _MAX_DISPLAYS and total_bytes <= _LAST_BYTES:
                 break
             if oldest is not None:  # None says that all before was cleared
+                self._widgets.pop(oldest, None)
                 dropped = self._last.pop(oldest)
                 total_bytes -= len(dropped)
 
@@ -297,12 +320,56 @@ class _Publisher(DisplayPublisher):
         _COUNT.pack_into(self._shared_counts, self._rank * _COUNT.size, count)
 
 
+@dataclass
+class _ShownWidget:
+    """A widget that a rank has displayed: of the browser's there is none, so its text is shown.
+
+    Attributes:
+        widget: such as the bar of `tqdm.auto`, which goes on changing it.
+        model_id: its name, which it has no more once it is closed.
+        mark, data, metadata: as in `_Shown`.
+    """
+
+    widget: Any
+    model_id: str
+    mark: str
+    data: dict[str, Any]
+    metadata: dict[str, Any] | None
+
+    def is_open(self) -> bool:
+        return self.model_id in _living_widgets()
+
+    def has_changed(self) -> bool:
+        """Take in how it looks now; whether that is different."""
+        text = _text_of_widget(self.widget)
+        if not text or text == self.data.get("text/plain"):
+            return False
+        self.data = {"text/plain": text}
+        return True
+
+
+def _text_of_widget(widget: Any) -> str:
+    """How Python shows it; if it can't any more, as of a finished bar, what its parts say."""
+    try:
+        return pretty(widget)
+    except Exception:
+        parts = [getattr(part, "value", "") for part in getattr(widget, "children", ())]
+        texts = [html.unescape(part).strip() for part in parts if isinstance(part, str)]
+        return " ".join(texts).replace("\u2007", " ")  # of the width of a figure
+
+
+def _living_widgets() -> dict[str, Any]:
+    """By its name, each widget that this process has made and not closed."""
+    module = sys.modules.get("ipywidgets.widgets.widget")
+    # Private. Without it, clearing an Output clears all that the rank has displayed, and a widget
+    # stands as it was when it was displayed.
+    return dict(getattr(module, "_instances", {}))
+
+
 def _area() -> str | None:
     """The name of the `ipywidgets.Output` in which the rank displays, such as a bar of rich."""
-    module = sys.modules.get("ipywidgets.widgets.widget")
-    # Private. Without it, clearing an Output clears all that the rank has displayed.
-    widgets = getattr(module, "_instances", {}).values()
-    entered = [widget for widget in list(widgets) if getattr(widget, "msg_id", "")]
+    widgets = _living_widgets().values()
+    entered = [widget for widget in widgets if getattr(widget, "msg_id", "")]
     return entered[-1].model_id if entered else None
 
 

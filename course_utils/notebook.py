@@ -24,6 +24,7 @@ from course_utils.life import LatePanel, SilenceTimeout
 from course_utils.live import Early, Panel
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
+from course_utils.trained_copies import TrainedCopies
 
 # Parameters that `torch.multiprocessing.spawn` hands in, and what a rank asks for them here.
 _ASKED_FOR = {
@@ -70,7 +71,8 @@ def launch(
         nodes: lays the ranks out as so many equal nodes, so that local and global rank differ.
         timeout: seconds until all ranks must be done. Without it, ranks may go on as long as they
             call or print something: the launch ends after 60 s of silence, or as many times more
-            as this machine is slow at that moment.
+            as this machine is slow at that moment. What a rank has returned is rebuilt in the
+            notebook, which nothing but the stop button ends.
         live: shows a panel with progress, metrics (see `report`) and output while they run.
         trace: records every send, receive, collective and wait.
         share_gpus: with `backend="nccl"`, lets several ranks use one GPU. That is experimental in
@@ -112,7 +114,8 @@ def launch(
             listeners.append(LatePanel())
         if silence_ends_it:
             listeners.append(SilenceTimeout(record, _LONG_SILENCE_S))
-        listeners.append(mistakes)
+        copies = TrainedCopies(fn, args)
+        listeners += [mistakes, copies]
         results = launch_workers(
             fn,
             *args,
@@ -129,8 +132,9 @@ def launch(
         if isinstance(error, Stopped) and error.results is not None:
             error.results.trace = _trace(record)
         raise
-    for sentence in mistakes.sentences:
-        print(sentence)
+    for sentence in [*mistakes.sentences, copies.sentence(results)]:
+        if sentence:
+            print(sentence)
     results.trace = _trace(record)
     for sentence in results.unfinished:
         print(sentence)

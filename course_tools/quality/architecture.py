@@ -104,15 +104,15 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 14520,  # statuses nobody heard, forks that return, presses while a rank ends
-    "record": 6750,  # a rank may ask for its own events; timers beside the launch's own time
-    "hang": 9380,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "launcher": 14800,  # statuses nobody heard, forks that return, presses while a rank ends
+    "record": 6900,  # a rank may ask for its own events; timers; whether DDP hears of a gradient
+    "hang": 9400,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
-    "devices": 3050,
+    "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 63470,
+    PACKAGE: 64600,  # models of the notebook that ranks have changed; widgets as they ended
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2150,
     CHALLENGE: 4000,

@@ -55,6 +55,7 @@ class DeviceSetup(Listener):
             raise RuntimeError(refusal)
         on_nccl = "nccl" in (placement.backend or "") and world_size > 1
         _say_once(placement.notice)
+        _say_once(_debug_level())
         if on_nccl:
             _say_once(nccl.small_shm())
         import_what_ranks_need()
@@ -80,6 +81,16 @@ class DeviceSetup(Listener):
     def on_error(self, ranks: Mapping[int, list[Frame] | None], error: WorkerError) -> None:
         """Put NCCL's and CUDA's words plainly."""
         nccl.explain(error)
+
+
+def _debug_level() -> str:
+    """A line, if the notebook asks torch for what no rank can have; see `worker`."""
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") != "DETAIL":
+        return ""
+    return _(
+        "launch: TORCH_DISTRIBUTED_DEBUG=DETAIL counts as INFO here: under DETAIL, DDP models "
+        "crash on gloo in torch 2.15. A hang's report has what DETAIL would compare."
+    )
 
 
 def _say_once(notice: str) -> None:

@@ -14,6 +14,7 @@ from course_utils.record.event import (
     SHARED,
     UNAVERAGED,
     UNFINISHED,
+    UNHEARD,
     UNWAITED,
     Event,
     Log,
@@ -71,6 +72,17 @@ def _of_each_rank(logs: Logs) -> list[str]:
                 "launch: an optimizer has changed a DDP model whose gradients were never averaged, "
                 "on {ranks}. DDP averages them where the forward pass calls the wrapped model "
                 "itself, not model.module, and outside of no_sync().",
+                ranks=ranks_named(ranks),
+            )
+        )
+    ranks = _ending_with(UNHEARD, logs)
+    if ranks:
+        sentences.append(
+            _(
+                "launch: an optimizer has changed parameters of a DDP model whose gradients DDP "
+                "did not average, on {ranks}. DDP listens to those that need a gradient, with "
+                "their dtype, when the model is wrapped: unfreeze or convert them before that, or "
+                "wrap the model anew.",
                 ranks=ranks_named(ranks),
             )
         )

@@ -4,6 +4,7 @@ import re
 
 KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
 _HALF = KEPT_BYTES // 2
+_MAX_MARKS = 4096  # what belongs to later ones is shown after the text
 # A rank writes such a mark into its output where something belongs that is no text, such as a
 # figure. `CapturedOutput.pieces` cuts the output there.
 MARK = "\x1emark {}\x1e"
@@ -36,7 +37,8 @@ class CapturedOutput:
         for text, name in zip(texts, names, strict=True):
             self._append(text)
             position = self._dropped_bytes + len(self._kept)
-            self._marks.append((position, name.decode()))
+            if len(self._marks) < _MAX_MARKS:
+                self._marks.append((position, name.decode()))
         self._partial_mark = b""
         partial = _BEGINNING_OF_MARK.search(last_text)
         if partial and not is_last:

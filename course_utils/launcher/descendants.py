@@ -89,6 +89,7 @@ class Descendants:
         def spawn_guarded(path: Any, args: Sequence, files: Sequence[int]) -> int:
             self._start_guard()
             if not any(_TRACKER in os.fsdecode(word) for word in args):
+                multiprocessing.util.get_temp_dir()  # makes the folder, which it will look for
                 pid = spawn(path, args, files)
                 self._note(pid)
                 return pid

@@ -29,7 +29,8 @@ _LOST_IN_ONE_WORDING = "RuntimeError: Connection closed by peer"  # gloo and the
 # and how long gloo was still allowed to wait.
 _UNSTABLE = re.compile(
     r" at 0x[0-9a-f]+| \[[\d.]+\]:\d+| \(pid(\(s\))? [\d, ]+\)|\[/\S+:\d+\] |(?<=pid )\d+|"
-    r"(?<=enforce fail) at /[^\s\]]+|(?<=Timed out waiting) \d+ms(?= for)"
+    r"(?<=enforce fail) at /[^\s\]]+|(?<=Timed out waiting) \d+ms(?= for)|"
+    r"(?<=Pair is not connected) \([^)]*\)"
 )
 _CODE_LINE = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in (\S+))?')  # of a traceback
 # Torch raises again what ends a process or thread of its own, and puts a traceback into the words.
@@ -420,6 +421,7 @@ def worker_error(
     world_size: int,
     output: list[str],
     stacks_of_others: Mapping[int, list[Frame] | None] | None = None,
+    winner: int | None = None,
 ) -> WorkerError:
     """The error that names the root cause among the failures seen.
 
@@ -432,6 +434,8 @@ def worker_error(
         world_size: number of ranks.
         output: by rank, what it printed.
         stacks_of_others: where ranks without a failure are, if that is worth telling.
+        winner: a rank that listens on the port on which those that failed wanted to listen. Who is
+            first there varies, and the words do not.
     """
     first = min(failures, key=Failure._order_of_blame)
     in_rank_order = sorted(failures, key=lambda failure: failure.rank)
@@ -442,6 +446,17 @@ def worker_error(
     reason = root.likely(world_size, output[root.rank])
     rows = _differing_words(alike)
     rows += _about_the_others(failed, others, world_size, stacks_of_others or {})
+    if winner is not None:
+        racing = sorted([*failed, winner])
+        reason = _(reasons.RACE)
+        rows = _about_the_others(racing, others, world_size, {})
+        failed_so = _(
+            "of ranks {ranks}, all but one failed: {story}",
+            ranks=ranks_listed(racing),
+            story=root.story(),
+        )
+        parts = [failed_so, likely_reason(reason), "\n".join(rows)]
+        return WorkerError(parts, output, [*alike, *others])
     failed_so = ngettext(
         "rank {ranks} failed: {story}",
         "ranks {ranks} failed: {story}",

@@ -104,6 +104,17 @@ _BY_WORDS = {  # a pattern of the headline: the reason
     r"unexpected pos \d+ vs \d+|No space left on device|failed writing file": N_(
         "a file could not be written to its end, most often because the disk is full"
     ),
+    "Pair is not connected": N_(
+        "gloo connects a rank with the others, not with itself: copy what a rank would send itself"
+    ),
+    "PytorchStreamReader failed": N_(
+        "the file was not whole when it was read, most often because ranks wrote it at the same "
+        "time: let one rank save it, and all others wait in a barrier before they read"
+    ),
+    "'DistributedDataParallel' object has no attribute": N_(
+        "what the model has beside forward is at model.module, but DDP averages gradients only "
+        "where the forward pass calls the wrapped model itself"
+    ),
     "not compatible with an interactive environment": N_(
         "Lightning was imported in the notebook "
         "and took this rank for it: import it inside the function that launch runs"
@@ -142,6 +153,10 @@ _LOST_PROCESS = re.compile(
 )
 _CRASHED_AT = N_(
     "compiled code touched memory that is not its own, called from the line shown above"
+)
+RACE = N_(
+    "each of these ranks wants to listen on that port, as rank 0 does, and one of them was first: "
+    "each rank's number is int(os.environ['RANK'])"
 )
 _WAITED = N_(
     "the group's own timeout ran out: another rank did not come to this call in time, or not at all"

@@ -75,6 +75,8 @@ class WorkerMain:
         rank = self.handle.rank
         os.environ.update(rendezvous.environment(rank))
         multiprocessing.util.get_temp_dir = rendezvous.folder
+        # A process that is started by spawn takes its parent's, or makes one that nobody removes.
+        multiprocessing.process.current_process()._config["tempdir"] = str(rendezvous.folder_path)
         _set_debug_level()
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:

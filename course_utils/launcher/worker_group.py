@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.launcher import echoes, errors, reasons, shutdown, transport
+from course_utils.launcher import echoes, errors, ports, reasons, shutdown, transport
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.descendants import LIBC, Descendants
 from course_utils.launcher.drained_queues import DrainedQueues
@@ -302,6 +302,12 @@ class WorkerGroup:
     ) -> errors.WorkerError:
         error = errors.worker_error(failures, self.world_size, self.output())
         root_cause = error.failures[0]
+        port = ports.port_in_use(root_cause.headline)
+        if port is not None:
+            pids = {worker.rank: worker.pid for worker in running}
+            winner = ports.who_listens(port, pids)
+            if winner is not None:
+                return errors.worker_error(failures, self.world_size, self.output(), winner=winner)
         if root_cause.echo != echoes.WAITED or not running:
             return error
         # A rank gave up waiting for others, so it helps to know where those are.

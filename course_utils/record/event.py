@@ -28,6 +28,7 @@ JOINS = 512  # called at the end of DDP's join
 SHARED = 1024  # of a call: its results share memory
 UNWAITED = 2048  # of a call: nobody has waited for it
 UNAVERAGED = 4096  # of a "return": a DDP model was trained on gradients that nobody averaged
+UNHEARD = 8192  # of a "return": likewise some of its parameters, for which DDP did not listen
 
 
 class Kind(NamedTuple):

@@ -28,6 +28,7 @@ KEPT = 1024  # rows of a ring that can be read
 _WHOLE_ROWS = 8 << 20  # rows of a whole record; a file takes only the pages that were written
 _DESC_BYTES = 2 << 20  # room for descriptions beside a ring
 _WHOLE_DESC_BYTES = 448 << 20  # likewise in a whole record
+_MAX_COUNTS = 100_000  # counts of calls that a rank keeps beside a ring; 30 MB
 ISSUED, ON_ITS_WAY = -1, -2  # in `Row.of`
 
 
@@ -159,8 +160,7 @@ class Part:
             call = self._describe(fields)
             number = 0
             if counted:
-                number = self._counts.get(counted, 0) + 1
-                self._counts[counted] = number
+                number = self._count(counted)
             index = self.head.rows
             slot = index % len(self.rows)
             self.rows[slot] = call, number, flags, of, -1, start_s or monotonic(), 0
@@ -169,6 +169,20 @@ class Part:
         row.index = index
         row.fields = fields
         return row
+
+    def _count(self, counted: tuple) -> int:
+        """The number of a call among those that are counted with it, from 1.
+
+        A program may give each message a tag of its own. A count that was forgotten would begin
+        again, and name calls that meet nobody, so where there are too many, none is relied on.
+        """
+        number = self._counts.get(counted, 0) + 1
+        is_one_too_many = number == 1 and len(self._counts) >= _MAX_COUNTS
+        if is_one_too_many and not self.keeps_all:
+            self._counts.clear()
+            self.give_up()
+        self._counts[counted] = number
+        return number
 
     def _describe(self, fields: dict[str, Any]) -> int:
         """The number of a description, which is written if it is new."""

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher import torch_private
-from course_utils.record.event import BACKWARD, DDP_INIT, FORWARD, UNAVERAGED, UNFINISHED
+from course_utils.record.event import BACKWARD, DDP_INIT, FORWARD, UNAVERAGED, UNFINISHED, UNHEARD
 
 # Parameters of a model that are listened to; at least one should take part in every loss.
 _LISTENED_TO = 8
@@ -26,6 +26,9 @@ class Models:
         self._finalizers: list[weakref.finalize] = []
         self._unfinished = False  # whether some model's reducer was left with open buckets
         self._unaveraged = False  # whether some model was trained on gradients of one rank
+        self._unheard = False  # whether parameters were trained whose gradients DDP didn't hear of
+        # By id: each parameter for whose gradient a DDP model listens, and its dtype at that time.
+        self._heard: dict[int, tuple[weakref.ref, torch.dtype]] = {}
         self._ddp_averages = False  # whether any call came from a backward pass
         self._elements = 0  # of tensors handed in by calls that were not DDP's
 
@@ -34,6 +37,20 @@ class Models:
         training = _Training(model)
         finalizer = weakref.finalize(model, self._judge, model.reducer, training)
         self._finalizers.append(finalizer)
+        for weight in model.module.parameters():
+            if weight.requires_grad:
+                self._heard[id(weight)] = weakref.ref(weight), weight.dtype
+
+    def _is_heard(self, weight: torch.Tensor) -> bool:
+        """Whether DDP hears of a parameter's gradient.
+
+        Of one that was converted since, torch makes a new node of the graph, which DDP doesn't
+        know. Where DDP has averaged, that may have been after the training, for an evaluation.
+        """
+        reference, dtype = self._heard.get(id(weight), (None, None))
+        if reference is None or reference() is not weight:
+            return False
+        return dtype == weight.dtype or self._ddp_averages
 
     def note(self, elements: int, flags: int) -> None:
         """Note that a call has handed in tensors with so many elements in all."""
@@ -48,6 +65,8 @@ class Models:
             finalizer()
         if self._unfinished:
             return UNFINISHED
+        if self._unheard:
+            return UNHEARD
         return UNAVERAGED if self._unaveraged else 0
 
     def _judge(self, reducer: Any, training: "_Training") -> None:
@@ -55,6 +74,12 @@ class Models:
         by_hand = self._elements >= training.elements
         if training.has_stepped() and not self._ddp_averages and not by_hand:
             self._unaveraged = True
+        unheard_elements = 0
+        for weight in training.trained():
+            if not self._is_heard(weight):
+                unheard_elements += weight.numel()
+        if self._elements < unheard_elements:
+            self._unheard = True
         if threading.active_count() > 1:
             return  # the backward pass of a different thread may hold the reducer's lock
         name = "torch.distributed:Reducer._check_reducer_finalized"
@@ -76,8 +101,11 @@ class _Training:
         # Each parameter's version at the first gradient.
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._hooks: list[Any] = []
+        self._at_wrapping: list[tuple[weakref.ref, int]] = []  # each parameter, and its version
         if model.process_group.size() == 1:
             return
+        for weight in model.module.parameters():
+            self._at_wrapping.append((weakref.ref(weight), weight._version))
         step = max(1, len(parameters) // _LISTENED_TO)
         for parameter in parameters[::step]:
             node = torch.autograd.graph.get_gradient_edge(parameter).node
@@ -100,3 +128,14 @@ class _Training:
     def has_stepped(self) -> bool:
         """Whether any parameter has changed since the first gradient."""
         return any(parameter._version > version for parameter, version in self._versions)
+
+    def trained(self) -> list[torch.Tensor]:
+        """Parameters that have a gradient, and have changed since the model was wrapped."""
+        parameters = []
+        for reference, version in self._at_wrapping:
+            parameter = reference()
+            if parameter is None or parameter.grad is None or not parameter.requires_grad:
+                continue
+            if parameter._version > version:
+                parameters.append(parameter)
+        return parameters

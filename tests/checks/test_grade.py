@@ -234,6 +234,19 @@ def test_an_answer_that_takes_too_much_is_stopped_and_the_next_is_judged(
     assert found["check-last"]["passed"]
 
 
+@contained
+def test_a_loop_at_the_top_of_an_answer_costs_its_own_point_and_prints_below_others_none(
+    judge, tmp_path
+):
+    lab = small(tmp_path, "loops", "prints")
+    loops = "while True:\n    pass\n\n\n" + hostile.RIGHT.replace("NAME", "loops")
+    prints = hostile.RIGHT.replace("NAME", "prints")
+    prints += "\nprint('mine')\nassert prints is not None"
+    found = grade.judged(judge, lab, answered(lab, loops=loops, prints=prints), cell_s=5.0)
+    assert found["check-loops"]["text"] == grade.WHY["time"]
+    assert found["check-prints"]["passed"]
+
+
 CLASS = {"ada": {"a": "a", "b": "b"}, "bob": {}, "eve": {"a": "wrong", "b": "b"}}
 
 

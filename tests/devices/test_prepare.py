@@ -69,6 +69,15 @@ def test_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatc
     ]
 
 
+@pytest.mark.parametrize(("level", "times"), [("DETAIL", 1), ("INFO", 0)])
+def test_a_debug_level_that_no_rank_can_have_is_said_once(level, times, monkeypatch, capfd):
+    monkeypatch.setattr(prepare, "_notices_given", set())
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+    for _launch in range(2):
+        launch(int, world_size=1, backend="gloo")
+    assert capfd.readouterr().out.count("TORCH_DISTRIBUTED_DEBUG=DETAIL counts as INFO") == times
+
+
 def test_without_proc_a_launch_goes_on(monkeypatch):
     monkeypatch.setattr(prepare, "_ranks_started", 63)
     monkeypatch.setattr(prepare, "_MAPS", Path("no such folder"))

@@ -77,6 +77,58 @@ def test_a_model_that_is_trained_without_averaging_is_said(way, said):
     assert "gradients were never averaged, on ranks 0 and 1" in line
 
 
+def half_frozen(wrap_anew: bool = False, by_hand: bool = False) -> None:
+    """Gradual unfreezing, as in detectron2#2486."""
+    module = Half(whole=True)
+    module.unused.requires_grad_(False)
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for step_number in range(4):
+        if step_number == 2:
+            module.unused.requires_grad_(True)
+            if wrap_anew:
+                model = DistributedDataParallel(module)
+        optimizer.zero_grad()
+        step(model)
+        if by_hand and step_number >= 2:
+            for weight in module.unused.parameters():
+                dist.all_reduce(weight.grad)
+        optimizer.step()
+
+
+def converted(before: bool = False, after: bool = False) -> None:
+    module = Half(whole=True)
+    if before:
+        module.half()
+    model = DistributedDataParallel(module)
+    if not after:
+        model.half()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(ANY.to(module.used.weight.dtype)).sum().backward()
+    optimizer.step()
+    if after:
+        model.half()
+
+
+@pytest.mark.parametrize("work", [half_frozen, converted])
+def test_parameters_that_ddp_does_not_listen_to_are_told_of(work, said):
+    (line,) = said(work)
+    assert "parameters of a DDP model whose gradients DDP did not average, on ranks 0 and 1" in line
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: half_frozen(wrap_anew=True),
+        lambda: half_frozen(by_hand=True),
+        lambda: converted(before=True),
+        lambda: converted(after=True),
+    ],
+)
+def test_parameters_that_ddp_listens_to_or_somebody_else_averages_are_not(work, said):
+    assert said(work) == []
+
+
 def test_gradients_averaged_by_hand_in_half_precision_are_averaged(said):
     def work() -> None:
         model = DistributedDataParallel(Half(whole=True))

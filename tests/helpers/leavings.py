@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import logging.handlers
 import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -70,6 +72,12 @@ def a_finalizer(path: Path) -> None:
 def a_temporary_folder(path: Path) -> None:
     """Its name is written down; what it names is gone afterwards."""
     KEPT.append(tempfile.TemporaryDirectory(dir=path.parent, prefix="temporary"))
+
+
+def holds_a_temporary_folder(says: Connection) -> None:
+    """In a process of its own, such as a DataLoader's worker: until it is killed."""
+    says.send(multiprocessing.util.get_temp_dir())
+    time.sleep(600)
 
 
 def a_handler_of_logging(path: Path) -> None:

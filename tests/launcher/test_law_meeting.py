@@ -8,6 +8,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -215,8 +216,30 @@ def test_law_3_a_setup_with_a_port_of_its_own_works_as_under_plain_python():
 def test_law_3_a_port_of_its_own_that_is_taken_is_told_at_once():
     with socket.create_server(("127.0.0.1", 0)) as somebody_else:
         taken = somebody_else.getsockname()[1]
-        with pytest.raises(WorkerError, match="EADDRINUSE"):
+        with pytest.raises(WorkerError, match=r"^rank 0 failed: .*EADDRINUSE"):
             launch(published, taken, "127.0.0.1", world_size=3, backend=None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who listens")
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_law_3_whichever_rank_is_late_at_a_port_the_words_are_the_same(world_size):
+    port = a_free_port()
+
+    def all_are_rank_0(first: int) -> None:
+        time.sleep(0 if int(os.environ["RANK"]) == first else 0.3)
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", address, rank=0, world_size=world_size)
+
+    told = set()
+    for first in (0, 1):
+        with pytest.raises(WorkerError) as caught:
+            launch(all_are_rank_0, first, world_size=world_size, backend=None)
+        told.add(str(caught.value))
+    (words,) = told
+    racing = "0 and 1" if world_size == 2 else "0, 1 and 2"
+    assert words.startswith(f"of ranks {racing}, all but one failed: DistNetworkError: ")
+    assert "each of these ranks wants to listen on that port, as rank 0 does" in words
+    assert "stopped" not in words
 
 
 def test_law_3_the_port_of_launch_may_be_written_as_an_address():

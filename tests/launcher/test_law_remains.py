@@ -12,6 +12,7 @@ import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import leavings
 import psutil
 import pytest
 import torch
@@ -120,6 +121,20 @@ def test_law_9_semaphores_and_segments_are_removed_however_a_rank_ends(end):
         left = {Path("/dev/shm", name.decode()) for name in names.read().split()}
     while any(path.exists() for path in left):  # its tracker needs a moment after a kill
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_law_9_the_temporary_folder_of_a_killed_process_is_removed(method):
+    def work() -> None:
+        context = multiprocessing.get_context(method)
+        hears, says = context.Pipe(duplex=False)
+        target = leavings.holds_a_temporary_folder
+        context.Process(target=target, args=(says,), daemon=True).start()
+        assert os.path.isdir(hears.recv())
+        raise ValueError("while a worker has a folder")
+
+    with pytest.raises(WorkerError, match="while a worker has a folder"):
+        launch(work, world_size=1)
 
 
 def test_a_process_that_a_helper_thread_starts_outlives_that_thread():

@@ -303,3 +303,14 @@ def test_a_mark_in_the_middle_that_is_left_out_stands_where_the_gap_is():
     assert (first, second, third, last) == ("1-0", "1-1", "1-2", ("", ""))
     assert len(head) == KEPT_BYTES // 2
     assert (head + middle + tail) == output.text()
+
+
+def test_however_many_marks_there_are_a_kernel_keeps_some_thousands_and_all_of_the_text():
+    """As of a rank that clears its display and shows it anew in each step."""
+    output = CapturedOutput()
+    for step in range(10_000):
+        output.add(f"{step % 10}{MARK.format(f'7-{step}')}".encode())
+    output.add(b"end", is_last=True)
+    pieces = output.pieces()
+    assert len(pieces) < 5_000
+    assert "".join(text for text, _mark in pieces) == "0123456789" * 1_000 + "end"

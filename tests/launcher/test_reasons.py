@@ -1,6 +1,7 @@
 """The likely reason stands below words of torch and Python that do not say it themselves."""
 
 import argparse
+import io
 import os
 import signal
 import socket
@@ -103,7 +104,30 @@ def rings_where_nobody_listens() -> None:
     time.sleep(60)
 
 
+def sends_itself_a_message() -> None:
+    rank = dist.get_rank()
+    given, taken = torch.ones(2), torch.zeros(2)
+    messages = [dist.P2POp(dist.isend, given, rank), dist.P2POp(dist.irecv, taken, rank)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+
+
+def reads_half_a_checkpoint() -> None:
+    whole = io.BytesIO()
+    torch.save(torch.ones(1000), whole)
+    torch.load(io.BytesIO(whole.getvalue()[:1000]))
+
+
+def calls_a_method_of_the_wrapped_model() -> None:
+    model = nn.Linear(1, 1)
+    model.encode = model.forward
+    DistributedDataParallel(model).encode(torch.ones(1))
+
+
 CASES = [
+    (sends_itself_a_message, "gloo connects a rank with the others, not with itself"),
+    (reads_half_a_checkpoint, "the file was not whole when it was read"),
+    (calls_a_method_of_the_wrapped_model, "is at model.module, but DDP averages"),
     (rings_where_nobody_listens, "an alarm rang that the function had set"),
     (lambda: torch.empty(10**15), "more memory than this machine has left"),
     (computes_with_what_all_reduce_returns, "all_reduce changes .* call it in a line of its own"),

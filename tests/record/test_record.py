@@ -131,6 +131,21 @@ def test_what_fails_in_the_record_ends_the_record_and_no_call(monkeypatch):
     assert told.pattern == "missing"
 
 
+def test_tags_without_end_need_no_memory_without_end_and_no_count_begins_again(monkeypatch):
+    monkeypatch.setattr(memory, "_MAX_COUNTS", 20)
+    part = memory.make_parts(1, keep_all=False)[0]
+    for tag in range(20):
+        part.write({"kind": "send", "tag": tag}, None, ("send", 1, tag))
+    part.write({"kind": "send", "tag": 3}, None, ("send", 1, 3))
+    rows, _complete = part.read()
+    assert rows[-1][1].number == 2
+    for tag in range(20, 200):
+        part.write({"kind": "send", "tag": tag}, None, ("send", 1, tag))
+    assert len(part._counts) <= 20
+    with pytest.raises(ValueError, match="other descriptions, or none"):
+        part.read()
+
+
 def test_where_torch_cannot_be_listened_to_a_hang_is_reported_by_its_stacks_alone(monkeypatch):
     monkeypatch.setattr(hooks.Recorder, "listen", None)
     assert logs_of(dist.barrier) == {0: None, 1: None}

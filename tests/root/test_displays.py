@@ -211,6 +211,40 @@ def test_of_a_widget_which_ends_with_its_rank_the_text_is_shown(kernel):
     assert data == {"text/plain": "IntSlider(value=3)"}
 
 
+def test_a_widget_is_shown_as_it_was_in_the_end_and_a_closed_one_not_at_all(kernel):
+    cell = """
+    def show():
+        slider, closed = ipywidgets.IntSlider(3), ipywidgets.IntSlider(4)
+        display(slider)
+        display(closed)
+        display("between")
+        slider.value = 7
+        closed.close()
+    launch(show, world_size=1)
+    """
+    displays = [output["text/plain"] for output in shown(kernel, cell)[1:-1]]
+    assert displays == ["IntSlider(value=7)", "'between'"]
+
+
+def test_a_bar_whose_words_nobody_can_ask_any_more_is_shown_by_its_parts(kernel):
+    """As that of `tqdm.auto`: its words belong to an object that is gone when its loop is over."""
+    cell = """
+    class Bar(ipywidgets.HBox):
+        def _repr_pretty_(self, printer, cycle):
+            printer.text(self.ask())
+    def show():
+        begun, rest = ipywidgets.HTML("0%"), ipywidgets.HTML(" 0/30")
+        bar = Bar(children=[begun, ipywidgets.FloatProgress(0), rest])
+        bar.ask = lambda: "0% 0/30"
+        display(bar)
+        del bar.ask
+        begun.value, rest.value = "100%", " 30/30 [00:00&lt;00:00]"
+    launch(show, world_size=1)
+    """
+    displays = [output["text/plain"] for output in shown(kernel, cell)[1:-1]]
+    assert displays == ["100% 30/30 [00:00<00:00]"]
+
+
 @pytest.mark.parametrize(
     ("ends", "error"),
     [

@@ -1,0 +1,123 @@
+"""A model of the notebook that only ranks have trained: each has changed a copy of its own."""
+
+import builtins
+import contextlib
+import inspect
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_utils.launcher.language import _
+from course_utils.launcher.listener import Listener
+
+_was_told = False  # once in a kernel is enough
+_WEIGHTS = 8  # tensors of a model that are compared
+_NUMBERS = 1000  # of each
+
+
+class TrainedCopies(Listener):
+    """Sees whether ranks have changed weights of models that are the notebook's.
+
+    Args:
+        fn: what each rank runs.
+        args: its arguments.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
+        self._models = _models(fn, args)
+
+    def on_start(self, world_size: int) -> None:
+        """Make the memory in which each rank says whether it has changed a model."""
+        size = max(1, world_size * len(self._models))
+        self._changed = mmap.mmap(-1, size)
+
+    @contextlib.contextmanager
+    def in_worker(self, rank: int) -> Iterator[None]:
+        """Compare some weights of each model before and after."""
+        before = [_sample(model) for model in self._models.values()]
+        yield
+        for place, model in enumerate(self._models.values()):
+            if _differ(before[place], _sample(model)):
+                self._changed[rank * len(self._models) + place] = 1
+
+    def on_exit(self) -> None:
+        """Read what ranks have said, and give the memory back."""
+        said = bytes(self._changed)
+        self._changed.close()
+        self._names = []
+        for place, name in enumerate(self._models):
+            if any(said[place :: len(self._models)]):
+                self._names.append(name)
+
+    def sentence(self, results: Sequence[Any]) -> str:
+        """What is to be said of it, unless ranks have returned something, or it was said before."""
+        global _was_told
+        returned_nothing = all(result is None for result in results)
+        if _was_told or not returned_nothing or not self._names:
+            return ""
+        _was_told = True
+        return _(
+            "launch: the ranks have changed {name}, each its own copy, and returned nothing: in "
+            "the notebook it is as it was. Return {name}.state_dict() and load that here, or "
+            "save it.",
+            name=self._names[0],
+        )
+
+
+def _sample(model: nn.Module) -> list[torch.Tensor]:
+    """Some numbers of some weights, as they are now."""
+    weights = list(model.parameters())
+    every = max(1, len(weights) // _WEIGHTS)
+    sample = []
+    with contextlib.suppress(Exception):  # a lazy module, or one on no device, has no numbers
+        for weight in weights[::every]:
+            sample.append(weight.detach().reshape(-1)[:_NUMBERS].clone())
+    return sample
+
+
+def _differ(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    if len(before) != len(after):  # layers were added, or made for the first time
+        return False
+    for one, other in zip(before, after, strict=True):
+        same_kind = one.shape == other.shape and one.dtype == other.dtype
+        if same_kind and one.device == other.device and not torch.equal(one, other):
+            return True
+    return False
+
+
+def _models(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, nn.Module]:
+    """By its name, each model that the function is handed, or finds around it."""
+    found = {}
+    with contextlib.suppress(TypeError, ValueError):  # a function in C may not tell its parameters
+        arguments = inspect.signature(fn).bind(*args).arguments
+        found.update(arguments)
+    found.update(_found_around(fn, set()))
+    return {name: value for name, value in found.items() if isinstance(value, nn.Module)}
+
+
+def _found_around(fn: Any, seen: set[int]) -> dict[str, Any]:
+    """The variables outside of a function which it names, and those of functions among them."""
+    if not isinstance(fn, FunctionType) or id(fn) in seen:
+        return {}
+    seen.add(id(fn))
+    found = dict(inspect.getclosurevars(fn).nonlocals)
+    for name in sorted(_names(fn.__code__)):
+        if name in fn.__globals__ and not hasattr(builtins, name):
+            found[name] = fn.__globals__[name]
+    for value in list(found.values()):
+        if getattr(value, "__globals__", None) is fn.__globals__:
+            found = {**_found_around(value, seen), **found}
+    return found
+
+
+def _names(code: CodeType) -> set[str]:
+    """All names in a function, and in those that it defines."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
