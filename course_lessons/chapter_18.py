@@ -21,7 +21,6 @@ from course_lessons.pipeline import Action, Neighbours, Schedule
 from course_utils import Network, launch
 from course_utils.network.simulation import Replay
 from course_utils.network.trace import Trace
-from course_utils.record.event import Event
 
 DEPTH, WIDTH, ROWS = 8, 16, 48
 FORWARD_US, BACKWARD_US = 100.0, 200.0  # of a stage, for a microbatch
@@ -232,7 +231,7 @@ class Step:
     def replay(self, network: Network = FREE) -> Replay:
         """The step on a modelled network; a forward takes 100 µs, a backward 200."""
 
-        def compute_us(event: Event) -> float:
+        def compute_us(event: Any) -> float:
             action = self.marks.get((event.rank, event.index))
             if action is None:
                 return 0.0
@@ -306,7 +305,7 @@ def train(kind: type[Neighbours], actions_of: Schedule, stages: int, count: int)
     return Step(stages, count, gradients, most_held, trace, marks)
 
 
-def after_barrier(trace: Trace, rank: int) -> list[Event]:
+def after_barrier(trace: Trace, rank: int) -> list[Any]:
     """A rank's events after its last barrier."""
     events = trace.of_rank(rank)
     barriers = [event.index for event in events if event.kind == "barrier"]
@@ -334,16 +333,16 @@ def bubble_check(kind: type[Neighbours], actions_of: Schedule) -> dict[str, Any]
     shares = {}
     for stages, count in ((1, 3), (2, 1), (2, 4), (4, 3), (4, 8), (8, 2)):
         step = train(kind, actions_of, stages, count)
-        shares[f"{stages} stages, {count} microbatches"] = step.idle_share()
+        shares[f"p = {stages}, m = {count}"] = step.idle_share()
 
     def inputs(rank: int, world_size: int, case: str) -> tuple[int, int]:
-        stages, count = case.removesuffix(" microbatches").split(" stages, ")
+        stages, count = case.removeprefix("p = ").split(", m = ")
         return int(stages), int(count)
 
     def spec(all_stages: list[int], all_counts: list[int]) -> list[float]:
         wanted = []
         for stages, count in zip(all_stages, all_counts, strict=True):
-            wanted.append(shares[f"{stages} stages, {count} microbatches"])
+            wanted.append(shares[f"p = {stages}, m = {count}"])
         return wanted
 
     cases = tuple(shares)
@@ -359,7 +358,7 @@ def sign(number: float) -> int:
 # ---- measure: against PyTorch --------------------------------------------------------------------
 
 
-def count_messages(events: Sequence[Event], size: int) -> int:
+def count_messages(events: Sequence[Any], size: int) -> int:
     """How many messages of `size` bytes these events send."""
     return sum(event.kind == "send" and event.bytes == size for event in events)
 
@@ -506,7 +505,7 @@ def route(layer: Callable, name: str, world_size: int = 4) -> Routed:
         if event.kind == "all_to_all":
             last[event.rank] = event.index
 
-    def compute_us(event: Event) -> float:
+    def compute_us(event: Any) -> float:
         is_last = event.index == last[event.rank]
         return TOKEN_US * received[event.rank] if is_last else 0.0
 
@@ -520,5 +519,3 @@ def waits_us(replay: Replay) -> list[float]:
         if bar.what == "wait":
             waited[bar.rank] += bar.end_us - bar.start_us
     return waited
-
-

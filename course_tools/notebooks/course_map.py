@@ -49,7 +49,7 @@ flowchart TB
     subgraph D[When the network or the memory is the limit]
         direction LR
         12[12 send less] --> 13[13 hold less] --> 14[14 on a GPU]
-        13 -.-> 17[17 cut the layer]
+        13 -.-> 17[17 cut the layer] --> 18[18 cut the stack]
     end
     A --> B --> C
     B --> D
@@ -229,9 +229,9 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
         say(
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
-            "to\n14 are read after 06, with a GPU or without, 15 after 07, 16 after 08, and 17 "
-            "after 13. Minutes are\ncounted: words, lines of code, predictions, what you write "
-            "and what runs."
+            "to\n14 are read after 06, with a GPU or without, 15 after 07, 16 after 08, 17 after "
+            "13, and 18 after 17. Minutes\nare counted: words, lines of code, predictions, what "
+            "you write and what runs."
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),

@@ -115,7 +115,7 @@ NODES = {
     JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
     CLUSTER: 2150,
     CHALLENGE: 4000,
-    LESSONS: 57500,  # by chapter: checks of what learners write, pictures, sharded and cut layers
+    LESSONS: 61700,  # by chapter: checks of what learners write, pictures, cut layers and stacks
     TESTING: 3250,
     LINT: 4800,
     MUSEUM: 2250,

@@ -51,7 +51,9 @@ one_batch = predict("share of the step in which a stage idles", ...)
 # %%
 network = Network(latency_us=10, gbit_s=100)
 whole_batch = chapter_18.train(pipeline.Stage, pipeline.gpipe, stages=4, count=1)
-print(f"gradients differ from one process by about {chapter_18.furthest(whole_batch.gradients):.0e}")
+print(
+    f"gradients differ from one process by about {chapter_18.furthest(whole_batch.gradients):.0e}"
+)
 one_batch.measured(round(whole_batch.idle_share(), 2), within=0.02)
 text = "Green moves down in forward, and up in backward. Only one rank computes at a time."
 plot_timeline(whole_batch.replay(network), text)
@@ -335,7 +337,9 @@ for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
         for trace in (run.trace, steps[name].trace)
     ]
     print(f"{name:6}gradients differ by about {furthest:.0e}")
-    print(f"      messages of {microbatch_bytes} bytes from rank 1: {counted[0]}, ours {counted[1]}")
+    print(
+        f"      messages of {microbatch_bytes} bytes from rank 1: {counted[0]}, ours {counted[1]}"
+    )
 
 # %% [markdown]
 # The same gradients, and as many messages: eight activations and eight gradients.

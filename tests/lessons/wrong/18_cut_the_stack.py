@@ -246,7 +246,7 @@ def warm_up_without_limit(stage, stages, count):
 
 
 def no_cool_down(stage, stages, count):
-    return _with_warm_up(stages - stage - 1, count)[:count + max(count - stages + stage + 1, 0)]
+    return _with_warm_up(stages - stage - 1, count)[: count + max(count - stages + stage + 1, 0)]
 
 
 def pauses_after_each_group(stage, stages, count):
