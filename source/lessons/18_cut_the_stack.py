@@ -3,7 +3,7 @@
 #
 # **A stack of layers no longer fits on one GPU: if each rank has some of the layers, how do you keep all of them busy?**
 #
-# In 75 minutes you will be able to
+# In 70 minutes you will be able to
 #
 # 1. write a stage of a pipeline whose gradients are exact;
 # 2. write two schedules, GPipe and 1F1B, and say what each of them costs;
@@ -160,7 +160,7 @@ pictures.draw_schedules({"GPipe, 4 microbatches": step})
 #
 # ### Write the formula
 #
-# **Write** (5 minutes) the share of the step in which a stage idles, for any number of stages and microbatches. The check asks replays of real ranks.
+# **Write** (3 minutes) the share of the step in which a stage idles, for any number of stages and microbatches. The check asks replays of real ranks.
 
 
 # %%
@@ -292,9 +292,9 @@ hanging = predict(
 # %%
 outcomes = []
 for name, schedule in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
-    options = {"world_size": 2, "backend": "gloo", "timeout": 4}
-    try:
-        launch(chapter_18.train_with, pipeline.BlockingStage, schedule, 4, **options)
+    worker = chapter_18.train_with, pipeline.BlockingStage, schedule, 4
+    try:  # a blocking send that waits is gloo's
+        launch(*worker, world_size=2, backend="gloo", timeout=4)
         outcomes.append(f"{name} is done")
     except WorkerTimeout as error:
         outcomes.append(f"{name} hangs")
