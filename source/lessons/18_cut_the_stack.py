@@ -8,7 +8,7 @@
 # 1. write a stage of a pipeline whose gradients are exact;
 # 2. write two schedules, GPipe and 1F1B, and say what each of them costs;
 # 3. predict the bubble, and check the formula by a replay of real ranks;
-# 4. say who waits when a text or its experts are shared out instead.
+# 4. say who waits when a text, or a layer of experts, is shared out instead.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU.
 # **Before:** [17 · Cut the layer](17_cut_the_layer.ipynb). **Lab:** [18 · Cut the stack](../exercises/18_cut_the_stack.ipynb).
