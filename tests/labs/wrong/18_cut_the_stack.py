@@ -358,4 +358,7 @@ RIGHT = {
     "tied_gradient": _wrapped(lab.tying, by_messages, in_place),
     "clip_stages": [as_torch_does, in_place_and_from_the_last],
 }
-STOPS = {"group_of_two_only"}  # where all ranks make the next group, it hangs
+STOPS = {
+    "group_of_two_only",  # where all ranks make the next group, it hangs
+    "first_and_second",  # on three ranks the second has nothing to add, and the first waits for it
+}
