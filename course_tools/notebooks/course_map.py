@@ -49,7 +49,7 @@ flowchart TB
     subgraph D[When the network or the memory is the limit]
         direction LR
         12[12 send less] --> 13[13 hold less] --> 14[14 on a GPU]
-        13 -.-> 17[17 cut the layer] --> 19[19 when scaling stops]
+        13 -.-> 17[17 cut the layer] --> 18[18 cut the stack] --> 19[19 when scaling stops]
     end
     A --> B --> C
     B --> D
@@ -230,8 +230,8 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
             "to\n14 are read after 06, with a GPU or without, 15 after 07, 16 after 08, 17 "
-            "after 13,\nand 19 after 17. Minutes are counted: words, lines of code, predictions, "
-            "what you write and what runs."
+            "after 13,\nand 18 and 19 after 17. Minutes are counted: words, lines of code, "
+            "predictions, what you write and what runs."
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),

@@ -1,0 +1,114 @@
+"""What a learner writes in chapter 18, what its checks reject, and what it shows."""
+
+import ast
+import inspect
+import re
+import textwrap
+
+import labs
+import pytest
+import together
+import torch
+
+from course_lessons import chapter_18, pipeline
+from course_lessons.pipeline import BlockingStage, Stage, gpipe, one_f_one_b
+from course_utils import Network, WorkerTimeout, check, launch
+
+SOURCE = labs.ROOT / "source/lessons/18_cut_the_stack.py"
+PATH = labs.ROOT / "tests/lessons/wrong/18_cut_the_stack.py"
+pytestmark = pytest.mark.slow
+ANSWERS = {"__name__": PATH.stem}
+labs.run(PATH.read_text(encoding="utf-8"), str(PATH), ANSWERS)
+
+
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_wrong_answers_are_rejected(step, subtests):
+    right = ANSWERS["RIGHT"][step][0]
+    options = ANSWERS["STEPS"][step]
+    together.reject(subtests, right, ANSWERS["WRONG"][step], options, ANSWERS["STOPS"])
+
+
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_other_right_answers_pass(step):
+    for number, answer in enumerate(ANSWERS["RIGHT"][step]):
+        assert check(answer, **labs.on_one_size(ANSWERS["STEPS"][step], number)).require()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("step", ANSWERS["STEPS"])
+def test_right_answers_pass_on_every_world_size(step):
+    for answer in ANSWERS["RIGHT"][step]:
+        assert check(answer, **ANSWERS["STEPS"][step] | labs.PATIENT).require()
+
+
+def test_every_exercise_has_five_wrong_answers_at_least():
+    assert ANSWERS["WRONG"].keys() == ANSWERS["RIGHT"].keys() == ANSWERS["STEPS"].keys()
+    assert min(map(len, ANSWERS["WRONG"].values())) >= 5
+
+
+def lines_of(form):
+    """How many lines stand in each function of a form, in the order in which they are defined."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(form)))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    counts = []
+    for function in functions:
+        is_documented = ast.get_docstring(function) is not None
+        body = ast.unparse(function.body[1:] if is_documented else function.body)
+        counts.append(len(body.splitlines()))
+    return counts
+
+
+def test_stubs_promise_about_as_many_lines_as_our_own_forms_have():
+    text = SOURCE.read_text(encoding="utf-8")
+    forms = {"class MyStage": Stage, "def my_gpipe": gpipe, "def my_bubble": chapter_18.bubble}
+    for name, form in (forms | {"def my_one_f_one_b": one_f_one_b}).items():
+        stub = re.search(rf"^{name}\(.*?(?=^# %%)", text, re.M | re.S)[0]
+        promised = [int(lines) for lines in re.findall(r'"about (\d+) line', stub)]
+        for written, lines in zip(lines_of(form), promised, strict=True):
+            assert abs(written - lines) <= 1, (name, written, lines)
+
+
+@pytest.mark.parametrize("actions_of", [gpipe, one_f_one_b])
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (4, 8)])
+def test_gradients_are_those_of_one_process_and_the_replay_finds_the_formula(
+    actions_of, stages, count
+):
+    step = chapter_18.train(Stage, actions_of, stages, count)
+    assert chapter_18.furthest(step.gradients) < 1e-12
+    assert step.idle_share() == pytest.approx(chapter_18.bubble(stages, count), abs=1e-8)
+
+
+@pytest.mark.parametrize("actions_of", [gpipe, one_f_one_b])
+def test_counted_ticks_are_the_end_of_the_replay(actions_of):
+    step = chapter_18.train(Stage, actions_of, 4, 6)
+    by_stage = [actions_of(stage, 4, 6) for stage in range(4)]
+    end_us = max(step.replay().finish_us)
+    assert end_us == pytest.approx(100 * pipeline.ticks(by_stage), rel=1e-6)
+
+
+def test_stages_that_wait_for_each_other_have_no_ticks():
+    orders = [one_f_one_b(1, 2, 2), one_f_one_b(0, 2, 2)]
+    with pytest.raises(ValueError, match="wait for each other for ever"):
+        pipeline.ticks(orders)
+
+
+def test_with_messages_that_take_time_1f1b_idles_more_than_gpipe():
+    network = Network(latency_us=10, gbit_s=100)
+    shares = []
+    for actions_of in (gpipe, one_f_one_b):
+        shares.append(chapter_18.train(Stage, actions_of, 4, 8).idle_share(network))
+    assert chapter_18.bubble(4, 8) < shares[0] < shares[1]
+
+
+def test_blocking_sends_hang_under_1f1b_and_not_under_gpipe():
+    options = {"world_size": 2, "backend": "gloo", "timeout": 4}
+    launch(chapter_18.train_with, BlockingStage, gpipe, 4, **options)
+    with pytest.raises(WorkerTimeout, match="Ranks 0 and 1 all send, and none receives"):
+        launch(chapter_18.train_with, BlockingStage, one_f_one_b, 4, **options)
+
+
+def test_rows_in_parts_attend_as_all_of_them_do():
+    q, k, v = chapter_18.make_text(64)
+    _, total, mixed = chapter_18.attend(q, k, v)
+    right = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert torch.allclose(mixed / total, right, rtol=1e-12, atol=1e-14)
