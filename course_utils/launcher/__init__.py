@@ -65,6 +65,7 @@ The files of this folder do the same, and each adds what the core lacks:
     errors            Of several failures the root cause is named, with its rank and its line.
     echoes            An exception that only says that a peer is gone isn't that cause.
     reasons           The likely reason, for failures whose own words don't say it.
+    ports             Of ranks that wanted one port, which of them got it.
     torch_private     Private names of torch, each with what happens where it is missing.
     language          Messages in the learner's language, which is the kernel's.
     words             Ranks in words: `ranks 0, 1 and 3`.
