@@ -112,7 +112,8 @@ NODES = {
     "devices": 3050,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     PACKAGE: 63470,
-    JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
+    # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
+    JUDGE: 10400,
     CLUSTER: 2150,
     CHALLENGE: 4000,
     LESSONS: 57500,  # by chapter: checks of what learners write, pictures, sharded and cut layers
