@@ -1,9 +1,11 @@
 """Whether an answer can reach memory that all ranks share, made before they were forked."""
 
+import functools
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 
 from course_utils.record.frames import is_learners
@@ -14,7 +16,11 @@ _LONGEST = 1000  # items of a container that is searched
 
 def shared_value(answer: Any) -> str:
     """The name of a value that an answer can reach and that all ranks share, or an empty string."""
-    for name, value in _reached(answer, seen=set()):
+    if isinstance(answer, type):
+        values = [(answer.__name__, answer), *_reached_by_methods(answer, seen=set())]
+    else:
+        values = _reached(answer, seen=set())
+    for name, value in values:
         if _is_shared(value, _DEEPEST):
             return name
     return ""
@@ -26,7 +32,7 @@ def file_of(function: Any) -> str:
 
 
 def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Globals that a function names, its defaults and what it closes over; of its helpers too."""
+    """What a function names, its defaults, what it closes over and holds; of its helpers too."""
     if not isinstance(function, FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
@@ -34,6 +40,7 @@ def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     values = dict(zip(code.co_freevars, _cells(function), strict=True))
     values.update(function.__kwdefaults__ or {})
     values |= {f"a default of {function.__name__}": list(function.__defaults__ or ())}
+    values |= {f"an attribute of {function.__name__}": _attributes(function)}
     for name in _names(code):
         if name in function.__globals__:
             values[name] = function.__globals__[name]
@@ -41,6 +48,27 @@ def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield name, value
         if isinstance(value, FunctionType) and is_learners(file_of(value)):
             yield from _reached(value, seen)
+        kind = value if isinstance(value, type) else type(value)
+        if _is_notebooks(kind):
+            yield from _reached_by_methods(kind, seen)
+
+
+def _reached_by_methods(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """What the methods of a class reach."""
+    for member in vars(kind).values():
+        # A static method, a class method and a property have a function within.
+        for function in (member, getattr(member, "__func__", None), getattr(member, "fget", None)):
+            yield from _reached(function, seen)
+
+
+def _attributes(function: FunctionType) -> dict[str, Any]:
+    """What somebody has hung on a function; what it wraps is looked at by itself."""
+    return {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+
+
+def _is_notebooks(kind: type) -> bool:
+    """Whether a class was written in the notebook."""
+    return kind.__module__ == "__main__"
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:
@@ -72,11 +100,23 @@ def _is_shared(value: Any, depth: int) -> bool:
 
 
 def _items(value: Any) -> Any:
-    """What a container holds, or an object of the notebook; nothing of a library's object."""
+    """What a container holds, or an object or a class of the notebook; else nothing."""
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, list | tuple | set):
         return value
-    if type(value).__module__ in ("__main__", "types"):  # the latter: SimpleNamespace
+    if isinstance(value, np.ndarray):
+        return (value.base,)  # whose memory it is
+    if isinstance(value, memoryview):
+        return (value.obj,)
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords)
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, type):
+        return vars(value).values() if _is_notebooks(value) else ()
+    if _is_notebooks(type(value)):
+        return (*getattr(value, "__dict__", {}).values(), type(value))
+    if type(value).__module__ == "types":  # SimpleNamespace
         return getattr(value, "__dict__", {}).values()
     return ()

@@ -8,14 +8,17 @@ their own.
 import contextlib
 import functools
 import inspect
+import logging
 import mmap
 import os
 import random
 import re
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +59,7 @@ _EVENTS = {  # by side channel, events that Python reports to `sys.addaudithook`
     "processes": "subprocess.Popen os.system os.posix_spawn os.exec os.fork os.forkpty",
     "memory": "mmap.__new__",
     "frames": "sys._getframe sys._current_frames gc.get_objects gc.get_referrers gc.get_referents "
-    "object.__getattr__",
+    "object.__getattr__ sys.setprofile sys.settrace",
 }
 _TO_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes that lead to frames
 _CHANNELS = {event: channel for channel, events in _EVENTS.items() for event in events.split()}
@@ -143,9 +146,9 @@ class Watch:
         answer = inspect.unwrap(self.fn, stop=lambda wrapper: self._exercise.add(file_of(wrapper)))
         self._exercise.discard(file_of(answer))
         names = getattr(answer, "__globals__", {})
-        _seal([self._spec, *self._hide, *_specifications(names)])
+        _seal([self._spec, *self._hide, *_specifications(names)], names)
         self._shared = shared_value(answer)
-        self._replace_sleep(names)
+        self._replace_calls(names)
         for channel, (owner, pattern) in _FUNCTIONS.items():
             for name in filter(pattern.search, vars(owner)):
                 setattr(owner, name, self._noticing(channel, getattr(owner, name)))
@@ -155,13 +158,21 @@ class Watch:
         if c10d.is_initialized():
             c10d.group.WORLD.register_pre_hook(_HOOK, self._delay)
 
-    def _replace_sleep(self, names: dict[str, Any]) -> None:
-        """Replace `time.sleep`, also where the notebook has imported it by a name."""
-        self._sleep = time.sleep
+    def _replace_calls(self, names: dict[str, Any]) -> None:
+        """Replace what we do differently, also where the notebook has imported it by a name."""
+        self._sleep, self._set_handler = time.sleep, signal.signal
         for name, value in list(names.items()):
             if value is time.sleep:
                 names[name] = self._nap
-        time.sleep = self._nap
+            if value is signal.signal:
+                names[name] = self._set_handler_without_frames
+        time.sleep, signal.signal = self._nap, self._set_handler_without_frames
+
+    def _set_handler_without_frames(self, number: int, handler: Any) -> Any:
+        """Instead of `signal.signal`: an answer's handler hears which signal came, not where."""
+        if self._on and callable(handler):
+            handler = functools.partial(_handle, handler)
+        return self._set_handler(number, handler)
 
     @contextlib.contextmanager
     def run(self, late: float | None) -> Iterator[None]:
@@ -284,13 +295,27 @@ def _asks_for_frames(event: str, arguments: tuple, caller: FrameType | None) -> 
     """Whether an answer's own line asks, by itself or through `inspect`, and no library."""
     if event == "object.__getattr__" and arguments[1] not in _TO_FRAMES:
         return False
-    while caller and caller.f_code.co_filename == inspect.__file__:
+    asks_for_others = [inspect.__file__]
+    if caller and caller.f_code is traceback.walk_stack.__code__:  # who prints a stack is no spy
+        asks_for_others.append(traceback.__file__)
+    elif caller and caller.f_code is logging.currentframe.__code__:  # nor is who writes a log
+        caller = caller.f_back
+    while caller and caller.f_code.co_filename in asks_for_others:
         caller = caller.f_back
     return caller is not None and is_learners(caller.f_code.co_filename)
 
 
-def _no_answer(*arguments: Any, **options: Any) -> None:
+def _handle(handler: Callable, number: int, frame: FrameType | None) -> Any:
+    """Call a handler of signals without the frame, which leads to those of the judge."""
+    return handler(number, None)
+
+
+def _refuse() -> None:
     raise PermissionError(_("a specification says what is wanted; an answer does not call it"))
+
+
+def _no_answer(*arguments: Any, refuse: Callable, **options: Any) -> None:
+    refuse()  # is given, since a notebook's function finds none of our names
 
 
 def _specifications(names: dict[str, Any]) -> list[Callable]:
@@ -298,8 +323,16 @@ def _specifications(names: dict[str, Any]) -> list[Callable]:
     return [value for name, value in names.items() if name.endswith("_spec") and callable(value)]
 
 
-def _seal(functions: Collection[Callable]) -> None:
-    """Have these functions refuse to be called."""
+def _seal(functions: Collection[Callable], names: dict[str, Any]) -> None:
+    """Have these functions refuse to be called, and what a notebook has made of their code."""
+    codes = set()
     for function in functions:
+        codes.add(getattr(inspect.unwrap(function), "__code__", None))
+    codes.discard(None)
+    own = [value for value in names.values() if isinstance(value, FunctionType)]
+    copies = [function for function in own if function.__code__ in codes]
+    for function in [*functions, *copies]:
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # a class; a closure
-            inspect.unwrap(function).__code__ = _no_answer.__code__
+            sealed = inspect.unwrap(function)
+            sealed.__code__ = _no_answer.__code__
+            sealed.__kwdefaults__ = {"refuse": _refuse}

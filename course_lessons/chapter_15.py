@@ -278,13 +278,16 @@ def _noise_inputs(rank: int, world_size: int, case: str) -> tuple[Tensor, int]:
 
 
 def in_numbers(answer: Callable) -> Callable:
-    """Take tensors of one number as well for the two numbers of an answer."""
+    """Take tensors of one number as well for an answer's two; refuse a gradient that it changed."""
 
     @functools.wraps(answer)
     def numbers(gradient: Tensor, local_batch: int) -> tuple[float, ...] | None:
+        before = gradient.clone()
         result = answer(gradient, local_batch)
         if result is None:
             return None
+        if not torch.equal(gradient, before):
+            raise RuntimeError("the gradient has changed: a training still needs it as it was")
         return tuple(float(value) for value in result)
 
     return numbers

@@ -113,7 +113,8 @@ NODES = {
     "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     PACKAGE: 64600,  # models of the notebook that ranks have changed; widgets as they ended
-    JUDGE: 9900,  # results as plain data, and what an answer reaches beside its arguments
+    # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
+    JUDGE: 10400,
     CLUSTER: 2150,
     CHALLENGE: 4000,
     # By chapter: checks of what learners write, pictures, cut layers and stacks, a model of plans.

@@ -106,9 +106,9 @@ def step_spec(all_weights, all_x, all_targets):
             x = torch.tanh(x @ weight)
         ((x - target).square().sum() / (2 * n)).backward()
     shares = [[weight.grad.flatten().chunk(n)[rank] for weight in weights] for rank in range(n)]
-    return [
-        {"shares": own, "whole at once: two at most": True, "all freed": True} for own in shares
-    ]
+    rest = {"nobody has muted the count": True, "whole at once: two at most": True}
+    rest |= {"all freed": True, "gathers": 2 * len(weights) - 1}  # of the last weight one
+    return [{"shares": own} | rest for own in shares]
 
 
 # %%
@@ -155,31 +155,40 @@ stacks = {  # rows and columns of the weights
 }
 
 
+def tally():
+    """Is sent whole weights, then None, and says what it saw; a generator keeps that to itself."""
+    whole, counts = weakref.WeakSet(), []
+
+    def alive(at_most):
+        """How many are still in memory; gloo's thread lets go of one a little later."""
+        had_too_many = max(counts, default=0) > 2
+        give_up_at = time.monotonic() + (0 if had_too_many else 1)
+        while len(whole) > at_most and time.monotonic() < give_up_at:
+            time.sleep(0.001)
+        return len(whole)
+
+    weight = yield
+    while weight is not None:
+        whole.add(weight)
+        del weight  # or it would live as long as this waits for the next one
+        counts.append(alive(2))
+        weight = yield
+    few = max(counts, default=0) <= 2
+    yield {"whole at once: two at most": few, "all freed": alive(0) == 0, "gathers": len(counts)}
+
+
 def stepping(answer):
     """Let the answer have units of the weights, and tell how much was whole."""
 
     @functools.wraps(answer)
     def stepped(weights, x, target):
-        clock, whole, counts = dist.new_group(), weakref.WeakSet(), []
-
-        def alive(at_most):
-            """How many are still in memory; gloo's thread lets go of one a little later."""
-            had_too_many = max(counts, default=0) > 2
-            give_up_at = time.monotonic() + (0 if had_too_many else 1)
-            while len(whole) > at_most and time.monotonic() < give_up_at:
-                time.sleep(0.001)
-            return len(whole)
-
-        def gathered(weight):
-            whole.add(weight)
-            counts.append(alive(2))
-
+        clock, seen = dist.new_group(), tally()
+        gathered = seen.send
+        gathered(None)  # it begins
         units = [Unit(weight, clock, gathered) for weight in weights]
         shares = answer(list(units), x, target)
         noted = all(unit.gathered is gathered for unit in units)  # and nobody has muted it
-        alive(0)
-        few = {"whole at once: two at most": noted and max(counts) <= 2, "all freed": not whole}
-        return {"shares": shares} | few
+        return {"shares": shares, "nobody has muted the count": noted} | gathered(None)
 
     return stepped
 

@@ -129,6 +129,11 @@ made_up = {  # compute kernels, collectives, copies, streams, the longest of the
     "collectives on two streams": (5, 20, 3, 2, 20, 80),
     "more of both than time": (30, 30, 3, 3, 80, 80),
 }
+at_once = {  # likewise, and each of them runs on three streams at once, so a sum counts it thrice
+    "mostly idle, and three compute kernels at once": (3, 1, 1, 1, 50, 9),
+    "mostly idle, and three collectives at once": (1, 3, 1, 1, 9, 50),
+    "mostly idle, and three copies at once": (1, 1, 3, 1, 9, 9),
+}
 
 
 def invented(computes, talks, copies, streams, compute_us, talk_us):
@@ -149,11 +154,16 @@ def invented(computes, talks, copies, streams, compute_us, talk_us):
 def read_inputs(rank, world_size, case):
     if case in made_up:
         return invented(*made_up[case])
+    if case in at_once:
+        rows = invented(*at_once[case])
+        busy = [row for row in rows if row.kind != "step"]
+        again = [row._replace(lane=lane) for row in busy for lane in ("stream 20", "stream 21")]
+        return sorted([*rows, *again], key=lambda row: row.start_us)
     kept = (torch.rand(len(real(case))) < 0.9).tolist()
     return [row for row, keep in zip(real(case), kept) if keep or row.kind == "step"]
 
 
-cases = [*made_up, "resnet50_2xA100", "per_gradient_2xV100", "recommender_8xA100"]
+cases = [*made_up, *at_once, "resnet50_2xA100", "per_gradient_2xV100", "recommender_8xA100"]
 check(read, spec=read_spec, inputs=read_inputs, cases=cases, world_sizes=(1, 2))
 
 # %% [markdown]

@@ -245,22 +245,27 @@ def reduce_gradients(gradients, kinds, ways):
 
 # %% jupyter={"source_hidden": true}
 gradient_kinds = {"up.weight": "cut", "down.bias": "whole", "norm.weight": "rows"}
+other_kinds = {"norm.bias": "whole", "up.bias": "cut", "down.bias": "rows"}  # in its own order
 
 
 def ways_of(world_size, case):
     """How many ranks cut a layer."""
-    return {"nothing is cut": 1, "cut in two": min(2, world_size)}.get(case, world_size)
+    in_two = min(2, world_size)
+    known = {"nothing is cut": 1, "cut in two": in_two, "cut in two, other names": in_two}
+    return known.get(case, world_size)
 
 
 def reduce_gradients_inputs(rank, world_size, case):
     ways = ways_of(world_size, case)
     of_copy = torch.Generator().manual_seed(rank // ways)  # equal on all ranks of a copy
-    gradients = {
-        "up.weight": torch.randn(4, 6, dtype=torch.float64),
-        "down.bias": torch.randn(24, dtype=torch.float64, generator=of_copy),
-        "norm.weight": torch.randn(12, dtype=torch.float64),
+    of_kind = {
+        "cut": torch.randn(4, 6, dtype=torch.float64),
+        "whole": torch.randn(24, dtype=torch.float64, generator=of_copy),
+        "rows": torch.randn(12, dtype=torch.float64),
     }
-    return gradients, dict(gradient_kinds), ways
+    kinds = other_kinds if case == "cut in two, other names" else gradient_kinds
+    gradients = {name: of_kind[kind] for name, kind in kinds.items()}
+    return gradients, dict(kinds), ways
 
 
 def reduce_gradients_budget(world_size, case):
@@ -269,7 +274,7 @@ def reduce_gradients_budget(world_size, case):
     return {"sent_bytes": across + ring_bytes(12, ways)}
 
 
-gradient_cases = ["nothing is cut", "cut in two", "one copy"]
+gradient_cases = ["nothing is cut", "cut in two", "cut in two, other names", "one copy"]
 gradient_options = {"cases": gradient_cases, "world_sizes": (1, 2, 4), "rtol": 1e-12}
 gradient_options["budget"] = reduce_gradients_budget
 

@@ -1,5 +1,10 @@
 """What a check notices besides results: side channels, what is left, luck, work for all, calls."""
 
+import logging
+import signal
+import traceback
+from types import FunctionType
+
 import answers
 import labs
 import pytest
@@ -45,6 +50,40 @@ def test_a_specification_is_not_there_for_an_answer():
 
     outcome = summed(lambda tensor: spec([tensor])[0], spec=spec, world_sizes=(1,))
     assert "a specification says what is wanted; an answer does not call it" in str(outcome)
+
+
+def test_nor_is_a_copy_of_its_code(monkeypatch):
+    def spec(tensors):
+        return [sum(tensors) for _ in tensors]
+
+    def copied(tensor):
+        return globals()["copy_of_it"]([tensor])[0]
+
+    copy_of_it = FunctionType(spec.__code__, {"__builtins__": __builtins__})
+    monkeypatch.setitem(globals(), "copy_of_it", copy_of_it)
+    outcome = summed(copied, spec=spec, world_sizes=(1,))
+    assert "a specification says what is wanted; an answer does not call it" in str(outcome)
+
+
+def logs():
+    logging.getLogger("an answer").warning("here")
+
+
+@pytest.mark.parametrize("does", [traceback.print_stack, logs], ids=["a stack", "a log"])
+def test_who_prints_is_no_spy(does):
+    assert summed(sly.beside(does), world_sizes=(2,))
+
+
+def test_a_handler_of_signals_hears_which_one_came_and_sees_no_frame():
+    def hears(tensor):
+        heard = []
+        before = signal.signal(signal.SIGUSR1, lambda *of: heard.append(of))
+        signal.raise_signal(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, before)
+        assert heard == [(signal.SIGUSR1, None)]
+        return answers.right(tensor)
+
+    assert summed(hears, world_sizes=(2,))
 
 
 @pytest.mark.parametrize(("fn", "said"), sly.LEFT.items(), ids=lambda x: getattr(x, "__name__", ""))
@@ -162,6 +201,22 @@ def one_rank_for_all(weights, inputs, targets):
     return after
 
 
+def adds_products_up(weights, inputs, targets):
+    inputs, targets = everybodys(inputs), everybodys(targets)
+    outputs = torch.zeros_like(targets)
+    for x, row in zip(inputs.T, weights, strict=True):
+        outputs = torch.addcmul(outputs, x[:, None].expand_as(outputs), row.expand_as(outputs))
+    ((outputs - targets) ** 2).mean().backward()
+    return (weights - 0.1 * weights.grad).detach()
+
+
+def divides_instead(weights, inputs, targets):
+    inputs, targets = everybodys(inputs), everybodys(targets)
+    outputs = (inputs[:, :, None] / (1 / weights)).sum(dim=1)
+    ((outputs - targets) ** 2).mean().backward()
+    return (weights - 0.1 * weights.grad).detach()
+
+
 def shares_the_work(weights, inputs, targets):
     after = training(weights, inputs, targets).detach()
     dist.all_reduce(after)
@@ -176,7 +231,10 @@ def shares_it_in_a_wrapper(weights, inputs, targets):
     return (weights - 0.1 * model.module.weight.grad.T).detach()
 
 
-ALL_OF_IT = (gathers_and_trains, trains_in_a_module, trains_past_ddp, in_pieces, one_rank_for_all)
+ALL_OF_IT = (
+    gathers_and_trains, trains_in_a_module, trains_past_ddp, in_pieces, one_rank_for_all,
+    adds_products_up,
+)  # fmt: skip
 STEP = {"spec": whole, "inputs": shares, "cases": ("a step",), "rtol": 1e-6}
 
 
@@ -184,6 +242,12 @@ STEP = {"spec": whole, "inputs": shares, "cases": ("a step",), "rtol": 1e-6}
 def test_a_rank_that_does_everybodys_work_is_told(fn):
     assert check(fn, **STEP)
     assert "Rank 0 computes 100% of what one process" in str(check(fn, **STEP, work=1.2))
+
+
+def test_a_division_is_a_product():
+    assert "of what one process computes that does all the work" in str(
+        check(divides_instead, **STEP, work=1.2)
+    )
 
 
 @pytest.mark.parametrize("fn", [shares_the_work, shares_it_in_a_wrapper], ids=["by hand", "ddp"])

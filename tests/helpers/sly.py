@@ -3,6 +3,7 @@
 import gc
 import inspect
 import io
+import logging
 import mmap
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Array
 from multiprocessing.shared_memory import SharedMemory
@@ -118,6 +120,42 @@ def uses_a_shared_default(tensor, note=tuple(in_a_list)):
     return right(tensor)
 
 
+def uses_an_attribute_that_is_shared(tensor):
+    uses_an_attribute_that_is_shared.note[dist.get_rank()] = 1
+    return right(tensor)
+
+
+uses_an_attribute_that_is_shared.note = in_a_list[0]
+view_of_a_map = numpy.frombuffer(mmap.mmap(-1, 64))
+
+
+def uses_an_array_over_a_map(tensor):
+    view_of_a_map[dist.get_rank()] = 1
+    return right(tensor)
+
+
+class Notes:
+    __module__ = "__main__"  # as in a notebook
+    note = in_a_list[0]
+
+
+def uses_a_class_that_shares(tensor):
+    Notes.note[dist.get_rank()] = 1
+    return right(tensor)
+
+
+class Notebook:
+    __module__ = "__main__"
+
+    def write(self):
+        in_a_list[0][dist.get_rank()] = 1
+
+
+def uses_a_method_that_shares(tensor):
+    Notebook().write()
+    return right(tensor)
+
+
 def uses_a_helper_that_shares(tensor):
     notes_it()
     return right(tensor)
@@ -149,6 +187,25 @@ def asks_a_traceback_for_frames():
     assert frame.f_back.f_locals
 
 
+def asks_for_the_frames_of_a_walk():
+    assert traceback.StackSummary.extract(traceback.walk_stack(None), capture_locals=True)
+
+
+def asks_logging_for_a_frame():
+    assert logging.currentframe().f_back.f_locals
+
+
+def lets_python_report_frames():
+    sys.setprofile(lambda frame, *_: None)
+    sys.setprofile(None)
+
+
+def lets_python_trace_frames():
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    sys.settrace(before)
+
+
 def looks_among_all_objects():
     assert gc.get_objects()
 
@@ -169,10 +226,18 @@ CHANNELS = {
     uses_a_shared_array: "shares memory with other processes: shared_array was made before",
     uses_a_shared_tensor_in_a_list: "shares memory with other processes: in_a_list was made",
     uses_a_shared_default: "shares memory with other processes: a default of uses_a_shared_default",
+    uses_an_attribute_that_is_shared: "shares memory with other processes: an attribute of uses_an",
+    uses_an_array_over_a_map: "shares memory with other processes: view_of_a_map was made before",
+    uses_a_class_that_shares: "shares memory with other processes: Notes was made before",
+    uses_a_method_that_shares: "shares memory with other processes: in_a_list was made before",
     uses_a_helper_that_shares: "shares memory with other processes: in_a_list was made before",
     beside(asks_for_its_callers_frame): "looks into frames or objects of others at sly.py",
     beside(asks_inspect_for_frames): "looks into frames or objects of others at sly.py",
     beside(asks_a_traceback_for_frames): "looks into frames or objects of others at sly.py",
+    beside(asks_for_the_frames_of_a_walk): "looks into frames or objects of others at sly.py",
+    beside(asks_logging_for_a_frame): "looks into frames or objects of others at sly.py",
+    beside(lets_python_report_frames): "looks into frames or objects of others at sly.py",
+    beside(lets_python_trace_frames): "looks into frames or objects of others at sly.py",
     beside(looks_among_all_objects): "looks into frames or objects of others at sly.py",
     asks_the_backend: "calls a backend directly, where nobody sees it at sly.py, line",
 }

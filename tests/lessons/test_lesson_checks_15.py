@@ -241,9 +241,15 @@ def already_divided(gradient, local_batch):
     return variance / squared_norm, squared_norm
 
 
+def in_place(gradient, local_batch):
+    noise = in_fewer_terms(gradient.clone(), local_batch)
+    gradient /= dist.get_world_size()
+    return noise
+
+
 WRONG_NOISE = [
     of_its_own_norm, biased, sum_instead_of_average, norms_not_squared, the_two_exchanged,
-    forgets_the_local_batch, already_divided,
+    forgets_the_local_batch, already_divided, in_place,
 ]  # fmt: skip
 
 

@@ -431,13 +431,21 @@ def newest_by_rank_0(folder):
     return told[0]
 
 
-def newest_of_ten_thousand(folder):
-    shelf = torch.zeros(10_000, dtype=torch.int64)
+def _shelf(folder, room):
+    shelf = torch.zeros(room, dtype=torch.int8)
     for epoch in whole_in(folder):
         if epoch < len(shelf):
             shelf[epoch] = 1
     dist.all_reduce(shelf, op=dist.ReduceOp.MIN)
     return int(shelf.nonzero().max()) if shelf.any() else 0
+
+
+def newest_of_ten_thousand(folder):
+    return _shelf(folder, 10_000)
+
+
+def newest_of_three_million(folder):
+    return _shelf(folder, 3_000_000)
 
 
 # --- train_on ---
@@ -570,7 +578,7 @@ WRONG = {
         newest_by_name, newest_by_size, newest_by_time, newest_of_words, newest_without_default,
         newest_catches_one_kind, newest_loads_anything, newest_on_rank_0, newest_clears_away,
         newest_by_zip, newest_of_whatever_loads, newest_below_100,
-        newest_of_ten_thousand,
+        newest_of_ten_thousand, newest_of_three_million,
     ])),
     "train_on": list(map(lab.dying, WRONG_TRAINS)),
 }  # fmt: skip

@@ -366,6 +366,31 @@ def after_muting_the_count(units, x, target):
     return _all_whole(units, x, target)
 
 
+def after_setting_the_count_back(units, x, target):
+    for unit in units:
+        unit.gather()
+    for cell in getattr(units[0].gathered, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, list):
+            cell.cell_contents[:] = [1]
+    return _all_whole(units, x, target)
+
+
+def from_copies_of_the_weights(units, x, target):
+    copies = []
+    for unit in units:
+        unit.gather()
+        x = unit.forward(x)
+        copies.append(unit.whole.clone())
+        unit.free()
+    gradient = x - target
+    for unit, copy in zip(units[::-1], copies[::-1], strict=True):
+        unit.whole, unit.work = copy, True
+        gradient = unit.backward(gradient)
+        unit.free()
+        unit.reduce()
+    return [unit.finish() for unit in units]
+
+
 # 3 · clip
 
 
@@ -667,7 +692,7 @@ WRONG = {
         two_ahead_in_backward, the_last_freed_and_gathered_again, each_sum_waited_for,
         all_sums_at_the_end, the_wrong_way_round, all_gathered_at_the_start, never_freed,
         the_first_stays_whole, freed_before_backward, backwards_from_the_front, kept_in_secret,
-        after_muting_the_count,
+        after_muting_the_count, after_setting_the_count_back, from_copies_of_the_weights,
     ),
     "plan": [
         over_all_ranks, over_a_node, over_a_node_or_all, over_as_few_as_fit,

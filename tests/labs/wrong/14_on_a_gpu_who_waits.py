@@ -61,6 +61,16 @@ def kernels_are_added_up(rows):
     return _told(rows, busy=lambda own: sum(row.us for row in own))
 
 
+def computing_is_added_up_for_the_verdict(rows):
+    compute_us = sum(row.us for row in rows if row.kind == "compute")
+    return _told(rows, helps=lambda *_: {"GPU": compute_us})
+
+
+def copies_are_added_up_for_the_verdict(rows):
+    copies_us = sum(row.us for row in rows if row.kind == "copy")
+    return _told(rows, helps=lambda *_: {"copies": copies_us})
+
+
 def added_up_but_not_more_than_all(rows):
     compute, talk = ([row.us for row in own] for own in _kernels(rows))
     any_us = busy_us([row for own in _kernels(rows) for row in own])
@@ -402,6 +412,8 @@ WRONG = {
         copies_are_sent_too,
         bytes_of_all_steps,
         kernels_are_added_up,
+        computing_is_added_up_for_the_verdict,
+        copies_are_added_up_for_the_verdict,
         added_up_but_not_more_than_all,
         copies_compute,
         one_compute_stream,

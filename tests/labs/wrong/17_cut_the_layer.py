@@ -330,6 +330,11 @@ def copies_of_every_other_rank(gradients, kinds, ways):
     return _reduced(gradients, kinds, copies, divisor=lambda kind: copies)
 
 
+def kinds_by_their_names(gradients, kinds, ways):
+    known = {"up": "cut", "down": "whole", "norm": "rows"}
+    return _reduced(gradients, {name: known[name.split(".")[0]] for name in gradients}, ways)
+
+
 def nothing_is_sent(gradients, kinds, ways):
     return gradients
 
@@ -381,6 +386,7 @@ WRONG = {
         nothing_inside, all_summed_inside, whole_ones_inside, cut_ones_stay, whole_ones_stay,
         rows_stay_in_their_copy, sums_over_copies, mean_over_all, mean_of_the_rows, groups_swapped,
         as_in_data_parallel, whole_ones_over_all, copies_of_every_other_rank, nothing_is_sent,
+        kinds_by_their_names,
     ],
 }  # fmt: skip
 RIGHT = {
