@@ -9,6 +9,8 @@ rank's end and then kills the rank's process group.
 import contextlib
 import ctypes
 import functools
+import multiprocessing.context
+import multiprocessing.process
 import multiprocessing.util
 import os
 import signal
@@ -89,7 +91,6 @@ class Descendants:
         def spawn_guarded(path: Any, args: Sequence, files: Sequence[int]) -> int:
             self._start_guard()
             if not any(_TRACKER in os.fsdecode(word) for word in args):
-                multiprocessing.util.get_temp_dir()  # makes the folder, which it will look for
                 pid = spawn(path, args, files)
                 self._note(pid)
                 return pid
@@ -112,6 +113,29 @@ class Descendants:
                 with open(reader, "rb") as stdin:
                     shell = subprocess.Popen(["/bin/sh", "-c", _GUARD], stdin=stdin)
                     shell.wait()
+
+
+def share_folder_with_spawned(folder: Callable[[], str]) -> None:
+    """Have processes that are started by spawn use a folder of their parent's.
+
+    Otherwise each of them makes one, which nobody removes if the process is killed.
+
+    Args:
+        folder: makes the folder if it is not there yet, and returns its path.
+    """
+    for kind in ("SpawnProcess", "ForkServerProcess"):
+        process = getattr(multiprocessing.context, kind)
+        process.__init__ = _with_folder(process.__init__, folder)
+
+
+def _with_folder(start: Callable, folder: Callable[[], str]) -> Callable:
+    @functools.wraps(start)
+    def start_with_folder(*args: Any, **options: Any) -> None:
+        # Its children copy this dictionary when they are made, and look there first.
+        multiprocessing.process.current_process()._config["tempdir"] = folder()
+        start(*args, **options)
+
+    return start_with_folder
 
 
 def die_with_parent() -> None:

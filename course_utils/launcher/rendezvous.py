@@ -39,9 +39,6 @@ class Rendezvous:
         world_size: number of ranks.
         nodes: number of nodes, which divides `world_size`.
         timeout: seconds until the launch ends; torch waits longer than that.
-
-    Attributes:
-        folder_path: where `folder` will be, once somebody needs it.
     """
 
     def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
@@ -59,8 +56,8 @@ class Rendezvous:
         if listens:
             self._listen()
         # Short, since the path of a socket may have 107 bytes; random, so that nobody guesses it.
-        self.folder_path = Path(tempfile.gettempdir(), f"ddp-{secrets.token_urlsafe(6)}")
-        self._opened.callback(shutil.rmtree, self.folder_path, ignore_errors=True)
+        self._folder = Path(tempfile.gettempdir(), f"ddp-{secrets.token_urlsafe(6)}")
+        self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         if os.path.exists("/proc/self/fd"):
             descriptor = anonymous_file("rendezvous")
             self._opened.callback(os.close, descriptor)
@@ -76,8 +73,8 @@ class Rendezvous:
 
         A rank's `multiprocessing` has its sockets there: a stopped DataLoader worker leaves them.
         """
-        self.folder_path.mkdir(0o700, exist_ok=True)
-        return str(self.folder_path)
+        self._folder.mkdir(0o700, exist_ok=True)
+        return str(self._folder)
 
     def environment(self, rank: int) -> dict[str, str]:
         """What `torchrun --nnodes=nodes` sets for this rank, and sockets kept on loopback."""

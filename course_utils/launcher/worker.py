@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.launcher import errors, nested, shutdown, stack_writer, torch_private, transport
-from course_utils.launcher.descendants import LIBC, Descendants
+from course_utils.launcher.descendants import LIBC, Descendants, share_folder_with_spawned
 from course_utils.launcher.language import _, english
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
@@ -75,8 +75,7 @@ class WorkerMain:
         rank = self.handle.rank
         os.environ.update(rendezvous.environment(rank))
         multiprocessing.util.get_temp_dir = rendezvous.folder
-        # A process that is started by spawn takes its parent's, or makes one that nobody removes.
-        multiprocessing.process.current_process()._config["tempdir"] = str(rendezvous.folder_path)
+        share_folder_with_spawned(rendezvous.folder)
         _set_debug_level()
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:

@@ -72,8 +72,8 @@ shapes |= {"1,003 rows of 2": (1003, 2), "no rows": (0, 2)}
 def part_spec(batches, ranks):
     parts = [batch.chunk(len(batches)) for batch in batches]
     return [
-        own[rank] if rank < len(own) else batch[:0]
-        for batch, rank, own in zip(batches, ranks, parts)
+        chunks[rank] if rank < len(chunks) else batch[:0]
+        for batch, rank, chunks in zip(batches, ranks, parts)
     ]
 
 
@@ -104,13 +104,13 @@ check(part, **part_check)
 # %%
 def scatter(batch):
     ### BEGIN SOLUTION
-    own = part(batch, dist.get_rank())  # off rank 0: the right size, to receive into
+    own_rows = part(batch, dist.get_rank())  # off rank 0: the right size, to receive into
     if dist.get_rank() == 0:
         for other in range(1, dist.get_world_size()):
             dist.send(part(batch, other), other)
     else:
-        dist.recv(own, 0)
-    return own
+        dist.recv(own_rows, 0)
+    return own_rows
     ### END SOLUTION
 
 
@@ -123,7 +123,7 @@ def scatter(batch):
 # keeps its own part and sends itself nothing.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>dist.send(part(batch, other), other)</code> on rank 0, for each other rank. Elsewhere <code>own = part(batch, dist.get_rank())</code>, then <code>dist.recv(own, 0)</code>.
+# <code>dist.send(part(batch, other), other)</code> on rank 0, for each other rank. Elsewhere <code>own_rows = part(batch, dist.get_rank())</code>, then <code>dist.recv(own_rows, 0)</code>.
 # </details>
 
 
@@ -155,12 +155,13 @@ def dealing(answer):
         full_bytes = math.ceil(len(batch) / dist.get_world_size()) * batch[:1].nbytes
 
         def before(call):
-            tensors = {own.data_ptr(): own for own in call.input_tensors + call.output_tensors}
-            moved.append(sum(own.nbytes for own in tensors.values()))
+            touched = call.input_tensors + call.output_tensors
+            tensors = {tensor.data_ptr(): tensor for tensor in touched}
+            moved.append(sum(tensor.nbytes for tensor in tensors.values()))
 
         dist.group.WORLD.register_pre_hook(5, before)
         try:
-            found = answer(batch)
+            result = answer(batch)
         finally:
             dist.group.WORLD.unregister_pre_hook(5)
         if dist.get_rank() > 0 and sum(moved) > full_bytes:
@@ -168,7 +169,7 @@ def dealing(answer):
                 f"{sum(moved)} bytes come to this rank or leave it, and a full part has "
                 f"{full_bytes}: rows travel that this rank does not need."
             )
-        return found
+        return result
 
     return dealt
 
@@ -211,14 +212,14 @@ def forward(model, batch):
     rank = dist.get_rank()
     for tensor in model.state_dict().values():  # replicate: parameters and buffers
         dist.broadcast(tensor, src=0)
-    own = model(scatter(batch))  # apply: each rank its rows, and no thread
+    own_outputs = model(scatter(batch))  # apply: each rank its rows, and no thread
     if rank > 0:
-        dist.send(own, 0)
+        dist.send(own_outputs, 0)
         return None
-    outputs = [own]
+    outputs = [own_outputs]
     for other in range(1, dist.get_world_size()):  # gather: one named rank after the other
         rows = len(part(batch, other))  # rank 0 dealt them out, so it knows how many will come
-        outputs.append(own.new_empty(rows, *own.shape[1:]))
+        outputs.append(own_outputs.new_empty(rows, *own_outputs.shape[1:]))
         dist.recv(outputs[-1], other)
     return torch.cat(outputs)
     ### END SOLUTION
@@ -234,7 +235,7 @@ def forward(model, batch):
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>for tensor in model.state_dict().values(): dist.broadcast(tensor, src=0)</code>. On rank 0, for each other rank,
-# <code>outputs.append(own.new_empty(len(part(batch, other)), own.shape[1]))</code> and <code>dist.recv(outputs[-1], other)</code>; then <code>torch.cat(outputs)</code>.
+# <code>outputs.append(own_outputs.new_empty(len(part(batch, other)), own_outputs.shape[1]))</code> and <code>dist.recv(outputs[-1], other)</code>; then <code>torch.cat(outputs)</code>.
 # </details>
 
 
@@ -245,13 +246,13 @@ rows_of |= {"203 rows": 203}
 
 def forward_spec(models, batches):
     parts = batches[0].chunk(len(models))
-    outputs = torch.cat([models[0](own) for own in parts]).detach()
+    outputs = torch.cat([models[0](rows) for rows in parts]).detach()
     return [outputs] + [None] * (len(models) - 1)
 
 
 def forward_inputs(rank, world_size, case):
-    how = (5, torch.float32) if "float32" in case else (2, torch.float64)
-    return Centred(*how), torch.randint(-9, 10, (rows_of[case], 3)).to(how[1])
+    outputs, dtype = (5, torch.float32) if "float32" in case else (2, torch.float64)
+    return Centred(outputs, dtype), torch.randint(-9, 10, (rows_of[case], 3)).to(dtype)
 
 
 def largest_part(world_size, case):
@@ -355,8 +356,8 @@ steps = {f"{n} rows, {who} steps": (n, who) for n in (6, 10, 5) for who in ("ran
 def backward_inputs(rank, world_size, case):
     count, who = steps[case]
     size = math.ceil(count / world_size)
-    own = len(range(count)[rank * size : (rank + 1) * size])
-    rows, gradient = torch.randint(-9, 10, (own, 2)) / 8, torch.randint(-9, 10, (count, 1))
+    own_count = len(range(count)[rank * size : (rank + 1) * size])
+    rows, gradient = torch.randint(-9, 10, (own_count, 2)) / 8, torch.randint(-9, 10, (count, 1))
     return small_model(), rows.double(), gradient.double(), who == "every rank"
 
 
@@ -450,12 +451,12 @@ plans = {  # rows and ranks
 # %% jupyter={"source_hidden": true}
 def rank_0_bytes_spec(*columns):
     def wanted(weights, rows, row, output, ranks):
-        sizes = [len(own) for own in torch.arange(rows).chunk(ranks)]
+        sizes = [len(chunk) for chunk in torch.arange(rows).chunk(ranks)]
         out = (ranks - 1) * weights + sum(sizes[1:]) * (row + output)
         back = (ranks - 1) * weights + sum(sizes[1:]) * output
         return float(out + back), 4 * weights - 4 * weights / ranks
 
-    return [wanted(*own) for own in zip(*columns)]
+    return [wanted(*arguments) for arguments in zip(*columns)]
 
 
 def rank_0_bytes_inputs(rank, world_size, case):
@@ -478,9 +479,9 @@ check(rank_0_bytes, **rank_0_bytes_check)
 
 
 # %% jupyter={"source_hidden": true}
-def one_step(way):
+def one_step(mode):
     model, batch = nn.Linear(100, 1000), torch.ones(64, 100)
-    if way == "DDP, ring":
+    if mode == "DDP, ring":
         return [dist.all_reduce(parameter.detach()) for parameter in model.parameters()]
     with torch.no_grad():
         forward(model, batch)
@@ -488,8 +489,8 @@ def one_step(way):
     backward(model, output, torch.ones(64, 1000), everybody=False)
 
 
-def through_each_rank(way, algorithm):
-    run = launch(one_step, way, world_size=4, backend="gloo", trace=True)
+def through_each_rank(mode, algorithm):
+    run = launch(one_step, mode, world_size=4, backend="gloo", trace=True)
     traffic = run.trace.traffic(algorithm)
     return [sum(both) for both in zip(traffic.sent_bytes, traffic.received_bytes)]
 
@@ -499,10 +500,10 @@ try:
     predicted = rank_0_bytes(404_000, 64, 400, 4000, 4)
     print("your formula for rank 0: {:,.0f} and {:,.0f}".format(*predicted))
     print(f"{'bytes through':22}" + "".join(f"{f'rank {rank}':>11}" for rank in range(4)))
-    ways = {"DataParallel, straight": "direct", "DataParallel, rings": "ring", "DDP, ring": "ring"}
-    for way, algorithm in ways.items():
-        sizes = through_each_rank(way, algorithm)
-        print(f"{way:22}" + "".join(f"{size:>11,.0f}" for size in sizes))
+    modes = {"DataParallel, straight": "direct", "DataParallel, rings": "ring", "DDP, ring": "ring"}
+    for mode, algorithm in modes.items():
+        sizes = through_each_rank(mode, algorithm)
+        print(f"{mode:22}" + "".join(f"{size:>11,.0f}" for size in sizes))
 except (NotImplementedError, WorkerError) as error:
     is_stub = "NotImplementedError" in repr(error)
     print("Not all five exercises are done yet." if is_stub else error)
@@ -560,8 +561,8 @@ def tried(take_step):
     wanted = torch.autograd.grad(cross_entropy(model(batch), labels), [*model.parameters()])
     take_step(model, batch, labels)
     if dist.get_rank() == 0:
-        for parameter, own in zip(model.parameters(), wanted):
-            torch.testing.assert_close(parameter.grad, own)
+        for parameter, gradient in zip(model.parameters(), wanted):
+            torch.testing.assert_close(parameter.grad, gradient)
 
 
 # %%

@@ -228,8 +228,8 @@ def meet(place, number):
     ### BEGIN SOLUTION
     # tcp:// and file:// only say where, so always pass the rank and the world size.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    kind, *rest = place
-    init_method = f"{kind}://{':'.join(map(str, rest))}"
+    kind, *address = place
+    init_method = f"{kind}://{':'.join(map(str, address))}"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
     # A whole number becomes int64, so large sums stay exact.
     total = torch.tensor(number)
@@ -259,8 +259,8 @@ def meet_inputs(rank, world_size, case):
     if case != "env":
         os.environ.pop("MASTER_PORT", None)
     path = os.path.join(multiprocessing.util.get_temp_dir(), "meeting")
-    rest = {"env": (), "tcp": ("127.0.0.1", int(port)), "file": (path,)}
-    return (case, *rest[case]), int(torch.randint(-(2**40), 2**40, ()))
+    addresses = {"env": (), "tcp": ("127.0.0.1", int(port)), "file": (path,)}
+    return (case, *addresses[case]), int(torch.randint(-(2**40), 2**40, ()))
 
 
 without_a_group = {"backend": None, "nodes": 2, "cases": ("env", "tcp", "file")}

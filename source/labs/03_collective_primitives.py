@@ -499,8 +499,8 @@ nothing = Trace(tuple(made_up(["barrier"], torch.zeros(1, 4))), ((1.0, 0.0),) * 
 
 ### BEGIN SOLUTION recordings = [nothing, nothing, nothing]  # put yours here
 recordings = [
-    launch(ten_times, *how, world_size=4, backend="gloo", trace=True).trace
-    for how in ((dist.all_reduce,), (two_calls,), (dist.all_reduce, 2))
+    launch(ten_times, *arguments, world_size=4, backend="gloo", trace=True).trace
+    for arguments in ((dist.all_reduce,), (two_calls,), (dist.all_reduce, 2))
 ]
 ### END SOLUTION
 
@@ -523,8 +523,8 @@ KINDS = ["all_reduce"], ["reduce", "broadcast"], ["all_reduce"]
 
 def report_spec(*columns):
     def measured(trace, kinds):
-        made = [event.kind for event in trace.of_rank(0)]
-        calls = {kind: made.count(kind) for kind in made}
+        called = [event.kind for event in trace.of_rank(0)]
+        calls = {kind: called.count(kind) for kind in called}
         if calls.keys() != set(kinds) or min(calls.values()) < 10:  # not of ten_times
             calls = dict.fromkeys(kinds, 10)
         inside_s = [sum(e.end_s - e.start_s for e in trace.of_rank(r)) for r in range(4)]
@@ -584,12 +584,12 @@ def report_inputs(rank, world_size, case):
     size, delays_s = 4 * int(torch.randint(100, 1000, ())), 0.02 * torch.rand(3, 30, 4)
     delays_s[2, :, slow_ranks[case]] += 0.1
     counts = [len(kinds) * int(torch.randint(10, 16, ())) for kinds in KINDS]
-    made = [made_up(k, d[:n], size) for k, d, n in zip(KINDS, delays_s, counts)]
-    for events, count in zip(made, counts):  # once more, without rank 0
+    all_events = [made_up(k, d[:n], size) for k, d, n in zip(KINDS, delays_s, counts)]
+    for events, count in zip(all_events, counts):  # once more, without rank 0
         again = {"kind": "all_reduce", "group": (1, 2, 3), "group_name": "without rank 0"}
         again |= {"root": None, "index": count, "start_s": 30.0, "end_s": 30.01}
         events += [replace(events[count * rank], **again) for rank in (1, 2, 3)]
-    return tuple(Trace(tuple(events), ((31.0, 0.0),) * 4) for events in made)
+    return tuple(Trace(tuple(events), ((31.0, 0.0),) * 4) for events in all_events)
 
 
 report_check = {"spec": report_spec, "inputs": report_inputs, "world_sizes": (1,)}
@@ -606,8 +606,8 @@ try:
     numbers = report(*recordings)
     print(f"{'ms':8}{'modelled':>8}{'took':>8}   inside, rank by rank")
     for name in ("one", "two", "slow"):
-        own = numbers[name]
-        times_s = [1e-6 * own["finish_us"], own["took_s"], *own["inside_s"]]
+        measured = numbers[name]
+        times_s = [1e-6 * measured["finish_us"], measured["took_s"], *measured["inside_s"]]
         print(f"{name:8}" + "".join(f"{1e3 * s:8.2f}" for s in times_s))
     plot_timeline(recordings[2], "Whom do the others wait for, and in whose time does it show?")
 except NotImplementedError:
@@ -640,9 +640,9 @@ def in_one_piece(tensor, pieces=1):
     two_calls(tensor)
 
 
-def finish_us(way, pieces, latency_us=10):
+def finish_us(aggregate, pieces, latency_us=10):
     def worker():
-        way(tensor := torch.ones(250_000), pieces)
+        aggregate(tensor := torch.ones(250_000), pieces)
         assert tensor.eq(8).all(), "a wrong sum"
 
     trace = launch(worker, world_size=8, backend="gloo", trace=True).trace

@@ -204,9 +204,9 @@ def same_model(case):
     return Inside(model) if case == nobody else model
 
 
-def shards(rank, way):
+def shards(rank, case):
     """The same model, and a rank's inputs, targets and path for each step."""
-    choices = ways[way]
+    choices = ways[case]
     return [drawn(choices[(rank % 2 + 2 * step) % len(choices)]) for step in range(STEPS)]
 
 
@@ -296,10 +296,10 @@ def in_one_memory(answer):
             dist.all_reduce(flat)
             flat /= dist.get_world_size()
             optimizer.step()
-        own = flat.untyped_storage().data_ptr()
-        inside = [p.grad.untyped_storage().data_ptr() == own for p in learning(model)]
-        found = {"gradients in it": sum(inside), "its shape": tuple(flat.shape)}
-        return found | {"not zero at first": begun, "weights": weights(model)}
+        flat_address = flat.untyped_storage().data_ptr()
+        inside = [p.grad.untyped_storage().data_ptr() == flat_address for p in learning(model)]
+        result = {"gradients in it": sum(inside), "its shape": tuple(flat.shape)}
+        return result | {"not zero at first": begun, "weights": weights(model)}
 
     return trained
 
@@ -338,15 +338,15 @@ def compress_spec(models, batches, limits_mb):
         for left, (inputs, targets, path) in zip(left_over, step):
             loss = mse_loss(model(inputs, path), targets)
             for k, gradient in enumerate(torch.autograd.grad(loss, learning(model))):
-                whole = gradient + left[k]
-                sent = (16 * whole).round() / 16
-                left[k] = whole - sent
+                corrected = gradient + left[k]
+                sent = (16 * corrected).round() / 16
+                left[k] = corrected - sent
                 sums[k] += sent
         for parameter, total in zip(learning(model), sums):
             parameter.grad = total / n
         optimizer.step()
-    found = {"sent in a step": "284 bytes of int32", "mean": "float64", "something kept": True}
-    return [found | {"weights": weights(model)}] * n
+    expected = {"sent in a step": "284 bytes of int32", "mean": "float64", "something kept": True}
+    return [expected | {"weights": weights(model)}] * n
 
 
 # %%
@@ -354,9 +354,9 @@ def compress(left_over, bucket):
     ### BEGIN SOLUTION
     pieces = []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
-        whole = gradient + left_over.get(parameter, 0)
-        pieces.append((16 * whole).round().int().flatten())
-        left_over[parameter] = whole - pieces[-1].view_as(whole) / 16  # for the next step
+        corrected = gradient + left_over.get(parameter, 0)
+        pieces.append((16 * corrected).round().int().flatten())
+        left_over[parameter] = corrected - pieces[-1].view_as(corrected) / 16  # for the next step
     sixteenths = torch.cat(pieces)
 
     def mean(done):
@@ -375,7 +375,7 @@ def compress(left_over, bucket):
 # <code>then</code> the sum back in double precision, divided by 16 and by the number of ranks.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>whole = gradient + left_over.get(parameter, 0)</code>; at last
+# <code>corrected = gradient + left_over.get(parameter, 0)</code>; at last
 # <code>return dist.all_reduce(sixteenths, async_op=True).get_future().then(mean)</code>, where <code>mean(done)</code> takes <code>done.value()[0]</code>.
 # </details>
 
@@ -398,7 +398,7 @@ def hooked(answer):
             for tensor in call.input_tensors if "BROADCAST" not in call.name.name else ():  # DDP's
                 sent[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
 
-        wrapped.register_comm_hook(kept, lambda own, bucket: answer(own, bucket).then(mean_of))
+        wrapped.register_comm_hook(kept, lambda kept, bucket: answer(kept, bucket).then(mean_of))
         optimizer = adam(model)
         dist.group.WORLD.register_pre_hook(5, note)
         for inputs, targets, path in batches:
@@ -406,9 +406,9 @@ def hooked(answer):
             mse_loss(wrapped(inputs, path), targets).backward()
             optimizer.step()
         dist.group.WORLD.unregister_pre_hook(5)
-        told = ", ".join(f"{count / STEPS:.0f} bytes of {dtype}" for dtype, count in sent.items())
-        found = {"sent in a step": told, "mean": ", ".join(means), "something kept": bool(kept)}
-        return found | {"weights": weights(model)}
+        sizes = ", ".join(f"{count / STEPS:.0f} bytes of {dtype}" for dtype, count in sent.items())
+        result = {"sent in a step": sizes, "mean": ", ".join(means), "something kept": bool(kept)}
+        return result | {"weights": weights(model)}
 
     return trained
 
@@ -421,10 +421,10 @@ plans |= {steep: (same, 25)}
 
 
 def compress_inputs(rank, world_size, case):
-    way, limit_mb = plans[case]
+    route, limit_mb = plans[case]
     factor = 1000 if case == steep else 1
-    batches = [(inputs, factor * targets, path) for inputs, targets, path in shards(rank, way)]
-    return same_model(way), batches, limit_mb
+    batches = [(inputs, factor * targets, path) for inputs, targets, path in shards(rank, route)]
+    return same_model(route), batches, limit_mb
 
 
 options = {"cases": list(plans), "rtol": 1e-6, "atol": 1e-6, "world_sizes": (2, 3)}

@@ -80,12 +80,12 @@ class EpochSampler:
 # %% jupyter={"source_hidden": true}
 def sampler_spec(lengths, seeds, epochs):
     hands = [[] for _ in lengths]
-    for epoch, done in [one for one in epochs[0] for _ in range(2)]:
+    for epoch, done in [start for start in epochs[0] for _ in range(2)]:
         generator = torch.Generator().manual_seed(seeds[0] + epoch)
-        rest = torch.randperm(lengths[0], generator=generator).tolist()[done:]
-        for rank, own in enumerate(hands):
-            dealt = rest[rank :: len(lengths)]
-            own.append((len(dealt), dealt))
+        remaining = torch.randperm(lengths[0], generator=generator).tolist()[done:]
+        for rank, hand in enumerate(hands):
+            dealt = remaining[rank :: len(lengths)]
+            hand.append((len(dealt), dealt))
     return hands
 
 
@@ -188,7 +188,7 @@ places = {  # which share of the losses is at most the wanted one
 # %% jupyter={"source_hidden": true}
 def kth_smallest_inputs(rank, world_size, case):
     share, place = places[case]
-    counts = [1000 * shares[share](one, world_size) for one in range(world_size)]
+    counts = [1000 * shares[share](each_rank, world_size) for each_rank in range(world_size)]
     width = 34 / (world_size - rank)  # the last rank's reach a million, both ways
     losses = (width * torch.randn(counts[rank], dtype=torch.float64) + 3 * rank) ** 3
     losses[::2] = (losses[::2] / 5000.1).round() * 5000.1 + 0  # many are equal, and many of those 0
@@ -219,7 +219,7 @@ check(kth_smallest, **kth_check)
 def normalise_spec(rows):
     every = torch.cat(rows)
     mean, variance = every.mean(dim=0), every.var(dim=0, correction=0)
-    return [(own - mean) / (variance + 1e-5).sqrt() for own in rows]
+    return [(rank_rows - mean) / (variance + 1e-5).sqrt() for rank_rows in rows]
 
 
 # %%
@@ -227,9 +227,9 @@ def normalise(rows):
     ### BEGIN SOLUTION
     mean = rows.sum(dim=0) / max(1, len(rows))  # no rows: 0, where mean() would be nan
     around = ((rows - mean) ** 2).sum(dim=0)  # small numbers, however far away the mean is
-    own = torch.stack([torch.full_like(mean, len(rows)), mean, around])
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, own)
+    statistics = torch.stack([torch.full_like(mean, len(rows)), mean, around])
+    every = [torch.empty_like(statistics) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, statistics)
     counts, means, arounds = torch.stack(every, dim=1)
     mean = (counts * means).sum(dim=0) / counts.sum(dim=0)
     # A rank's rows lie around its own mean, and that mean lies away from the mean of all.
@@ -308,7 +308,7 @@ def gradients(model):
 
 
 def token_gradient_spec(models, batches):
-    every = [one for own in batches for one in own]
+    every = [batch for rank_batches in batches for batch in rank_batches]
     count = sum((targets != -100).sum() for _, targets in every)
     for tokens, targets in every:
         loss = cross_entropy(models[0](tokens).mT, targets, reduction="sum")
@@ -403,8 +403,8 @@ def token_gradient_budget(world_size, case):
 
 def of_the_busiest(world_size, case):
     """What that rank may compute, in equal shares: its own tokens, and a little more."""
-    own = [sum(rows * length for rows, length in corpora[case](r)) for r in range(world_size)]
-    return 1.2 * world_size * max(own) / sum(own)
+    tokens = [sum(rows * length for rows, length in corpora[case](r)) for r in range(world_size)]
+    return 1.2 * world_size * max(tokens) / sum(tokens)
 
 
 token_check = {"spec": token_gradient_spec, "inputs": token_gradient_inputs}
@@ -502,7 +502,7 @@ def train_from_spec(models, stops):
         take_step(models[0], optimizer, Samples.inputs[batch], Samples.labels[batch])
         for rank in range(world_size):
             read[rank] += batch[rank::world_size].tolist()
-    return [{"read": own, "weights": weights(models[0])} for own in read]
+    return [{"read": samples, "weights": weights(models[0])} for samples in read]
 
 
 # %% jupyter={"source_hidden": true}
@@ -565,12 +565,12 @@ def well_used(divide):
     tokens = taken = 0
     for lengths in global_batches:
         hands = divide(list(lengths))
-        places = sorted(place for own in hands for micro in own for place in micro)
+        places = sorted(place for hand in hands for micro in hand for place in micro)
         assert places == list(range(len(lengths))), "each sentence once"
         assert len(hands) == 4, "four ranks"
-        assert all(own and all(own) for own in hands), "a micro-batch each, and none empty"
+        assert all(hand and all(hand) for hand in hands), "a micro-batch each, and none empty"
         tokens += sum(lengths)
-        taken += 4 * max(sum(units(lengths, micro) for micro in own) for own in hands)
+        taken += 4 * max(sum(units(lengths, micro) for micro in hand) for hand in hands)
     return tokens / taken
 
 
@@ -587,7 +587,7 @@ def sentences():
 # %%
 lengths = torch.tensor([len(sentence) for sentence in sentences()])
 order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
-global_batches = [own.tolist() for own in lengths[order].split(32)]
+global_batches = [batch.tolist() for batch in lengths[order].split(32)]
 print(f"{well_used(plain):.0%} of {len(lengths)} sentences' time is well used")
 
 # %% [markdown]

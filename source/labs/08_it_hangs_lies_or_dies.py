@@ -42,17 +42,21 @@ from course_utils import WorkerError, WorkerTimeout, check, explain_dumps, launc
 
 
 # %% jupyter={"source_hidden": true}
-def told(stack):
+def calls_and_files(stack):
     """Its calls, each with its place, but those of the course's recorder."""
-    own = [frame for frame in stack if "course_utils" not in frame.filename]
-    where = [Path(one.filename) for one in own]
-    return [(one, f.name if "torch" in f.parts else "this notebook") for one, f in zip(own, where)]
+    calls = []
+    for frame in stack:
+        path = Path(frame.filename)
+        if "course_utils" not in frame.filename:
+            calls.append((frame, path.name if "torch" in path.parts else "this notebook"))
+    return calls
 
 
 def tell_where(thread):
     """What py-spy would show of a rank, the innermost call first."""
     print("after 2 s it is in")
-    for frame, file in reversed(told(traceback.extract_stack(sys._current_frames()[thread]))):
+    stack = traceback.extract_stack(sys._current_frames()[thread])
+    for frame, file in reversed(calls_and_files(stack)):
         if frame.name == "in_a_rank":
             break
         print(f"    {frame.name} ({file}, line {frame.lineno})")
@@ -61,7 +65,7 @@ def tell_where(thread):
 def tell_death(error):
     """Its traceback, without folders and addresses."""
     print("Traceback (most recent call last):")
-    for frame, file in told(traceback.extract_tb(error.__traceback__))[1:]:
+    for frame, file in calls_and_files(traceback.extract_tb(error.__traceback__))[1:]:
         print(f'  File "{file}", line {frame.lineno}, in {frame.name}\n    {frame.line}')
     lost = any(words in str(error) for words in ("by peer", "Connection", "Broken pipe", "error:"))
     print(f"{type(error).__name__}: {'Connection closed by peer' if lost else error}")
@@ -75,13 +79,13 @@ def rarest(values):
 
 
 def of_hang(error):
-    lines = [one.line and one.line.code for _, one in sorted(error.waiting.items())]
+    lines = [call.line and call.line.code for _, call in sorted(error.waiting.items())]
     return {"rank": rarest(lines), "line": [*filter(None, lines)]}
 
 
 def of_death(error):
-    own = [frame.code for frame in error.failures[0].frames if frame.is_learners]
-    return {"rank": [error.rank], "line": own[-1:]}
+    lines = [frame.code for frame in error.failures[0].frames if frame.is_learners]
+    return {"rank": [error.rank], "line": lines[-1:]}
 
 
 def of_lie(trace):
@@ -136,7 +140,7 @@ def provoke(broken, inputs, case, world_size=3):
         words, report = of_hang(error), str(error)
     except WorkerError as error:
         words, report = of_death(error), str(error)
-    names = frozenset(seal(name, own) for name in words for own in words[name])
+    names = frozenset(seal(name, word) for name in words for word in words[name])
     return Run(names, [line.strip() for line in inspect.getsource(broken).splitlines()], report)
 
 
@@ -178,7 +182,7 @@ def and_named(answer):
 def named(spec):
     @functools.wraps(spec)
     def named_spec(*columns):
-        return [(RIGHTLY, own) for own in spec(*columns)]
+        return [(RIGHTLY, result) for result in spec(*columns)]
 
     return named_spec
 
@@ -215,7 +219,7 @@ kept = {  # whether a rank keeps anything, and about how high what it keeps is
 
 
 def best_spec(log_probs, keeps):
-    kept = torch.cat([own[keep] for own, keep in zip(log_probs, keeps)])
+    kept = torch.cat([values[keep] for values, keep in zip(log_probs, keeps)])
     return [kept.max().item()] * len(keeps)
 
 
@@ -464,7 +468,7 @@ class Centred(nn.Module):
 
 def careful_step_spec(nets, inputs, targets):
     optimizer = torch.optim.SGD(nets[0].parameters(), lr=0.1)
-    losses = [mse_loss(nets[0](own), wanted) for own, wanted in zip(inputs, targets)]
+    losses = [mse_loss(nets[0](batch), wanted) for batch, wanted in zip(inputs, targets)]
     if good := [loss for loss in losses if loss.isfinite()]:
         (sum(good) / len(good)).backward()
         optimizer.step()
@@ -505,7 +509,7 @@ def careful_step(net, inputs, targets):
     dist.all_reduce(good)  # how many ranks are: known to all before anybody decides
     if good:
         if not loss.isfinite():  # it comes to backward too; nan times 0 would be nan
-            loss = 0 * sum(own.sum() for own in net.parameters())
+            loss = 0 * sum(parameter.sum() for parameter in net.parameters())
         (loss * dist.get_world_size() / good).backward()  # DDP divides by the world size
         optimizer.step()
     return weights(net)
@@ -520,7 +524,7 @@ def careful_step(net, inputs, targets):
 # Before <code>backward</code> all ranks add up how many losses are finite. Then all go backward, or none. A bad rank brings gradients of zero, from a loss that is made of the parameters alone. DDP divides the sum by the world size, where the number of good ranks is wanted.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>loss = 0 * sum(own.sum() for own in net.parameters())</code> on a bad rank; <code>0 * loss</code> would be no number again. Then
+# <code>loss = 0 * sum(parameter.sum() for parameter in net.parameters())</code> on a bad rank; <code>0 * loss</code> would be no number again. Then
 # <code>(loss * dist.get_world_size() / good).backward()</code> on all.
 # </details>
 
@@ -550,7 +554,7 @@ def parted(model):
     ### BEGIN SOLUTION
     state = model.state_dict()
     # A checksum of the bytes. Python's own hash() would be another in each new process.
-    sums = torch.tensor([zlib.crc32(own.numpy().tobytes()) for own in state.values()])
+    sums = torch.tensor([zlib.crc32(tensor.numpy().tobytes()) for tensor in state.values()])
     lowest, highest = sums.clone(), sums.clone()
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
@@ -566,7 +570,7 @@ def parted(model):
 # A checksum, such as that of <code>zlib.crc32</code>, of each tensor's bytes. All ranks have the same number just when the lowest of them is the highest. Put the checksums of all tensors into one tensor of whole numbers.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>zlib.crc32(own.numpy().tobytes())</code>, and <code>dist.all_reduce</code> of two copies, with <code>dist.ReduceOp.MIN</code> and <code>MAX</code>.
+# <code>zlib.crc32(tensor.numpy().tobytes())</code>, and <code>dist.all_reduce</code> of two copies, with <code>dist.ReduceOp.MIN</code> and <code>MAX</code>.
 # </details>
 
 
@@ -636,12 +640,12 @@ partings = {
 # %% jupyter={"source_hidden": true}
 def parted_spec(models):
     states = [model.state_dict() for model in models]
-    kinds = {name: {own[name].numpy().tobytes() for own in states} for name in states[0]}
+    kinds = {name: {state[name].numpy().tobytes() for state in states} for name in states[0]}
     return [[name for name, kind in kinds.items() if len(kind) > 1]] * len(models)
 
 
 def bytes_of(model):
-    return [own.numpy().tobytes() for own in model.state_dict().values()]
+    return [tensor.numpy().tobytes() for tensor in model.state_dict().values()]
 
 
 def started_apart(answer):
@@ -649,8 +653,8 @@ def started_apart(answer):
 
     usual = hash
 
-    def salted(one):
-        return usual((dist.get_rank(), one) if isinstance(one, (str, bytes, memoryview)) else one)
+    def salted(key):
+        return usual((dist.get_rank(), key) if isinstance(key, (str, bytes, memoryview)) else key)
 
     @functools.wraps(answer)
     def asked(model):
@@ -713,19 +717,19 @@ def name_the_two(dumps):
     ### BEGIN SOLUTION
     last = {rank: dump["entries"][-1] for rank, dump in dumps.items()}
     waiting = {rank for rank, entry in last.items() if entry["state"] == "scheduled"}
-    made = Counter()
+    counts = Counter()
     for rank, dump in dumps.items():
         for entry in dump["entries"]:
-            made[rank, entry["process_group"][0], partner(dump, entry)] += 1
+            counts[rank, entry["process_group"][0], partner(dump, entry)] += 1
     missed = set()
     for rank in waiting:
         name, other = last[rank]["process_group"][0], partner(dumps[rank], last[rank])
         if other is not None:
-            if made[other, name, rank] < made[rank, name, other]:
+            if counts[other, name, rank] < counts[rank, name, other]:
                 missed.add(other)
             continue
         for member in members(dumps[rank], name):
-            if made[member, name, None] < made[rank, name, None]:
+            if counts[member, name, None] < counts[rank, name, None]:
                 missed.add(member)
     return sorted(missed - waiting)
     ### END SOLUTION
@@ -739,7 +743,7 @@ def name_the_two(dumps):
 # Collect the ranks that haven't come to the call in which somebody waits. To a collective: their highest number in that group is lower. To a message: only the partner can be missing, and it is if it has had fewer messages with this rank than this rank with it. From all these, take away everybody who waits.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# A <code>Counter</code> says 0 for what it doesn't know. Count all entries in <code>made[rank, name, partner(dump, entry)]</code>; then <code>if made[other, name, rank] &lt; made[rank, name, other]: missed.add(other)</code> for a message, the same with <code>None</code> for every member of a collective, and at last <code>sorted(missed - waiting)</code>.
+# A <code>Counter</code> says 0 for what it doesn't know. Count all entries in <code>counts[rank, name, partner(dump, entry)]</code>; then <code>if counts[other, name, rank] &lt; counts[rank, name, other]: missed.add(other)</code> for a message, the same with <code>None</code> for every member of a collective, and at last <code>sorted(missed - waiting)</code>.
 # </details>
 #
 # The specification goes from one waiting rank to the next until it meets one that doesn't wait. The jobs are made up anew each time.
@@ -840,9 +844,9 @@ def recorded(place, rank):
     return [f"line {10 + (n - (late and n >= place)) % 7}: all_reduce" for n in range(4096)]
 
 
-def tried(way):
+def tried(search):
     def in_a_rank():
-        return [way(recorded(place, dist.get_rank())) for place in PLACES]
+        return [search(recorded(place, dist.get_rank())) for place in PLACES]
 
     run = launch(in_a_rank, world_size=4, backend="gloo", trace=True)
     assert all(tuple(places) == PLACES for places in run), run[0]

@@ -66,10 +66,10 @@ def ranks_of(environment):
         # A batch script has all of Slurm's names but the number of tasks of a step.
         if names[2] in environment:
             rank, local_rank, world_size = (int(environment[name]) for name in names[:3])
-            here = environment[names[3]]
+            local_world_size = environment[names[3]]
             if names[3] == "SLURM_GTIDS":  # Slurm lists the ranks of a host, others count them
-                here = len(here.split(","))
-            return rank, local_rank, world_size, int(here)
+                local_world_size = len(local_world_size.split(","))
+            return rank, local_rank, world_size, int(local_world_size)
     return 0, 0, 1, 1
     ### END SOLUTION
 
@@ -154,12 +154,13 @@ check(asking(ranks_of), **ranks_of_check, world_sizes=(1, 3))
 def command_spec(hosts, per_host, endpoints, jobs):
     """What torchrun's agents understand, and which ranks two of them start with 2 on each host."""
     started = {"started": [0, 1, 2, 3]}
-    return [to_understand(*own) | started for own in zip(hosts, per_host, endpoints, jobs)]
+    plans = zip(hosts, per_host, endpoints, jobs)
+    return [to_understand(*plan) | started for plan in plans]
 
 
 def to_understand(hosts, per_host, endpoint, job):
-    told = {"hosts": hosts, "ranks per host": per_host, "endpoint": endpoint, "name": job}
-    return told | {"rendezvous": "c10d", "runs": ["train.py"]}
+    understood = {"hosts": hosts, "ranks per host": per_host, "endpoint": endpoint, "name": job}
+    return understood | {"rendezvous": "c10d", "runs": ["train.py"]}
 
 
 # %%
@@ -216,8 +217,8 @@ def torchruns_options(words):
         with contextlib.redirect_stderr(complaint):
             return torchrun.parse_args([str(word) for word in words[1:]])
     except SystemExit:
-        said = complaint.getvalue().rpartition("error: ")[2].strip()
-        raise ValueError(f"torchrun: {said}") from None
+        message = complaint.getvalue().rpartition("error: ")[2].strip()
+        raise ValueError(f"torchrun: {message}") from None
 
 
 # %% jupyter={"source_hidden": true}
@@ -235,7 +236,7 @@ def on_two_hosts(answer):
         Path("train.py").write_text(TRAIN)
         torchrun.run(options)
         dist.all_gather_object(ranks, [path.name for path in Path().glob("*-of-4")])
-    return sorted(int(name.removesuffix("-of-4")) for own in ranks for name in own)
+    return sorted(int(name.removesuffix("-of-4")) for names in ranks for name in names)
 
 
 def free_port():
@@ -303,8 +304,8 @@ watchers = []
 
 
 def take_step(model, optimizer, step):
-    mine = gradient(model, step, dist.get_rank(), torch.randn(4, 3))
-    dist.all_reduce(mine)
+    weight_gradient = gradient(model, step, dist.get_rank(), torch.randn(4, 3))
+    dist.all_reduce(weight_gradient)
     for watch in watchers:
         watch(step)  # here the check may end this process
     optimizer.step()
@@ -320,8 +321,8 @@ def train_spec(plans, steps, seeds):
     generators = [torch.Generator().manual_seed(seeds[0] + rank) for rank in range(2)]
     for step in range(steps[0]):
         both = [
-            gradient(model, step, rank, torch.randn(4, 3, generator=own)).clone()
-            for rank, own in enumerate(generators)
+            gradient(model, step, rank, torch.randn(4, 3, generator=generator)).clone()
+            for rank, generator in enumerate(generators)
         ]
         model.weight.grad = sum(both)
         optimizer.step()
@@ -372,7 +373,7 @@ def one_rank(answer, folder, rank, steps, seed, number, death):
     """Run the answer as one of two ranks; `death` says how to die, which ranks, in which step."""
     store = dist.FileStore(f"{folder}/store-{number}", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    how, doomed, last = death
+    cause, doomed, last = death
     taken, path = [], Path(folder, "checkpoint")
 
     def watch(step):
@@ -381,7 +382,7 @@ def one_rank(answer, folder, rank, steps, seed, number, death):
             print(number, step, file=file)
         if rank in doomed and step == last:
             Path(folder, f"death-{number}").touch()
-            die(how, path)
+            die(cause, path)
 
     watchers.append(watch)
     model, optimizer = start(seed)
@@ -395,14 +396,14 @@ def one_rank(answer, folder, rank, steps, seed, number, death):
         time.sleep(0.002)  # who leaves first would close connections that are being made
 
 
-def die(how, path):
-    if how == "killed":
+def die(cause, path):
+    if cause == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "renaming":
+    elif cause == "renaming":
         sys.addaudithook(
             lambda event, _: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL)
         )
-    elif how == "overwriting":
+    elif cause == "overwriting":
         sys.addaudithook(functools.partial(dies_overwriting, path, []))
     else:  # when it has written 600 bytes to a file
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -433,9 +434,9 @@ def start_both(answer, folder, *arguments):
             try:
                 one_rank(answer, folder, rank, *arguments)
             except BaseException as error:
-                said = f"rank {rank}, start {arguments[2]}: {type(error).__name__}: {error}"
+                message = f"rank {rank}, start {arguments[2]}: {type(error).__name__}: {error}"
                 with contextlib.suppress(FileExistsError), open(f"{folder}/error", "x") as file:
-                    file.write(said)  # the other's error often follows from the first one's
+                    file.write(message)  # the other's error often follows from the first one's
                 os._exit(1)
             os._exit(0)
         running.add(pid)
@@ -459,10 +460,10 @@ def starting_again(answer):
                 start_both(answer, folder, steps, seed, number, death)
                 error = Path(folder, "error")
                 if error.exists() and not Path(folder, f"death-{number}").exists():
-                    said = error.read_text()
-                    if "NotImplementedError" in said:  # there is no answer yet
-                        raise NotImplementedError(said.rpartition("Error: ")[2])
-                    raise RuntimeError(said)
+                    message = error.read_text()
+                    if "NotImplementedError" in message:  # there is no answer yet
+                        raise NotImplementedError(message.rpartition("Error: ")[2])
+                    raise RuntimeError(message)
                 error.unlink(missing_ok=True)  # of the one that was left
             secret, weights = zip(*(torch.load(f"{folder}/end-{rank}") for rank in range(2)))
             again = {"steps done twice for nothing": repeated(folder), "in secret": sum(secret)}
@@ -523,11 +524,11 @@ check(starting_again(train), **train_check)
 # %%
 def run_until_told(steps, take_step, save):
     ### BEGIN SOLUTION
-    told = []  # of this call: another job may have been told before
-    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    notes = []  # of this call: another job may have been told before
+    signal.signal(signal.SIGTERM, lambda *_: notes.append(True))
     for step in range(steps):
         take_step(step)
-        anybody = torch.tensor(len(told))
+        anybody = torch.tensor(len(notes))
         dist.all_reduce(anybody)  # one rank's signal ends all, and in the same step
         if anybody:
             break
@@ -544,7 +545,7 @@ def run_until_told(steps, take_step, save):
 # A handler only takes a note. After each step the ranks add up their notes, so that all of them see the same number, and leave the loop together.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>signal.signal(signal.SIGTERM, lambda *_: told.append(True))</code>, and after each step <code>dist.all_reduce(anybody)</code> of <code>anybody = torch.tensor(len(told))</code>.
+# <code>signal.signal(signal.SIGTERM, lambda *_: notes.append(True))</code>, and after each step <code>dist.all_reduce(anybody)</code> of <code>anybody = torch.tensor(len(notes))</code>.
 # </details>
 
 
@@ -573,7 +574,7 @@ def telling(answer):
 
 
 def run_until_told_spec(steps, signals):
-    done = min([steps[0], *(step + 1 for own in signals for step in own)])
+    done = min([steps[0], *(step + 1 for rank_signals in signals for step in rank_signals)])
     calls = ", ".join([*(f"step {step}" for step in range(done)), f"saved {done}"])
     return [{"done": done, "calls": calls}] * len(steps)
 
@@ -596,8 +597,8 @@ moments = {  # how many steps, and in which of them a rank is told
 
 
 def run_until_told_inputs(rank, world_size, case):
-    steps, told = moments[case]
-    return steps, told(rank, world_size)
+    steps, signals_of = moments[case]
+    return steps, signals_of(rank, world_size)
 
 
 run_until_told_check = {"spec": run_until_told_spec, "inputs": run_until_told_inputs}

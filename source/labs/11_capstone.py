@@ -120,10 +120,10 @@ def killed(save, states, path, step, act):
 def loaded(path, *states):
     """The epoch of the one that it is in every number, or what is wrong with it."""
     try:
-        found = torch.load(path)
-        (whole,) = [one for one in states if one["epoch"] == found["epoch"]]
-        same = torch.equal(found["model"]["weight"], whole["model"]["weight"])
-        return whole["epoch"] if same else "numbers of both"
+        checkpoint = torch.load(path)
+        (saved,) = [state for state in states if state["epoch"] == checkpoint["epoch"]]
+        same = torch.equal(checkpoint["model"]["weight"], saved["model"]["weight"])
+        return saved["epoch"] if same else "numbers of both"
     except Exception as error:
         return type(error).__name__
 
@@ -138,17 +138,17 @@ def survives(answer):
         if not path.exists():
             return "after the first save there is no file"
         seen, seen_first = kills(answer, old, new, path)
-        bad = ", ".join(sorted({str(one) for one in seen if one not in (3, 4)}))
-        found = {"after a kill, when it is loaded": bad or "whole"}
+        bad = ", ".join(sorted({str(outcome) for outcome in seen if outcome not in (3, 4)}))
+        result = {"after a kill, when it is loaded": bad or "whole"}
         good = {4: "whole or none", "FileNotFoundError": "whole or none"}
-        found["after a kill in the first save"] = good.get(seen_first, seen_first)
-        found["saved after the kills"] = []
+        result["after a kill in the first save"] = good.get(seen_first, seen_first)
+        result["saved after the kills"] = []
         for states in (new, old):
             answer(states, path)
-            found["saved after the kills"].append(loaded(path, states))
+            result["saved after the kills"].append(loaded(path, states))
             answer(states, quiet)
-        found["files"] = sorted(file.name for file in quiet.parent.iterdir())
-        return found | {"saved": torch.load(quiet)}
+        result["files"] = sorted(file.name for file in quiet.parent.iterdir())
+        return result | {"saved": torch.load(quiet)}
 
     return survived
 
@@ -171,15 +171,15 @@ def kills(save, old, new, path):
 
 
 def save_spec(olds, news):
-    found = {"after a kill, when it is loaded": "whole"}
-    found |= {"after a kill in the first save": "whole or none", "files": ["checkpoint.pt"]}
-    return [found | {"saved after the kills": [4, 3], "saved": old} for old in olds]
+    expected = {"after a kill, when it is loaded": "whole"}
+    expected |= {"after a kill in the first save": "whole or none", "files": ["checkpoint.pt"]}
+    return [expected | {"saved after the kills": [4, 3], "saved": old} for old in olds]
 
 
 def save_inputs(rank, world_size, case):
     sizes = {"a small model": 40, "a larger one": 20_000}
     model = [torch.randn(sizes[case]) for _ in range(2)]
-    both = [{"model": {"weight": own}, "epoch": n} for n, own in enumerate(model, 3)]
+    both = [{"model": {"weight": weight}, "epoch": n} for n, weight in enumerate(model, 3)]
     return tuple(states | {"optimizer": {"rate": 0.1 * states["epoch"]}} for states in both)
 
 
@@ -246,7 +246,7 @@ def steps(model, optimizer, inputs):
 
 
 def numbers_of(model):
-    return torch.cat([own.detach().flatten().double() for own in model.state_dict().values()])
+    return torch.cat([tensor.detach().flatten().double() for tensor in model.state_dict().values()])
 
 
 # %% jupyter={"source_hidden": true}
@@ -263,11 +263,11 @@ def resuming(answer):
             torch.save(states | {"epoch": epoch}, path)
         model = DistributedDataParallel(fresh)
         optimizer = sgd(model)
-        found = {"epoch": answer(path, model, optimizer)}
-        found["rank 0's file is there"] = path.exists() if dist.get_rank() == 0 else epoch > 0
-        found["model"] = numbers_of(fresh).clone()
+        result = {"epoch": answer(path, model, optimizer)}
+        result["rank 0's file is there"] = path.exists() if dist.get_rank() == 0 else epoch > 0
+        result["model"] = numbers_of(fresh).clone()
         steps(model, optimizer, inputs[2:])
-        return found | {"two steps later": numbers_of(fresh)}
+        return result | {"two steps later": numbers_of(fresh)}
 
     return resumed
 
@@ -277,10 +277,10 @@ def resume_spec(trained, fresh, inputs, epochs):
     if epochs[0]:
         model, optimizer = trained[0], sgd(trained[0], 0.05)
         steps(model, optimizer, inputs[0][:2])
-    found = {"epoch": epochs[0], "rank 0's file is there": epochs[0] > 0}
-    found["model"] = numbers_of(model).clone()
+    expected = {"epoch": epochs[0], "rank 0's file is there": epochs[0] > 0}
+    expected["model"] = numbers_of(model).clone()
     steps(model, optimizer, inputs[0][2:])
-    return [found | {"two steps later": numbers_of(model)}] * len(epochs)
+    return [expected | {"two steps later": numbers_of(model)}] * len(epochs)
 
 
 # %% jupyter={"source_hidden": true}
@@ -315,13 +315,13 @@ check(resuming(resume), **resume_check)
 # %%
 def newest(folder):
     ### BEGIN SOLUTION
-    whole = set()
+    loadable = set()
     for path in folder.glob("epoch-*.pt"):
         with contextlib.suppress(Exception):  # an empty file raises another error than a cut one
             torch.load(path)
-            whole.add(int(path.stem.removeprefix("epoch-")))
+            loadable.add(int(path.stem.removeprefix("epoch-")))
     every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, whole)
+    dist.all_gather_object(every, loadable)
     # Not the least of the newest: that one may be missing somewhere else.
     return max(set.intersection(*every), default=0)
     ### END SOLUTION
@@ -335,7 +335,7 @@ def newest(folder):
 # Each rank finds out which of its files load. Then they exchange what they found: lists can be gathered as objects, or each rank makes a vector with a 1 for each epoch that loads, long enough for the newest file of all ranks, and MIN reduces them. What is left on every rank is the same, and so is its maximum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>dist.all_gather_object(every, whole)</code> with a set from each rank, then <code>max(set.intersection(*every), default=0)</code>.
+# <code>dist.all_gather_object(every, loadable)</code> with a set from each rank, then <code>max(set.intersection(*every), default=0)</code>.
 # </details>
 
 # %% jupyter={"source_hidden": true}
@@ -361,11 +361,11 @@ shelves = {  # by rank, of each of four: the epochs that are whole, and those th
 }
 
 
-def spoil(path, way):
+def spoil(path, damage):
     """Leave nothing of it, the first half, all but the last byte, or all but some in the middle."""
     size = path.stat().st_size
-    if way % 4 < 3:
-        return os.truncate(path, [0, size // 2, size - 1][way % 4])
+    if damage % 4 < 3:
+        return os.truncate(path, [0, size // 2, size - 1][damage % 4])
     with open(path, "r+b") as file:
         file.seek(64)
         file.write(bytes(size // 2))
@@ -378,18 +378,19 @@ def looking(answer):
     """Fill this rank's disk as the case says, and ask for the newest."""
 
     @functools.wraps(answer)
-    def looked(whole, spoiled):
+    def looked(whole_epochs, spoiled_epochs):
         folder = new_disk()
-        for number, epoch in enumerate([*spoiled, *whole]):  # the spoiled ones are the oldest files
+        oldest_first = [*spoiled_epochs, *whole_epochs]
+        for number, epoch in enumerate(oldest_first):
             path = folder / f"epoch-{epoch}.pt"
             torch.save({"epoch": epoch, "model": torch.arange(50)}, path)
-            if epoch in spoiled:
+            if epoch in spoiled_epochs:
                 spoil(path, number + dist.get_rank())
         (folder / OTHERS[0]).write_bytes(b"PK")
         torch.save({"epoch": 14}, folder / OTHERS[1])
         (folder / OTHERS[2]).write_text("epoch-13.pt is on the other disk")
-        found = answer(folder)
-        return {"newest": found, "files": sorted(path.name for path in folder.iterdir())}
+        newest_epoch = answer(folder)
+        return {"newest": newest_epoch, "files": sorted(path.name for path in folder.iterdir())}
 
     return looked
 
@@ -397,10 +398,10 @@ def looking(answer):
 # %% jupyter={"source_hidden": true}
 def newest_spec(wholes, spoileds):
     together = set.intersection(*map(set, wholes))
-    found, specs = max(together, default=0), []
-    for epochs in zip(wholes, spoileds):
-        files = [f"epoch-{epoch}.pt" for own in epochs for epoch in own]
-        specs.append({"newest": found, "files": sorted([*files, *OTHERS])})
+    newest_epoch, specs = max(together, default=0), []
+    for whole_epochs, spoiled_epochs in zip(wholes, spoileds):
+        files = [f"epoch-{epoch}.pt" for epoch in [*whole_epochs, *spoiled_epochs]]
+        specs.append({"newest": newest_epoch, "files": sorted([*files, *OTHERS])})
     return specs
 
 

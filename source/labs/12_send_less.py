@@ -53,11 +53,11 @@ def remember_spec(all_steps, shares, orders):
     for step in zip(*all_steps):
         total = 0
         for rank, gradients in enumerate(step):
-            whole = flat(gradients) + left_over[rank]
-            k = max(1, int(shares[0] * len(whole)))
-            smallest = whole.abs().sort().values[-k]  # of those that are sent
-            sent = torch.where(whole.abs() >= smallest, whole, 0.0)
-            left_over[rank], total = whole - sent, total + sent
+            corrected = flat(gradients) + left_over[rank]
+            k = max(1, int(shares[0] * len(corrected)))
+            smallest = corrected.abs().sort().values[-k]  # of those that are sent
+            sent = torch.where(corrected.abs() >= smallest, corrected, 0.0)
+            left_over[rank], total = corrected - sent, total + sent
         means.append(total / n)
     return [torch.stack(means)] * n
 
@@ -69,14 +69,14 @@ def remember(state, bucket):
         gradient + state.left_over.get(parameter, 0)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients())
     ]
-    whole = torch.cat([piece.flatten() for piece in pieces])
-    places = whole.abs().topk(max(1, int(state.share * len(whole)))).indices
-    rest = whole.clone()
-    rest[places] = 0
+    corrected = torch.cat([piece.flatten() for piece in pieces])
+    places = corrected.abs().topk(max(1, int(state.share * len(corrected)))).indices
+    unsent = corrected.clone()
+    unsent[places] = 0
     sizes = [piece.numel() for piece in pieces]
-    for parameter, own in zip(bucket.parameters(), rest.split(sizes)):
-        state.left_over[parameter] = own.view_as(parameter)  # a bucket's order may change
-    return ready(mean_of_sent(whole, places))
+    for parameter, piece in zip(bucket.parameters(), unsent.split(sizes)):
+        state.left_over[parameter] = piece.view_as(parameter)  # a bucket's order may change
+    return ready(mean_of_sent(corrected, places))
     ### END SOLUTION
 
 
@@ -89,13 +89,13 @@ def remember(state, bucket):
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>gradient + state.left_over.get(parameter, 0)</code> for each pair of <code>zip(bucket.parameters(), bucket.gradients())</code>, and at the end
-# <code>return ready(mean_of_sent(whole, places))</code>.
+# <code>return ready(mean_of_sent(corrected, places))</code>.
 # </details>
 
 
 # %% jupyter={"source_hidden": true}
 def flat(gradients):
-    return torch.cat([own.flatten() for own in gradients])
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 class Given(nn.Module):
@@ -103,7 +103,7 @@ class Given(nn.Module):
 
     def __init__(self, gradients, order):
         super().__init__()
-        self.weights = nn.ParameterList(torch.ones_like(own) for own in gradients)
+        self.weights = nn.ParameterList(torch.ones_like(gradient) for gradient in gradients)
         self.order = order
 
     def forward(self, gradients):
@@ -118,11 +118,11 @@ def under_ddp(hook):
         network, means = Given(steps[0], order), []
         model = DistributedDataParallel(network)
         state = SimpleNamespace(share=share, left_over={})
-        model.register_comm_hook(state, lambda own, bucket: hook(own, bucket))
+        model.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
         for gradients in steps:
             model.zero_grad()
             model(gradients).backward()
-            means.append(flat([own.grad for own in network.weights]))
+            means.append(flat([weight.grad for weight in network.weights]))
         return torch.stack(means)
 
     return run
@@ -168,7 +168,7 @@ check(under_ddp(remember), **options)
 # %%
 def outer_step_spec(networks, all_batches, plans):
     total = [sum(plan[k] for plan in plans) for k in range(ROUNDS)]
-    anchor, outer, inner, told = copy.deepcopy(networks[0]), None, [], []
+    anchor, outer, inner, weights = copy.deepcopy(networks[0]), None, [], []
     outer = outer_of(anchor)
     networks = [copy.deepcopy(networks[0]) for _ in networks]
     inner = [inner_of(network) for network in networks]
@@ -177,22 +177,22 @@ def outer_step_spec(networks, all_batches, plans):
             read_alone(network, optimizer, batches[k][: plan[k]])
         parts = [plan[k] / total[k] for plan in plans]
         with torch.no_grad():
-            for start, *own in zip(learning(anchor), *map(learning, networks)):
-                start.grad = start - sum(part * each for part, each in zip(parts, own))
+            for start, *rank_weights in zip(learning(anchor), *map(learning, networks)):
+                start.grad = start - sum(part * each for part, each in zip(parts, rank_weights))
             outer.step()
-            for own in zip(*(network.buffers() for network in networks)):
-                if own[0].is_floating_point():
-                    mean = sum(part * each for part, each in zip(parts, own))
-                    for each in own:
+            for rank_buffers in zip(*(network.buffers() for network in networks)):
+                if rank_buffers[0].is_floating_point():
+                    mean = sum(part * each for part, each in zip(parts, rank_buffers))
+                    for each in rank_buffers:
                         each.copy_(mean)
             for network in networks:
-                for own, start in zip(network.parameters(), anchor.parameters()):
-                    own.copy_(start)
-        told.append(nn.utils.parameters_to_vector(anchor.parameters()).detach().clone())
+                for parameter, start in zip(network.parameters(), anchor.parameters()):
+                    parameter.copy_(start)
+        weights.append(nn.utils.parameters_to_vector(anchor.parameters()).detach().clone())
     norm = networks[0].norm
-    found = {"weights": torch.stack(told), "mean": norm.running_mean, "variance": norm.running_var}
-    return [found | {"equal on all ranks": True, "batches": int(n.norm.num_batches_tracked)}
-            for n in networks]  # fmt: skip
+    expected = {"weights": torch.stack(weights), "equal on all ranks": True}
+    expected |= {"mean": norm.running_mean, "variance": norm.running_var}
+    return [expected | {"batches": int(n.norm.num_batches_tracked)} for n in networks]
 
 
 # %%
@@ -201,9 +201,9 @@ def outer_step(network, anchor, outer, read):
     total = torch.tensor(read, dtype=torch.float64)
     dist.all_reduce(total)
     share = read / total.item()
-    for own, start in zip(network.parameters(), anchor.parameters()):
-        if own.requires_grad:
-            start.grad = share * (start - own).detach()  # a way is minus a gradient
+    for parameter, start in zip(network.parameters(), anchor.parameters()):
+        if parameter.requires_grad:
+            start.grad = share * (start - parameter).detach()  # a way is minus a gradient
             dist.all_reduce(start.grad)
     outer.step()
     for buffer in network.buffers():
@@ -211,8 +211,8 @@ def outer_step(network, anchor, outer, read):
             buffer *= share
             dist.all_reduce(buffer)
     with torch.no_grad():
-        for own, start in zip(network.parameters(), anchor.parameters()):
-            own.copy_(start)
+        for parameter, start in zip(network.parameters(), anchor.parameters()):
+            parameter.copy_(start)
     ### END SOLUTION
 
 
@@ -224,8 +224,8 @@ def outer_step(network, anchor, outer, read):
 # Sum <code>read</code> over ranks. Each rank multiplies its way (anchor minus network) by its share, and a sum over ranks gives the gradient. After <code>outer.step()</code>, which is the same on all ranks, copy the anchor into the network. Buffers: times share, then a sum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>start.grad = share * (start - own).detach()</code> and <code>dist.all_reduce(start.grad)</code>, for parameters with <code>requires_grad</code>; at the end, under
-# <code>torch.no_grad()</code>, <code>own.copy_(start)</code>.
+# <code>start.grad = share * (start - parameter).detach()</code> and <code>dist.all_reduce(start.grad)</code>, for parameters with <code>requires_grad</code>; at the end, under
+# <code>torch.no_grad()</code>, <code>parameter.copy_(start)</code>.
 # </details>
 
 
@@ -268,7 +268,7 @@ def read_alone(network, optimizer, batches):
 
 def state_of(network, anchor, outer):
     held = [state["momentum_buffer"] for state in outer.state.values()]
-    floats = [own for own in network.state_dict().values() if own.is_floating_point()]
+    floats = [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
     return flat([*floats, *anchor.parameters(), *held]).detach()
 
 
@@ -278,17 +278,17 @@ def exchanging(answer):
     @functools.wraps(answer)
     def run(network, batches, plan):
         anchor = copy.deepcopy(network)
-        inner, outer, told = inner_of(network), outer_of(anchor), []
+        inner, outer, weights = inner_of(network), outer_of(anchor), []
         for k in range(ROUNDS):
             read_alone(network, inner, batches[k][: plan[k]])
             answer(network, anchor, outer, plan[k])
-            told.append(nn.utils.parameters_to_vector(network.parameters()).detach().clone())
-        mine = state_of(network, anchor, outer)
-        dist.broadcast(first := mine.clone(), src=0)
+            weights.append(nn.utils.parameters_to_vector(network.parameters()).detach().clone())
+        state = state_of(network, anchor, outer)
+        dist.broadcast(first := state.clone(), src=0)
         norm = network.norm
-        found = {"weights": torch.stack(told), "equal on all ranks": torch.equal(mine, first)}
-        found |= {"mean": norm.running_mean, "variance": norm.running_var}
-        return found | {"batches": int(norm.num_batches_tracked)}
+        result = {"weights": torch.stack(weights), "equal on all ranks": torch.equal(state, first)}
+        result |= {"mean": norm.running_mean, "variance": norm.running_var}
+        return result | {"batches": int(norm.num_batches_tracked)}
 
     return run
 
@@ -310,9 +310,9 @@ def outer_step_inputs(rank, world_size, case):
 
 def outer_step_budget(world_size, case):
     """An exchange sends what learns, two buffers and one number; at the end a broadcast."""
-    numbers = sum(own.numel() for own in learning(Small())) + 2 * 4 + 1
+    numbers = sum(parameter.numel() for parameter in learning(Small())) + 2 * 4 + 1
     turns = 2 * (world_size - 1) / world_size
-    state = 2 * numbers + sum(own.numel() for own in learning(Small())) + 2 * 16
+    state = 2 * numbers + sum(parameter.numel() for parameter in learning(Small())) + 2 * 16
     return {"sent_bytes": 8 * (ROUNDS * turns * numbers + (world_size > 1) * state)}
 
 
@@ -360,13 +360,13 @@ def choose(cluster):
         return (n - 1) * (cluster.latency_us + size * us_per_byte)
 
     thin = [s for s in cluster.shapes if len(s) == 2 and 2 * 4 * sum(s) < product(s)]
-    rest = numbers - sum(map(product, thin))
+    uncompressed = numbers - sum(map(product, thin))
     thin_us = [all_reduce_us(4 * 4 * sum(s[side] for s in thin)) for side in (0, 1)]
     sent_us = {
         "DDP": all_reduce_us(4 * numbers),
         "bfloat16": all_reduce_us(2 * numbers),
         "top 1 %": 2 * all_gather_us(4 * max(1, numbers // 100)),
-        "PowerSGD": all_reduce_us(4 * rest) + sum(thin_us),
+        "PowerSGD": all_reduce_us(4 * uncompressed) + sum(thin_us),
         "every 16 steps": all_reduce_us(4 * numbers) / 16,
     }
     took_ms = {
@@ -405,8 +405,8 @@ def calls(name, shapes):
         return [("all_gather", 4 * max(1, numbers // 100))] * 2
     if name == "PowerSGD":
         pays = [s for s in shapes if len(s) == 2 and 4 * (s[0] + s[1]) < s[0] * s[1] / 2]
-        rest = numbers - sum(map(product, pays))
-        parts = rest, 4 * sum(s[0] for s in pays), 4 * sum(s[1] for s in pays)
+        uncompressed = numbers - sum(map(product, pays))
+        parts = uncompressed, 4 * sum(s[0] for s in pays), 4 * sum(s[1] for s in pays)
         return [("all_reduce", 4 * part) for part in parts]
     return [("all_reduce", numbers * (2 if name == "bfloat16" else 4))]
 
@@ -435,7 +435,7 @@ def choose_spec(all_clusters):
         least = min(took_ms.values())
         return next(name for name, ms in took_ms.items() if ms <= least * (1 + 1e-12))
 
-    return [{where(cluster): choice(cluster) for cluster in own} for own in all_clusters]
+    return [{where(cluster): choice(cluster) for cluster in clusters} for clusters in all_clusters]
 
 
 models = {  # shapes of parameters

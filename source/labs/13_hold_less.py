@@ -90,13 +90,14 @@ class Unit:
         if self.gradient is None:
             raise RuntimeError("there is no gradient to reduce: backward() comes first")
         flat, self.gradient = self.gradient.flatten() / self.n, None
-        mine = torch.empty_like(self.shard)
-        self.reducing = mine, dist.reduce_scatter_tensor(mine, flat, async_op=True)
+        gradient_shard = torch.empty_like(self.shard)
+        work = dist.reduce_scatter_tensor(gradient_shard, flat, async_op=True)
+        self.reducing = gradient_shard, work
 
     def finish(self):
-        mine, work = self.reducing
+        gradient_shard, work = self.reducing
         work.wait()
-        return mine
+        return gradient_shard
 
 
 def step_spec(all_weights, all_x, all_targets):
@@ -106,9 +107,9 @@ def step_spec(all_weights, all_x, all_targets):
             x = torch.tanh(x @ weight)
         ((x - target).square().sum() / (2 * n)).backward()
     shares = [[weight.grad.flatten().chunk(n)[rank] for weight in weights] for rank in range(n)]
-    rest = {"nobody has muted the count": True, "whole at once: two at most": True}
-    rest |= {"all freed": True, "gathers": 2 * len(weights) - 1}  # of the last weight one
-    return [{"shares": own} | rest for own in shares]
+    memory = {"nobody has muted the count": True, "whole at once: two at most": True}
+    memory |= {"all freed": True, "gathers": 2 * len(weights) - 1}  # of the last weight one
+    return [{"shares": rank_shares} | memory for rank_shares in shares]
 
 
 # %%
@@ -254,9 +255,9 @@ def recorded(ranks, shard, layer_bytes):
     for rank, calls in enumerate(calls_of_layer(ranks, shard, layer_bytes)):
         for index, (kind, size, group) in enumerate(calls):
             parts = (size // shard,) * shard if kind == "reduce_scatter" else ()
-            how = {"kind": kind, "bytes": size, "group": group, "group_name": str(group)}
-            how |= {"parts": parts, "blocking": True, "start_s": index, "end_s": index}
-            events.append(Event(rank=rank, index=index, **how))
+            fields = {"kind": kind, "bytes": size, "group": group, "group_name": str(group)}
+            fields |= {"parts": parts, "blocking": True, "start_s": index, "end_s": index}
+            events.append(Event(rank=rank, index=index, **fields))
     return Trace(tuple(events), ((0.0,),) * ranks)
 
 
@@ -267,15 +268,15 @@ def step_us(network, ranks, shard, layers, layer_bytes):
 
 
 def plan_spec(networks, ranks, layers, layer_bytes, memory_bytes):
-    found = []
+    plans = []
     for network, n, count, size, memory in zip(networks, ranks, layers, layer_bytes, memory_bytes):
         times = {
             (s, n // s): step_us(network, n, s, count, size)
             for s in range(1, n + 1)
             if n % s == 0 and 4 * count * size / s + 2 * size * (s > 1) <= memory
         }
-        found.append(min(times, key=times.get, default=None))
-    return found
+        plans.append(min(times, key=times.get, default=None))
+    return plans
 
 
 # %%
@@ -352,8 +353,9 @@ def clip_spec(all_gradients, max_norms, copies):
     ranks_per_copy = world_size // copies[0]
     for rank, gradients in enumerate(all_gradients):
         first = rank // ranks_per_copy * ranks_per_copy
-        whole = [g for other in all_gradients[first : first + ranks_per_copy] for g in other]
-        flat = torch.cat([g.double().flatten() for g in whole if g is not None])
+        one_copy = all_gradients[first : first + ranks_per_copy]
+        every = [gradient for shards in one_copy for gradient in shards]
+        flat = torch.cat([g.double().flatten() for g in every if g is not None])
         norm = flat.norm()
         scale = min(1.0, max_norms[0] / norm) if norm.isfinite() else 1.0
         scaled = [None if g is None else g * scale for g in gradients]
@@ -553,8 +555,8 @@ def saving(answer):
             alone, its_optimizer, model_state_dict=read_weights, optim_state_dict=moments
         )
         pieces = dcp.FileSystemReader(path).read_metadata().state_dict_metadata["model.0.0.weight"]
-        rest = {"done": state["done"], "pieces of a weight": len(pieces.chunks)}
-        return whole_state(alone, its_optimizer) | rest
+        facts = {"done": state["done"], "pieces of a weight": len(pieces.chunks)}
+        return whole_state(alone, its_optimizer) | facts
 
     return saved
 
@@ -636,9 +638,9 @@ def resuming(answer):
             os.utime(folder / "step_000001")
         dist.barrier()
         network, optimizer = begin(blocks().state_dict(), DeviceMesh("cpu", list(range(ranks))))
-        found = answer(folder, network, optimizer)
+        done_samples = answer(folder, network, optimizer)
         take_steps(network, optimizer, batches[2:])
-        return whole_state(network, optimizer) | {"done": found}
+        return whole_state(network, optimizer) | {"done": done_samples}
 
     return resumed
 

@@ -136,12 +136,16 @@ at_once = {  # likewise, and each of them runs on three streams at once, so a su
 }
 
 
-def invented(computes, talks, copies, streams, compute_us, talk_us):
+def invented(computes, collectives, copies, streams, compute_us, talk_us):
     """Whole microseconds, so that many kernels end where others begin."""
     steps = int(torch.randint(2, 5, ()))
     rows = [Row("step", "step", "main thread", 250.0 * k, 250.0, 0, 0) for k in range(steps)]
-    every = [("compute", "gemm", computes, compute_us), ("collective", "nccl", talks, talk_us)]
-    for kind, name, count, longest_us in [*every, ("copy", "Memcpy", copies, 60)]:
+    kinds = [
+        ("compute", "gemm", computes, compute_us),
+        ("collective", "nccl", collectives, talk_us),
+        ("copy", "Memcpy", copies, 60),
+    ]
+    for kind, name, count, longest_us in kinds:
         for number in range(count * steps):
             start_us = float(torch.randint(0, 250 * steps - max(longest_us, 1), ()))
             us = float(torch.randint(1, max(longest_us, 1) + 1, ()))
@@ -179,15 +183,15 @@ check(read, spec=read_spec, inputs=read_inputs, cases=cases, world_sizes=(1, 2))
 
 # %%
 def straggler_spec(traces):
-    found = []
+    stragglers = []
     for ranks in traces:
         waited_us = [0.0] * len(ranks)
         for kernels in zip(*ranks):
             last = min(range(len(ranks)), key=lambda rank: kernels[rank].us)
             waited_us[last] += sum(kernel.us - kernels[last].us for kernel in kernels)
         rank = max(range(len(ranks)), key=lambda rank: waited_us[rank])
-        found.append((rank, waited_us[rank]))
-    return found
+        stragglers.append((rank, waited_us[rank]))
+    return stragglers
 
 
 # %%
@@ -237,10 +241,10 @@ def team_inputs(rank, world_size, case):
             arrivals_us[slow] += late_us
         move_us = float(torch.randint(20, 900, ()))
         end_us = at_us + max(arrivals_us) + move_us
-        for own, clock_us, arrival_us in zip(ranks, clocks_us, arrivals_us):
+        for kernels, clock_us, arrival_us in zip(ranks, clocks_us, arrivals_us):
             start_us = at_us + arrival_us
             name, us = "ncclKernel_AllReduce", end_us - start_us
-            own.append(Row("collective", name, "stream 40", clock_us + start_us, us, 4096, 0))
+            kernels.append(Row("collective", name, "stream 40", clock_us + start_us, us, 4096, 0))
         at_us = end_us
     return ranks
 
@@ -257,7 +261,7 @@ check(straggler, spec=straggler_spec, inputs=team_inputs, cases=list(teams), wor
 
 # %%
 def blocking_spec(traces):
-    found = []
+    blockers = []
     for rows in traces:
         call = max((r for r in rows if r.name.startswith("cuda")), key=lambda r: r.us)
         around = [
@@ -267,8 +271,8 @@ def blocking_spec(traces):
             if row.start_us <= call.start_us and call.end_us <= row.end_us
         ]
         inner = min(around, key=lambda row: row.us, default=None)
-        found.append((inner and inner.name, call.us))
-    return found
+        blockers.append((inner and inner.name, call.us))
+    return blockers
 
 
 # %%
@@ -337,14 +341,14 @@ check(blocking, spec=blocking_spec, inputs=blocking_inputs, cases=blocked_cases,
 
 # %%
 def exposed_spec(traces):
-    found = []
+    exposed = []
     for rows in traces:
         compute = [row for row in rows if row.kind == "compute"]
         reduced = [r for r in rows if r.kind == "collective" and "AllReduce" in r.name]
         reduced.sort(key=lambda row: row.start_us)
         alone_us = [round(busy_us([*compute, row]) - busy_us(compute), 3) for row in reduced]
-        found.append((alone_us.index(max(alone_us)), max(alone_us)))
-    return found
+        exposed.append((alone_us.index(max(alone_us)), max(alone_us)))
+    return exposed
 
 
 # %%

@@ -39,15 +39,15 @@ def test_indices(my_indices):
     for samples in (12, 13):
         read_by_epoch = []
         for epoch in range(2):
-            mine = my_indices(samples, epoch)
-            assert my_indices(samples, epoch) == mine
+            own_shard = my_indices(samples, epoch)
+            assert my_indices(samples, epoch) == own_shard
             shards = [None] * world_size
-            dist.all_gather_object(shards, mine)
+            dist.all_gather_object(shards, own_shard)
             everything = [index for shard in shards for index in shard]
             assert set(everything) == set(range(samples))
             for shard in shards:
                 assert len(shard) == -(-samples // world_size)
-            read_by_epoch.append(sorted(mine))
+            read_by_epoch.append(sorted(own_shard))
         if world_size > 1:
             assert read_by_epoch[0] != read_by_epoch[1]
     ### END SOLUTION
@@ -61,8 +61,8 @@ def test_indices(my_indices):
 # Try a number that 2 and 3 divide, and one that they don't. Call twice per epoch and compare. Gather all ranks' lists; compare their union with all samples, and each length with the quotient, rounded up. At the end, compare this rank's sorted samples of several epochs.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>dist.all_gather_object(shards, mine)</code>, then
-# <code>assert len(mine) == -(-samples // world_size)</code> for every shard.
+# <code>dist.all_gather_object(shards, own_shard)</code>, then
+# <code>assert len(shard) == -(-samples // world_size)</code> for every shard.
 # </details>
 
 # %%
@@ -91,10 +91,10 @@ def test_mean(mean_of_all):
         for rank in range(dist.get_world_size()):
             count = 3 * turn * ((rank + turn) % 3)
             shards.append(1 + torch.rand(count, generator=generator, dtype=torch.float64))
-        mine = shards[dist.get_rank()].clone()
-        result = mean_of_all(mine)
+        numbers = shards[dist.get_rank()].clone()
+        result = mean_of_all(numbers)
         assert result == pytest.approx(torch.cat(shards).mean().item(), rel=1e-12)
-        assert torch.equal(mine, shards[dist.get_rank()])
+        assert torch.equal(numbers, shards[dist.get_rank()])
     ### END SOLUTION
 
 

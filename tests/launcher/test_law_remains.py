@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import leavings
@@ -194,3 +195,10 @@ def test_law_9_an_error_that_is_kept_holds_nothing():
         launch(lambda: 1 / 0)
     assert psutil.Process().num_fds() == descriptors
     assert kept.value.rank == 0
+
+
+def test_law_9_a_temporary_folder_is_there_for_who_has_imported_its_maker_before():
+    def work() -> bool:
+        return os.path.isdir(get_temp_dir())
+
+    assert launch(work, world_size=2) == [True, True]
