@@ -176,36 +176,36 @@ class InOrder(Overlapped):
 class Silent(InOrder):
     def __init__(self, network, limit_bytes=2 * 2**20):
         super().__init__(network, limit_bytes)
-        self.talks = True  # PyTorch: require_backward_grad_sync
+        self.syncs_gradients = True  # PyTorch: require_backward_grad_sync
         self.shares_buffers = True  # in the next forward; PyTorch: require_forward_param_sync
 
     def forward(self, *inputs):
         if self.shares_buffers:
             for buffer in self.module.buffers():
                 dist.broadcast(buffer, src=0)
-        self.shares_buffers = self.talks
+        self.shares_buffers = self.syncs_gradients
         return self.module(*inputs)
 
     def gradient_is_here(self, parameter):
-        if self.talks:
+        if self.syncs_gradients:
             super().gradient_is_here(parameter)
 
     def finish(self):
-        if self.talks:
+        if self.syncs_gradients:
             super().finish()
 
     @contextmanager
     def no_sync(self):
-        self.talks = False
+        self.syncs_gradients = False
         try:
             yield
         finally:
-            self.talks = True
+            self.syncs_gradients = True
 
 
 class Unaided(Silent):
     def gradient_is_here(self, parameter):
-        if self.talks and not self.arrived:  # the first gradient of this backward
+        if self.syncs_gradients and not self.arrived:  # the first gradient of this backward
             after_backward(self.finish)
         super().gradient_is_here(parameter)
 

@@ -56,11 +56,11 @@ def share(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup | None = None
 class ColumnLinear(nn.Module):
     """A linear layer of which each rank computes some outputs."""
 
-    def __init__(self, whole, group=None):
+    def __init__(self, full_layer, group=None):
         super().__init__()
         self.group = group
-        self.weight = nn.Parameter(share(whole.weight, 0, group))
-        self.bias = nn.Parameter(share(whole.bias, 0, group))
+        self.weight = nn.Parameter(share(full_layer.weight, 0, group))
+        self.bias = nn.Parameter(share(full_layer.bias, 0, group))
 
     def forward(self, x):
         x = CopyToRanks.apply(x, self.group)
@@ -70,11 +70,11 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """A linear layer of which each rank sees some inputs; the bias is whole, and added once."""
 
-    def __init__(self, whole, group=None):
+    def __init__(self, full_layer, group=None):
         super().__init__()
         self.group = group
-        self.weight = nn.Parameter(share(whole.weight, 1, group))
-        self.bias = nn.Parameter(whole.bias.detach().clone())
+        self.weight = nn.Parameter(share(full_layer.weight, 1, group))
+        self.bias = nn.Parameter(full_layer.bias.detach().clone())
 
     def forward(self, hidden):
         partial = linear(hidden, self.weight)
@@ -90,9 +90,9 @@ class GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows):
         world_size = dist.get_world_size()
-        whole = rows.new_empty(world_size * rows.shape[0], *rows.shape[1:])
-        dist.all_gather_into_tensor(whole, rows.contiguous())
-        return whole
+        all_rows = rows.new_empty(world_size * rows.shape[0], *rows.shape[1:])
+        dist.all_gather_into_tensor(all_rows, rows.contiguous())
+        return all_rows
 
     @staticmethod
     def backward(ctx, gradient):

@@ -110,8 +110,8 @@ def started(wrap):
 
 counts = []
 for wrap in (nn.Sequential, DistributedDataParallel):
-    one, other = launch(started, wrap)
-    names = [name for name in one if not torch.equal(one[name], other[name])]
+    state_0, state_1 = launch(started, wrap)
+    names = [name for name in state_0 if not torch.equal(state_0[name], state_1[name])]
     print(f"{wrap.__name__:24}", *names)
     counts.append(len(names))
 different.measured(counts)
@@ -231,15 +231,15 @@ from_pytorch = predict("largest difference of a weight to PyTorch's", ...)
 # %% tags=["row-D6"]
 def apart(results, others):
     """The largest difference of a weight or buffer, on any rank."""
-    return max((mine - its).abs().max().item() for mine, its in zip(results, others))
+    return max((tensor - other).abs().max().item() for tensor, other in zip(results, others))
 
 
-theirs = launch(train, DistributedDataParallel, plain)
-drifted = apart(launch(train, Equal, plain), theirs)
+ddp_weights = launch(train, DistributedDataParallel, plain)
+drifted = apart(launch(train, Equal, plain), ddp_weights)
 print(f"without averaging, as a control: about {drifted:.2f}")
-ours = launch(train, PerParameter, plain)
-from_pytorch.measured(apart(ours, theirs))
-print("our two ranks differ by", apart([ours[0]], [ours[1]]))
+our_weights = launch(train, PerParameter, plain)
+from_pytorch.measured(apart(our_weights, ddp_weights))
+print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 
 # %% [markdown]
 # **Bit for bit** the same: two lines do all that DDP does for the numbers. (With Adam, averaged *weights* would give a different model, as chapter 04 has shown.) What follows changes only *when* and *in what portions* gradients travel.
@@ -429,7 +429,7 @@ class MyOverlap(Buckets):
 # the finished <code>Buckets</code> has, and empties <code>self.arrived</code>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>if any(parameter is own for own in bucket) and self.arrived.issuperset(bucket):</code> (with <code>in</code>, torch would compare numbers).
+# <code>if any(parameter is each for each in bucket) and self.arrived.issuperset(bucket):</code> (with <code>in</code>, torch would compare numbers).
 # </details>
 
 
@@ -489,22 +489,24 @@ def memory_of_gradients(as_view, to_none, steps=3):
     network, written = plain().to(my_device()), {}
     for parameter in network.parameters():
         parameter.register_post_accumulate_grad_hook(
-            lambda own: written.update({own: own.grad.data_ptr()})
+            lambda parameter: written.update({parameter: parameter.grad.data_ptr()})
         )
     model = DistributedDataParallel(network, bucket_cap_mb=2, gradient_as_bucket_view=as_view)
     for step in range(steps):
         model.zero_grad(set_to_none=to_none)
         images, labels = batch(step)
         cross_entropy(model(images), labels).backward()
-    pieces = {own.grad.untyped_storage().data_ptr() for own in network.parameters()}
-    return len(pieces), sum(own.grad.data_ptr() == written[own] for own in network.parameters())
+    parameters = list(network.parameters())
+    pieces = {p.grad.untyped_storage().data_ptr() for p in parameters}
+    in_place = sum(p.grad.data_ptr() == written[p] for p in parameters)
+    return len(pieces), in_place
 
 
 # %%
 for as_view, to_none in ((False, True), (True, True), (True, False)):
-    pieces, there = launch(memory_of_gradients, as_view, to_none)[0]
+    pieces, in_place = launch(memory_of_gradients, as_view, to_none)[0]
     print(f"gradient_as_bucket_view={as_view}, zero_grad(set_to_none={to_none}):")
-    print(f"    {pieces} pieces, {there} of 18 gradients written there by autograd")
+    print(f"    {pieces} pieces, {in_place} of 18 gradients written there by autograd")
 
 # %% [markdown]
 # Without the option autograd writes each gradient to memory of its own, where it stays: DDP copies it into a bucket, and the mean back. With it, each `.grad` *is* a part of its bucket after backward. So the mean isn't copied back, and no memory is needed for a second copy of all gradients.
@@ -603,8 +605,8 @@ launch(passes, Overlapped, [(0, 1), (0,)], 1, backend="gloo", timeout=3)  # as a
 
 # %%
 print("one backward:", fate(pytorch, [(0, 1), (0,)], steps=1))
-said = fate(pytorch, [(0, 1), (0,)], steps=3)
-sentences = " ".join(said.split()).replace("e.g. ", "").split(". ")
+error_text = fate(pytorch, [(0, 1), (0,)], steps=3)
+sentences = " ".join(error_text.split()).replace("e.g. ", "").split(". ")
 print("three backwards:", *sentences, sep="\n    ")
 
 # %% [markdown]
@@ -633,8 +635,8 @@ always, in_turn = [(0,), (0,)], [[(0,), (1,), (0,)], [(1,), (0,), (1,)]]
 for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
     print(options or "as it is")
     for name, paths in {"always the same": always, "in turn": in_turn}.items():
-        said = fate(lambda network: pytorch(network, **options), paths)
-        print(f"    {name:16}{said[:74]}")
+        ending = fate(lambda network: pytorch(network, **options), paths)
+        print(f"    {name:16}{ending[:74]}")
 
 # %% [markdown]
 # `find_unused_parameters` is right in both cases, and its walk costs time in each step. `static_graph` walks only once, and refuses a graph that changes. If no parameter ever rests, you need neither. If one always does, freeze it or take it out of the model.
@@ -711,7 +713,7 @@ def windows_of(count):
 def arrivals(tied):
     model, came = SmallGPT(len(alphabet), depth=1, tied=tied).to(my_device()), []
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda own, name=name: came.append(name))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
     model(tokens[None, :64].to(my_device())).sum().backward()
     return came
 
@@ -734,14 +736,14 @@ print("before the tied weight's:", came.index("embedding.weight"), "of 15")
 
 # %%
 def what_it_sends(model, parts):
-    told = []
+    sent_by_part = []
     for number in range(parts):
         sent = set()
         averages = nullcontext() if number % 3 == 2 else model.no_sync()
         with averages, noting(lambda size, name: sent.add(name)):
             model(batch(number)[0]).sum().backward()
-        told.append(" and ".join(sorted(sent)) or "nothing")
-    return told
+        sent_by_part.append(" and ".join(sorted(sent)) or "nothing")
+    return sent_by_part
 
 
 sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward().to(my_device())), 6))[0]
@@ -761,7 +763,7 @@ print("second step:", *sent[3:], sep="   ")
 
 # %%
 class MySilence(InOrder):
-    talks = True  # PyTorch: require_backward_grad_sync
+    syncs_gradients = True  # PyTorch: require_backward_grad_sync
     shares_buffers = True  # in the next forward; PyTorch: require_forward_param_sync
 
     def forward(self, *inputs):
@@ -777,12 +779,12 @@ class MySilence(InOrder):
 # Which methods of <code>InOrder</code> talk? What does a forward have to know of the one before it? And where does the switch stand if someone stops the cell inside of <code>no_sync</code>?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# <code>gradient_is_here</code> and <code>finish</code> talk only if <code>self.talks</code>. <code>no_sync</code> sets it to false, yields, and sets it back whatever happens. <code>forward</code> sends buffers if
+# <code>gradient_is_here</code> and <code>finish</code> talk only if <code>self.syncs_gradients</code>. <code>no_sync</code> sets it to false, yields, and sets it back whatever happens. <code>forward</code> sends buffers if
 # <code>self.shares_buffers</code>, and then notes there whether it talks itself. The gradients of silent parts stay in <code>.grad</code>, so the mean of the last part is that of all.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>try: yield</code>, <code>finally: self.talks = True</code>, on lines of their own; <code>if self.talks: super().finish()</code>; in <code>forward</code> a
-# <code>dist.broadcast(buffer, src=0)</code> for each of <code>self.module.buffers()</code>, then <code>self.shares_buffers = self.talks</code>.
+# <code>try: yield</code>, <code>finally: self.syncs_gradients = True</code>, on lines of their own; <code>if self.syncs_gradients: super().finish()</code>; in <code>forward</code> a
+# <code>dist.broadcast(buffer, src=0)</code> for each of <code>self.module.buffers()</code>, then <code>self.shares_buffers = self.syncs_gradients</code>.
 # </details>
 
 
@@ -843,7 +845,7 @@ class MyUnaided(Silent):
 # The first gradient of a pass is the one that finds <code>self.arrived</code> empty, and <code>finish</code> empties it again. Within <code>no_sync</code> there is nothing to wait for.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>if self.talks and not self.arrived:</code>, and then <code>super().gradient_is_here(parameter)</code> in any case.
+# <code>if self.syncs_gradients and not self.arrived:</code>, and then <code>super().gradient_is_here(parameter)</code> in any case.
 # </details>
 
 # %%
@@ -872,7 +874,7 @@ show_when_passed(outcome, Unaided)
 # | `cat`, `split` | fewer latencies (3) |
 # | `fill`, the hook, `async_op` | buckets that leave while backward computes (4, 5) |
 # | `takewhile`, zeros, the first loop of `finish` | wrong sums, and a hang (6) |
-# | `talks` | silence where nobody needs to talk (7) |
+# | `syncs_gradients` | silence where nobody needs to talk (7) |
 # | `after_backward` | a loop that calls nothing but `backward()` (8) |
 #
 # Now the examination, against PyTorch's DDP with buckets of the same size: 10 steps of both networks on two ranks, and 3 on four. Both run in the same loop, chapter 04's, which knows nothing of our wrapper.
@@ -895,8 +897,9 @@ def train_as_is(wrap, network, steps=10):
 PyTorchs = functools.partial(DistributedDataParallel, bucket_cap_mb=2)
 for form in (plain, awkward):
     for size, steps in ((2, 10), (4, 3)):
-        ours = launch(train_as_is, Unaided, form, steps, world_size=size)
-        away = apart(ours, launch(train_as_is, PyTorchs, form, steps, world_size=size))
+        our_weights = launch(train_as_is, Unaided, form, steps, world_size=size)
+        ddp_weights = launch(train_as_is, PyTorchs, form, steps, world_size=size)
+        away = apart(our_weights, ddp_weights)
         print(f"{form.__name__:8}{size} ranks:", "exactly 0" if away == 0 else f"about {away:.0e}")
 
 drifted = apart(launch(train_as_is, Silent, plain), launch(train_as_is, PyTorchs, plain))
@@ -953,10 +956,10 @@ def train_gpt(wrap, steps=10):
 
 
 # %%
-ours = functools.partial(Unaided, limit_bytes=60_000)  # four buckets
-theirs = launch(train_gpt, PyTorchs)
-one_less = apart(launch(train_gpt, ours, 9), theirs)
-away = apart(launch(train_gpt, ours), theirs)
+four_buckets = functools.partial(Unaided, limit_bytes=60_000)
+ddp_weights = launch(train_gpt, PyTorchs)
+one_less = apart(launch(train_gpt, four_buckets, 9), ddp_weights)
+away = apart(launch(train_gpt, four_buckets), ddp_weights)
 print("10 steps of the GPT:", "exactly 0" if away == 0 else f"about {away:.0e}")
 print(f"ours after 9, as a control: about {one_less:.0e}")
 

@@ -399,15 +399,15 @@ for task in (add_metrics, sum_view):
 
 # %%
 def sum_shapes(sizes):
-    mine = torch.ones(sizes[dist.get_rank()])
-    dist.all_reduce(mine)
-    print("it gets", mine.tolist())
+    tensor = torch.ones(sizes[dist.get_rank()])
+    dist.all_reduce(tensor)
+    print("it gets", tensor.tolist())
 
 
 def send_shapes(sizes):
-    mine = torch.full((sizes[dist.get_rank()],), float(dist.get_rank()))
-    dist.broadcast(mine, src=1)
-    return mine.tolist()
+    tensor = torch.full((sizes[dist.get_rank()],), float(dist.get_rank()))
+    dist.broadcast(tensor, src=1)
+    return tensor.tolist()
 
 
 # %%
@@ -440,10 +440,10 @@ launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
 
 # %%
 def sum_padded(sizes):
-    mine = torch.ones(sizes[dist.get_rank()])
-    longest = torch.tensor(len(mine))
+    tensor = torch.ones(sizes[dist.get_rank()])
+    longest = torch.tensor(len(tensor))
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    padded = nn.functional.pad(mine, (0, longest - len(mine)))
+    padded = nn.functional.pad(tensor, (0, longest - len(tensor)))
     dist.all_reduce(padded)
     return padded.tolist()
 
@@ -778,18 +778,18 @@ ECHO = re.compile("by peer|Timed out|Connection|told to end")
 def from_logs(fault):
     lines = "\n".join(jobs.logs(fault, "stderr.log")).splitlines()
     errors = [line for line in lines if re.match(r"\[rank\d\]: \w*Error", line)]
-    own = [line for line in errors if not ECHO.search(line)]
-    return own[0] if own else "only echoes" * bool(errors)
+    without_echoes = [line for line in errors if not ECHO.search(line)]
+    return without_echoes[0] if without_echoes else "only echoes" * bool(errors)
 
 
 # %% jupyter={"source_hidden": true}
-said = {}
+answers = {}
 
 
 def ask(tool, read):
     """Keeps and prints what a tool says of each failure."""
-    said[tool] = {fault: read(fault) for fault in FAULTS}
-    for fault, words in said[tool].items():
+    answers[tool] = {fault: read(fault) for fault in FAULTS}
+    for fault, words in answers[tool].items():
         print(f"{fault:20}{textwrap.shorten(words, 78, placeholder=' ...') or '-'}")
 
 
@@ -807,10 +807,10 @@ def from_error_files(fault):
         json.loads(text)["message"]["message"] if text else ""
         for text in jobs.logs(fault, "error.json")
     ]
-    own = [
+    without_echoes = [
         f"rank {rank}: {text}" for rank, text in enumerate(texts) if text and not ECHO.search(text)
     ]
-    return own[0] if own else "only echoes" * any(texts)
+    return without_echoes[0] if without_echoes else "only echoes" * any(texts)
 
 
 ask("error files", from_error_files)
@@ -880,25 +880,25 @@ ask("stacks", from_stacks)
 def calls(fault, rank):
     file = jobs.folder_of(fault) / f"calls{rank}"
     entries = pickle.loads(file.read_bytes())["entries"] if file.exists() else None
-    return entries and [(line_of(fault, one), one["time_created_ns"] / 1e9) for one in entries]
+    return entries and [(line_of(fault, call), call["time_created_ns"] / 1e9) for call in entries]
 
 
-def line_of(fault, entry):
-    own = next(one for one in entry["frames"] if one["filename"].endswith("train.py"))
-    return jobs.code(fault, own["line"])
+def line_of(fault, call):
+    frame = next(frame for frame in call["frames"] if frame["filename"].endswith("train.py"))
+    return jobs.code(fault, frame["line"])
 
 
 # %%
 def from_recorder(fault):
-    mine, yours = calls(fault, 0), calls(fault, 1)
-    if yours is None:
+    calls_0, calls_1 = calls(fault, 0), calls(fault, 1)
+    if calls_1 is None:
         return "rank 1 left nothing"
-    for number, ((one, _), (other, _)) in enumerate(zip(mine, yours), 1):
-        if one != other:
-            return f"#{number} is {one} on rank 0, {other} on rank 1"
-    if len(mine) > len(yours):
-        return f"#{len(mine)} is missing on rank 1"
-    late_s = median(other - one for (_, one), (_, other) in zip(mine, yours))
+    for number, ((line_0, _), (line_1, _)) in enumerate(zip(calls_0, calls_1), 1):
+        if line_0 != line_1:
+            return f"#{number} is {line_0} on rank 0, {line_1} on rank 1"
+    if len(calls_0) > len(calls_1):
+        return f"#{len(calls_0)} is missing on rank 1"
+    late_s = median(time_1 - time_0 for (_, time_0), (_, time_1) in zip(calls_0, calls_1))
     return "rank 1 is late for most calls" if late_s > 0.1 else ""
 
 
@@ -926,8 +926,8 @@ def from_torchfrtrace(fault):
         fr_trace.main([str(folder), "--prefix=calls"])
     except AssertionError as error:
         return str(error)
-    found = re.findall(r"sequence number: \d+|missing ranks: .*", heard.getvalue())
-    return ", ".join(found)
+    differences = re.findall(r"sequence number: \d+|missing ranks: .*", heard.getvalue())
+    return ", ".join(differences)
 
 
 # %%
@@ -981,8 +981,8 @@ print(f"with DETAIL an all_reduce of 4 numbers takes about {detail_s / off_s:.1f
 # absent ranks, and you can put it into your own code where you suspect somebody. It needs gloo: next to an NCCL group, make a second one for it, `dist.new_group(backend="gloo")`.
 
 # %%
-meet = ("absent rank", "meet")
-again = [jobs.start(*meet, MEET_S="2")]
+at_barrier = ("absent rank", "meet")
+again = [jobs.start(*at_barrier, MEET_S="2")]
 again += [jobs.start(fault, "DETAIL", TORCH_DISTRIBUTED_DEBUG="DETAIL") for fault in FAULTS]
 jobs.finish(again)
 
@@ -994,7 +994,7 @@ def from_detail(fault, variant="DETAIL"):
 
 
 ask("DETAIL", from_detail)
-print("\nmonitored_barrier: ", from_detail(*meet))
+print("\nmonitored_barrier: ", from_detail(*at_barrier))
 
 # %% [markdown]
 # It knows who did not come, not why. To the swapped calls it is deaf: kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
@@ -1020,10 +1020,10 @@ def verdict(tool, words):
 
 # %%
 verdicts = {}
-for tool, words in said.items():
+for tool, words in answers.items():
     verdicts[tool] = [verdict(tool, words[fault]) for fault in FAULTS]
-found = chapter_08.draw_verdicts(verdicts, FAULTS)
-by_root_cause.measured(found["root cause"])
+counts = chapter_08.draw_verdicts(verdicts, FAULTS)
+by_root_cause.measured(counts["root cause"])
 
 # %% [markdown]
 # Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file doesn't open is in that rank's log, and where its disk hangs is in its stack. So go from *who* to that rank's own

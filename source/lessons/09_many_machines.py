@@ -285,8 +285,8 @@ with two_hosts(disk.name) as hosts:
     served.wait_for("ready")
     print(listening(hosts))
     print("the stranger:", hosts[1].run(f"stranger.py {hosts[0].outside} {hosts.port}"))
-    found = served.wait_for().removeprefix("ready\n")
-print(found, end="")
+    learning_rates = served.wait_for().removeprefix("ready\n")
+print(learning_rates, end="")
 
 # %% [markdown]
 # The star means every address, `eth1` to the world outside included. The stranger wrote 1000 where 0.01 had been, and nobody asked who it was: a store has no
@@ -356,9 +356,9 @@ print(*sorted("".join(outputs).splitlines()), sep="\n")
 
 # %%
 def under_torchrun():
-    own = os.environ
-    place = f"node {own['GROUP_RANK']}, card {own['LOCAL_RANK']}"
-    print(f"{place}: rank {own['RANK']} of {own['WORLD_SIZE']}\n", end="")
+    env = os.environ
+    place = f"node {env['GROUP_RANK']}, card {env['LOCAL_RANK']}"
+    print(f"{place}: rank {env['RANK']} of {env['WORLD_SIZE']}\n", end="")
 
 
 write_script("under_torchrun.py", under_torchrun, imports="import os, sys\n")
@@ -466,9 +466,9 @@ def start_agents(hosts, command):
     """Start the command on both hosts, with what hosts that share a name have to be told."""
     agents = []
     for host in hosts:
-        meet = f"torchrun --rdzv-endpoint={hosts[0].address}:{hosts.port} --nproc-per-node=1"
-        own = f"--local-addr={host.address} --rdzv-conf=is_host={1 - host.number},{QUICK}"
-        agents.append(host.start(f"{meet} {own} {command}", fresh))
+        torchrun = f"torchrun --rdzv-endpoint={hosts[0].address}:{hosts.port} --nproc-per-node=1"
+        options = f"--local-addr={host.address} --rdzv-conf=is_host={1 - host.number},{QUICK}"
+        agents.append(host.start(f"{torchrun} {options} {command}", fresh))
     return agents
 
 
@@ -498,8 +498,8 @@ steps.measured(len(read_losses("killed")))
 # 24. The steps 24 to 27 were done twice.
 
 # %% tags=["row-E5"]
-whole, noted = read_losses("undisturbed"), read_losses("killed")
-chapter_09.draw_lives(whole, noted, killed_in=28)
+control, noted = read_losses("undisturbed"), read_losses("killed")
+chapter_09.draw_lives(control, noted, killed_in=28)
 
 # %% [markdown]
 # Lies on, or lies near? We compare every loss, and the parameters at the end, for equality.
@@ -507,8 +507,8 @@ chapter_09.draw_lives(whole, noted, killed_in=28)
 # %% tags=["row-E5"]
 states = [torch.load(Path(disk.name, f"{name}.pt"))[1] for name in ("undisturbed", "killed")]
 pairs = [(state, states[1][name]) for name, state in states[0].items()]
-print("losses of the first life: ", noted[:28] == whole[:28])
-print("losses of the second life:", noted[28:] == whole[24:])
+print("losses of the first life: ", noted[:28] == control[:28])
+print("losses of the second life:", noted[28:] == control[24:])
 print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 
 # %% [markdown]
@@ -539,7 +539,7 @@ print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 
 
 # %%
-def rest(step):
+def stall(step):
     if step == 28 and dist.get_rank() == 1:
         print("step 28", flush=True)
         time.sleep(600)
@@ -550,12 +550,12 @@ def a_host_dies():
     dist.init_process_group("gloo")
     if dist.get_world_size() == 1 and not os.path.exists("elastic.pt"):
         time.sleep(600)
-    train_on("elastic.pt", accident=rest)
+    train_on("elastic.pt", accident=stall)
     dist.destroy_process_group()
 
 
 # %%
-write_script("a_host_dies.py", *TRAINING, rest, a_host_dies)
+write_script("a_host_dies.py", *TRAINING, stall, a_host_dies)
 
 # %% [markdown]
 # `hosts[1].cut_power()` ends every process on host 1 at once. Host 0 goes on from epoch 2, alone, with all 128 samples of each batch.
@@ -571,10 +571,10 @@ with two_hosts(disk.name) as hosts:
 # %% tags=["row-E5"]
 noted = read_losses("elastic")
 alone = noted[28:]
-gap = max(abs(loss - other) for (_, loss), (_, other) in zip(alone, whole[24:], strict=True))
+gap = max(abs(loss - other) for (_, loss), (_, other) in zip(alone, control[24:], strict=True))
 print(f"steps noted: {len(noted)}; alone from step {alone[0][0]} to step {alone[-1][0]}")
 print(f"largest difference to the losses of two ranks: about {gap:.0e}")
-print("equal to the last bit:", alone == whole[24:])
+print("equal to the last bit:", alone == control[24:])
 
 # %% [markdown]
 # Host 0's agent lost its rank 0 to a broken connection, met with whoever was left, which was nobody, and started one rank: it is now rank 0 of 1.
@@ -886,9 +886,9 @@ def train(load, save):
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # it has no state of its own
     for step in range(load(network), 20):
-        mine = slice(64 * step + rank, 64 * (step + 1), world_size)
+        rows = slice(64 * step + rank, 64 * (step + 1), world_size)
         optimizer.zero_grad()
-        nll_loss(model(inputs[mine]), labels[mine]).backward()
+        nll_loss(model(inputs[rows]), labels[rows]).backward()
         optimizer.step()
         if step % 4 == 3:
             save(step + 1, network)
@@ -1000,19 +1000,19 @@ def save_file(step, network):
         torch.save((step, network.state_dict()), "night.part")
         os.rename("night.part", "night.pt")
     accident(step)
-    told = torch.tensor(len(TOLD))
-    dist.all_reduce(told)
-    if told:
+    signals = torch.tensor(len(SIGNALS))
+    dist.all_reduce(signals)
+    if signals:
         os._exit(75)
 
 
-TOLD = []  # signals that came
+SIGNALS = []  # those that came
 
 
 # %% tags=["part-slurm", "row-E5"]
 def under_slurm():
     rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"])
-    signal.signal(signal.SIGTERM, lambda *_: TOLD.append("to end"))
+    signal.signal(signal.SIGTERM, lambda *_: SIGNALS.append("to end"))
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     weights = train(load_file, save_file)
     if rank == 0:
@@ -1031,7 +1031,7 @@ def accident(step):
     last = dist.get_rank() == dist.get_world_size() - 1
     if last and (life, step) in [("0", 8), ("1", 16)]:
         print("saved after step", step, flush=True)
-    while life == "0" and step == 8 and not TOLD:
+    while life == "0" and step == 8 and not SIGNALS:
         time.sleep(0.05)
     if last and life == "1" and step == 16:
         time.sleep(600)
@@ -1039,7 +1039,7 @@ def accident(step):
 
 # %% tags=["part-slurm"]
 IN_THE_NIGHT = train, load_file, save_file, accident, under_slurm
-write_script("night.py", *IN_THE_NIGHT, imports=f"{IMPORTS}TOLD = []\n")
+write_script("night.py", *IN_THE_NIGHT, imports=f"{IMPORTS}SIGNALS = []\n")
 _ = Path(disk.name, "night.sh").write_text(NIGHT)
 
 # %% [markdown]
@@ -1059,8 +1059,8 @@ def run_night():
         job.wait_for("saved after step 16")
         cluster.nodes[1].cut_power()
         log = job.wait_for("20 steps by")
-    told = re.findall(r"^life.*|^saved.*|Node failure on .*|^20 steps.*", log, re.MULTILINE)
-    return list(dict.fromkeys(told))
+    events = re.findall(r"^life.*|^saved.*|Node failure on .*|^20 steps.*", log, re.MULTILINE)
+    return list(dict.fromkeys(events))
 
 
 # %% tags=["part-slurm", "row-E5"]
@@ -1177,11 +1177,11 @@ def save_to_ray(step, network):
     lives = Path(os.environ["RAY_TMPDIR"], "lives").read_text().splitlines()
     if step == 12 and dist.get_rank() == 1 and len(lives) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with tempfile.TemporaryDirectory() as own:
+    with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if dist.get_rank() == 0:
-            torch.save((step, network.state_dict()), f"{own}/state.pt")
-            checkpoint = Checkpoint.from_directory(own)
+            torch.save((step, network.state_dict()), f"{folder}/state.pt")
+            checkpoint = Checkpoint.from_directory(folder)
         report({"step": step}, checkpoint=checkpoint)
 
 
@@ -1248,10 +1248,10 @@ def run_ray(folder, timeout_s=270):
     # Each of Ray's twelve processes would import this for a second, and none needs it.
     Path(folder, "rfc3987_syntax.py").write_text("raise ImportError\n")
     paths = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = RAY_SETTINGS | {"RAY_TMPDIR": folder, "PYTHONPATH": paths}
+    env = RAY_SETTINGS | {"RAY_TMPDIR": folder, "PYTHONPATH": paths}
     with two_hosts(folder) as hosts:
-        said = hosts[0].run(f"job.py {folder}", own, timeout_s=timeout_s)
-    return re.sub(r"^.*\(raylet\).*\n", "", said, flags=re.MULTILINE)
+        printed = hosts[0].run(f"job.py {folder}", env, timeout_s=timeout_s)
+    return re.sub(r"^.*\(raylet\).*\n", "", printed, flags=re.MULTILINE)
 
 
 # %% [markdown]
@@ -1262,8 +1262,8 @@ if importlib.util.find_spec("ray") is None:
     print("Ray is not installed; this brings it: pip install -c constraints.txt -e '.[cluster]'")
 else:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: it will hold sockets
-        said = run_ray(folder)
-    print(re.sub(r"step (?=[1-9])", "step about ", said), end="")
+        printed = run_ray(folder)
+    print(re.sub(r"step (?=[1-9])", "step about ", printed), end="")
 
 # %% [markdown]
 # The same function, the fourth time, on two nodes, through a death, and the same weights. A checkpoint counts once **all** ranks have reported, so 12 cannot be. Whether it is 8 or 4 is a matter of luck: `report` hands the checkpoint over and returns, and the

@@ -76,9 +76,9 @@ def by_rows(activation):
 for cut in (by_columns, by_rows):
     for activation in (gelu, nn.Identity()):
         y = launch(cut, activation, world_size=2, backend="gloo")[0]
-        whole = activation(X @ A) @ B
-        difference = (y - whole).abs().max().item()
-        largest = whole.abs().max().item()
+        expected = activation(X @ A) @ B
+        difference = (y - expected).abs().max().item()
+        largest = expected.abs().max().item()
         name = "gelu" if activation is gelu else "no gelu, as a control"
         verdict = "right" if difference < 1e-12 else "wrong"
         distance = f"differs by about {difference:.0e}, numbers are up to {largest:.1f}"
@@ -178,12 +178,12 @@ pictures.draw_errors(errors)
 #
 # ### Write them
 #
-# **Write** (8 minutes) both layers, built from a whole `nn.Linear`. PyTorch keeps a weight as (outputs, inputs), so A's columns are *rows* of `whole.weight`. `share(tensor, dim)` gives this rank's part. Each layer has `self.weight` and `self.bias`; use `Copy.apply` and `Sum.apply`. (Here each rank has the whole layer for a moment, so that you can compare. A real one is built on the `meta` device, and each rank fills only its share.)
+# **Write** (8 minutes) both layers, built from a whole `nn.Linear`. PyTorch keeps a weight as (outputs, inputs), so A's columns are *rows* of `full_layer.weight`. `share(tensor, dim)` gives this rank's part. Each layer has `self.weight` and `self.bias`; use `Copy.apply` and `Sum.apply`. (Here each rank has the whole layer for a moment, so that you can compare. A real one is built on the `meta` device, and each rank fills only its share.)
 
 
 # %%
 class MyColumn(nn.Module):
-    def __init__(self, whole):
+    def __init__(self, full_layer):
         super().__init__()
         raise NotImplementedError("about 2 lines")
 
@@ -192,7 +192,7 @@ class MyColumn(nn.Module):
 
 
 class MyRow(nn.Module):
-    def __init__(self, whole):
+    def __init__(self, full_layer):
         super().__init__()
         raise NotImplementedError("about 2 lines")
 
@@ -212,7 +212,7 @@ layers
 # Column: weight and bias are cut along dimension 0. Row: the weight is cut along dimension 1; the bias is whole, and added after the sum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
-# <code>self.weight = nn.Parameter(share(whole.weight, 1))</code>; <code>return Sum.apply(linear(hidden, self.weight)) + self.bias</code>
+# <code>self.weight = nn.Parameter(share(full_layer.weight, 1))</code>; <code>return Sum.apply(linear(hidden, self.weight)) + self.bias</code>
 # </details>
 
 # %%
@@ -292,23 +292,23 @@ pictures.draw_bytes(rows, tensor_kib, data_kib)
 torch.manual_seed(0)
 qkv = torch.randn(3 * 64, 64, dtype=torch.float64) / 8
 out = B[:64]  # (64, 64): any numbers will do as the output weight
-whole = chapter_17.attention(X, qkv, out, heads=4)
+expected = chapter_17.attention(X, qkv, out, heads=4)
 
 
-def attention_of(way):
+def attention_of(cut):
     rank = dist.get_rank()
-    if way == "by heads":
-        mine = torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)])
+    if cut == "by heads":
+        qkv_share = torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)])
     else:
-        mine = qkv.chunk(2)[rank]
-    y = chapter_17.attention(X, mine, out.chunk(2, dim=1)[rank], heads=2)
+        qkv_share = qkv.chunk(2)[rank]
+    y = chapter_17.attention(X, qkv_share, out.chunk(2, dim=1)[rank], heads=2)
     dist.all_reduce(y)
-    return (y - whole).abs().max().item()
+    return (y - expected).abs().max().item()
 
 
-for way in ("by heads", "in the middle"):
-    difference = launch(attention_of, way, world_size=2, backend="gloo")[0]
-    print(f"{way:15}{'right' if difference < 1e-12 else 'wrong'}")
+for cut in ("by heads", "in the middle"):
+    difference = launch(attention_of, cut, world_size=2, backend="gloo")[0]
+    print(f"{cut:15}{'right' if difference < 1e-12 else 'wrong'}")
 
 # %% [markdown]
 # Cut in the middle, rank 0 takes queries for keys, and keys for values. All shapes fit, so nobody complains.
@@ -350,10 +350,10 @@ def by_hand():
 
 # %%
 outcomes = []
-for way in (by_hand, by_pytorch):
-    run = launch(way, world_size=4, backend="gloo", trace=True)
+for step in (by_hand, by_pytorch):
+    run = launch(step, world_size=4, backend="gloo", trace=True)
     outcomes.append(run[0])
-    print(f"{way.__name__}:")
+    print(f"{step.__name__}:")
     chapter_17.count_calls(chapter_17.last_step(run.trace))
 for name, cut_by_hand, cut_by_plan in zip(("output", "gradient of x"), *outcomes):
     difference = (cut_by_hand - cut_by_plan).abs().max().item()

@@ -743,16 +743,16 @@ class BuffersInEachPart(lesson.Silent):
 
 class BuffersWithTheGradients(lesson.Silent):
     def forward(self, *inputs):
-        if self.talks:
+        if self.syncs_gradients:
             _from_rank_0(self.module.buffers())
         return self.module(*inputs)
 
 
 class BuffersInSilenceOnly(lesson.Silent):
     def forward(self, *inputs):
-        if self.shares_buffers and not self.talks:
+        if self.shares_buffers and not self.syncs_gradients:
             _from_rank_0(self.module.buffers())
-        self.shares_buffers = self.talks
+        self.shares_buffers = self.syncs_gradients
         return self.module(*inputs)
 
 
@@ -763,48 +763,48 @@ class BuffersWithoutTheFirst(lesson.Silent):
 
 
 class AroundForwardOnly(lesson.InOrder):
-    talks = shares_buffers = True
+    syncs_gradients = shares_buffers = True
     forward, no_sync = lesson.Silent.forward, lesson.Silent.no_sync
 
 
 class TheHookTalksOn(lesson.InOrder):
-    talks = shares_buffers = True
+    syncs_gradients = shares_buffers = True
     forward, no_sync = lesson.Silent.forward, lesson.Silent.no_sync
 
     def finish(self):
-        if self.talks:
+        if self.syncs_gradients:
             super().finish()
 
 
 class FinishTalksOn(AroundForwardOnly):
     def gradient_is_here(self, parameter):
-        if self.talks:
+        if self.syncs_gradients:
             super().gradient_is_here(parameter)
 
 
 class NotSetBackByAStop(lesson.Silent):
     @contextmanager
     def no_sync(self):
-        self.talks = False
+        self.syncs_gradients = False
         yield
-        self.talks = True
+        self.syncs_gradients = True
 
 
 class NeverSetBack(lesson.Silent):
     @contextmanager
     def no_sync(self):
-        self.talks = False
+        self.syncs_gradients = False
         yield
 
 
 class TheWrongWayRound(lesson.Silent):
     @contextmanager
     def no_sync(self):
-        self.talks = True
+        self.syncs_gradients = True
         try:
             yield
         finally:
-            self.talks = False
+            self.syncs_gradients = False
 
 
 class WithoutGradients(lesson.Silent):
@@ -817,7 +817,7 @@ class WithoutGradients(lesson.Silent):
 class ForgetsSilentParts(lesson.Silent):
     def finish(self):
         super().finish()
-        if not self.talks:
+        if not self.syncs_gradients:
             self.module.zero_grad()
 
 
@@ -831,7 +831,7 @@ class BuffersAfterwards(lesson.Silent):
         outputs = self.module(*inputs)
         if self.shares_buffers:
             _from_rank_0(self.module.buffers())
-        self.shares_buffers = self.talks
+        self.shares_buffers = self.syncs_gradients
         return outputs
 
 
@@ -839,29 +839,29 @@ class OneBufferAlone(lesson.Silent):
     def forward(self, *inputs):
         if self.shares_buffers:
             dist.broadcast(self.module.shift, src=0)
-        self.shares_buffers = self.talks
+        self.shares_buffers = self.syncs_gradients
         return self.module(*inputs)
 
 
 class SetBackByAStopAlone(lesson.Silent):
     @contextmanager
     def no_sync(self):
-        self.talks = False
+        self.syncs_gradients = False
         try:
             yield
         except KeyboardInterrupt:
-            self.talks = True
+            self.syncs_gradients = True
             raise
-        self.talks = True
+        self.syncs_gradients = True
 
 
 class SwallowsWhatIsRaised(lesson.Silent):
     @contextmanager
     def no_sync(self):
-        self.talks = False
+        self.syncs_gradients = False
         with suppress(BaseException):
             yield
-        self.talks = True
+        self.syncs_gradients = True
 
 
 class BuffersOnlyOnce(lesson.Silent):
@@ -910,13 +910,13 @@ class InTheLastHook(lesson.Silent):
 
     def gradient_is_here(self, parameter):
         super().gradient_is_here(parameter)
-        if self.talks and len(self.arrived) == len(self.learning):
+        if self.syncs_gradients and len(self.arrived) == len(self.learning):
             self.finish()
 
 
 class ForEveryGradient(lesson.Silent):
     def gradient_is_here(self, parameter):
-        if self.talks:
+        if self.syncs_gradients:
             lesson.after_backward(self.finish)
         super().gradient_is_here(parameter)
 
@@ -929,7 +929,7 @@ class AsksInTheFirstStepAlone(lesson.Silent):
     asked = False
 
     def gradient_is_here(self, parameter):
-        if self.talks and not self.asked:
+        if self.syncs_gradients and not self.asked:
             self.asked = True
             lesson.after_backward(self.finish)
         super().gradient_is_here(parameter)
@@ -952,7 +952,7 @@ class AtTheFirstGradient(lesson.Silent):
     def gradient_is_here(self, parameter):
         is_first = not self.arrived
         super().gradient_is_here(parameter)
-        if self.talks and is_first:
+        if self.syncs_gradients and is_first:
             self.finish()
 
 
@@ -960,7 +960,7 @@ class CollectsOnly(lesson.Silent):
     """Buckets that are not full never leave."""
 
     def gradient_is_here(self, parameter):
-        if self.talks and not self.arrived:
+        if self.syncs_gradients and not self.arrived:
             lesson.after_backward(self.collect_and_forget)
         super().gradient_is_here(parameter)
 
@@ -971,7 +971,7 @@ class CollectsOnly(lesson.Silent):
 
 class InSilentPartsOnly(lesson.Silent):
     def gradient_is_here(self, parameter):
-        if not self.talks and not self.arrived:
+        if not self.syncs_gradients and not self.arrived:
             lesson.after_backward(self.finish)
         super().gradient_is_here(parameter)
 
@@ -981,7 +981,7 @@ class ByAHookOfTheOutputs(lesson.Silent):
 
     def forward(self, *inputs):
         outputs = super().forward(*inputs)
-        if self.talks:
+        if self.syncs_gradients:
             outputs.register_hook(lambda gradient: lesson.after_backward(self.finish))
         return outputs
 
@@ -991,7 +991,7 @@ class ByAFlag(lesson.Silent):
 
     def gradient_is_here(self, parameter):
         super().gradient_is_here(parameter)
-        if self.talks and not self.will_finish:
+        if self.syncs_gradients and not self.will_finish:
             self.will_finish = True
             lesson.after_backward(self.end)
 
