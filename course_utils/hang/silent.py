@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from course_utils.hang.facts import ranks_by_text
 from course_utils.hang.wait_graph import differ_in
-from course_utils.launcher.language import _
+from course_utils.launcher.language import N_, _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.words import ranks_named
 from course_utils.launcher.worker_handle import WorkerHandle
@@ -29,6 +29,40 @@ Logs = Mapping[int, Log]
 # Dtypes whose sums have the same bits, so that no harm is done where ranks mix them.
 _ALIKE = {"uint8": "int8", "bool": "int8", "complex64": "float32", "complex128": "float64"}
 _OPERATORS = {"sum", "avg", "max", "min", "product", "band", "bor", "bxor"}
+
+# By the flag of a rank's last event.
+_OF_RANKS = {
+    UNFINISHED: N_(
+        "launch: the last backward pass of a DDP model stayed unfinished on {ranks}, so "
+        "its gradients are not averaged. Either an exception ended it, or a parameter took "
+        "no part in the loss: use that, freeze it before the model is wrapped, or wrap the "
+        "model with find_unused_parameters=True."
+    ),
+    UNAVERAGED: N_(
+        "launch: an optimizer has changed a DDP model whose gradients were never averaged, "
+        "on {ranks}. DDP averages them where the forward pass calls the wrapped model "
+        "itself, not model.module, and outside of no_sync()."
+    ),
+    UNHEARD: N_(
+        "launch: an optimizer has changed parameters of a DDP model whose gradients DDP "
+        "did not average, on {ranks}. DDP listens to those that need a gradient, with "
+        "their dtype, when the model is wrapped: unfreeze or convert them before that, or "
+        "wrap the model anew."
+    ),
+}
+_ONE_FOR_SEVERAL = N_(
+    "launch: {call}, was handed one tensor for several results on {ranks}, so all of "
+    "these are the last one. Make a tensor for each: [torch.zeros_like(x) for _ in "
+    "range(world_size)]."
+)
+_UNWAITED_BARRIER = N_(
+    "launch: nobody has waited for {call}, on {ranks}, so it held nobody up. Keep what "
+    "the call returns, and call wait() on it."
+)
+_UNWAITED_CALL = N_(
+    "launch: nobody has waited for {call}, on {ranks}: its tensor may have been read "
+    "before it was ready. Keep what the call returns, and call wait() on it."
+)
 
 
 class SilentMistakes(Listener):
@@ -54,73 +88,23 @@ class SilentMistakes(Listener):
 def _of_each_rank(logs: Logs) -> list[str]:
     """What a rank's calls tell by themselves."""
     sentences = []
-    ranks = _ending_with(UNFINISHED, logs)
-    if ranks:
-        sentences.append(
-            _(
-                "launch: the last backward pass of a DDP model stayed unfinished on {ranks}, so "
-                "its gradients are not averaged. Either an exception ended it, or a parameter took "
-                "no part in the loss: use that, freeze it before the model is wrapped, or wrap the "
-                "model with find_unused_parameters=True.",
-                ranks=ranks_named(ranks),
-            )
-        )
-    ranks = _ending_with(UNAVERAGED, logs)
-    if ranks:
-        sentences.append(
-            _(
-                "launch: an optimizer has changed a DDP model whose gradients were never averaged, "
-                "on {ranks}. DDP averages them where the forward pass calls the wrapped model "
-                "itself, not model.module, and outside of no_sync().",
-                ranks=ranks_named(ranks),
-            )
-        )
-    ranks = _ending_with(UNHEARD, logs)
-    if ranks:
-        sentences.append(
-            _(
-                "launch: an optimizer has changed parameters of a DDP model whose gradients DDP "
-                "did not average, on {ranks}. DDP listens to those that need a gradient, with "
-                "their dtype, when the model is wrapped: unfreeze or convert them before that, or "
-                "wrap the model anew.",
-                ranks=ranks_named(ranks),
-            )
-        )
+    for flag, sentence in _OF_RANKS.items():
+        ranks = _ending_with(flag, logs)
+        if ranks:
+            sentences.append(_(sentence, ranks=ranks_named(ranks)))
     events = _all_events(logs)
-    first, ranks = _first_with(SHARED, events)
-    if first:
-        sentences.append(
-            _(
-                "launch: {call}, was handed one tensor for several results on {ranks}, so all of "
-                "these are the last one. Make a tensor for each: [torch.zeros_like(x) for _ in "
-                "range(world_size)].",
-                call=_kind_and_line(first),
-                ranks=ranks_named(ranks),
-            )
-        )
     # A barrier has no tensor. It doesn't hide a call that has one.
     barriers = [event for event in events if event.kind == "barrier"]
     others = [event for event in events if event.kind != "barrier"]
-    first, ranks = _first_with(UNWAITED, barriers)
-    if first:
-        sentences.append(
-            _(
-                "launch: nobody has waited for {call}, on {ranks}, so it held nobody up. Keep what "
-                "the call returns, and call wait() on it.",
-                call=_kind_and_line(first),
-                ranks=ranks_named(ranks),
-            )
-        )
-    first, ranks = _first_with(UNWAITED, others)
-    if first:
-        sentences.append(
-            _(
-                "launch: nobody has waited for {call}, on {ranks}: its tensor may have been read "
-                "before it was ready. Keep what the call returns, and call wait() on it.",
-                call=_kind_and_line(first),
-                ranks=ranks_named(ranks),
-            )
-        )
+    for flag, calls, sentence in (
+        (SHARED, events, _ONE_FOR_SEVERAL),
+        (UNWAITED, barriers, _UNWAITED_BARRIER),
+        (UNWAITED, others, _UNWAITED_CALL),
+    ):
+        first, ranks = _first_with(flag, calls)
+        if first:
+            call = _kind_and_line(first)
+            sentences.append(_(sentence, call=call, ranks=ranks_named(ranks)))
     return sentences
 
 
