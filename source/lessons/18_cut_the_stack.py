@@ -382,7 +382,7 @@ chapter_18.compare_attention([ring, gathered], rows=64, world_size=4)
 chapter_18.compare_attention([ring, gathered], rows=128, world_size=8)
 
 # %% [markdown]
-# Both are right, and both send as much: on four ranks, each part of keys and values passes three links. But whoever gathers has all keys, and scores of 16 rows against all 64. In the ring it's 16 against 16. With a text twice as long on twice as many ranks, what's gathered doubles, and in the ring nothing grows. (This is forward only. Backward needs one more trip around the ring.)
+# Both are right, and both send as much: on four ranks, each part of keys and values passes three links. But whoever gathers has all keys, and scores of 16 rows against all 64. In the ring it's 16 against 16. With a text twice as long on twice as many ranks, what's gathered doubles, and in the ring nothing grows. (This is forward only.)
 
 # %% [markdown]
 # ## 7 · Experts
