@@ -124,7 +124,7 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans.
-    TOOLS: 57500,
+    TOOLS: 57750,
 }
 
 
