@@ -280,7 +280,7 @@ my_interleaved = None
 # %% [markdown]
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("split_layers", "tied_gradient", "clip_stages")
