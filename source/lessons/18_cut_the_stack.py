@@ -206,7 +206,7 @@ pictures.draw_bubble(counts, replayed)
 # %% [markdown]
 # More microbatches shrink the bubble: four stages need 27 of them to idle for a tenth of the step. Messages add two percent at most, because they delay a stage only while the pipeline fills and empties. In between, the next microbatch is already there.
 #
-# ([Some papers](https://arxiv.org/abs/2104.04473) give (p − 1) / m instead: the same idle time, divided by the time that a stage *works*.) So why not take a thousand microbatches? On a GPU, small ones are computed less efficiently, which our model doesn't know. And there's a price that we can count.
+# ([Some papers](https://arxiv.org/abs/2104.04473) give (p − 1) / m instead: the same idle time, divided by the time that a stage *works*.) So why not take a thousand microbatches? On a GPU, small ones are computed less efficiently ([the same paper](https://arxiv.org/abs/2104.04473) measures that), which our model doesn't know. And there's a price that we can count.
 #
 # ## 4 · One forward, one backward
 #
