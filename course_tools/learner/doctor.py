@@ -87,8 +87,10 @@ def packages(root: Path) -> Iterator[Line]:
         if not versions:
             continue
         if not _is_installed(name):
-            may_lack_it = root == INSTALLED and requirement in for_labs
-            (not_asked_for if may_lack_it else absent).append(name)
+            if root == INSTALLED and requirement in for_labs:
+                not_asked_for.append(name)
+            else:
+                absent.append(name)
             continue
         installed = importlib.metadata.version(name)
         problem = _version_problem(installed, versions)
@@ -97,10 +99,9 @@ def packages(root: Path) -> Iterator[Line]:
         elif installed.partition("+")[0] != pins.get(name, installed):
             untested.append(f"{name} {installed} (tested: {pins[name]})")
     if absent:
-        are, them = ("is", "it") if len(absent) == 1 else ("are", "them")
-        installed_by = "" if root == INSTALLED else f"`make lab` installs {them}, or "
+        instead = "" if root == INSTALLED else "`make lab`, or "
         names = ", ".join(absent)
-        yield Line(WRONG, f"{names} {are} not installed: {installed_by}{_installing(root)}")
+        yield Line(WRONG, f"not installed: {names}; mend it by {instead}{_installing(root)}")
     if untested:
         yield Line(MISSING, f"other versions than those tested: {', '.join(untested)}")
     if not_asked_for:
@@ -130,7 +131,9 @@ def _installing(root: Path, extra: str = "lab") -> str:
     """The command that installs what is missing, from a wheel or from the course's own folder."""
     if root == INSTALLED:
         return f"`pip install 'ddp-course[{extra}]'`"
-    pip = ".venv/bin/pip" if (root / ".venv/bin/pip").exists() else "pip"
+    pip = "pip"
+    if (root / ".venv/bin/pip").exists():
+        pip = ".venv/bin/pip"
     return f"`{pip} install -c constraints.txt -e '.[{extra}]'`"
 
 

@@ -61,8 +61,8 @@ def test_this_installation_has_nothing_wrong(capsys):
     [
         ("torch", "2.4.1", "torch 2.4.1 is too old, 2.15 is needed"),
         ("torch", "2.16.0+cu132", "torch 2.16.0+cu132 is too new, below 2.16 is needed"),
-        ("torch", None, "torch is not installed"),
-        ("torchvision", None, "torchvision is not installed: `make lab` installs it"),
+        ("torch", None, "not installed: torch;"),
+        ("torchvision", None, "not installed: torchvision; mend it by `make lab`"),
     ],
 )
 def test_a_package_is_missing_or_too_old(monkeypatch, name, version, said):
@@ -79,8 +79,8 @@ def test_what_was_never_installed_is_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setattr(importlib.metadata, "version", nothing_is_there)
     (line,) = wrong(doctor.packages, tmp_path).splitlines()
-    assert line.startswith("torch, numpy, ipython, ")
-    assert "are not installed: `make lab` installs them, or `pip install -c" in line
+    assert line.startswith("not installed: torch, numpy, ipython, ")
+    assert "; mend it by `make lab`, or `pip install -c" in line
     assert list(doctor.kernel(tmp_path)) == []
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/pip").touch()
