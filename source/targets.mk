@@ -65,8 +65,8 @@ look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make l
 site: .venv/.site ## the course as a web site, in build/site/html: make site pdf=1 repository=OWNER/NAME
 	@$(RUN) -m course_tools.site.website $(if $(repository),--repository $(repository)) $(if $(pdf),--pdf)
 
-slides: .venv/.ready ## chapters as slides: make slides to=FOLDER only=03 lang=zh
-	@$(RUN) -m course_tools.slides.build --to "$(or $(to),$(error say where: make slides to=FOLDER))" $(only)
+slides: .venv/.ready ## chapters as slides, in build/slides: make slides to=FOLDER only=03 lang=zh
+	@$(RUN) -m course_tools.slides.build --to "$(or $(to),build/slides)" $(only)
 
 wheel: .venv/.ready ## the course as one file that pip installs anywhere, with lessons and labs, in build/wheel
 	@$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .

@@ -193,6 +193,18 @@ def test_every_make_command_that_a_document_names_exists():
         assert named >= {"lab", "test"} or path != ROOT / "README.md"
 
 
+def test_make_has_all_that_it_needs_for_each_command_as_a_document_shows_it():
+    shown = set()
+    for path in files(".md"):
+        for line in re.findall(r"^    make [^#\n]+", path.read_text(), re.M):
+            shown.add(line.strip())
+    assert len(shown) > 10
+    for command in sorted(shown):
+        dry = command.replace("make", "make --dry-run", 1)
+        done = subprocess.run(dry, cwd=ROOT, shell=True, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
+
+
 def test_make_without_a_suitable_python_says_what_to_install(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
