@@ -74,7 +74,6 @@ ALLOWED = {
     "course_tools.measure": (
         TOOLS,
         "course_tools.notebooks",
-        "course_tools.learner.progress",
         "course_tools.grading.sandbox",
         *LIBRARY,
     ),
@@ -123,8 +122,9 @@ NODES = {
     LINT: 4800,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
-    # README's pictures, what a wheel has elsewhere than a checkout, a page with plans.
-    TOOLS: 57750,
+    # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
+    # where an installation, a download or a first cell went wrong.
+    TOOLS: 58100,
 }
 
 
