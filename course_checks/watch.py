@@ -61,8 +61,10 @@ _EVENTS = {  # by side channel, events that Python reports to `sys.addaudithook`
     "frames": "sys._getframe sys._current_frames gc.get_objects gc.get_referrers gc.get_referents "
     "object.__getattr__ sys.setprofile sys.settrace",
 }
+_CHANNELS = {}  # by event, its side channel
+for _channel, _events in _EVENTS.items():
+    _CHANNELS |= dict.fromkeys(_events.split(), _channel)
 _TO_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes that lead to frames
-_CHANNELS = {event: channel for channel, events in _EVENTS.items() for event in events.split()}
 _BACKEND = torch._C._distributed_c10d.Backend
 # Of functions that an answer is not to call. Compiled here once, and not in every rank.
 _STORE_CALL = re.compile("set$|get$|add|append|wait|check|compare|delete|list|num|queue|bar")
