@@ -50,7 +50,9 @@ def keep(
     takes_a_name = compute is not None and compute.__code__.co_argcount == 2
     recordings = {}
     for name, trace in runs.items():
-        compute_of_run = partial(_with_name, compute, name) if takes_a_name else compute
+        compute_of_run = compute
+        if takes_a_name:
+            compute_of_run = partial(_with_name, compute, name)
         recordings[name] = compact(trace, compute_of_run)
     if algorithms:
         choices = {algorithm: ["", algorithm] for algorithm in algorithms}
@@ -58,8 +60,10 @@ def keep(
         choices = {name: [name, None] for name in runs}
     case = {"runs": "all", "network": described(network)}
     if compute is None:
-        slowest_us = max(max(trace.replay(network).finish_us) for trace in runs.values())
-        case["unit_us"] = rounded(slowest_us / 10)
+        finishes_us: list[float] = []
+        for trace in runs.values():
+            finishes_us += trace.replay(network).finish_us
+        case["unit_us"] = rounded(max(finishes_us) / 10)
     _write(choices, {"": case}, {"all": recordings})
 
 
@@ -118,7 +122,8 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> di
     if compute:
         tables["compute"] = []
         for rank in range(trace.world_size):
-            tables["compute"].append([compute(event) for event in trace.of_rank(rank)])
+            times_us = [compute(event) for event in trace.of_rank(rank)]
+            tables["compute"].append(times_us)
     return tables
 
 
@@ -164,9 +169,10 @@ def described(network: Network) -> dict[str, Any]:
 
 def _write(choices: dict[str, Any], cases: dict[str, Any], runs: dict[str, Any]) -> None:
     place = {"choices": choices, "cases": cases, "runs": runs}
-    text = json.dumps(place, separators=(",", ":")) + "\n"
-    path = SITE / "recordings" / f"{os.environ['SITE_PLACE']}.json"
-    path.write_text(text, encoding="utf-8")
+    text = json.dumps(place, separators=(",", ":"))
+    name = os.environ["SITE_PLACE"]
+    path = SITE / f"recordings/{name}.json"
+    path.write_text(f"{text}\n", encoding="utf-8")
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}: {size:,} bytes")
 
@@ -174,22 +180,29 @@ def _write(choices: dict[str, Any], cases: dict[str, Any], runs: dict[str, Any])
 def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
     """Runs a notebook as far as the last of these places, and each place's code after its cell."""
     book = nbformat.read(ROOT / notebook, as_version=4)
-    cells, keeping = [nbformat.v4.new_code_cell(FIRST_CELL)], []
+    cells = [nbformat.v4.new_code_cell(FIRST_CELL)]
+    keeping = []  # the cells that write a place
     left = dict(wanted)
     for cell in book.cells:
         if cell.cell_type != "code" or not left:
             continue
         cells.append(cell)
-        for name, place in wanted.items():
-            if name in left and place["after"] in cell.source:
-                del left[name]
-                code = f"%env SITE_PLACE={name}\n{place['code']}"
-                keeping.append(nbformat.v4.new_code_cell(code))
-                cells.append(keeping[-1])
+        places_of_cell = [name for name in left if left[name]["after"] in cell.source]
+        for name in places_of_cell:
+            place = left.pop(name)
+            code = f"%env SITE_PLACE={name}\n{place['code']}"
+            keep_cell = nbformat.v4.new_code_cell(code)
+            keeping.append(keep_cell)
+            cells.append(keep_cell)
     assert not left, f"{notebook} has no cell for {', '.join(left)}"
     book.cells = cells
-    folder = {"metadata": {"path": str(ROOT / notebook.split("/")[0])}}
-    client = NotebookClient(book, timeout=600, kernel_name="python3", resources=folder)
+    folder = (ROOT / notebook).parent
+    client = NotebookClient(
+        book,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
     client.execute(env=os.environ | {"COURSE_LANG": "en"})
     for cell in keeping:
         printed = "".join(output.get("text", "") for output in cell.outputs)
@@ -200,8 +213,10 @@ def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
 def main(names: Sequence[str]) -> None:
     """Records all places, or those that are named."""
     (SITE / "recordings").mkdir(exist_ok=True)
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    python_path = str(ROOT)
+    if os.environ.get("PYTHONPATH"):
+        python_path += os.pathsep + os.environ["PYTHONPATH"]
+    os.environ["PYTHONPATH"] = python_path
     by_notebook: dict[str, dict[str, dict[str, str]]] = {}
     for name, place in places().items():
         if not names or name in names:
