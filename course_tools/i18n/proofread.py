@@ -42,7 +42,9 @@ def faults(
         if message.fuzzy:
             yield f"changed in English, and nobody has looked: {start}"
         elif message.string:
-            for slip in [*slips(message), *terms_at_odds(terms, message)]:
+            for slip in slips(message):
+                yield f"{slip}: {start}"
+            for slip in terms_at_odds(terms, message):
                 yield f"{slip}: {start}"
 
 
@@ -51,9 +53,11 @@ def slips(message: Message) -> Iterator[str]:
     for name, pattern in MARKS.items():
         english = _marks(pattern, message.id)
         chinese = _marks(pattern, message.string)
-        lost, added = english - chinese, chinese - english
+        lost = english - chinese
+        added = chinese - english
         if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
-            lost, added = Counter(english.keys() - chinese.keys()), Counter()
+            lost = Counter(english.keys() - chinese.keys())
+            added = Counter()
         if name == "links" and not lost:  # its readers may be led further
             added = Counter()
         if lost or added:
@@ -78,9 +82,12 @@ def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
 def _plain(text: str) -> str:
     """The words of a text as Markdown shows them, without its code."""
     without_code = re.sub("(<code>).*?</code>", r"\1", text)  # its words are text to Markdown
-    inline = MarkdownIt().parseInline(without_code)[0]
-    tokens = inline.children or []
-    return "".join(token.content for token in tokens if token.type == "text")
+    (inline,) = MarkdownIt().parseInline(without_code)
+    words = ""
+    for token in inline.children or []:
+        if token.type == "text":
+            words += token.content
+    return words
 
 
 def glossary(root: Path) -> dict[str, dict[str, Any]]:
@@ -103,8 +110,10 @@ def terms_at_odds(terms: dict[str, dict[str, Any]], message: Message) -> Iterato
         for wrong in entry.get("never", ()):
             if wrong in chinese:
                 yield f"{term} is {entry['zh']}, not {wrong}"
+        if entry.get("loose"):
+            continue
         is_used = re.search(rf"\b{re.escape(term)}s?\b", english)
-        if not is_used or entry.get("loose"):
+        if not is_used:
             continue
         right_words = [entry["zh"], *entry.get("also", ())]
         if not any(word in chinese for word in right_words):
