@@ -14,7 +14,9 @@ from course_tools.notebooks.predictions import Question
 
 COLOURS = HtmlFormatter(style="friendly", nowrap=True)
 WHOLE = re.compile(r"[-|>]|\d\.|```")  # lists, tables, quotations, listings
-ROOM_PX, GAP_PX, LINE_PX, WIDE = 590, 18, 40, 70  # below the heading; a line of words
+ROOM_PX, GAP_PX = 590, 18  # below the heading; between two pieces
+LINE_PX, COLUMNS = 40, 70  # a line of words, and how wide it is
+LISTING_PX = 1120  # how wide a listing is
 SENTENCE = r"((?<=[.?!])[*`)\"]*\s+|(?<=[。？！])[*`）”]*)"
 ENDS = r"(\s|[。？！][*`）”]*)$"
 MOST = 14  # lines of output
@@ -76,8 +78,9 @@ def _is_sentence(text: str) -> bool:
     """Whether a text ends one: its marks and brackets are closed, and it is no abbreviation."""
     if columns(text) <= 35 or text.count("(") != text.count(")"):
         return False
-    is_closed = text.count("*") % 2 == 0 and text.count("`") % 2 == 0
-    return is_closed and re.search(ENDS, text) is not None
+    if text.count("*") % 2 or text.count("`") % 2:
+        return False
+    return re.search(ENDS, text) is not None
 
 
 def columns(line: str) -> int:
@@ -91,7 +94,7 @@ def words(text: str, later: bool = False) -> Piece:
     markup = markdown(text)
     height = 0
     for line in _lines(text):
-        height += LINE_PX * (1 + columns(line) // WIDE)
+        height += LINE_PX * (1 + columns(line) // COLUMNS)
     if height > ROOM_PX:
         size = max(20, 28 * (ROOM_PX / height) ** 0.5)
         markup = f'<div class="much" style="font-size:{size:.0f}px">{markup}</div>'
@@ -119,19 +122,23 @@ def listing(text: str, kind: str) -> Piece:
     lines = text.splitlines()
     if kind == "output" and len(lines) > MOST:
         lines = [*lines[: MOST - 1], "…"]
-    longest = max(map(len, lines))
+    longest = max(len(line) for line in lines)
     size = min(24, 1850 // longest, 390 // len(lines))  # of a letter, in pixels
     size = max(17, size)
     broken_lines = 0  # on the slide, where long lines are broken
     for line in lines:
-        broken_lines += 1 + len(line) * size * 3 // 5 // 1120
+        width_px = len(line) * size * 3 // 5
+        broken_lines += 1 + width_px // LISTING_PX
     height = broken_lines * size * 4 // 3 + 20
     shown_text = "\n".join(lines)
     if kind == "code":
-        markup, classes = highlight(shown_text, PythonLexer(), COLOURS), kind
+        classes = kind
+        markup = highlight(shown_text, PythonLexer(), COLOURS)
     else:
-        markup, classes = html.escape(shown_text), f"{kind} fragment"
-    return f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>', height
+        classes = f"{kind} fragment"
+        markup = html.escape(shown_text)
+    listing_html = f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>'
+    return listing_html, height
 
 
 def vote(question: Question, write: str) -> Piece:
@@ -139,13 +146,15 @@ def vote(question: Question, write: str) -> Piece:
     boxes = "".join(f"<li>{html.escape(choice)}</li>" for choice in question.choices)
     answers = f'<ol class="choices">{boxes}</ol>' if boxes else f"<p>{write}</p>"
     asks = f"<b>{html.escape(question.text)} …</b>{answers}"
-    return f'<div class="ask" data-asks="{question.number}">{asks}</div>', 4 * LINE_PX
+    markup = f'<div class="ask" data-asks="{question.number}">{asks}</div>'
+    return markup, 4 * LINE_PX
 
 
 def measured(number: int, line: str) -> Piece:
     """What answers a prediction."""
     markup = f'<p class="fragment measured" data-tells="{number}">{html.escape(line)}</p>'
-    return markup, 60 + len(line) // 60 * LINE_PX
+    further_lines = len(line) // 60
+    return markup, 60 + further_lines * LINE_PX
 
 
 def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
@@ -164,6 +173,8 @@ def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
         elif not markup:
             printed += output.get("text") or data["text/plain"]
     answers = re.findall(rf"(?m)^(.*){NOBODY}$", printed)
-    text = raised or re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
+    text = raised
+    if not text:
+        text = re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
     without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
     return pictures, without_colours.strip("\n"), answers
