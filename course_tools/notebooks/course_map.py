@@ -58,11 +58,14 @@ flowchart TB
 WORDS = {"B9"}  # advice, which no cell can run
 
 
+Say = Callable[[str], str]  # says an English text in a language
+
+
 class Tongue(NamedTuple):
     """A language: how a notebook is read in it, and how a text of this file is said."""
 
     read: Callable[[Path], NotebookNode]
-    say: Callable[[str], str]
+    say: Say
 
 
 ENGLISH = Tongue(partial(nbformat.read, as_version=4), str)
@@ -171,8 +174,9 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
             minutes = _lab_minutes(solved[path.name])
             total_minutes += minutes
             lab_link = f"[{minutes} {unit}](../exercises/{path.name}) "
+        link = f"[{about['title']}]({path.name})"
         yield (
-            f"| {path.name[:2]} | [{about['title']}]({path.name}) | {about['question']} "
+            f"| {path.name[:2]} | {link} | {about['question']} "
             f"| {about['minutes']} | {about['hardware']} | {lab_link}|"
         )
     hours = round(total_minutes / 60)

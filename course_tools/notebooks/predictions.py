@@ -3,12 +3,14 @@
 import ast
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
+
+from course_tools.notebooks.course_map import Say
 
 
 class Question(NamedTuple):
@@ -99,7 +101,7 @@ def answers(cells: Iterable[NotebookNode]) -> dict[str, Answer]:
     return by_variable
 
 
-def fold(cells: list[NotebookNode], chapter: str, say: Callable[[str], str] = str) -> int:
+def fold(cells: list[NotebookNode], chapter: str, say: Say = str) -> int:
     """Folds what answers a prediction, puts the question on the page; returns how many there are.
 
     Between a question and its answer an experiment may show the answer, so all of it is folded.
@@ -109,8 +111,9 @@ def fold(cells: list[NotebookNode], chapter: str, say: Callable[[str], str] = st
     positions = {id(cell): position for position, cell in enumerate(cells)}
     for cell, question in asked:
         answer = answered.get(question.name, Answer(cell, 0.0))
-        first, last = positions[id(cell)] + 1, positions[id(answer.cell)]
-        for experiment in cells[first : last + 1]:
+        asking = positions[id(cell)]
+        answering = positions[id(answer.cell)]
+        for experiment in cells[asking + 1 : answering + 1]:
             _hide_output(experiment, question)
         measured = _measured(answer.cell, question)
         form = ask(chapter, question, measured, answer.within, say)
@@ -139,7 +142,7 @@ def _measured(cell: NotebookNode, question: Question) -> str:
     return match[1] if match else ""
 
 
-def _buttons(choices: list[str], say: Callable[[str], str]) -> str:
+def _buttons(choices: list[str], say: Say) -> str:
     """A button for each choice."""
     yes_no = {"True": say("yes"), "False": say("no")}
     buttons = ""
@@ -151,7 +154,7 @@ def _buttons(choices: list[str], say: Callable[[str], str]) -> str:
     return buttons
 
 
-def _line(measured: str, say: Callable[[str], str]) -> str:
+def _line(measured: str, say: Say) -> str:
     """A line to write an answer on; below it a slider, if the answer is a number."""
     label = say("your answer")
     list_hint = say("a list: numbers or words")
@@ -169,7 +172,7 @@ def ask(
     question: Question,
     measured: str,
     within: float,
-    say: Callable[[str], str] = str,
+    say: Say = str,
 ) -> str:
     """The form of a question: choices, a slider beside a number, or a line for anything else."""
     choices = question.choices
@@ -184,9 +187,11 @@ def ask(
         "measured": measured,
         "within": within,
     }
-    data = " ".join(f'data-{name}="{html.escape(str(value))}"' for name, value in facts.items())
+    data = ""
+    for name, value in facts.items():
+        data += f' data-{name}="{html.escape(str(value))}"'
     return (
-        f'<form class="ask" {data}><fieldset><legend>{first} {html.escape(question.text)} …'
+        f'<form class="ask"{data}><fieldset><legend>{first} {html.escape(question.text)} …'
         f"</legend>{fields}<button>{compare}</button></fieldset><output></output></form>"
     )
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
 from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
+from course_tools.notebooks.course_map import Say
 from course_tools.site import npm
 
 SITE = ROOT / "source/site"
@@ -119,7 +120,7 @@ class Place(NamedTuple):
     recording: str  # as JSON
 
 
-def block(name: str, place: Place, say: Callable[[str], str] = str) -> str:
+def block(name: str, place: Place, say: Say = str) -> str:
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
     recording = json.loads(place.recording)
     drawn = place.drawn
@@ -153,7 +154,7 @@ def block(name: str, place: Place, say: Callable[[str], str] = str) -> str:
     return Template(frame).substitute(drawn | fields)
 
 
-def _choice(place: str, drawn: dict[str, Any], choice: str, say: Callable[[str], str]) -> str:
+def _choice(place: str, drawn: dict[str, Any], choice: str, say: Say) -> str:
     """One of those that are compared, with its bar; the first is drawn, the fastest stands out."""
     compared = drawn["took"]
     times_us = [duration_us for duration_us, _ in compared.values()]

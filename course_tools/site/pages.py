@@ -6,7 +6,7 @@
 import functools
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import nbformat
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import ROOT, Tongue
 from course_tools.notebooks import course_map
+from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import asked_in
 from course_tools.site import glossary, live_parts, notebook_pages, plans
 from course_tools.site.live_parts import Place
@@ -110,7 +111,7 @@ def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: T
         nbformat.write(tongue.read(path), download)
 
 
-def _links(place: Path, download: str, repository: str, say: Callable[[str], str]) -> Iterator[str]:
+def _links(place: Path, download: str, repository: str, say: Say) -> Iterator[str]:
     """What stands below the title of a notebook: where it runs, and its file."""
     if place.parts[0] == "notebooks":
         yield say("Only the sliders run here.")

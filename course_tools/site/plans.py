@@ -7,7 +7,6 @@ plans up. Tasks and hints stand in `source/site/tasks.toml`.
 import html
 import json
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,6 +15,7 @@ from course_lessons import scaling
 from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
 from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
+from course_tools.notebooks.course_map import Say
 
 SITE = ROOT / "source/site"
 MOST_CHIPS = 1024
@@ -62,7 +62,7 @@ def tasks() -> list[dict[str, Any]]:
     return tomllib.loads((SITE / "tasks.toml").read_text(encoding="utf-8"))["tasks"]
 
 
-def _row(number: int, task: dict[str, Any], say: Callable[[str], str]) -> str:
+def _row(number: int, task: dict[str, Any], say: Say) -> str:
     """A task with its button, which the script reads its bounds from, and its hints."""
     bounds = {name: task[name] for name in ("model", "least", "most") if name in task}
     bounds_json = html.escape(json.dumps(bounds))
@@ -77,7 +77,7 @@ def _row(number: int, task: dict[str, Any], say: Callable[[str], str]) -> str:
     return f"<div><label>{button} {text}</label> <output></output>{hints}</div>"
 
 
-def block(say: Callable[[str], str] = str) -> str:
+def block(say: Say = str) -> str:
     """Returns sliders, score and tasks in a language."""
     rows = []
     for number, task in enumerate(tasks(), start=1):
