@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from babel.messages.catalog import Message
 from nbformat import NotebookNode
@@ -135,7 +134,7 @@ def _page(
     )
 
 
-def faults(root: Path, terms: dict[str, dict[str, Any]]) -> Iterator[str]:
+def faults(root: Path, terms: proofread.Terms) -> Iterator[str]:
     """Yields articles and rows that only one of the two files has, and slips of the Chinese."""
     _, sentences = form_and_sentences(root)
     known = course_map.rows(root) if sentences else {}

@@ -23,14 +23,13 @@ MARKS = {
     "numbers": re.compile(r"(?<![\w.])(\d[\d,.]*\d|\d)(?!\w)"),
 }
 SHOWN = re.compile(rf"{CODE}|\]\([^)]*\)|<[^>]+>")
+Terms = dict[str, dict[str, Any]]  # by the English term
 HAN = "\u4e00-\u9fff"
 # Signs of half width next to a Chinese character, and a line end that would become a space.
 HALF_WIDTH = re.compile(rf"[{HAN}][,;?!(]|[{HAN}]:|[,;?!)][{HAN}]|[{HAN}]\n(?!<)[{HAN}]")
 
 
-def faults(
-    known: dict[str, Message], wanted: Iterable[str], terms: dict[str, dict[str, Any]]
-) -> Iterator[str]:
+def faults(known: dict[str, Message], wanted: Iterable[str], terms: Terms) -> Iterator[str]:
     """Yields what nobody has looked at in a catalogue, and what translations have lost."""
     wanted_keys = set(map(key, wanted))
     new = len(wanted_keys - known.keys())
@@ -90,7 +89,7 @@ def _plain(text: str) -> str:
     return words
 
 
-def glossary(root: Path) -> dict[str, dict[str, Any]]:
+def glossary(root: Path) -> Terms:
     """Returns what each English term is in Chinese, and what it is not."""
     path = root / "source/zh/glossary.toml"
     if not path.exists():
@@ -102,7 +101,7 @@ def glossary(root: Path) -> dict[str, dict[str, Any]]:
     return terms | written.get("terms", {})
 
 
-def terms_at_odds(terms: dict[str, dict[str, Any]], message: Message) -> Iterator[str]:
+def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
     """Yields the terms that a translation does not use as the glossary says."""
     english = re.sub(CODE, "", key(message.id)).lower()
     chinese = re.sub(CODE, "", message.string)
