@@ -11,7 +11,6 @@ left out, so recording again changes nothing unless the course has changed.
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,21 +19,17 @@ import nbformat
 from nbclient import NotebookClient
 
 from course_tools import ROOT
+from course_tools.site.live_parts import SITE, places
 from course_utils import Network
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import rounded
 from course_utils.record.event import USER_THREAD, Event
 
-SITE = ROOT / "source/site"
 FIRST_CELL = """\
 from dataclasses import replace
 from course_tools.site.record import keep, keep_challenge"""
+Json = dict[str, Any]
 KEPT = ("kind", "bytes", "peer", "tag", "root", "op", "group", "group_name", "blocking", "parts")
-
-
-def places() -> dict[str, dict[str, str]]:
-    """Returns what places.toml says, by the place's name."""
-    return tomllib.loads((SITE / "places.toml").read_text(encoding="utf-8"))
 
 
 def keep(
@@ -79,8 +74,8 @@ def keep_challenge() -> None:
     from course_challenge.leagues import LEAGUES, SIZES
 
     each_size_once = [case for case in all_cases() if case.size and case.league == "flat"]
-    runs: dict[str, dict[str, Any]] = {}
-    cases_of_league: dict[str, dict[str, Any]] = {name: {} for name in LEAGUES}
+    runs: dict[str, Json] = {}
+    cases_of_league: dict[str, Json] = {name: {} for name in LEAGUES}
     for baseline, fn in BASELINES.items():
         for world_size, case, trace in tried(fn, cases=each_size_once).traces:
             run = f"{world_size} ranks, {case.size}"
@@ -100,7 +95,7 @@ def keep_challenge() -> None:
     _write({baseline: [baseline, None] for baseline in BASELINES}, cases, runs)
 
 
-def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> dict[str, Any]:
+def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Json:
     """A recording as tables: each different call once, and by rank their numbers in its order."""
     numbers: dict[str, int] = {}  # of the calls, by their JSON
     ranks: list[list[int]] = []
@@ -118,7 +113,7 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> di
             number = numbers.setdefault(json.dumps(call), len(numbers))
             numbers_of_rank.append(number)
         ranks.append(numbers_of_rank)
-    tables: dict[str, Any] = {"calls": [json.loads(call) for call in numbers], "ranks": ranks}
+    tables: Json = {"calls": [json.loads(call) for call in numbers], "ranks": ranks}
     if compute:
         tables["compute"] = []
         for rank in range(trace.world_size):
@@ -136,7 +131,7 @@ def _moments_of_threads(events: Sequence[Event]) -> list[float]:
     return sorted(moments)
 
 
-def _call(event: Event, position: int, positions: dict[int, int]) -> dict[str, Any]:
+def _call(event: Event, position: int, positions: dict[int, int]) -> Json:
     """What a replay needs of a call, as far as it is not the default.
 
     Args:
@@ -155,7 +150,7 @@ def _call(event: Event, position: int, positions: dict[int, int]) -> dict[str, A
     return call
 
 
-def described(network: Network) -> dict[str, Any]:
+def described(network: Network) -> Json:
     """A network as JSON has it."""
     return {
         "latency_us": network.latency_us,
@@ -167,7 +162,7 @@ def described(network: Network) -> dict[str, Any]:
     }
 
 
-def _write(choices: dict[str, Any], cases: dict[str, Any], runs: dict[str, Any]) -> None:
+def _write(choices: Json, cases: Json, runs: Json) -> None:
     place = {"choices": choices, "cases": cases, "runs": runs}
     text = json.dumps(place, separators=(",", ":"))
     name = os.environ["SITE_PLACE"]
