@@ -7,10 +7,11 @@ what was measured stands on a later slide.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from nbformat import NotebookNode
 
+from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import Question, questions
 from course_tools.slides.markup import (
     MOST,
@@ -35,7 +36,7 @@ PREDICT = re.compile(r"\*\*(?:Predict|预测)[.。]\*\* ?")
 class Deck:
     """Reads cells one after the other; `parts` has the slides of each part."""
 
-    def __init__(self, cells: Iterable[NotebookNode], say: Callable[[str], str] = str) -> None:
+    def __init__(self, cells: Iterable[NotebookNode], say: Say = str) -> None:
         self.say = say
         first, *cells = cells
         title, *blocks = re.findall(BLOCK, first.source)
@@ -168,23 +169,23 @@ class Deck:
     def run(self, cell: NotebookNode) -> None:
         """Code if it is in sight, each picture on its own, and what was printed."""
         slide = None
-        pictures, printed, answers = outputs(cell)
+        pictures, text, answers = outputs(cell)
         code = re.sub(r"(?m)^\w+\.measured\(.*\)\n?", "", cell.source).strip()
         is_hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
         if code and not is_hidden:
             slide = self.code(code)
         for picture, caption in pictures:
-            slide = self.show((picture, PICTURE_PX))
+            slide = self.show(Piece(picture, PICTURE_PX))
             slide.notes.append(caption)
-        pieces = [listing(printed, "output")] if printed else []
+        pieces = [listing(text, "output")] if text else []
         for line in answers:
             pieces.append(measured(self.number_of(line), line))
         for piece in pieces:
             if not slide or not slide.add(piece):
                 slide = self.show(piece)
         if pieces or pictures:
-            if printed.count("\n") >= MOST:  # the slide has not all of it
-                slide.notes.append(f"```\n{printed}\n```")
+            if text.count("\n") >= MOST:  # the slide has not all of it
+                slide.notes.append(f"```\n{text}\n```")
             self.subject = slide
             self.open = None
 

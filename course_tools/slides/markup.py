@@ -3,6 +3,7 @@
 import html
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import mistune
 from nbformat import NotebookNode
@@ -22,7 +23,21 @@ ENDS = r"(\s|[。？！][*`）”]*)$"
 MOST = 14  # lines of output
 NOBODY = r" \(no prediction\)"
 markdown = mistune.create_markdown(escape=False, plugins=["table"])
-Piece = tuple[str, int]  # HTML, and its height in pixels
+
+
+class Piece(NamedTuple):
+    """Something on a slide, as HTML."""
+
+    markup: str
+    height: int  # in pixels, a guess
+
+
+class Outputs(NamedTuple):
+    """What a cell has below it."""
+
+    pictures: list[tuple[str, str]]  # each with its caption
+    text: str  # what was raised, or else printed
+    answers: list[str]  # the printed lines that answer predictions
 
 
 @dataclass
@@ -37,21 +52,20 @@ class Slide:
 
     def add(self, piece: Piece) -> bool:
         """Shows a piece if there is room, or nothing yet."""
-        markup, height = piece
-        if self.shown and height > self.room:
+        if self.shown and piece.height > self.room:
             return False
-        self.shown.append(markup)
-        self.room -= height + GAP_PX
+        self.shown.append(piece.markup)
+        self.room -= piece.height + GAP_PX
         return True
 
     def html(self) -> str:
         """The slide as reveal.js reads it."""
         label = f'<p class="label">{self.label}</p>' if self.label else ""
-        title_paragraph, _ = words(self.title)
-        title = title_paragraph.strip().removeprefix("<p>").removesuffix("</p>")
+        title_paragraph = words(self.title).markup.strip()
+        title = title_paragraph.removeprefix("<p>").removesuffix("</p>")
         notes = ""
         for note in dict.fromkeys(self.notes):
-            notes += words(note)[0]
+            notes += words(note).markup
         return (
             f'<section><div class="page"><header><h2>{title}</h2>{label}</header>'
             f'{"".join(self.shown)}</div><aside class="notes">{notes}</aside></section>'
@@ -101,7 +115,7 @@ def words(text: str, later: bool = False) -> Piece:
         height = ROOM_PX
     if later:
         markup = f'<div class="fragment so">{markup}</div>'
-    return markup, height
+    return Piece(markup, height)
 
 
 def _lines(text: str) -> list[str]:
@@ -137,8 +151,8 @@ def listing(text: str, kind: str) -> Piece:
     else:
         classes = f"{kind} fragment"
         markup = html.escape(shown_text)
-    listing_html = f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>'
-    return listing_html, height
+    pre = f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>'
+    return Piece(pre, height)
 
 
 def vote(question: Question, write: str) -> Piece:
@@ -147,18 +161,18 @@ def vote(question: Question, write: str) -> Piece:
     answers = f'<ol class="choices">{boxes}</ol>' if boxes else f"<p>{write}</p>"
     asks = f"<b>{html.escape(question.text)} …</b>{answers}"
     markup = f'<div class="ask" data-asks="{question.number}">{asks}</div>'
-    return markup, 4 * LINE_PX
+    return Piece(markup, 4 * LINE_PX)
 
 
 def measured(number: int, line: str) -> Piece:
     """What answers a prediction."""
     markup = f'<p class="fragment measured" data-tells="{number}">{html.escape(line)}</p>'
     further_lines = len(line) // 60
-    return markup, 60 + further_lines * LINE_PX
+    return Piece(markup, 60 + further_lines * LINE_PX)
 
 
-def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
-    """Pictures with captions; what was raised, or else printed; and what answers predictions."""
+def outputs(cell: NotebookNode) -> Outputs:
+    """A cell's outputs, sorted by what becomes of them."""
     pictures, printed, raised = [], "", ""
     for output in cell.outputs:
         data = output.get("data", {})
@@ -177,4 +191,4 @@ def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
     if not text:
         text = re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
     without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
-    return pictures, without_colours.strip("\n"), answers
+    return Outputs(pictures, without_colours.strip("\n"), answers)
