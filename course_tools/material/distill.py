@@ -50,20 +50,11 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     steps = all_steps[kept]
     begin_us = steps[0]["ts"]
     end_us = steps[-1]["ts"] + steps[-1]["dur"]
-    calls = []
-    for event in events:
-        if begin_us <= event["ts"] < end_us and event["cat"].startswith(ON_THE_HOST):
-            calls.append(event)
-    launched = {}  # by correlation, which a call and what it launches share
-    for event in events:
-        if event["cat"] in DEVICE:
-            launched[event["args"]["correlation"]] = event
-    bytes_moved = sizes(calls, launched)
     main_thread = steps[0]["tid"]
-    launching_threads = set()
-    for call in calls:
-        if call["args"].get("correlation") in launched:
-            launching_threads.add(call["tid"])
+    calls = _calls_between(events, begin_us, end_us)
+    launched = _by_correlation(events)
+    launching_threads = _threads_that_launch(calls, launched)
+    bytes_moved = sizes(calls, launched)
 
     def row(kind: str, name: str, event: Event, lane: str, count: int = 0, launch: int = 0) -> Row:
         start_us = round(event["ts"] - begin_us, 1)
@@ -89,6 +80,32 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
         elif _is_kept_on_the_host(call):
             collective = call["args"].get("Collective name", "")
             yield row("host", f"{name} {collective}", call, lane)
+
+
+def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[Event]:
+    """The calls and annotations of the host that begin in these steps."""
+    calls = []
+    for event in events:
+        if begin_us <= event["ts"] < end_us and event["cat"].startswith(ON_THE_HOST):
+            calls.append(event)
+    return calls
+
+
+def _by_correlation(events: list[Event]) -> dict[int, Event]:
+    """What a device does, by the number that it shares with the call that launches it."""
+    launched = {}
+    for event in events:
+        if event["cat"] in DEVICE:
+            launched[event["args"]["correlation"]] = event
+    return launched
+
+
+def _threads_that_launch(calls: list[Event], launched: dict[int, Event]) -> set[int]:
+    threads = set()
+    for call in calls:
+        if call["args"].get("correlation") in launched:
+            threads.add(call["tid"])
+    return threads
 
 
 def _kind(work: Event) -> str:
@@ -201,7 +218,8 @@ def main(argv: list[str] | None = None) -> int:
         kept_rows = list(rows(events, kept))
         path = INTO / f"{name}.json.gz"
         path.write_bytes(packed(kept_rows))
-        print(f"{path.name}: {len(kept_rows):,} rows, {path.stat().st_size:,} bytes")
+        size = path.stat().st_size
+        print(f"{path.name}: {len(kept_rows):,} rows, {size:,} bytes")
     return 0
 
 
