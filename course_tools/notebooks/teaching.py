@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 
 from course_tools import ROOT
 from course_tools.notebooks import course_map
-from course_tools.notebooks.predictions import questions
+from course_tools.notebooks.predictions import Question, questions
 
 LEAST, MOST = 0.1, 0.4  # of a session, for talk
 RUN_TIMES = "teaching/run_times.toml"
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
     title: str
     minutes: Minutes
-    predictions: list[tuple[str, list[str]]]  # what is asked, and the choices if there are any
+    predictions: list[Question]
     written: list[str]  # functions that learners write
     questions: list[tuple[str, str]]  # checkpoint questions and their answers
 
@@ -147,7 +147,7 @@ def _part(cells: list[NotebookNode], is_first: bool, run_s: float) -> Part:
     return Part(
         title=headings[0] if headings else "",
         minutes=minutes,
-        predictions=[(question.text, question.choices) for _, question in questions(cells)],
+        predictions=[question for _, question in questions(cells)],
         written=[name for name in checked if name in to_write],
         questions=checkpoints,
     )
@@ -314,18 +314,21 @@ def _lab_table(root: Path, number: str) -> str:
     name = f"lab {number}"
     path, known = chapter(root, name)
     rows = [[part.title, *_counted(part.minutes)] for part in _exercises(known)]
-    rows.append(["**together**", *_counted(minutes_of(root, name))])
-    return _table([f"[{name}](../exercises/{path.name})", *COUNTED], rows)
+    together = minutes_of(root, name)
+    rows.append(["**together**", *_counted(together)])
+    head = [f"[{name}](../exercises/{path.name})", *COUNTED]
+    return _table(head, rows)
 
 
 def _do(part: Part) -> str:
     """What a class does in a part."""
     guesses, votes = [], []
-    for question, choices in part.predictions:
-        if choices:
-            votes.append(f"**vote:** {question} ({', '.join(choices)})")
+    for question in part.predictions:
+        if question.choices:
+            choices = ", ".join(question.choices)
+            votes.append(f"**vote:** {question.text} ({choices})")
         else:
-            guesses.append(f"**predict:** {question}")
+            guesses.append(f"**predict:** {question.text}")
     pairs = [f"**pairs:** write `{name}`" for name in dict.fromkeys(part.written)]
     talk = []
     count = len(part.questions)
@@ -340,10 +343,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
-    check, status = parser.parse_args(argv).check, 0
-    for name, text in (("plans", plan_text()), ("lessons", lesson_text())):
+    arguments = parser.parse_args(argv)
+    pages = {"plans": plan_text(), "lessons": lesson_text()}
+    status = 0
+    for name, text in pages.items():
         path = ROOT / "teaching" / f"{name}.md"
-        if not check:
+        if not arguments.check:
             path.write_text(text, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             print(f"teaching/{name}.md is old: make notebooks")
