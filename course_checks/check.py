@@ -113,8 +113,15 @@ def check(
     if message:
         return note(Outcome(name, WRONG, message=message))
     watch = Watch(fn, spec, backend is None, rules)
+    judging = partial(judge, inputs=inputs, spec=spec, rules=rules)
+    # What is wrong on two ranks may hang on four: it is said before it is tried there.
+    fewest = next((size for size in sizes if size > 1), sizes[-1])
     attempts: list[Attempt] = []
     for size, runs in plan(sizes, cases, one_by_one=backend is None):
+        if attempts and attempts[-1].world_size == fewest < size:
+            early = _outcome(attempts, judging)
+            if not early:
+                return note(early)
         divided = nodes if size % nodes == 0 else 1
         options = {"backend": backend, "nodes": divided, "timeout": timeout}
         launch_runs = partial(attempt, name, watch, inputs, size, **options)
@@ -125,7 +132,6 @@ def check(
         attempts.append(last)
         if last.error:
             break
-    judging = partial(judge, inputs=inputs, spec=spec, rules=rules)
     return note(_outcome(attempts, judging))
 
 
