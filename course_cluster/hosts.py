@@ -91,11 +91,12 @@ def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
 
 def _built(stack: contextlib.ExitStack, form: str, disk: Path) -> Hosts:
     if form == "namespaces":
+        # First of all, since Debian hides `tc` from all others.
+        if sys.platform != "linux" or os.geteuid():
+            raise RuntimeError("they need root on Linux")
         for tool in ("unshare", "nsenter", "ip", "tc"):
             if not shutil.which(tool):
                 raise RuntimeError(f"no {tool} here")
-        if sys.platform != "linux" or os.geteuid():
-            raise RuntimeError("they need root on Linux")
     both = []
     for number in (0, 1):
         host = Host(number, form, disk)

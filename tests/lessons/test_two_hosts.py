@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,7 @@ def disk(nothing_left, tmp_path):
 
 def test_namespaces_that_are_asked_for_and_not_allowed_are_an_error(disk, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda tool: None)  # as on Debian, for who is not root
     with pytest.raises(RuntimeError, match="root on Linux"), two_hosts(form="namespaces"):
         pass
 
