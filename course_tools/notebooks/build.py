@@ -38,6 +38,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.kernels import QUIET
 from course_tools.notebooks.cells import (
     ANSI,
     METADATA,
@@ -136,6 +137,7 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
         record_timing=False,
         store_widget_state=False,
         resources={"metadata": {"path": str(folder)}},
+        config=QUIET,
     )
     try:
         client.execute(env=os.environ | {"COURSE_LANG": "en"})

@@ -138,8 +138,20 @@ def missing(root: Path = ROOT) -> list[str]:
     return sorted(lost) + sorted(unknown)
 
 
+FORMS = {
+    "title": "# 00 · Start here",
+    "question": "**Why?**, a line of its own",
+    "minutes": "30 minutes",
+    "hardware": "**Hardware:** two cores",
+}
+
+
 def facts(notebook: NotebookNode) -> dict[str, str]:
-    """Returns a chapter's title, question, minutes and hardware, read off its first cell."""
+    """Returns a chapter's title, question, minutes and hardware, read off its first cell.
+
+    Raises:
+        ValueError: it does not say one of them; the message shows how to write it.
+    """
     text = notebook.cells[0].source
     patterns = {
         "title": r"^# \d+ · (.+)$",
@@ -155,7 +167,9 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
         else:
             lost.append(name)
     if lost:
-        raise ValueError(f"the first cell does not say its {' and '.join(lost)}:\n{text}")
+        heading, *_ = text.splitlines()
+        missing_words = ", ".join(f"{name} as in `{FORMS[name]}`" for name in lost)
+        raise ValueError(f"the first cell below `{heading}` does not say its {missing_words}")
     return read
 
 
@@ -295,12 +309,16 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
-    arguments = parser.parse_args(argv)
-    problems = missing()
-    path = ROOT / "notebooks/README.md"
-    if not arguments.check:
-        path.write_text(text(), encoding="utf-8")
-    elif not path.exists() or path.read_text(encoding="utf-8") != text():
+    check = parser.parse_args(argv).check
+    problems, path = missing(), ROOT / "notebooks/README.md"
+    try:
+        new = text()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not check:
+        path.write_text(new, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != new:
         problems.append("notebooks/README.md is old: make notebooks")
     print("\n".join(problems) or "every row of the articles has its cell")
     return int(bool(problems))
