@@ -13,7 +13,7 @@ from pathlib import Path
 from babel.messages.catalog import Message
 from nbformat import NotebookNode
 
-from course_tools.i18n import chinese, proofread
+from course_tools.i18n import catalogues, chinese, proofread
 from course_tools.notebooks import course_map
 
 SENTENCES = "source/zh/articles.toml"
@@ -31,19 +31,16 @@ def form_and_sentences(root: Path) -> tuple[str, dict[str, dict[str, str]]]:
 
 def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
     """Yields for each cell the heading it is under (or begins with), and that heading's anchor."""
-    slugs: list[str] = []
+    anchors: list[str] = []
     current = ("", "")
     for cell in notebook.cells:
         headings = []
         if cell.cell_type == "markdown":
             headings = re.findall(r"^##+ (.*)$", cell.source, re.MULTILINE)
         begins_with = None
-        for text in headings:
-            slug = re.sub(r"[^\w\- ]", "", text.lower().replace(" ", "-"))  # as MyST makes it
-            before = slugs.count(slug)
-            anchor = f"{slug}-{before}" if before else slug
-            slugs.append(slug)
-            current = (text, anchor)
+        for heading in headings:
+            anchors.append(catalogues.anchor(heading, anchors))
+            current = (heading, anchors[-1])
             begins_with = begins_with or current
         yield begins_with or current
 

@@ -8,7 +8,7 @@ cells stay those of the English notebook, so nothing has to be executed for anot
 import copy
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -192,6 +192,17 @@ def translated(notebook: NotebookNode, known: dict[str, Message]) -> NotebookNod
         note = ALL_ENGLISH if missing == len(prose(notebook)) else PARTLY_ENGLISH
         result.cells[0].source += f"\n\n{note.format(missing=missing)}"
     return result
+
+
+def anchor(heading: str, earlier: Collection[str]) -> str:
+    """Returns the anchor that MyST makes of a heading, after those it has made on the page."""
+    slug = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace(" ", "-"))
+    unused = slug
+    repeats = 0
+    while unused in earlier:
+        repeats += 1
+        unused = f"{slug}-{repeats}"
+    return unused
 
 
 def deeper(text: str, folder: str, translations: set[str]) -> str:

@@ -122,11 +122,8 @@ def slugs(notebook: NotebookNode) -> list[str]:
     for cell in notebook.cells:
         if cell.cell_type != "markdown":
             continue
-        for text in re.findall(r"^#{1,3} (.*)$", cell.source, re.MULTILINE):
-            slug = re.sub(r"[^\w\- ]", "", text.strip().lower().replace(" ", "-"))
-            if slug in anchors:
-                slug += f"-{anchors.count(slug)}"
-            anchors.append(slug)
+        for heading in re.findall(r"^#{1,3} (.*)$", cell.source, re.MULTILINE):
+            anchors.append(catalogues.anchor(heading, anchors))
     return anchors
 
 

@@ -79,7 +79,7 @@ class Night:
     def run(self, script: Path, epochs: int, during: During | None = None) -> None:
         """Starts an agent for each node, and waits for both; `during` interferes with them."""
         self.say("starts on node-a, node-b")
-        agents = [self.start(script, epochs, number) for number in range(2)]
+        agents = [self.start(script, epochs, node_rank) for node_rank in range(2)]
         if during:
             during(self, agents)
         try:
@@ -91,16 +91,16 @@ class Night:
             ends = [f"{node} {code}" for node, code in zip(NODES, codes, strict=True)]
             self.say(f"ends; exit codes: {', '.join(ends)}")
 
-    def start(self, script: Path, epochs: int, number: int) -> subprocess.Popen:
+    def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
         """Starts the agent of a node, as its launch line says."""
-        node = self.folder / NODES[number]
+        node = self.folder / NODES[node_rank]
         node.mkdir()
         shutil.copy(script, node / "train.py")
-        command = f"{sys.executable} -m torch.distributed.run --nnodes=2 --nproc-per-node=2"
-        command += f" --node-rank={number} --master-addr=127.0.0.1"
-        command += f" --master-port={25_000 + self.number}"
-        command += f" --log-dir=logs --redirects=3 train.py {self.disk / self.delivery}"
-        command += f" {self.disk / 'checkpoint.pt'} {epochs}"
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        command += ["--nnodes=2", "--nproc-per-node=2", f"--node-rank={node_rank}"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={25_000 + self.number}"]
+        command += ["--log-dir=logs", "--redirects=3", "train.py"]
+        command += [str(self.disk / self.delivery), str(self.disk / "checkpoint.pt"), str(epochs)]
         environment = os.environ | {
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
@@ -109,13 +109,15 @@ class Night:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         with open(node / "torchrun.txt", "w") as log:
-            return subprocess.Popen(
-                command.split(), cwd=node, env=environment, stdout=log, stderr=log
-            )
+            return subprocess.Popen(command, cwd=node, env=environment, stdout=log, stderr=log)
+
+    def seems(self, time_s: float) -> datetime:
+        """The date that a moment of the run seems to have."""
+        return datetime.fromtimestamp(time_s + self.moved_s, UTC)
 
     def say(self, words: str) -> None:
         """Writes a line into the scheduler's log."""
-        now = datetime.fromtimestamp(time.time() + self.moved_s, UTC)
+        now = self.seems(time.time())
         date = f"{now:%a %Y-%m-%d %H:%M:%S.%f}"[:-3]  # milliseconds
         with open(self.disk / "scheduler.log", "a") as log:
             log.write(f"{date} job {self.number} {words}\n")
@@ -222,7 +224,7 @@ def listing(night: Night, where: Path) -> None:
     lines = []
     for path in sorted(night.disk.glob("*.pt")):
         status = path.stat()
-        changed = datetime.fromtimestamp(status.st_mtime + night.moved_s, UTC)
+        changed = night.seems(status.st_mtime)
         date = f"{changed:%b %d %H:%M:%S.%f}"[:-3]  # milliseconds
         lines.append(f"{status.st_size:>7} {date} {path.name}\n")
     where.write_text("".join(lines))
@@ -286,10 +288,10 @@ def run_and_keep(
     night.run(script, epochs, during)
     metrics = night.folder / "node-a/metrics.csv"
     if metrics.exists():
-        date = datetime.fromtimestamp(night.begun + night.moved_s, UTC)
-        lines = [f"{date:%a},{line}\n" for line in metrics.read_text().splitlines()]
+        weekday = f"{night.seems(night.begun):%a}"
         with open(night.disk / "metrics.csv", "a") as all_nights:
-            all_nights.writelines(lines)
+            for line in metrics.read_text().splitlines():
+                all_nights.write(f"{weekday},{line}\n")
         metrics.unlink()
     if keep_as:
         night.keep(INCIDENT / keep_as)

@@ -309,14 +309,15 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
-    check = parser.parse_args(argv).check
-    problems, path = missing(), ROOT / "notebooks/README.md"
+    arguments = parser.parse_args(argv)
+    problems = missing()
+    path = ROOT / "notebooks/README.md"
     try:
         new = text()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    if not check:
+    if not arguments.check:
         path.write_text(new, encoding="utf-8")
     elif not path.exists() or path.read_text(encoding="utf-8") != new:
         problems.append("notebooks/README.md is old: make notebooks")

@@ -272,6 +272,13 @@ def test_links_that_lead_somewhere_in_english_do_so_from_the_deeper_folders(edit
         assert len(lost) <= len(lost_there), f"{name}: {lost}"
 
 
+def test_equal_headings_have_the_anchors_that_myst_gives_them():
+    anchors = []
+    for heading in ("1 · Write it", "Write it", "Write it", "Write it"):
+        anchors.append(catalogues.anchor(heading, anchors))
+    assert anchors == ["1--write-it", "write-it", "write-it-1", "write-it-2"]
+
+
 def test_git_has_catalogues_and_the_readme_and_nothing_else_that_is_built():
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert {"/notebooks/zh/", "/exercises/zh/", "/solutions/zh/"} <= set(ignored)
