@@ -114,9 +114,9 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     PACKAGE: 65050,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
-    JUDGE: 10400,
+    JUDGE: 10600,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
-    CHALLENGE: 4000,
+    CHALLENGE: 4100,  # likewise
     # By chapter: checks of what learners write, pictures, cut layers and stacks, a model of plans.
     LESSONS: 66500,
     TESTING: 3250,
@@ -124,7 +124,7 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans.
-    TOOLS: 57500,
+    TOOLS: 57900,  # names for the steps of what is measured and laid out
 }
 
 
