@@ -48,6 +48,7 @@ _SAYS = {
     ast.AsyncFunctionDef: "a coroutine",
     ast.Global: "a global variable",
 }
+_BINDS_NAME = (ast.FunctionDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 # What is kept of a cell; a class and a coroutine only to be refused with a word.
 _KEPT = (ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.ClassDef, ast.AsyncFunctionDef)
 
@@ -198,9 +199,10 @@ def _what_there_is(owner: str) -> str:
 def _bound(tree: ast.AST) -> Iterator[str]:
     """The names that a text binds somewhere."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, ast.FunctionDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-            yield node.name or "_"
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load):
+                yield node.id
         elif isinstance(node, ast.arg):
             yield node.arg
+        elif isinstance(node, _BINDS_NAME):
+            yield node.name or "_"

@@ -38,37 +38,46 @@ class Case(NamedTuple):
         return f"{self.league}, {self.size or f'{self.numbers} numbers'}"
 
 
+class Run(NamedTuple):
+    """What a score counts: a league, a number of ranks, and a size."""
+
+    league: str
+    world_size: int
+    size: str
+
+    def __str__(self) -> str:
+        return f"{self.league}, {self.world_size} ranks, {self.size}"
+
+
 @dataclass(repr=False)
 class Score:
     """What an entry is worth; without points it says why.
 
     Attributes:
-        percents: By league, world size and size: the bound as a percentage of the entry's time.
+        percents: By run, the bound as a percentage of the entry's time.
     """
 
     name: str
     why: str = ""
-    percents: dict[tuple[str, int, str], float] = field(default_factory=dict)
+    percents: dict[Run, float] = field(default_factory=dict)
     text: str = ""
 
     def __getitem__(self, league: str) -> float:
-        percents_here = []
-        for (name, _world_size, _size), percent in self.percents.items():
-            if name == league:
-                percents_here.append(percent)
-        if not percents_here:
+        of_league = [percent for run, percent in self.percents.items() if run.league == league]
+        if not of_league:
             return 0.0
-        mean = sum(percents_here) / len(percents_here)
+        mean = sum(of_league) / len(of_league)
         return round(mean, 1)
 
     def __repr__(self) -> str:
         if self.why:
             return f"{self.name} scores 0.\n\n{self.why}"
         rows = [["percent of the bound", *LEAGUES]]
-        for n, size in itertools.product(WORLD_SIZES, SIZES):
-            row = [f"{n} ranks, {size}"]
+        for world_size, size in itertools.product(WORLD_SIZES, SIZES):
+            row = [f"{world_size} ranks, {size}"]
             for league in LEAGUES:
-                row.append(f"{self.percents[league, n, size]:.1f}")
+                percent = self.percents[Run(league, world_size, size)]
+                row.append(f"{percent:.1f}")
             rows.append(row)
         scores = [f"{self[league]:.1f}" for league in LEAGUES]
         rows.append([f"{self.name} scores", *scores])
@@ -154,23 +163,23 @@ def tried(entry: Callable, **options: Any) -> Outcome:
     return outcome
 
 
-def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[tuple[str, int, str], float]:
-    """By league, world size and size, of the slowest of its runs; raises Refused."""
-    times_us: dict[tuple[str, int, str], float] = {}
-    for n, case, trace in outcome.traces:
+def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[Run, float]:
+    """The percentage of each run that counts, by the slowest time it took; raises Refused."""
+    times_us: dict[Run, float] = {}
+    for world_size, case, trace in outcome.traces:
         if not case.size:
             continue
         _refuse_uneven(trace)
         time_us = _least_time_us(trace, LEAGUES[case.league], algorithms)
-        run = case.league, n, case.size
+        run = Run(case.league, world_size, case.size)
         times_us[run] = max(time_us, times_us.get(run, 0.0))
     result = {}
-    for (league, n, size), time_us in times_us.items():
-        bound_us = LEAGUES[league].bound_us(n, SIZES[size])
+    for run, time_us in times_us.items():
+        league = LEAGUES[run.league]
+        bound_us = league.bound_us(run.world_size, SIZES[run.size])
         if time_us < bound_us * (1 - 1e-9):
-            where = f"{league}, {n} ranks, {size}"
-            raise Refused(_TOO_FAST.format(where, time_us, bound_us))
-        result[league, n, size] = 100 * bound_us / time_us
+            raise Refused(_TOO_FAST.format(run, time_us, bound_us))
+        result[run] = 100 * bound_us / time_us
     return result
 
 

@@ -138,10 +138,35 @@ class _Comparison:
             given = ()
         if not isinstance(got, torch.Tensor):
             return _mismatch(wanted, got)
-        differs = _of_layout_dtype_or_shape(wanted, got, given)
+        differs = self._of_layout_dtype_or_shape(wanted, got, given)
         if differs:
             return differs
         return self._of_elements(wanted.detach(), got.detach())
+
+    @staticmethod
+    def _of_layout_dtype_or_shape(
+        wanted: torch.Tensor, got: torch.Tensor, given: Collection[torch.dtype]
+    ) -> str | None:
+        if wanted.layout != got.layout:
+            return _(
+                "wanted layout {wanted}, got {got}",
+                wanted=_short(wanted.layout),
+                got=_short(got.layout),
+            )
+        may_differ = wanted.dtype not in given and _holds(got.dtype, wanted.dtype)
+        if wanted.dtype != got.dtype and not may_differ:
+            return _(
+                "wanted dtype {wanted}, got {got}",
+                wanted=_short(wanted.dtype),
+                got=_short(got.dtype),
+            )
+        if wanted.shape != got.shape:
+            return _(
+                "wanted shape {wanted}, got {got}",
+                wanted=tuple(wanted.shape),
+                got=tuple(got.shape),
+            )
+        return None
 
     def _of_elements(self, wanted: torch.Tensor, got: torch.Tensor) -> str | None:
         close = self._close(wanted, got)
@@ -173,31 +198,6 @@ def _is_of_same_kind(wanted: Any, got: Any) -> bool:
     if isinstance(wanted, float):
         return isinstance(got, int | float)
     return isinstance(got, type(wanted))
-
-
-def _of_layout_dtype_or_shape(
-    wanted: torch.Tensor, got: torch.Tensor, given: Collection[torch.dtype]
-) -> str | None:
-    if wanted.layout != got.layout:
-        return _(
-            "wanted layout {wanted}, got {got}",
-            wanted=_short(wanted.layout),
-            got=_short(got.layout),
-        )
-    may_differ = wanted.dtype not in given and _holds(got.dtype, wanted.dtype)
-    if wanted.dtype != got.dtype and not may_differ:
-        return _(
-            "wanted dtype {wanted}, got {got}",
-            wanted=_short(wanted.dtype),
-            got=_short(got.dtype),
-        )
-    if wanted.shape != got.shape:
-        return _(
-            "wanted shape {wanted}, got {got}",
-            wanted=tuple(wanted.shape),
-            got=tuple(got.shape),
-        )
-    return None
 
 
 def _as_tensor(value: Any) -> Any:

@@ -126,14 +126,15 @@ def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | N
         if not lacking or (callers and kind not in COLLECTIVES):
             continue
         who = _("Rank {rank}", rank=lacking[0]) if callers else _("It")
-        if kind not in called:
+        if kind in called:
             return _(
-                "{who} never calls {kind}: this exercise is to be solved with it.",
+                "{who} never calls {kind} with any data in it: this exercise is to be solved with "
+                "it.",
                 who=who,
                 kind=kind,
             )
         return _(
-            "{who} never calls {kind} with any data in it: this exercise is to be solved with it.",
+            "{who} never calls {kind}: this exercise is to be solved with it.",
             who=who,
             kind=kind,
         )

@@ -166,6 +166,17 @@ def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
     return ""
 
 
+def _counted(events: list[Event]) -> list[str]:
+    """Such as `all_reduce once`, for each kind of call."""
+    calls = []
+    for kind, n in Counter(event.kind for event in events).items():
+        if n == 1:
+            calls.append(_("{kind} once", kind=kind))
+        else:
+            calls.append(_("{kind} {n} times", kind=kind, n=n))
+    return calls
+
+
 def _calls(trace: Trace, rank: int) -> str:
     """What a rank has called, for a learner to compare with what it should have called."""
     if trace.world_size == 1:
@@ -178,17 +189,6 @@ def _calls(trace: Trace, rank: int) -> str:
     else:
         calls = [event.what for event in events]
     return _("It called {calls}.", calls=separated(calls))
-
-
-def _counted(events: list[Event]) -> list[str]:
-    """Such as `all_reduce once`, for each kind of call."""
-    calls = []
-    for kind, n in Counter(event.kind for event in events).items():
-        if n == 1:
-            calls.append(_("{kind} once", kind=kind))
-        else:
-            calls.append(_("{kind} {n} times", kind=kind, n=n))
-    return calls
 
 
 def _is_empty(wanted: list[Any]) -> bool:

@@ -46,7 +46,7 @@ def is_buttons(cell: NotebookNode) -> bool:
 def _answers(lab: NotebookNode, solution: NotebookNode | None) -> dict[str, str]:
     """Our answer to each cell that a learner has to write, by the cell's id; empty if unknown."""
     if solution is None or len(solution.cells) != len(lab.cells):
-        stubs = [cell for cell in lab.cells if _is_stub(cell)]
+        stubs = filter(_is_stub, lab.cells)
         return {cell.id: "" for cell in stubs}
     answers = {}
     for cell, solved in zip(lab.cells, solution.cells, strict=True):
@@ -60,7 +60,11 @@ def _is_stub(cell: NotebookNode) -> bool:
 
 
 def _unmarked(source: str) -> str:
-    lines = [line for line in source.split("\n") if not line.strip().startswith(_MARKS)]
+    lines = []
+    for line in source.split("\n"):
+        is_mark = line.strip().startswith(_MARKS)
+        if not is_mark:
+            lines.append(line)
     return "\n".join(lines)
 
 
@@ -81,7 +85,8 @@ def _row(
     ids = {"answer": cell.id, "check": check.id}
     buttons = [_button("check", ids, check_word), _button("hint", ids, hint_word)]
     if answer:
-        buttons.append(_button("answer", {**ids, "packed": packed(answer)}, answer_word))
+        ids_and_answer = {**ids, "packed": packed(answer)}
+        buttons.append(_button("answer", ids_and_answer, answer_word))
     buttons.append(_button("progress", {}, progress_word))
     text = f'<div class="course-buttons" hidden>{" ".join(buttons)}</div>'
     if answer:

@@ -26,7 +26,8 @@ FILE = "challenge.jsonl"
 def saved_entry(path: Path) -> str:
     """The last cell of a notebook that defines `all_reduce`; an empty string if there is none."""
     entry = ""
-    for cell in nbformat.read(path, as_version=4).cells:
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
         if cell.cell_type == "code" and f"def {judging.NAME}(" in cell.source:
             entry = cell.source
     return entry
@@ -34,9 +35,11 @@ def saved_entry(path: Path) -> str:
 
 def merged_boards(folder: Path, judge_again: bool) -> str:
     """One board of all files in a folder, below the baselines and the house record."""
-    rows = leaderboard.read(sorted(folder.glob("*.jsonl")))
+    boards = sorted(folder.glob("*.jsonl"))
+    rows = leaderboard.read(boards)
     if judge_again:
-        rows = leaderboard.judged_again(leaderboard.merged(rows))
+        best = leaderboard.merged(rows)
+        rows = leaderboard.judged_again(best)
     reference = leaderboard.read([leaderboard.REFERENCE])
     return leaderboard.board([*reference, *rows])
 
@@ -67,7 +70,8 @@ def judge_saved(folder: Path, name: str | None) -> int:
 
 def main(args: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Does what the command line asks and returns its exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    summary = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--name", help="as it is to stand on the board", default=None)
     parser.add_argument("--merge", type=Path, metavar="FOLDER", help="a folder of *.jsonl files")
     parser.add_argument("--again", action="store_true", help="judge the merged entries again")

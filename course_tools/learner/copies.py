@@ -109,12 +109,13 @@ def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
     def link(match: re.Match[str]) -> str:
         opening, written_folder, file = match.groups()
         linked_folder = written_folder or original.parent.name
-        if linked_folder not in kinds:
+        kind = kinds.get(linked_folder)
+        if kind is None:
             place = os.path.relpath(root / linked_folder / file, folder)
             return opening + Path(place).as_posix()
         if file == MAP:
             return opening + MY_MAP
-        return f"{opening}{kinds[linked_folder]}_{file}"
+        return f"{opening}{kind}_{file}"
 
     return LINK.sub(link, text)
 
@@ -143,7 +144,9 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
 
 def _solution(original: Path, root: Path) -> NotebookNode | None:
     path = root / "solutions" / original.name
-    return nbformat.read(path, as_version=4) if path.exists() else None
+    if not path.exists():
+        return None
+    return nbformat.read(path, as_version=4)
 
 
 def fold_explanations(notebook: NotebookNode) -> None:
@@ -183,7 +186,8 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
     buttons of the new stub come below both.
     """
     texts = old.metadata["course"]["texts"]
-    moved, at = 0, len(new.cells)
+    moved = 0
+    at = len(new.cells)
     for cell in reversed(old.cells):
         ids = [other.id for other in new.cells]
         is_in_new = cell.id in ids
@@ -218,7 +222,8 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
     for name, original in originals(root).items():
         copy = newest(folder, name)
         if copy is None:
-            _write(copied(original, root, folder), folder / f"{name}.ipynb")
+            notebook = copied(original, root, folder)
+            _write(notebook, folder / f"{name}.ipynb")
             new_copies += 1
         elif has_newer_original(root, folder, name):
             notices.append(f"{copy.name} has a newer original: {again}{name}")
@@ -242,7 +247,8 @@ def has_newer_original(root: Path, folder: Path, name: str) -> bool:
     copy = newest(folder, name)
     if copy is None:
         return False
-    wanted = copied(originals(root)[name], root, folder)
+    original = originals(root)[name]
+    wanted = copied(original, root, folder)
     return _cells_of_original(_read(copy)) != _cells_of_original(wanted)
 
 
@@ -250,11 +256,14 @@ def lay_out_scripts(root: Path, folder: Path) -> list[str]:
     """Copies the scripts and folders that lessons use, where they are missing."""
     notices = []
     lessons = root / FOLDERS["lesson"]
-    for original in sorted([*lessons.glob("*.py"), *lessons.glob("incident/**/*")]):
+    scripts = lessons.glob("*.py")
+    evidence = lessons.glob("incident/**/*")
+    for original in sorted([*scripts, *evidence]):
         if not original.is_file() or "__pycache__" in original.parts:
             continue
         name = original.relative_to(lessons)
-        copy, data = folder / name, original.read_bytes()
+        copy = folder / name
+        data = original.read_bytes()
         copy.parent.mkdir(parents=True, exist_ok=True)
         if not copy.exists():
             copy.write_bytes(data)
@@ -268,11 +277,14 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
 
     The digest in its last line tells which it is.
     """
-    original, copy = root / FOLDERS["lesson"] / MAP, folder / MY_MAP
+    original = root / FOLDERS["lesson"] / MAP
+    copy = folder / MY_MAP
     if not original.exists():
         return []
     text = relinked(_document(original, root), original, root, folder)
-    text = _to_newest(with_links_for_boxes(text), folder) + scores_of(folder)
+    text = with_links_for_boxes(text)
+    text = _to_newest(text, folder)
+    text += scores_of(folder)
     wanted = _signed(text)
     if copy.exists():
         present = copy.read_text(encoding="utf-8")
@@ -306,7 +318,9 @@ def with_links_for_boxes(text: str) -> str:
 
     def linked_box(match: re.Match[str]) -> str:
         number, label = match.groups()
-        return f"[{label}]({lessons[number]})" if number in lessons else label
+        if number not in lessons:
+            return label
+        return f"[{label}]({lessons[number]})"
 
     def line_of(title: str, rows: list[str]) -> str:
         parts = []
@@ -314,17 +328,19 @@ def with_links_for_boxes(text: str) -> str:
             linked = re.sub(r"(\d\d)\[([^]]+)\]", linked_box, row.strip())
             if linked.startswith("direction"):
                 continue
-            if "-.->" in linked:
-                _, _, detour = linked.partition("-.->")
+            _before, dotted_arrow, detour = linked.partition("-.->")
+            if dotted_arrow:
                 linked = f"({detour.strip()})"
             parts.append(linked.replace(" --> ", " → "))
-        return f"- **{title}:** {' '.join(parts)}"
+        boxes = " ".join(parts)
+        return f"- **{title}:** {boxes}"
 
     def as_list(diagram: re.Match[str]) -> str:
         lines = []
         subgraphs = re.findall(r"subgraph \w+\[([^]]+)\](.*?)\n +end", diagram[0], re.DOTALL)
         for title, inside in subgraphs:
-            lines.append(line_of(title, inside.strip().split("\n")))
+            rows = inside.strip().split("\n")
+            lines.append(line_of(title, rows))
         return "\n".join(lines)
 
     return re.sub(r"```mermaid\n.*?```", as_list, text, flags=re.DOTALL)
@@ -348,7 +364,8 @@ def scores_of(folder: Path) -> str:
     heading, columns = SCORE_WORDS[language()]
     lines = ["", heading, "", columns, "| --- | --- |"]
     for chapter, answers in sorted(known.items()):
-        lines.append(f"| {chapter} | {sum(answers.values())} / {len(answers)} |")
+        right = sum(answers.values())
+        lines.append(f"| {chapter} | {right} / {len(answers)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -357,7 +374,8 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
 
     None is made where the newest one has all that the original has. Returns what there is to say.
     """
-    notebook = copied(originals(root)[name], root, folder)
+    original = originals(root)[name]
+    notebook = copied(original, root, folder)
     old = newest(folder, name)
     my_copy = _read(old) if old else None
     changes = _changes(my_copy, notebook)
@@ -396,18 +414,18 @@ def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
     if my_copy is None:
         return []
     known = _cells_of_original(my_copy)
+    taken_away = {cell_id for cell_id, _ in known}
     ids_of_mine = {cell.id for cell in my_copy.cells}
     lines = []
     for cell in wanted.cells:
+        taken_away.discard(cell.id)
         if is_buttons(cell):  # changes with the cell above it
             continue
         first_line = cell.source.partition("\n")[0]
         if (cell.id, _digest(cell.source)) not in known:
             lines.append(f"  new or changed: {first_line:.70}")
-        elif not ids_of_mine & {cell.id, _id_of_mine(cell)}:
+        elif ids_of_mine.isdisjoint((cell.id, _id_of_mine(cell))):
             lines.append(f"  back again: {first_line:.70}")
-    known_ids = {cell_id for cell_id, _ in known}
-    taken_away = known_ids - {cell.id for cell in wanted.cells}
     if taken_away and not lines:
         lines.append(f"  gone: {_cells(len(taken_away))}")
     return lines
@@ -417,7 +435,8 @@ def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:
     """The cells from which a copy was made: each one's id, and the digest of its text."""
     if copy is None:
         return set()
-    texts = copy.metadata.get("course", {}).get("texts", {})
+    course = copy.metadata.get("course", {})
+    texts = course.get("texts", {})
     return set(texts.items())
 
 
@@ -430,8 +449,9 @@ def _read(path: Path) -> NotebookNode | None:
 
 def _write(notebook: NotebookNode, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = nbformat.writes(notebook)
     with path.open("x", encoding="utf-8") as file:  # never over a file that is there
-        file.write(nbformat.writes(notebook) + "\n")
+        file.write(text + "\n")
     _notary().sign(notebook)  # else Jupyter warns that it is not trusted
 
 

@@ -77,22 +77,25 @@ def packages(root: Path) -> Iterator[Line]:
     """What pyproject.toml wants, and whether it has the version that everything is tested with."""
     import tomllib  # which Python 3.10 lacks, and this file has to run there
 
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pyproject = (root / "pyproject.toml").read_text()
+    project = tomllib.loads(pyproject)["project"]
     for_labs = project["optional-dependencies"]["lab"]
     constraints = (root / "constraints.txt").read_text()
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", constraints, re.MULTILINE))
-    absent, untested, not_asked_for = [], [], []
+    absent = []
+    untested = []
+    not_asked_for = []
     for requirement in [*project["dependencies"], *for_labs]:
-        name, _, versions = requirement.partition(">=")
+        name, _at_least, versions = requirement.partition(">=")
         if not versions:
             continue
-        if not _is_installed(name):
+        installed = _installed_version(name)
+        if installed is None:
             if root == INSTALLED and requirement in for_labs:
                 not_asked_for.append(name)
             else:
                 absent.append(name)
             continue
-        installed = importlib.metadata.version(name)
         problem = _version_problem(installed, versions)
         if problem:
             yield Line(WRONG, f"{name} {installed} is {problem}: {_installing(root)}")
@@ -103,26 +106,27 @@ def packages(root: Path) -> Iterator[Line]:
         names = ", ".join(absent)
         yield Line(WRONG, f"not installed: {names}; mend it by {instead}{_installing(root)}")
     if untested:
-        yield Line(MISSING, f"other versions than those tested: {', '.join(untested)}")
+        names = ", ".join(untested)
+        yield Line(MISSING, f"other versions than those tested: {names}")
     if not_asked_for:
         names = ", ".join(not_asked_for)
         yield Line(MISSING, f"without {names}, no lessons and labs: {_installing(root)}")
 
 
-def _is_installed(name: str) -> bool:
+def _installed_version(name: str) -> str | None:
     try:
-        importlib.metadata.version(name)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _version_problem(installed: str, versions: str) -> str:
     """Why a version will not do, or nothing; `versions` is such as `2.15,<2.16` or `2.15`."""
-    least, _, too_new = versions.partition(",<")
-    if _number(installed) < _number(least):
+    number = _number(installed)
+    least, _below, too_new = versions.partition(",<")
+    if number < _number(least):
         return f"too old, {least} is needed"
-    if too_new and _number(installed) >= _number(too_new):
+    if too_new and number >= _number(too_new):
         return f"too new, below {too_new} is needed"
     return ""
 
@@ -138,7 +142,8 @@ def _installing(root: Path, extra: str = "lab") -> str:
 
 
 def _number(version: str) -> list[int]:
-    parts = re.findall(r"\d+", version.partition("+")[0])
+    release = version.partition("+")[0]
+    parts = re.findall(r"\d+", release)
     return list(map(int, parts[:3]))
 
 
@@ -149,7 +154,8 @@ def workers(root: Path) -> Iterator[Line]:
     command = [sys.executable, "-c", MEET]
     run = subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
     try:
-        file, sums, refusal = json.loads(run.stdout.splitlines()[-1])
+        last_line = run.stdout.splitlines()[-1]
+        file, sums, refusal = json.loads(last_line)
     except (ValueError, IndexError):
         errors = run.stderr.strip().splitlines()
         reason = errors[-1] if errors else f"it ended with {run.returncode}"
@@ -175,7 +181,8 @@ def loopback(root: Path) -> Iterator[Line]:
     """Workers talk over 127.0.0.1."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), 2).close()
+            connection = socket.create_connection(server.getsockname(), 2)
+            connection.close()
     except OSError as error:
         text = (
             f"no loopback network ({error.strerror or error}): workers talk over "
@@ -214,7 +221,8 @@ def limits(root: Path) -> Iterator[Line]:
 def memory(root: Path) -> Iterator[Line]:
     """Memory, and where it is shared."""
     with contextlib.suppress(OSError):  # macOS has no such file
-        available = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+        meminfo = Path("/proc/meminfo").read_text()
+        available = re.search(r"MemAvailable: +(\d+)", meminfo)
         if available:
             kilobytes = int(available[1])
             if kilobytes < 1000 * 1024:
@@ -349,11 +357,12 @@ def main(root: Path = ROOT) -> int:
     for sign, lines_with_sign in by_sign.items():
         for line in lines_with_sign:
             print(f"{sign} {line.text}")
-    if by_sign[WRONG]:
-        print(f"\n{len(by_sign[WRONG])} to mend.")
+    to_mend = len(by_sign[WRONG])
+    if to_mend:
+        print(f"\n{to_mend} to mend.")
         return 1
     command = "`ddp-course`" if root == INSTALLED else "`make lab`"
-    if not _is_installed("jupyterlab"):
+    if _installed_version("jupyterlab") is None:
         command = "`from course_utils import launch`, `ddp-course hang`, `ddp-course lint`"
     print(f"\nNothing has to be mended: {command}.")
     return 0

@@ -35,7 +35,8 @@ NEWER = "COURSE_NEWER"  # for JupyterLab: names of the copies that have a newer 
 
 def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") -> int:
     """Does what the command line asks and returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    summary = __doc__.split("\n", 1)[0]
+    parser = argparse.ArgumentParser(description=summary, allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="such as 03 or lab_03; default: all")
     parser.add_argument("--fresh", action="store_true", help="new copies, with your answers")
     parser.add_argument("--lab", action="store_true", help="open JupyterLab on them")
@@ -45,8 +46,9 @@ def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") 
     folder = home(root)
     if options.fresh:
         return make_fresh(root, folder, options.names)
-    in_this_language = "lang=zh " if language() else ""
-    again = again or f"make fresh {in_this_language}only="
+    if not again:
+        in_this_language = "lang=zh " if language() else ""
+        again = f"make fresh {in_this_language}only="
     for line in lay_out(root, folder, again):
         print(line, flush=True)
     if options.lab:
@@ -80,8 +82,9 @@ def lab_command(root: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
     """
     top = root if folder.is_relative_to(root) else folder
     opened = last_used(folder) or newest(folder, "lesson_00_start_here") or folder
+    page = opened.relative_to(top).as_posix()
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={top}"]
-    command.append(f"--LabApp.default_url=/lab/tree/{opened.relative_to(top).as_posix()}")
+    command.append(f"--LabApp.default_url=/lab/tree/{page}")
     is_root = hasattr(os, "getuid") and os.getuid() == 0
     if is_root:
         command.append("--allow-root")
@@ -95,12 +98,9 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     as if it had been activated.
     """
     environment = dict(os.environ)
-    settings = [str(Path(__file__).resolve().parent / "jupyterlab")]
-    if "JUPYTER_CONFIG_PATH" in environment:
-        settings.append(environment["JUPYTER_CONFIG_PATH"])
-    environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(settings)
-    programs = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
-    environment["PATH"] = os.pathsep.join(programs)
+    _put_before(environment, "JUPYTER_CONFIG_PATH", Path(__file__).resolve().parent / "jupyterlab")
+    environment.setdefault("PATH", os.defpath)
+    _put_before(environment, "PATH", Path(sys.executable).parent)
     if sys.prefix != sys.base_prefix:
         environment["VIRTUAL_ENV"] = sys.prefix
     environment[scores.FILE] = str(folder / SCORES)
@@ -108,6 +108,14 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     newer = [name for name in originals(root) if has_newer_original(root, folder, name)]
     environment[NEWER] = " ".join(newer)
     return environment
+
+
+def _put_before(environment: dict[str, str], variable: str, folder: Path) -> None:
+    """Puts a folder before those that a variable of the environment lists."""
+    folders = [str(folder)]
+    if variable in environment:
+        folders.append(environment[variable])
+    environment[variable] = os.pathsep.join(folders)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ import io
 import json
 import os
 import pickle
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -36,10 +37,13 @@ import torch.distributed as dist
 from course_tools import ROOT
 from course_utils import Network, launch
 from course_utils.devices import prepare
+from course_utils.network.simulation import Interval
 from course_utils.network.trace import Trace
 from course_utils.record.event import Event
 
-MESSAGES, MEGABYTES = 100_000, 256
+MESSAGES = 100_000
+MEGABYTES = 256
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 Turn = tuple[float, float]  # what one turn of ours took, and of the baseline (seconds)
 
 
@@ -51,7 +55,7 @@ def total() -> float:
 
 
 def join(rank: int, ranks: int, file: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     store = dist.FileStore(file, ranks)
     wait = timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
@@ -64,7 +68,8 @@ def with_launch(ranks: int) -> list[float]:
 def with_bare_fork(ranks: int) -> list[float]:
     """The floor: no guards, no capture, no errors, no deadline."""
     with tempfile.TemporaryDirectory() as folder:
-        pipes, children = [], []
+        children = []
+        pipes = []
         for rank in range(ranks):
             read, write = os.pipe()
             child = os.fork()
@@ -76,7 +81,10 @@ def with_bare_fork(ranks: int) -> list[float]:
             os.close(write)
             pipes.append(read)
             children.append(child)
-        results = [pickle.loads(os.read(pipe, 4096)) for pipe in pipes]
+        results = []
+        for pipe in pipes:
+            packed = os.read(pipe, 4096)
+            results.append(pickle.loads(packed))
         for pipe, child in zip(pipes, children, strict=True):
             os.waitpid(child, 0)
             os.close(pipe)
@@ -104,8 +112,9 @@ def with_start_processes(ranks: int) -> list[float]:
 def _joined(folder: str) -> None:
     torch.set_num_threads(1)
     rank = os.environ["LOCAL_RANK"]
+    ranks = os.environ["WORLD_SIZE"]
     if not dist.is_initialized():
-        join(int(rank), int(os.environ["WORLD_SIZE"]), f"{folder}/store")
+        join(int(rank), int(ranks), f"{folder}/store")
     Path(folder, rank).write_text(str(total()))
 
 
@@ -117,7 +126,11 @@ def with_accelerate(ranks: int) -> list[float]:
         os.environ["ACCELERATE_USE_CPU"] = "true"
         with contextlib.redirect_stdout(io.StringIO()):
             notebook_launcher(_joined, (folder,), num_processes=ranks, use_port="0")
-        return [float(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
+        results = []
+        for rank in range(ranks):
+            result = Path(folder, str(rank)).read_text()
+            results.append(float(result))
+    return results
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -132,7 +145,9 @@ def against_the_fork(run: Callable[[int], list[float]], ranks: int) -> Turn:
     No launch enlarges pages in this process: a bare fork costs what it costs without the course.
     """
     prepare._WORTH_IT = sys.maxsize
-    return seconds(lambda: run(ranks)), seconds(lambda: with_bare_fork(ranks))
+    launcher_s = seconds(lambda: run(ranks))
+    fork_s = seconds(lambda: with_bare_fork(ranks))
+    return launcher_s, fork_s
 
 
 @functools.cache
@@ -159,9 +174,9 @@ def _use_this_kernel() -> None:
 def launched(ranks: int) -> Turn:
     """A launch in a kernel that has launched before, beside a bare fork without the course."""
     _use_this_kernel()
-    ours = seconds(lambda: with_launch(ranks))
-    _, fork = elsewhere(f"{FORK}, {ranks} ranks")
-    return ours, fork
+    launch_s = seconds(lambda: with_launch(ranks))
+    _nothing_s, fork_s = elsewhere(f"{FORK}, {ranks} ranks")
+    return launch_s, fork_s
 
 
 def many_small() -> None:
@@ -174,26 +189,29 @@ def many_small() -> None:
 def recording() -> Turn:
     """A thousand small all_reduces of two ranks, recorded, beside the same not recorded."""
     run = functools.partial(launch, many_small, world_size=2, backend="gloo")
-    recorded = seconds(lambda: run(trace=True))
-    return recorded, seconds(lambda: run(trace=False))
+    recorded_s = seconds(lambda: run(trace=True))
+    not_recorded_s = seconds(lambda: run(trace=False))
+    return recorded_s, not_recorded_s
 
 
 def ring(ranks: int, messages: int) -> Trace:
     """So many messages of a ring all-reduce, as isend and irecv would be recorded."""
+    group = tuple(range(ranks))
     events = []
     for rank in range(ranks):
-        right, left = (rank + 1) % ranks, (rank - 1) % ranks
-        event = functools.partial(
-            Event, rank=rank, group=tuple(range(ranks)), start_s=0.0, end_s=0.0
-        )
-        for index in range(0, 4 * messages // ranks, 4):
+        right = (rank + 1) % ranks
+        left = (rank - 1) % ranks
+        event = functools.partial(Event, rank=rank, group=group, start_s=0.0, end_s=0.0)
+        for send in range(0, 4 * messages // ranks, 4):
+            receive = send + 1
             events += [
-                event(index=index, kind="send", bytes=4096, peer=right, tag=0),
-                event(index=index + 1, kind="recv", bytes=4096, peer=left, tag=0),
-                event(index=index + 2, kind="wait", bytes=0, of=index),
-                event(index=index + 3, kind="wait", bytes=0, of=index + 1),
+                event(index=send, kind="send", bytes=4096, peer=right, tag=0),
+                event(index=receive, kind="recv", bytes=4096, peer=left, tag=0),
+                event(index=send + 2, kind="wait", bytes=0, of=send),
+                event(index=send + 3, kind="wait", bytes=0, of=receive),
             ]
-    return Trace(tuple(events), ((0.0, 0.0),) * ranks)
+    ended = ((0.0, 0.0),) * ranks
+    return Trace(tuple(events), ended)
 
 
 def through_a_heap(numbers: list[int]) -> None:
@@ -209,8 +227,9 @@ def replay_speed() -> Turn:
     trace = ring(8, MESSAGES)
     numbers = [hash(str(k)) for k in range(5 * MESSAGES)]
     network = Network(latency_us=10, gbit_s=80)
-    ours = seconds(lambda: trace.replay(network))
-    return ours, seconds(lambda: through_a_heap(numbers))
+    replay_s = seconds(lambda: trace.replay(network))
+    heap_s = seconds(lambda: through_a_heap(numbers))
+    return replay_s, heap_s
 
 
 def redraw_speed() -> Turn:
@@ -227,8 +246,8 @@ def redraw_speed() -> Turn:
     widgets = [explore(trace)]
     for widget in widgets:  # to which its children are added
         widgets += getattr(widget, "children", ())
-    slider = next(widget for widget in widgets if type(widget).__name__ == "SelectionSlider")
-    picture = next(widget for widget in widgets if type(widget).__name__ == "HTML")
+    slider = first_of_kind(widgets, "SelectionSlider")
+    picture = first_of_kind(widgets, "HTML")
     other_values = [value for _, value in slider.options if value != slider.value]
     values = other_values[:8]
 
@@ -239,16 +258,26 @@ def redraw_speed() -> Turn:
             session.serialize(session.msg("comm_msg", content))
 
     redrawn_s = seconds(redraw)
-    bars = trace.replay(Network(latency_us=10, gbit_s=80)).intervals
+    replay = trace.replay(Network(latency_us=10, gbit_s=80))
+    written_s = seconds(lambda: as_elements(replay.intervals))
+    return redrawn_s / len(values), written_s
 
-    def write() -> str:
-        elements = []
-        for bar in bars:
-            start = f"M{bar.start_us:.1f} {bar.rank}"
-            elements.append(f'<path d="{start}L{bar.end_us:.1f} {bar.rank}"/>')
-        return "".join(elements)
 
-    return redrawn_s / len(values), seconds(write)
+def first_of_kind(widgets: list[Any], kind: str) -> Any:
+    """The first widget whose class has this name."""
+    for widget in widgets:
+        if type(widget).__name__ == kind:
+            return widget
+    raise LookupError(f"no {kind} among {len(widgets)} widgets")
+
+
+def as_elements(bars: Iterable[Interval]) -> str:
+    """An SVG element for each bar."""
+    elements = []
+    for bar in bars:
+        start = f"M{bar.start_us:.1f} {bar.rank}"
+        elements.append(f'<path d="{start}L{bar.end_us:.1f} {bar.rank}"/>')
+    return "".join(elements)
 
 
 IMPORT = """
@@ -275,9 +304,10 @@ def large_results() -> Turn:
     def make() -> torch.Tensor:
         return torch.ones(MEGABYTES * (1 << 20) // 4)
 
-    ours = seconds(lambda: kept.extend(launch(make, world_size=2, backend="gloo")))
+    launch_s = seconds(lambda: kept.extend(launch(make, world_size=2, backend="gloo")))
     kept.clear()  # giving the memory back is not part of a launch
-    return ours, seconds(lambda: kept.extend(make() for _ in range(2)))
+    here_s = seconds(lambda: kept.extend((make(), make())))
+    return launch_s, here_s
 
 
 def training() -> Turn:
@@ -285,7 +315,9 @@ def training() -> Turn:
     from course_tools.measure import ddp_throughput
 
     images_per_s = ddp_throughput.paired(1)
-    return 1e3 / images_per_s["launch"][0], 1e3 / images_per_s["torchrun"][0]
+    with_launch_per_s = images_per_s["launch"][0]
+    under_torchrun_per_s = images_per_s["torchrun"][0]
+    return 1e3 / with_launch_per_s, 1e3 / under_torchrun_per_s
 
 
 TEST = """
@@ -326,21 +358,23 @@ def test_by_spawn(tmp_path):
 
 def testing() -> Turn:
     """Pytest on a test of two ranks, by the plugin, beside one that calls `mp.spawn` itself."""
-    return seconds(lambda: run_test("test_by_plugin")), seconds(lambda: run_test("test_by_spawn"))
+    plugin_s = seconds(lambda: run_test("test_by_plugin"))
+    spawn_s = seconds(lambda: run_test("test_by_spawn"))
+    return plugin_s, spawn_s
 
 
 def run_test(name: str) -> None:
     """Let pytest run one of these tests in this process; its file has a name of its own."""
     import pytest
 
-    text = TEST.replace("INTERFACE", "lo0" if sys.platform == "darwin" else "lo")
+    text = TEST.replace("INTERFACE", LOOPBACK)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"test_{Path(folder).name}.py")
         path.write_text(text)
-        command = [f"{path}::{name}", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
-        command.append(f"--basetemp={folder}/base")
+        options = ["-q", "-p", "no:cacheprovider"]
+        options += [f"--rootdir={folder}", f"--basetemp={folder}/base"]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            status = pytest.main(command)
+            status = pytest.main([f"{path}::{name}", *options])
     if status:
         raise RuntimeError(printed.getvalue())
 
@@ -360,11 +394,16 @@ LAUNCHERS = {
     "start_processes(fork)": with_start_processes,
     "Accelerate": with_accelerate,
 }
-ELSEWHERE = {
-    f"{name}, {ranks} ranks": Figure(functools.partial(against_the_fork, run, ranks), FORK)
-    for name, run in LAUNCHERS.items()
-    for ranks in (2, 4, 8, 64)
-}
+
+
+def served_elsewhere() -> dict[str, Figure]:
+    """Figures that the other process measures: every launcher beside the fork."""
+    figures = {}
+    for launcher, run in LAUNCHERS.items():
+        for ranks in (2, 4, 8, 64):
+            turn = functools.partial(against_the_fork, run, ranks)
+            figures[f"{launcher}, {ranks} ranks"] = Figure(turn, FORK)
+    return figures
 
 
 def beside_the_fork(*launchers: str, sizes: tuple[int, ...] = (2, 4, 8)) -> dict[str, Figure]:
@@ -410,9 +449,11 @@ class Checkout:
 
     def __init__(self, folder: Path, where: str = "here") -> None:
         # Each checkout is measured by its own benchmark, which knows how its library is laid out.
+        command = [sys.executable, str(benchmark_of(folder)), "--serve", where]
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
         self._process = subprocess.Popen(
-            [sys.executable, str(benchmark_of(folder)), "--serve", where],
-            env={**os.environ, "PYTHONPATH": str(folder)},
+            command,
+            env=environment,
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -423,7 +464,9 @@ class Checkout:
         """One turn's two numbers, or why there are none."""
         print(figure, file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
-        return answer if isinstance(answer, str) else tuple(answer)
+        if isinstance(answer, str):
+            return answer
+        return tuple(answer)
 
     def close(self) -> None:
         """End it, and wait until it has."""
@@ -433,20 +476,22 @@ class Checkout:
 
 def benchmark_of(folder: Path) -> Path:
     """The benchmark's file in a checkout of this project, old or new."""
-    places = [folder / "course_tools" / "measure" / "bench.py", folder / "tools" / "bench.py"]
-    for place in places:
-        if place.exists():
-            return place
-    raise SystemExit(f"{folder} is no checkout of this project: it has no {places[0].name}")
+    for place in ("course_tools/measure/bench.py", "tools/bench.py"):
+        path = folder / place
+        if path.exists():
+            return path
+    raise SystemExit(f"{folder} is no checkout of this project: it has no bench.py")
 
 
 def serve(figures: dict[str, Figure]) -> None:
     """Read names of figures, and write what a turn gives; what else is printed goes nowhere."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
     for line in sys.stdin:
         try:
-            answer: Turn | str = figures[line.strip()].turn()
+            figure = figures[line.strip()]
+            answer: Turn | str = figure.turn()
         except Exception as error:
             answer = repr(error)
         print(json.dumps(answer), file=out, flush=True)
@@ -478,21 +523,23 @@ def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[lis
 
 def row(turns: list[list[Turn]]) -> dict[str, Any]:
     """What the turns of a figure come to: of this checkout, and of another one if there is one."""
-    ours, beside = zip(*turns[0], strict=True)
+    our_turns = turns[0]
+    ours, beside = zip(*our_turns, strict=True)
     result = {
         "ms": 1e3 * statistics.median(ours),
         "beside_ms": 1e3 * statistics.median(beside),
-        "ratio": ratios(turns[0]),
-        "turns": len(ours),
+        "ratio": ratios(our_turns),
+        "turns": len(our_turns),
     }
     if len(turns) > 1:
-        then, _ = zip(*turns[1], strict=True)
-        result["then"] = ratios(turns[1])
-        result["to_then"] = ratios(list(zip(ours, then, strict=True)))
+        their_turns = turns[1]
+        then, _ = zip(*their_turns, strict=True)
+        result["then"] = ratios(their_turns)
+        result["to_then"] = ratios(zip(ours, then, strict=True))
     return result
 
 
-def ratios(pairs: list[Turn]) -> dict[str, float]:
+def ratios(pairs: Iterable[Turn]) -> dict[str, float]:
     """The quartiles of the ratios in these pairs."""
     return quartiles([first / second for first, second in pairs])
 
@@ -503,14 +550,38 @@ def shown(spread: dict[str, float]) -> str:
 
 def line(name: str, figure: Figure, result: dict[str, Any]) -> str:
     """A row of the table: times, the ratio with its quartiles, the aim, and the other checkout."""
+    ratio = result["ratio"]
     text = f"{name:32} {result['ms']:8.1f} ms, {figure.beside} {result['beside_ms']:.1f} ms: "
-    text += shown(result["ratio"])
+    text += shown(ratio)
     if figure.aim:
-        is_reached = result["ratio"]["median"] <= figure.aim
-        text += f", aim {figure.aim:g} {'reached' if is_reached else 'MISSED'}"
+        verdict = "reached" if ratio["median"] <= figure.aim else "MISSED"
+        text += f", aim {figure.aim:g} {verdict}"
     if "then" in result:
         text += f"; there {shown(result['then'])}; here to there {shown(result['to_then'])}"
     return text
+
+
+def measured(
+    figures: dict[str, Figure], checkouts: list[Checkout], budget_s: float
+) -> dict[str, dict[str, Any]]:
+    """The rows of these figures, each printed when it is there; one that fails has none."""
+    results = {}
+    for name, figure in figures.items():
+        turns = compare(name, checkouts, budget_s)
+        if isinstance(turns, str):
+            print(f"{name}: failed: {turns}")
+            continue
+        results[name] = row(turns)
+        print(line(name, figure, results[name]), flush=True)
+    return results
+
+
+def load_of_machine() -> str:
+    """A sentence on how busy this machine is."""
+    load, *_ = os.getloadavg()
+    cores = os.cpu_count() or 1
+    busy = ": other programs took part in this" if load > 1.5 * cores else ""
+    return f"load average {load:.1f} on {cores} cores{busy}"
 
 
 def main() -> None:
@@ -522,29 +593,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve == "elsewhere":
+        serve(served_elsewhere())
+        return
     if options.serve:
-        serve(ELSEWHERE if options.serve == "elsewhere" else FIGURES | ASKED_FOR)
+        serve(FIGURES | ASKED_FOR)
         return
     checkouts = [Checkout(ROOT)]
     if options.against:
         checkouts.append(Checkout(options.against.resolve()))
     figures = FIGURES | ASKED_FOR if options.others else FIGURES
-    results = {}
-    for name, figure in figures.items():
-        if options.only not in name:
-            continue
-        turns = compare(name, checkouts, options.seconds)
-        if isinstance(turns, str):
-            print(f"{name}: failed: {turns}")
-            continue
-        results[name] = row(turns)
-        print(line(name, figure, results[name]), flush=True)
+    chosen = {name: figure for name, figure in figures.items() if options.only in name}
+    results = measured(chosen, checkouts, options.seconds)
     for checkout in checkouts:
         checkout.close()
-    load, *_ = os.getloadavg()
-    cores = os.cpu_count() or 1
-    busy = ": other programs took part in this" if load > 1.5 * cores else ""
-    print(f"load average {load:.1f} on {cores} cores{busy}")
+    print(load_of_machine())
     if options.json:
         write_json(options.json, results)
 
@@ -555,9 +618,10 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
         "torch": version("torch"),
-        "python": sys.version.split()[0],
+        "python": platform.python_version(),
     }
-    path.write_text(json.dumps({"machine": machine, "figures": results}, indent=1) + "\n")
+    text = json.dumps({"machine": machine, "figures": results}, indent=1)
+    path.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -50,20 +50,26 @@ def summed(lines: Iterable[dict], column: str) -> Counter[tuple[str, str]]:
 
 def table(lines: list[dict], earlier: list[dict]) -> Iterable[str]:
     """A row for each kind, the costliest first, and below it a row for each of that kind."""
-    now, before = summed(lines, "cpu_s"), summed(earlier, "cpu_s")
-    keys = sorted(now | before)
+    now = summed(lines, "cpu_s")
+    before = summed(earlier, "cpu_s")
     yield f"{'':26}{'before':>8}{'now':>8}"
+    keys = sorted(now | before)
     totals = [key for key in keys if not key[1]]
     totals.sort(key=lambda key: -max(now[key], before[key]))
     for total in totals:
         title, _ = total
-        yield f"{title:26}{before[total]:8.1f}{now[total]:8.1f}"
+        yield _row(title, before[total], now[total])
         for key in keys:
-            if key[0] == title and key != total:
-                yield f"    {key[1]:22}{before[key]:8.1f}{now[key]:8.1f}"
+            title_of_key, which = key
+            if title_of_key == title and which:
+                yield _row(f"    {which}", before[key], now[key])
     all_before = sum(line["cpu_s"] for line in earlier)
     all_now = sum(line["cpu_s"] for line in lines)
-    yield f"{'all':26}{all_before:8.1f}{all_now:8.1f}"
+    yield _row("all", all_before, all_now)
+
+
+def _row(label: str, before_s: float, now_s: float) -> str:
+    return f"{label:26}{before_s:8.1f}{now_s:8.1f}"
 
 
 def main() -> None:
@@ -75,8 +81,8 @@ def main() -> None:
     lines = read(chosen.file)
     earlier = read(chosen.earlier) if chosen.earlier else []
     print(*table(lines, earlier), sep="\n")
-    costliest = sorted(lines, key=lambda line: -line["cpu_s"])[: chosen.top]
-    for line in costliest:
+    costliest_first = sorted(lines, key=lambda line: -line["cpu_s"])
+    for line in costliest_first[: chosen.top]:
         print(f"{line['cpu_s']:8.2f} CPU s {line['wall_s']:8.2f} s  {line['name']}")
 
 

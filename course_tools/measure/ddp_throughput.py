@@ -31,7 +31,8 @@ def train(blocks: int = 10, steps: int = 50, batch: int = 64) -> float:
     network = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    images, labels = torch.randn(batch, 784), torch.arange(batch) % 10
+    images = torch.randn(batch, 784)
+    labels = torch.arange(batch) % 10
     seconds_of_blocks = []
     for _ in range(1 + blocks):  # the first one warms up
         dist.barrier()
@@ -48,7 +49,8 @@ def train(blocks: int = 10, steps: int = 50, batch: int = 64) -> float:
 
 
 def under_launch() -> float:
-    return launch(train, world_size=RANKS, backend="gloo")[0]
+    results = launch(train, world_size=RANKS, backend="gloo")
+    return results[0]
 
 
 def under_torchrun() -> float:
@@ -60,7 +62,8 @@ def under_torchrun() -> float:
         environment["RESULT"] = f"{folder}/result"
         timeout_s = 120.0 * slowness()
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=timeout_s)
-        return json.loads(Path(folder, "result").read_text())
+        result = Path(folder, "result").read_text()
+    return json.loads(result)
 
 
 def paired(repeats: int) -> dict[str, list[float]]:
@@ -68,8 +71,10 @@ def paired(repeats: int) -> dict[str, list[float]]:
     runs = {"launch": under_launch, "torchrun": under_torchrun}
     results: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats):
-        for name in sorted(runs, reverse=turn % 2 == 1):
-            results[name].append(runs[name]())
+        torchrun_first = turn % 2 == 1
+        for name in sorted(runs, reverse=torchrun_first):
+            run = runs[name]
+            results[name].append(run())
     return results
 
 

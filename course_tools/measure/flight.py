@@ -77,10 +77,12 @@ def truth(folder: Path) -> list[int] | None:
     """Who is guilty in truth; None if nobody has written it down."""
     log = folder / "fault_injection.log"
     if log.exists():
-        return sorted(map(int, re.findall(r"^Rank (\d+)", log.read_text(), re.MULTILINE)))
+        ranks = re.findall(r"^Rank (\d+)", log.read_text(), re.MULTILINE)
+        return sorted(map(int, ranks))
     known = folder.parent / "truth.json"
     if known.exists():
-        return json.loads(known.read_text()).get(folder.name)
+        guilty_by_case = json.loads(known.read_text())
+        return guilty_by_case.get(folder.name)
     return None
 
 
@@ -96,7 +98,8 @@ def torchfrtrace(folder: Path) -> str:
         for file in sorted(folder.iterdir()):
             match = re.search(r"(\d+)(\.json\.gz)?$", file.name)
             if match:
-                (Path(copies) / f"dump_{match[1]}").write_bytes(_as_torch_wants(file, folder))
+                copy = Path(copies, f"dump_{match[1]}")
+                copy.write_bytes(_as_torch_wants(file, folder))
         arguments = [copies, "--prefix=dump_", "--allow-incomplete-ranks"]
         try:
             fr_trace.main(arguments)
@@ -120,18 +123,26 @@ def _as_torch_wants(file: Path, folder: Path) -> bytes:
         data = gzip.decompress(data)
     dump = json.loads(data) if data[:1] == b"{" else pickle.loads(data)  # only of this repository
     if "0" not in dump["pg_config"]:
-        highest = max(int(re.search(r"\d+", other.name)[0]) for other in folder.iterdir())
+        highest = max(map(_rank_of, folder.iterdir()))
         ranks = str(list(range(highest + 1)))
         dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
     return pickle.dumps(dump)
+
+
+def _rank_of(file: Path) -> int:
+    """The rank in the name of a dump."""
+    return int(re.search(r"\d+", file.name)[0])
 
 
 def _summary(text: str) -> str:
     """The ranks that it blames, and its kinds of complaints."""
     blamed: set[int] = set()
     for listed in re.findall(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)", text):
-        blamed.update(map(int, re.findall(r"\d+", " ".join(listed))))
-    return str(sorted(blamed)) if blamed else "nobody"
+        ranks = re.findall(r"\d+", " ".join(listed))
+        blamed.update(map(int, ranks))
+    if not blamed:
+        return "nobody"
+    return str(sorted(blamed))
 
 
 def make_up(folder: Path, ranks: int) -> int:
@@ -205,16 +216,17 @@ def large(ranks: int) -> str:
         folder = Path(name)
         absent = make_up(folder, ranks)
         size = sum(file.stat().st_size for file in folder.iterdir())
-        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        begun_s = time.perf_counter()
+        begun_cpu_s = time.process_time()
         explanation = explain_dumps(folder)
         text = str(explanation)
         seconds = time.perf_counter() - begun_s
         cpu_seconds = time.process_time() - begun_cpu_s
     verdict = "right" if explanation.guilty == [absent] else f"WRONG, {explanation.guilty}"
+    lines = len(text.splitlines())
     return (
         f"{ranks} made-up ranks, {size / 1e6:.0f} MB: read and explained in {seconds:.1f} s "
-        f"({cpu_seconds:.1f} s of CPU time), "
-        f"{verdict}; the report has {len(text.splitlines())} lines"
+        f"({cpu_seconds:.1f} s of CPU time), {verdict}; the report has {lines} lines"
     )
 
 

@@ -93,14 +93,16 @@ def two_ranks() -> None:
 
     begun = time.monotonic()
     results = launch(add_up, timeout=80, **by_nccl())
-    print(f"{list(results)} in {time.monotonic() - begun:.1f} s, with NCCL's probe")
+    seconds = time.monotonic() - begun
+    print(f"{list(results)} in {seconds:.1f} s, with NCCL's probe")
     assert [total for _, total in results] == [3.0, 3.0]
 
 
 def a_hang() -> None:
     """Rank 1 leaves out its call; rank 0 has queued its own and stands in a later line."""
     names = {"torch": torch, "dist": dist}
-    exec(compile(FORGETS, "<a learner's cell>", "exec"), names)
+    code = compile(FORGETS, "<a learner's cell>", "exec")
+    exec(code, names)
     error = None
     try:
         launch(names["forgets"], timeout=20, **by_nccl())
@@ -141,8 +143,9 @@ def chapter_workers(chapter: str) -> None:
         raise LeftOut("its workers want several GPUs")
     by_ranks: dict[int, dict[str, str]] = {2: {}, 4: {}}
     for worker, call in calls.items():
+        ranks = 4 if worker in OF_FOUR else 2
         if worker not in OF_THE_CPU:
-            by_ranks[4 if worker in OF_FOUR else 2][worker] = call
+            by_ranks[ranks][worker] = call
     for ranks, calls_of_ranks in by_ranks.items():
         if not calls_of_ranks:
             continue
@@ -173,20 +176,35 @@ def chapter_notebook(chapter: str) -> None:
     """A chapter from its first cell to its last, with two ranks on GPUs."""
     target = build.targets(ROOT, [chapter])[0]
     notebook = build.plan(target)
-    imports = next(i for i, cell in enumerate(notebook.cells) if imports_launch(cell))
+    imports = list(map(imports_launch, notebook.cells)).index(True)
     notebook.cells.insert(imports + 1, nbformat.v4.new_code_cell(SHARING))
     build.execute(notebook, target.built.parent)
-    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
-    printed = "".join(out.text for out in outputs if out.output_type == "stream")
-    print("ran to its end", *re.findall(r"^launch: .*", printed, re.M), sep="\n")
+    print("ran to its end")
+    for line in printed_by(notebook).splitlines():
+        if line.startswith("launch: "):
+            print(line)
+
+
+def printed_by(notebook: NotebookNode) -> str:
+    """Returns what a notebook's cells have printed."""
+    printed = ""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                printed += output.text
+    return printed
 
 
 def imports_launch(cell: NotebookNode) -> bool:
     """Returns whether a cell is the one that imports `launch`."""
     if cell.cell_type != "code":
         return False
-    imports = [node for node in ast.parse(cell.source).body if isinstance(node, ast.ImportFrom)]
-    return any(alias.name == "launch" for node in imports for alias in node.names)
+    for node in ast.parse(cell.source).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if "launch" in [alias.name for alias in node.names]:
+            return True
+    return False
 
 
 def script() -> None:
@@ -229,8 +247,10 @@ def tests() -> None:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "tests"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = r"^(?:PASSED|FAILED|ERROR|SKIPPED).*|^\d+ (?:passed|failed).*"
-    summary = re.findall(lines, run.stdout, re.MULTILINE)
-    print("\n".join(summary) or run.stdout[-4000:] + run.stderr)
+    summary = "\n".join(re.findall(lines, run.stdout, re.MULTILINE))
+    if not summary:
+        summary = run.stdout[-4000:] + run.stderr
+    print(summary)
     assert not run.returncode
 
 
@@ -238,11 +258,11 @@ def bandwidth() -> None:
     """All-reduces between GPUs, in workers of launch and of torchrun."""
     if gpus() < 2:
         raise LeftOut("it takes two GPUs")
-    under_launch = launch(all_reduce, SIZES, timeout=100, **by_nccl(gpus()))[0]
+    results = launch(all_reduce, SIZES, timeout=100, **by_nccl(gpus()))
     printed = torchrun("-m", "course_tools.measure.bandwidth")
     under_torchrun = [Row(*row) for row in json.loads(printed)]
     print(f"{gpus()} ranks; bus bandwidth by nccl-tests' formula")
-    for row, torchrun_row in zip(under_launch, under_torchrun, strict=True):
+    for row, torchrun_row in zip(results[0], under_torchrun, strict=True):
         print(f"{row.size:,} bytes: launch {_shown(row)}, torchrun {_shown(torchrun_row)}")
 
 

@@ -37,7 +37,8 @@ def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
     if not gpus.names:
         print(f"No GPU to report on: {gpus.refusal or 'there is none here'}.\n{MISSING}")
         return 0
-    begun, became = time.monotonic(), {}
+    begun = time.monotonic()
+    became = {}
     with (folder / REPORT).open("w", encoding="utf-8", buffering=1) as report:
 
         def write(line: str) -> None:
@@ -50,7 +51,8 @@ def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
             left_s = whole_s - (time.monotonic() - begun)
             write(f"\n## {name}\n")
             became[name] = look(name, limit_s, left_s, write)
-            write(f"\n**{became[name]}**, {time.monotonic() - begun:.0f} s since the start")
+            passed_s = time.monotonic() - begun
+            write(f"\n**{became[name]}**, {passed_s:.0f} s since the start")
         write(f"\n## In short\n\n{sentence(became)}")
     print(f"{REPORT} is written.")
     return int(FAILS in became.values())
@@ -133,8 +135,13 @@ def sentence(became: dict[str, str]) -> str:
 
 def nameless(text: str) -> str:
     """A text in which this host, its user and their folders have no name."""
-    names = {str(ROOT): "COURSE", str(Path.home()): "HOME", socket.gethostname(): "HOST"}
-    for name, instead in (names | {getpass.getuser(): "USER"}).items():
+    names = {
+        str(ROOT): "COURSE",
+        str(Path.home()): "HOME",
+        socket.gethostname(): "HOST",
+        getpass.getuser(): "USER",
+    }
+    for name, instead in names.items():
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", instead, text)
     return text
 

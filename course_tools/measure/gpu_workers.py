@@ -20,10 +20,15 @@ DEFINES = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
 ASSIGNS = ast.Assign | ast.AugAssign
 
 
+def _tables() -> dict[str, dict[str, str]]:
+    """Returns by chapter what `source/devices.toml` says of its workers."""
+    text = (build.ROOT / "source/devices.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["workers"]
+
+
 def workers() -> dict[str, dict[str, str]]:
     """Returns by chapter each worker and how it is run; an empty text where it is not."""
-    text = (build.ROOT / "source/devices.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)["workers"]
+    tables = _tables()
     for table in tables.values():
         table.pop("prepare", None)
     return tables
@@ -32,8 +37,8 @@ def workers() -> dict[str, dict[str, str]]:
 def prepared(chapter: str) -> dict[str, Any]:
     """Returns the names in which a chapter's workers are run."""
     names = definitions(notebook(chapter))
-    text = (build.ROOT / "source/devices.toml").read_text(encoding="utf-8")
-    exec(tomllib.loads(text)["workers"][chapter].get("prepare", ""), names)
+    preparation = _tables()[chapter].get("prepare", "")
+    exec(preparation, names)
     return names
 
 
@@ -52,16 +57,28 @@ def definitions(lesson: NotebookNode) -> dict[str, Any]:
     code = [cell.source for cell in lesson.cells if cell.cell_type == "code"]
     for number, text in enumerate(code):
         for node in ast.parse(text).body:
-            if isinstance(node, DEFINES) or (isinstance(node, ASSIGNS) and not does(node)):
-                program = compile(ast.Module([node], []), f"<code cell {number}>", "exec")
-                beside = mock.patch.object(sys, "path", path)
-                # It may need what a launch has returned or has filled in, or its own source.
-                with contextlib.suppress(NameError, KeyError, OSError), beside:
-                    exec(program, names)
+            if not starts_nothing(node):
+                continue
+            program = compile(ast.Module([node], []), f"<code cell {number}>", "exec")
+            beside = mock.patch.object(sys, "path", path)
+            # It may need what a launch has returned or has filled in, or its own source.
+            with contextlib.suppress(NameError, KeyError, OSError), beside:
+                exec(program, names)
     return names
+
+
+def starts_nothing(node: ast.AST) -> bool:
+    """Returns whether a statement imports, defines, or assigns what nothing has to start for."""
+    if isinstance(node, DEFINES):
+        return True
+    return isinstance(node, ASSIGNS) and not does(node)
 
 
 def does(node: ast.AST) -> bool:
     """Returns whether a statement starts, shows or judges something."""
-    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
-    return any(getattr(call, "id", getattr(call, "attr", "")) in DOES for call in calls)
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call):
+            name = getattr(part.func, "id", getattr(part.func, "attr", ""))
+            if name in DOES:
+                return True
+    return False

@@ -27,8 +27,9 @@ def seconds_of_cells(path: Path) -> dict[str, dict[int, float]]:
     for line in cpu_seconds.read(path):
         match = CELL.fullmatch(line["name"])
         if match:
-            folder, slug, _, number = match.groups()
-            seconds[f"{folder}/{slug}"][int(number)] = line["wall_s"]
+            folder, slug, _chapter, number = match.groups()
+            name = f"{folder}/{slug}"
+            seconds[name][int(number)] = line["wall_s"]
     return seconds
 
 
@@ -37,10 +38,13 @@ def seconds_of_parts(root: Path, name: str, cells: dict[int, float]) -> list[int
     notebook = nbformat.read(root / f"{name}.ipynb", as_version=4)
     number = 0
     parts = []
-    for some in teaching.cells_of_parts(notebook):
-        first = number
-        number += sum(cell.cell_type == "code" for cell in some)
-        parts.append(round(sum(cells.get(n, 0) for n in range(first, number))))
+    for cells_of_part in teaching.cells_of_parts(notebook):
+        seconds = 0
+        for cell in cells_of_part:
+            if cell.cell_type == "code":
+                seconds += cells.get(number, 0)
+                number += 1
+        parts.append(round(seconds))
     return parts
 
 
@@ -48,15 +52,16 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("seconds", type=Path, help="what `make test seconds=FILE` has written")
-    measured = seconds_of_cells(parser.parse_args().seconds)
+    chosen = parser.parse_args()
     known = teaching.run_times(ROOT)
-    for name, cells in measured.items():
+    for name, cells in seconds_of_cells(chosen.seconds).items():
         folder, slug = name.split("/")
         prefix = "lab " if folder == "solutions" else ""
         known[prefix + slug[:2]] = seconds_of_parts(ROOT, name, cells)
-    lines = ["# By course_tools.measure.run_times: seconds of each part in `make test`, two cores"]
-    lines += [f'"{name}" = {known[name]}' for name in sorted(known)]
-    (ROOT / teaching.RUN_TIMES).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = "# By course_tools.measure.run_times: seconds of each part in `make test`, two cores\n"
+    for name in sorted(known):
+        text += f'"{name}" = {known[name]}\n'
+    (ROOT / teaching.RUN_TIMES).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ def run(client: BlockingKernelClient, text: str) -> str:
 
 def one_round(client: BlockingKernelClient, learner: int) -> Round:
     """Launch four ranks and check an answer, as one learner does."""
-    seconds, sums, passed = json.loads(run(client, ROUND).splitlines()[-1])
+    last_line = run(client, ROUND).splitlines()[-1]
+    seconds, sums, passed = json.loads(last_line)
     return Round(seconds, passed and sums == [4 * learner] * 4)
 
 
@@ -115,7 +116,8 @@ def most_memory(pid: int, stop: threading.Event) -> int:
     """The most bytes that all descendants of a process had at once, shared pages counted once."""
     most = 0
     while not stop.wait(0.2):
-        most = max(most, sum(map(_proportional, sandbox.descendants(pid))))
+        held = sum(map(_proportional, sandbox.descendants(pid)))
+        most = max(most, held)
     return most
 
 
@@ -160,10 +162,12 @@ def main(argv: list[str] | None = None) -> int:
     results, memory = measure(args.learners, args.rounds)
     seconds = time.monotonic() - begun
     times = [result.seconds for result in results]
-    median, slowest = statistics.median(times), max(times)
+    median = statistics.median(times)
+    slowest = max(times)
+    gigabytes = memory / args.learners / 1e9
     wrong = sum(not result.right for result in results)
     print(f"{args.learners} learners, {args.rounds} rounds, {seconds:.0f} s in all")
-    print(f"memory per learner: {memory / args.learners / 1e9:.2f} GB, four ranks counted")
+    print(f"memory per learner: {gigabytes:.2f} GB, four ranks counted")
     print(f"a launch and a check: median {median:.1f} s, slowest {slowest:.1f} s")
     print(f"slowest / median: {slowest / median:.1f} (at most {FAIR:g})")
     print(f"crossed or failed: {wrong}")

@@ -113,7 +113,7 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     PACKAGE: 65050,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
-    JUDGE: 10650,
+    JUDGE: 10650,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
     CHALLENGE: 4100,
     # By chapter: checks of what learners write, pictures, cut layers and stacks, a model of plans.
@@ -124,7 +124,7 @@ NODES = {
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong.
-    TOOLS: 58600,
+    TOOLS: 58900,
 }
 
 
