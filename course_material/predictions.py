@@ -169,6 +169,8 @@ def _verdict_of_many(measured: list, predicted: list, matches: int) -> str:
     verdict = f"{matches} of {len(measured)} right"
     if too_many > 0:
         verdict += f", and {too_many} too many"
+    elif too_many < 0:
+        verdict += f", and {-too_many} missing"
     return verdict
 
 

@@ -270,7 +270,7 @@ def folders(root: Path) -> Iterator[Line]:
 
 def kernel(root: Path) -> Iterator[Line]:
     """What JupyterLab starts for a notebook."""
-    if not _is_installed("ipykernel"):
+    if _installed_version("ipykernel") is None:
         return  # as `packages` says
     if not importlib.util.find_spec("ipykernel"):
         text = f"ipykernel cannot be found: no notebook can run; {_installing(root)}"

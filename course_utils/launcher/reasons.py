@@ -115,6 +115,10 @@ _BY_WORDS = {  # a pattern of the headline: the reason
         "what the model has beside forward is at model.module, but DDP averages gradients only "
         "where the forward pass calls the wrapped model itself"
     ),
+    "'torch.distributed' has no attribute '(rank|world_size|size)'": N_(
+        "both are functions: dist.get_rank() is this rank's number, and dist.get_world_size() is "
+        "how many ranks there are"
+    ),
     "not compatible with an interactive environment": N_(
         "Lightning was imported in the notebook "
         "and took this rank for it: import it inside the function that launch runs"

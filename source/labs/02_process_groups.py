@@ -8,7 +8,6 @@
 # Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
-import functools
 import multiprocessing.util
 import os
 
@@ -85,8 +84,8 @@ check(mean_of_all, **mean_of_all_check)
 # the second, and so on. **Goal:** return the rank of the process with this local rank on this node. The question may be about any cluster,
 # not just the one you run on.
 #
-# With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. A failing check shows the node of each process,
-# here `[0, 0, 2, 2, 2]`, and the rank it asks for. (Where an example says it all, the specification is folded up.)
+# With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. (Where an example says it all, the
+# specification is folded up.)
 
 
 # %%
@@ -122,34 +121,32 @@ def processes_of(nodes):
     return [nodes.count(node) for node in range(nodes[-1] + 2)]
 
 
-def of_one(answer):
-    """Ask for the rank of one of these processes, not always the one that is asked."""
-
-    @functools.wraps(answer)
-    def asked(nodes, number):
-        local_rank = number - nodes.index(nodes[number])
-        return answer(nodes[number], local_rank, processes_of(nodes))
-
-    return asked
+def places(processes):
+    """Node and local rank of each process, in the order of the ranks."""
+    return [(node, local) for node, count in enumerate(processes) for local in range(count)]
 
 
-def rank_of_spec(clusters, numbers):
-    return numbers
+def rank_of_spec(nodes, local_ranks, clusters):
+    asked = zip(nodes, local_ranks, clusters)
+    return [places(processes).index((node, local)) for node, local, processes in asked]
 
 
 def rank_of_inputs(rank, world_size, case):
+    """One of these processes, not always the one that is asked."""
     if case in clusters:
         nodes = clusters[case](world_size)
     else:
         nodes = torch.randint(50, (400,)).sort().values.tolist()
-    return nodes, int(torch.randint(len(nodes), ()))
+    processes = processes_of(nodes)
+    number = int(torch.randint(len(nodes), ()))
+    return *places(processes)[number], processes
 
 
-cases_and_sizes = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7)}
+cases_and_sizes = {"cases": list(clusters), "world_sizes": (1, 2, 5, 7), "hide": (places,)}
 rank_of_check = cases_and_sizes | {"cases": [*clusters, "400 processes on up to 50 nodes"]}
 
 # %%
-check(of_one(rank_of), spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check)
+check(rank_of, spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check)
 
 # %% [markdown]
 # ## 3 · And where is this rank?
@@ -187,25 +184,16 @@ def place_of(processes):
 
 
 # %% jupyter={"source_hidden": true}
-def of_this_one(answer):
-    @functools.wraps(answer)
-    def asked(nodes):
-        return answer(processes_of(nodes))
-
-    return asked
-
-
 def place_of_spec(clusters):
-    nodes = clusters[0]
-    return [(node, rank - nodes.index(node)) for rank, node in enumerate(nodes)]
+    return places(clusters[0])
 
 
 def place_of_inputs(rank, world_size, case):
-    return clusters[case](world_size)
+    return processes_of(clusters[case](world_size))
 
 
 # %%
-check(of_this_one(place_of), spec=place_of_spec, inputs=place_of_inputs, **cases_and_sizes)
+check(place_of, spec=place_of_spec, inputs=place_of_inputs, **cases_and_sizes)
 
 # %% [markdown]
 # ## 4 · Three places to meet

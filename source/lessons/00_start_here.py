@@ -18,7 +18,7 @@ show(chapter_00.two_workers(), caption)
 # %% [markdown]
 # **How this page works.** It's made of cells. Click the grey one above the picture and press <kbd>Shift</kbd>+<kbd>Enter</kbd>: it
 # runs, its output appears underneath, and the next cell is selected. Go on like this from top to bottom. The first cells take a few seconds, because
-# they load PyTorch.
+# they load PyTorch. After a break, *Run > Run All Above Selected Cell* brings you back to where you were.
 
 # %% jupyter={"source_hidden": true}
 import os
@@ -62,9 +62,9 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 # ## Write one line
 #
 # The workers are separate processes, so they share no variables and have to send messages. `dist.all_reduce(x)` sends such messages for
-# you. All ranks call it together: each brings a tensor, and on every rank that tensor is replaced by the sum of all of them.
+# you. It's a **collective**: all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all of them.
 #
-# **Write** (2 minutes) the missing line: return the average. Then let real workers judge it in the cell below.
+# **Write** (2 minutes) the missing line: return the average. Then run the next two cells, in which real workers judge it.
 
 
 # %%
@@ -356,7 +356,7 @@ except WorkerError as error:
 # of the others**. They did nothing wrong, but they waited for a rank that was gone.
 
 # %% [markdown]
-# Your notebook is unharmed once more. Repair the function and run its cell again.
+# Your notebook is unharmed once more. Repair the function and run its cell again: once it's right, nothing is printed.
 
 # %% [markdown]
 # **Check yourself.** You train with `world_size=4` and the same global batch. How many digits does each rank take in a step, and does it still

@@ -144,7 +144,10 @@ chapter_02.draw_nodes(captions, "The four ranks on their two nodes, with node an
 local_ranks.measured([place["local rank"] for place in places])
 
 # %% [markdown]
-# If all nodes run the same number of processes, **rank = node rank × processes per node + local rank**. These are `torchrun`'s names, and its environment variables:
+# If all nodes run the same number of processes, **rank = node rank × processes per node + local rank**.
+
+# %% [markdown]
+# These are `torchrun`'s names, and its environment variables:
 #
 # | name | variable | counts | from 0 to |
 # | --- | --- | --- | --- |
@@ -297,7 +300,7 @@ for method, moments in times.items():
     last_arrival = max(arrived for _, arrived, _, _ in moments)
     print(
         method,
-        "nobody is in before the last:",
+        "nobody is in before the last has come:",
         all(entered >= last_arrival for _, _, entered, _ in moments),
     )
 
@@ -721,4 +724,4 @@ chapter_02.draw_nodes(
 predict()
 
 # %% [markdown]
-# The ranks have met. What do they say to each other? [03 · Collective primitives](03_collective_primitives.ipynb).
+# Practise in [lab 02](../exercises/02_process_groups.ipynb). And now that the ranks have met, what do they say to each other? [03 · Collective primitives](03_collective_primitives.ipynb).

@@ -148,6 +148,7 @@ CASES = [
     (leaves_half_out, "find_unused_parameters=True"),
     (goes_back_within_backward, "use_reentrant=False"),
     (uses_a_parameter_past_forward, "use its parameters only within forward"),
+    (lambda: dist.world_size, r"dist.get_world_size\(\) is how many ranks there are"),
 ]
 
 

@@ -579,6 +579,3 @@ RIGHT = {
         rows_then_columns_by_hand, rows_then_columns_by_a_mesh, rows_then_columns_begun_together,
     ],
 }  # fmt: skip
-for answers in (WRONG, RIGHT):
-    answers["rank_of"] = [*map(lab.of_one, answers["rank_of"])]
-    answers["place_of"] = [*map(lab.of_this_one, answers["place_of"])]
