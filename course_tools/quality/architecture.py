@@ -117,9 +117,9 @@ NODES = {
     JUDGE: 10400,
     CLUSTER: 2150,
     CHALLENGE: 4000,
-    # By chapter: checks of what learners write, pictures (also of their own answers, right or wrong,
-    # from notes of real ranks), cut layers and stacks, a model of plans.
-    LESSONS: 71500,
+    # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
+    # by notes of real ranks; cut layers and stacks, a model of plans.
+    LESSONS: 74500,
     TESTING: 3250,
     LINT: 4800,
     MUSEUM: 2250,
