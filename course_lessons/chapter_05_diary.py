@@ -38,7 +38,7 @@ _LIMIT_S = 5.0  # on a quiet machine; who hangs is stopped then
 class Note(NamedTuple):
     """What a rank did."""
 
-    what: int  # GRADIENT, MESSAGE, WAIT or BACKWARD_RETURNS
+    kind: int  # GRADIENT, MESSAGE, WAIT or BACKWARD_RETURNS
     which: tuple[int, ...]  # parameters; of a wait, the message's number, from 0
 
 
@@ -59,7 +59,7 @@ class Diary:
         self._factors = nothing.share_memory_()
         self.part = 0  # that this rank is in
 
-    def note(self, what: int, which: Sequence[int]) -> None:
+    def note(self, kind: int, which: Sequence[int]) -> None:
         """In a rank: add a note to the part that it is in."""
         row = dist.get_rank(), self.part
         number = int(self._counts[row])
@@ -68,7 +68,7 @@ class Diary:
         packed = 0
         for each in reversed(which[:15]):  # a digit each, of which 0 is none
             packed = 16 * packed + each + 1
-        self._notes[*row, number] = torch.tensor([what, packed])
+        self._notes[*row, number] = torch.tensor([kind, packed])
         self._counts[row] = number + 1
 
     def note_gradients(self, network: nn.Module) -> None:
@@ -80,12 +80,12 @@ class Diary:
     def read(self, rank: int, part: int) -> Part:
         """In the kernel: what a rank did in a part."""
         notes = []
-        for what, packed in self._notes[rank, part, : self._counts[rank, part]].tolist():
+        for kind, packed in self._notes[rank, part, : self._counts[rank, part]].tolist():
             which = []
             while packed:
                 packed, digit = divmod(packed, 16)
                 which.append(digit - 1)
-            notes.append(Note(what, tuple(which)))
+            notes.append(Note(kind, tuple(which)))
         return Part(notes, self._factors[rank, part].tolist())
 
 
@@ -129,8 +129,8 @@ def _contents(tensor: torch.Tensor, buffers: Sequence[torch.Tensor]) -> list[int
     for number, buffer in enumerate(buffers):
         if buffer.data_ptr() == tensor.data_ptr():
             return [BUFFERS + number]
-    found = [_whose(value) for value in tensor.detach().double().flatten().tolist()]
-    return list(dict.fromkeys(found))
+    names = [_whose(value) for value in tensor.detach().double().flatten().tolist()]
+    return list(dict.fromkeys(names))
 
 
 @contextmanager

@@ -93,15 +93,15 @@ def draw_parts(*kinds: Callable, calls_finish: bool = True) -> None:
         diary, reason = keep(kind, [(0, 1)] * 2, 100, talking, calls_finish)
         if _is_written(kind, reason):
             break
-    own, mean = FACTORS[0], sum(FACTORS[:2]) / 2
+    alone, mean = FACTORS[0], sum(FACTORS[:2]) / 2
     names = "part 1, no_sync", "part 2, no_sync", "part 3", "next step, no_sync"
     rows = []
-    for part, wanted in enumerate((own, 2 * own, 3 * mean, own)):
+    for part, wanted in enumerate((alone, 2 * alone, 3 * mean, alone)):
         times = part % 3 + 1
         row = _Row(names[part], 0, diary.read(0, part), [wanted] * len(NAMES), 2, times)
         rows.append(row)
-    said = [f"{row.name}: {_letters(row.part.notes)}" for row in rows]
-    show(_strips(rows), f"{kind.__name__}, rank 0. {'. '.join(said)}. {_verdict(rows)}")
+    steps = [f"{row.name}: {_letters(row.part.notes)}" for row in rows]
+    show(_strips(rows), f"{kind.__name__}, rank 0. {'. '.join(steps)}. {_verdict(rows)}")
 
 
 def _is_written(kind: Callable, reason: str) -> bool:
@@ -131,8 +131,8 @@ def _names(which: Sequence[int]) -> list[str]:
 def _letters(notes: Sequence[Note]) -> str:
     """A step as the checks write it, with the end of backward: "ggAggAgggA|www"."""
     letters = {GRADIENT: "g", MESSAGE: "A", WAIT: "w", BACKWARD_RETURNS: "|"}
-    text = "".join(letters[what] for what, _ in notes)
-    contents = [" ".join(_names(which)) for what, which in notes if what == MESSAGE]
+    text = "".join(letters[kind] for kind, _ in notes)
+    contents = [" ".join(_names(which)) for kind, which in notes if kind == MESSAGE]
     return f"{text} with {'; '.join(contents) or 'no message'}"
 
 
@@ -154,14 +154,14 @@ def _different(rows: Sequence[_Row]) -> set[int]:
     """The messages, from 0, that do not carry the same gradients on all ranks."""
     carried = []
     for row in rows:
-        carried.append([set(which) for what, which in row.part.notes if what == MESSAGE])
-    found = set()
+        carried.append([set(which) for kind, which in row.part.notes if kind == MESSAGE])
+    differing = set()
     for number in range(max(map(len, carried))):
         contents = [messages[number] for messages in carried if number < len(messages)]
         without_zeros = [content for content in contents if ZEROS not in content]
         if any(content != without_zeros[0] for content in without_zeros):
-            found.add(number)
-    return found
+            differing.add(number)
+    return differing
 
 
 def _strips(rows: Sequence[_Row]) -> Figure:
@@ -189,16 +189,16 @@ def _strips(rows: Sequence[_Row]) -> Figure:
 def _strip(axes: Axes, top: float, row: _Row, different: set[int]) -> tuple[float, int]:
     """Draw what a rank does, from left to right; returns where it ends, and lanes below."""
     x, starts, ends = 0.0, [], {}
-    for what, which in row.part.notes:
-        width = _WIDE.get(what, 1.0)
-        if what == GRADIENT:
+    for kind, which in row.part.notes:
+        width = _WIDE.get(kind, 1.0)
+        if kind == GRADIENT:
             cell(axes, x, top, NAMES[which[0]], (row.rank,))
-        elif what == MESSAGE:
+        elif kind == MESSAGE:
             words = _names(which)
             width = max(1.0, sum(0.3 + 0.18 * len(word) for word in words)) + 0.1
             _message(axes, (x, top), width, " ".join(words), len(starts), different)
             starts.append(x)
-        elif what == BACKWARD_RETURNS:
+        elif kind == BACKWARD_RETURNS:
             axes.plot([x + 0.15] * 2, [top, top + 1], color=INK, linewidth=1.5, linestyle=":")
         else:
             ends.setdefault(which[0], x + 0.2)
@@ -270,8 +270,8 @@ def _givers(factor: float, row: _Row) -> tuple[int, ...]:
     sum_of_all = row.times * sum(FACTORS[: row.ranks])
     givers = {sum_of_all: everybody, sum_of_all / row.ranks: everybody}
     for rank in everybody:
-        own = row.times * FACTORS[rank]
-        givers |= {own: (rank,), own / row.ranks: (rank,)}
+        share = row.times * FACTORS[rank]
+        givers |= {share: (rank,), share / row.ranks: (rank,)}
     for known, ranks in givers.items():
         if _is_right(factor, known):
             return ranks
@@ -327,7 +327,7 @@ def draw_start(*kinds: Callable) -> None:
     for state in after:
         owners.append([_owners(state[name], before, name) for name in names])
     figure = _owned(names, ["rank 0", "rank 1", "rank 2"], owners, sent[0])
-    right = sum(own[:1] == (0,) for row in owners for own in row)
+    right = sum(ranks[:1] == (0,) for row in owners for ranks in row)
     show(
         figure,
         f"{kind.__name__} on three ranks: {right} of {3 * len(names)} copies are rank 0's. Rank 0 "

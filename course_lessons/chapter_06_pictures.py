@@ -7,9 +7,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from course_utils import Network, show
+from course_utils import show
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import OKABE_ITO, rank_style
@@ -52,7 +51,7 @@ def draw_formula(judged: Mapping[str, Any], *formulas: Callable) -> None:
             (wanted[case],) = judged["spec"](*[[each] for each in arguments[case]])
 
     def ratios_of(formula: Callable) -> dict[str, float]:
-        return {case: float(formula(*own)) / wanted[case] for case, own in arguments.items()}
+        return {case: float(formula(*given)) / wanted[case] for case, given in arguments.items()}
 
     formula, ratios = _first_written(formulas, ratios_of)
     figure, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
@@ -142,34 +141,6 @@ def draw_traffic(traces: Mapping[str, Trace]) -> None:
         )
     panels[0].set_ylabel("KB that come in")
     show(figure, f"{'. '.join(sentences)}.")
-
-
-def draw_pairs(traces: Mapping[str, Trace], network: Network, per_node: int) -> None:
-    """Draw who sends how much to whom, a matrix of ranks for each algorithm; boxes are nodes."""
-    figure, panels = plt.subplots(1, len(traces), figsize=(9.6, 3.4), layout="constrained")
-    sentences = []
-    for axes, (name, trace) in zip(panels, traces.items(), strict=True):
-        replay = trace.replay(network)
-        count = len(replay.finish_us)
-        sent_mb = np.zeros((count, count))
-        for interval in replay.intervals:
-            if interval.what == "send":
-                sent_mb[interval.rank, interval.peer] += interval.bytes / 1e6
-        image = axes.imshow(np.ma.masked_equal(sent_mb, 0), cmap="viridis_r", vmin=0, vmax=30)
-        crossing_mb = sent_mb.copy()
-        for first in range(0, count, per_node):
-            box = {"fill": False, "edgecolor": INK, "linewidth": 1}
-            axes.add_patch(Rectangle((first - 0.5, first - 0.5), per_node, per_node, **box))
-            crossing_mb[first : first + per_node, first : first + per_node] = 0
-        busiest_mb = crossing_mb.sum(axis=1).max()
-        axes.set_title(f"{name}: {busiest_mb:.1f} MB\nthrough the busiest card", size=10)
-        axes.set_xticks(range(0, count, per_node))
-        axes.set_yticks(range(0, count, per_node))
-        axes.set_xlabel("to rank")
-        sentences.append(f"{name}: {busiest_mb:.1f} MB leave a node by the busiest card")
-    panels[0].set_ylabel("from rank")
-    figure.colorbar(image, ax=panels, label="MB", shrink=0.8)
-    show(figure, f"Boxes are nodes. {'. '.join(sentences)}.")
 
 
 # ---- lines over sizes, networks and ranks --------------------------------------------------------

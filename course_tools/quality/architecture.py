@@ -119,7 +119,7 @@ NODES = {
     CHALLENGE: 4000,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
     # by notes of real ranks; cut layers and stacks, a model of plans.
-    LESSONS: 74500,
+    LESSONS: 75500,
     TESTING: 3250,
     LINT: 4800,
     MUSEUM: 2250,

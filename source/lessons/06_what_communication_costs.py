@@ -30,6 +30,7 @@ import torch.distributed as dist
 from course_lessons import chapter_06
 from course_lessons import chapter_06_pictures as pictures
 from course_lessons.chapter_06 import halving, recorded, recorded_all, ring, several_rings, tree
+from course_lessons.drawing import draw_pairs
 from course_lessons.finished import go_on_with
 from course_utils import Network, check, explore, launch, plot_timeline, predict
 
@@ -551,8 +552,8 @@ of_16 = recorded_all(forms, 16, (1_600, 160_000, 16_000_000))
 for size in (1_600, 160_000, 16_000_000):
     ring_us, layered_us, rings_us = (finish_us(of_16[a, size], two_level) for a in forms)
     print(f"{size:10,}{ring_us:9.0f}{layered_us:15.0f}{rings_us:13.0f}")
-by_form = {form.__name__: of_16[form, 16_000_000] for form in forms}
-pictures.draw_pairs(by_form, two_level, per_node=4)
+by_form = {form.__name__: of_16[form, 16_000_000].traffic().bytes for form in forms}
+draw_pairs(by_form, per_node=4)
 
 # %% [markdown]
 # Fewer steps, 12 instead of 30, help small tensors. (Our four rings are slow there, because in each step they wait for each other.) For large ones, what counts is how much passes a port between nodes: 30 sixteenths of the
