@@ -105,14 +105,14 @@ PUBLIC_NAMES = 19
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
     "launcher": 14800,  # statuses nobody heard, forks that return, presses while a rank ends
-    "record": 6900,  # a rank may ask for its own events; timers; whether DDP hears of a gradient
-    "hang": 9400,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "record": 7250,  # a rank may ask for its own events; timers; what becomes of DDP's models
+    "hang": 9550,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
     "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 64600,  # models of the notebook that ranks have changed; widgets as they ended
+    PACKAGE: 65050,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
     JUDGE: 10400,
     CLUSTER: 2150,
@@ -125,7 +125,7 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans.
-    TOOLS: 57500,
+    TOOLS: 57750,
 }
 
 
