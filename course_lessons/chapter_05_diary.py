@@ -213,7 +213,6 @@ def keep(
                     if calls_finish:
                         model.finish()
                 diary.note_gradients(network)
-        dist.barrier()
 
     try:
         limit_s = _LIMIT_S * slowness()
