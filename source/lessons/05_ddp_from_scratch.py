@@ -503,10 +503,8 @@ pictures.draw_sizes(sizes_mb, step_ms)
 # %%
 def memory_of_gradients(as_view, to_none, steps=3):
     network, written = plain().to(my_device()), {}
-    for parameter in network.parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda parameter: written.update({parameter: parameter.grad.data_ptr()})
-        )
+    for p in network.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: written.update({p: p.grad.data_ptr()}))
     model = DistributedDataParallel(network, bucket_cap_mb=2, gradient_as_bucket_view=as_view)
     for step in range(steps):
         model.zero_grad(set_to_none=to_none)

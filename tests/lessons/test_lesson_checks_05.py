@@ -2,6 +2,7 @@
 
 import labs
 import lesson_answers
+import matplotlib.pyplot as plt
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
@@ -64,7 +65,12 @@ def test_a_torch_without_a_queue_of_callbacks_says_so(monkeypatch):
 def texts(monkeypatch):
     """The words of all pictures that are drawn."""
     shown = []
-    monkeypatch.setattr(pictures, "show", lambda figure, text: shown.append(text))
+
+    def show(figure, text):
+        shown.append(text)
+        plt.close(figure)
+
+    monkeypatch.setattr(pictures, "show", show)
     return shown
 
 

@@ -7,6 +7,7 @@ import functools
 import math
 
 import labs
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -384,7 +385,12 @@ def test_resnets_buckets_and_shares_are_those_of_the_recording(lesson):
 def texts(monkeypatch):
     """The words of all pictures that are drawn."""
     shown = []
-    monkeypatch.setattr(pictures, "show", lambda figure, text: shown.append(text))
+
+    def show(figure, text):
+        shown.append(text)
+        plt.close(figure)
+
+    monkeypatch.setattr(pictures, "show", show)
     return shown
 
 

@@ -7,6 +7,7 @@ import textwrap
 
 import labs
 import lesson_answers
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -69,7 +70,12 @@ def test_a_learners_own_stage_is_drawn_right_or_wrong_or_not_at_all(monkeypatch,
 def texts(monkeypatch):
     """The words of all pictures that are drawn."""
     shown = []
-    monkeypatch.setattr(pictures, "show", lambda figure, text: shown.append(text))
+
+    def show(figure, text):
+        shown.append(text)
+        plt.close(figure)
+
+    monkeypatch.setattr(pictures, "show", show)
     return shown
 
 
