@@ -42,7 +42,8 @@ LEARNERS = (
     "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
     "course_lessons", "course_lint", "course_museum", "course_testing", "course_tools",
     "notebooks", "exercises",
-    "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
+    "ddp_course.py", "Makefile", "README.md", "README.zh.md", "LICENSE", "CITATION.cff",
+    "pyproject.toml", "constraints.txt",
     "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
     "source/pictures",
 )  # fmt: skip
@@ -53,10 +54,14 @@ HELPERS = (
     "kernels", "leavings", "mnist_files", "queues", "recordings", "spent", "stalls", "warm_kernels",
 )  # fmt: skip
 MORE_HELPERS = "pretended_driver.c", "startup"
-# What documents say of files that learners do not have.
+# What documents, English and Chinese, say of files and commands that learners do not have.
 WITHHELD = (
-    (r"(?m)^    make test .*\n", ""),
-    (r" The answers are in `solutions/`\.", ""),
+    r"(?m)^    make test .*\n",
+    r" The answers are in `solutions/`\.",
+    r"(?m)^- .*\]\(teaching/.*\n",
+    r"(?m)^\| .*`make gpu`.*\n",
+    r"[^.。]*\]\(teaching/install\.md\)[^.。]*[.。]",
+    r"(?m)[^.。\n]*\[CONTRIBUTING\.md\]\(.*\]\(CHANGELOG\.md\)[^.。\n]*[.。]",
 )
 LOCAL_LINK = re.compile(r"\[(?P<words>[^]]+)\]\((?P<target>(?!https?:|#)[^)#]+)[^)]*\)")
 BY_HAND = "conclusion"  # the tag of a cell of prose
@@ -222,7 +227,7 @@ def private(folder: Path) -> Iterator[None]:
 
 
 def withheld(root: Path, folder: Path) -> list[str]:
-    """Copy what learners need of the course, and no solutions; returns what was copied."""
+    """Copy what learners need of the course, and no solutions; returns what it is."""
     names = [*LEARNERS, *(f"tests/{name}" for name in TESTS)]
     names += [f"tests/helpers/{name}.py" for name in HELPERS]
     names += [f"tests/helpers/{name}" for name in MORE_HELPERS]
@@ -241,13 +246,13 @@ def withheld(root: Path, folder: Path) -> list[str]:
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
         runs = path.is_dir() or path.stat().st_mode & 0o100
         path.chmod(0o755 if runs else 0o644)
-    return sorted({name.split("/")[0] for name in names})
+    return ["the course without its solutions"]
 
 
 def _for_learners(text: str, path: Path) -> str:
     """A document without what learners do not have, and without links to it."""
-    for words, instead in WITHHELD:
-        text = re.sub(words, instead, text)
+    for words in WITHHELD:
+        text = re.sub(words, "", text)
 
     def without_dead_link(link: re.Match[str]) -> str:
         target = path.parent / link["target"]

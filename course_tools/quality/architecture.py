@@ -74,7 +74,6 @@ ALLOWED = {
     "course_tools.measure": (
         TOOLS,
         "course_tools.notebooks",
-        "course_tools.learner.progress",
         "course_tools.grading.sandbox",
         *LIBRARY,
     ),
@@ -114,9 +113,9 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     PACKAGE: 65050,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
-    JUDGE: 10400,
+    JUDGE: 10650,
     CLUSTER: 2150,
-    CHALLENGE: 4000,
+    CHALLENGE: 4100,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
     # by notes of real ranks; cut layers and stacks, a model of plans.
     LESSONS: 75500,
@@ -124,8 +123,9 @@ NODES = {
     LINT: 4800,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
-    # README's pictures, what a wheel has elsewhere than a checkout, a page with plans.
-    TOOLS: 57750,
+    # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
+    # where an installation, a download or a first cell went wrong.
+    TOOLS: 58600,
 }
 
 
