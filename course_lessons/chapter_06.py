@@ -399,14 +399,3 @@ def draw_hiding(percent_longer: Callable[[str, int, int], float], models: Sequen
     both[1].legend()
     words = "On 16 ranks ResNet-50 falls below the grey line of 5 % at a batch of 11, GPT at 74."
     show(figure, words)
-
-
-def compare(fit: Callable, table: Sequence[tuple[float, float]], *parts: slice) -> None:
-    """Fit a line to each part of a table; print the measured times beside the line's."""
-    for part in parts or (slice(None),):
-        sizes, times_us = np.array(table, dtype=float)[part].T
-        a, b = fit(sizes, times_us)
-        print(f"line: {a:.1f} µs + S / {1e-3 / b:.1f} GB/s        bytes   measured µs       line")
-        for size, us in zip(sizes, times_us, strict=True):
-            line_us = a + b * size
-            print(f"{size:43,.0f}{us:14,.1f}{line_us:11,.1f}{line_us / us - 1:+8.1%}")

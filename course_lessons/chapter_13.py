@@ -245,7 +245,8 @@ class _Counting(nn.Module):
         return self.layers(x)
 
 
-def _few_blocks() -> nn.Sequential:
+def few_blocks() -> nn.Sequential:
+    """Three blocks that count, the same in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(6)
         sizes = (3, 7), (3, 5), (3, 4)
@@ -277,7 +278,7 @@ def recomputing(kind: type[torch.autograd.Function]) -> Callable[..., Held]:
 
     @functools.wraps(kind, updated=())
     def trained(x: torch.Tensor) -> Held:
-        blocks, x = _few_blocks(), x.requires_grad_()
+        blocks, x = few_blocks(), x.requires_grad_()
 
         def forward() -> torch.Tensor:
             y = x
@@ -302,7 +303,7 @@ def recomputing(kind: type[torch.autograd.Function]) -> Callable[..., Held]:
 
 
 def _recompute_spec(all_x):
-    blocks, outcomes = _few_blocks(), []
+    blocks, outcomes = few_blocks(), []
     for x in all_x:
         y = blocks(x.requires_grad_())
         y.square().sum().backward()

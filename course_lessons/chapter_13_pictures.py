@@ -13,10 +13,19 @@ import torch.distributed.checkpoint as dcp
 from matplotlib.axes import Axes
 from torch import nn
 
-from course_lessons.chapter_13 import Activations, Layer, Row, computing
-from course_lessons.drawing import answers_to_draw
+from course_lessons.chapter_13 import (
+    Activations,
+    Layer,
+    Row,
+    activation_bytes,
+    computing,
+    few_blocks,
+    three_blocks,
+)
+from course_lessons.drawing import answers_to_draw, reason_of
 from course_lessons.sharding import Shards
-from course_utils import Network, show
+from course_utils import Network, WorkerError, launch, show
+from course_utils.launcher.launch import launch as launch_quietly
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import rank_style
 
@@ -43,19 +52,27 @@ def _box(axis: Axes, left: float, top: float, width: float, colour: str, text: s
 # ---- bytes of a model ----------------------------------------------------------------------------
 
 
-def draw_memory(bytes_per_rank: Callable[[int, int, int], float], memory_gb: float = 80) -> None:
-    """Draw what a learner's formula says of two models on 8 and 64 GPUs, for stages 0 to 3."""
+def draw_memory(*formulas: Callable[[int, int, int], float], memory_gb: float = 80) -> None:
+    """Draw what a formula says of two models on 8 and 64 GPUs, for stages 0 to 3.
+
+    Args:
+        formulas: The first one that returns a number is drawn, also if it is wrong.
+        memory_gb: Of a GPU.
+    """
+    for bytes_per_rank in formulas:
+        try:
+            float(bytes_per_rank(10**9, 8, 3))
+            break
+        except (NotImplementedError, TypeError, ValueError) as error:
+            print("No picture yet:", error)
+    else:
+        return
     figure, axes = plt.subplots(figsize=(9, 2.8), layout="constrained")
     sentences = []
     for group, (billions, gpus) in enumerate([(7, 8), (7, 64), (70, 8), (70, 64)]):
         fitting = []
         for stage in range(4):
-            try:
-                held_gb = float(bytes_per_rank(billions * 10**9, gpus, stage)) / 1e9
-            except (NotImplementedError, TypeError, ValueError) as error:
-                plt.close(figure)
-                print("No picture yet:", error)
-                return
+            held_gb = float(bytes_per_rank(billions * 10**9, gpus, stage)) / 1e9
             fits = held_gb <= memory_gb
             colour, hatch = ("#009E73", None) if fits else ("#D55E00", "///")
             place = 5 * group + stage
@@ -73,24 +90,35 @@ def draw_memory(bytes_per_rank: Callable[[int, int, int], float], memory_gb: flo
         names[4 * group + 1] += f"\n{name}"
     _bare(axes, xticks=places, xticklabels=names, yscale="log", ylim=(1, 4000))
     axes.set_ylabel("GB per GPU")
-    show(figure, f"By your formula, {memory_gb:g} GB are enough for: {'; '.join(sentences)}.")
+    name = bytes_per_rank.__name__
+    show(figure, f"By {name}, {memory_gb:g} GB are enough for: {'; '.join(sentences)}.")
 
 
 def draw_held(rows: Mapping[str, Row]) -> None:
-    """Draw measured MiB per rank, stacked, one bar for each stage."""
-    figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
+    """Draw measured MiB per rank, stacked, and what a rank sends, one bar for each stage."""
+    size = (9, 0.36 * len(rows) + 1.1)
+    figure, (held, sent) = plt.subplots(
+        1, 2, figsize=size, width_ratios=(3, 1.3), layout="constrained", sharey=True
+    )
     for place, row in enumerate(rows.values()):
         left = 0.0
         for part, (colour, hatch) in _PARTS.items():
             width = getattr(row, part)
             style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-            axes.barh(place, width, 0.7, left, label=part if place == 0 else None, **style)
+            held.barh(place, width, 0.7, left, label=part if place == 0 else None, **style)
             left += width
-    _bare(axes, yticks=range(len(rows)), yticklabels=list(rows), xlabel="MiB per rank")
-    axes.invert_yaxis()
-    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
-    sentences = [f"{name} {row.held:g}" for name, row in rows.items()]
-    show(figure, f"MiB per rank, measured on four ranks: {', '.join(sentences)}.")
+        held.text(left + 0.1, place, f"{row.held:g}", va="center")
+        sent.barh(place, row.sent, 0.7, color="#56B4E9", edgecolor="#00304D")
+        sent.text(row.sent + 0.05, place, f"{row.sent:g}", va="center")
+    _bare(held, yticks=range(len(rows)), yticklabels=list(rows), xlabel="MiB per rank")
+    held.set_xlim(0, 8.8)
+    _bare(sent, xlabel="sent per step, in 3/4 of the weights", xlim=(0, 3.9))
+    held.invert_yaxis()
+    held.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    sentences = []
+    for name, row in rows.items():
+        sentences.append(f"{name} holds {row.held:g} MiB and sends {row.sent:g}")
+    show(figure, f"Per rank, measured on four: {'; '.join(sentences)} times 3/4 of the weights.")
 
 
 # ---- how a stage works ---------------------------------------------------------------------------
@@ -146,8 +174,17 @@ class _FiveNumbers(nn.Module):
         self.weight = nn.Parameter(torch.arange(1.0, 6.0))
 
 
-def draw_pieces(kind: type[Shards]) -> None:
-    """Let a learner's stage gather five numbers and reduce their gradients in three ranks."""
+def _first_answers(kinds: Sequence[type], worker_of: Callable, world_size: int) -> tuple | None:
+    """The first class that neither raises nor hangs, and what its ranks return."""
+    for kind in kinds:
+        answers = answers_to_draw(worker_of(kind), world_size)
+        if answers is not None:
+            return kind, answers
+    return None
+
+
+def _gathers_and_reduces(kind: type[Shards]) -> Callable[[], tuple[list, list]]:
+    """For a rank: what a stage gathers of five numbers, and what it reduces."""
 
     def worker() -> tuple[list, list]:
         model = kind(_FiveNumbers())
@@ -158,9 +195,19 @@ def draw_pieces(kind: type[Shards]) -> None:
         model.collect()
         return gathered.flatten().tolist(), shard.grad.flatten().tolist()
 
-    answers = answers_to_draw(worker, 3)
-    if answers is None:
+    return worker
+
+
+def draw_pieces(*kinds: type[Shards]) -> None:
+    """Let a stage gather five numbers and reduce their gradients in three ranks.
+
+    Args:
+        kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
+    """
+    drawable = _first_answers(kinds, _gathers_and_reduces, 3)
+    if drawable is None:
         return
+    kind, answers = drawable
     figure, panels = plt.subplots(1, 2, figsize=(9, 1.9), layout="constrained")
     titles = "what gather returns", "what reduce leaves in shard.grad"
     for side, (axis, title) in enumerate(zip(panels, titles, strict=True)):
@@ -174,10 +221,10 @@ def draw_pieces(kind: type[Shards]) -> None:
     gathered_right = all(pieces[0] == [1, 2, 3, 4, 5] for pieces in answers)
     reduced = [[round(number, 3) for number in pieces[1]] for pieces in answers]
     reduced_right = reduced == [[4, 5], [6, 7], [8, 0]]
-    text = (
-        f"Gathering 1 to 5 is {'right' if gathered_right else 'not right yet'}. The means 4 to 8, "
-        f"and a zero that fills up, are {'in their places' if reduced_right else 'not there yet'}."
-    )
+    gathered = "right" if gathered_right else "not right yet"
+    places = "in their places" if reduced_right else "not there yet"
+    text = f"{kind.__name__}: gathering 1 to 5 is {gathered}. The means 4 to 8, and a zero that "
+    text += f"fills up, are {places}."
     show(figure, text)
 
 
@@ -195,8 +242,8 @@ class _Diary:
         self.rows.append((len(self.alive), len(gradients)))
 
 
-def draw_alive(kind: type[Shards], layers: int = 4) -> None:
-    """Train a stage for one step, and draw how many full weights and gradients exist when."""
+def _watches(kind: type[Shards], layers: int) -> Callable[[], tuple[list, int]]:
+    """For a rank: what exists in one step of a stage, event by event, and when forward ends."""
     diary = _Diary()
 
     class Watched(kind):
@@ -223,9 +270,20 @@ def draw_alive(kind: type[Shards], layers: int = 4) -> None:
         model.finish()
         return diary.rows, diary.forward_ends
 
-    answers = answers_to_draw(worker, 2)
-    if answers is None:
+    return worker
+
+
+def draw_alive(*kinds: type[Shards], layers: int = 4) -> None:
+    """Train a stage for one step, and draw how many full weights and gradients exist when.
+
+    Args:
+        kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
+        layers: Of the network.
+    """
+    drawable = _first_answers(kinds, lambda kind: _watches(kind, layers), 2)
+    if drawable is None:
         return
+    kind, answers = drawable
     rows, forward_ends = answers[0]
     figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
     weights = [row[0] for row in rows]
@@ -242,13 +300,15 @@ def draw_alive(kind: type[Shards], layers: int = 4) -> None:
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     weights_said = _how_many(max(weights, default=0), layers, "weights")
     gradients_said = _how_many(max(gradients, default=0), layers, "gradients")
-    show(figure, f"At most {weights_said} and {gradients_said} exist at once.")
+    show(figure, f"{kind.__name__}: at most {weights_said} and {gradients_said} exist at once.")
 
 
 def _how_many(count: int, layers: int, noun: str) -> str:
     """In words that hold in every run: a tensor may live a little longer than it's needed."""
     if count == layers:
         return f"all {layers} full {noun}"
+    if not count:
+        return f"no full {noun}"
     return f"two full {noun}" if count <= 2 else f"{count} full {noun}"
 
 
@@ -270,6 +330,69 @@ def draw_saved(table: Mapping[str, Sequence[Activations]], world_sizes: Sequence
     show(figure, "More ranks don't shrink a rank's activations; computing them again does.")
 
 
+def _computes_again(kind: type[torch.autograd.Function]) -> Callable[[], tuple]:
+    """For a rank: when blocks are computed, and the bytes that autograd keeps."""
+
+    def worker() -> tuple[list, int, int]:
+        blocks, notes = few_blocks(), []
+        for number, block in enumerate(blocks):
+
+            def computes(*_: Any, number: int = number) -> None:
+                notes.append((number, "recorded" if torch.is_grad_enabled() else "not recorded"))
+
+            block.register_forward_pre_hook(computes)
+            first = next(block.parameters())
+            first.register_post_accumulate_grad_hook(
+                lambda _, number=number: notes.append((number, "gradients"))
+            )
+        x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+
+        def forward() -> torch.Tensor:
+            y = x
+            for block in blocks:
+                y = kind.apply(block, y)
+            return y
+
+        y, saved_bytes = activation_bytes(blocks, forward)
+        y.square().sum().backward()
+        return notes, saved_bytes, len(blocks) * x.nbytes
+
+    return worker
+
+
+def draw_recomputing(*kinds: type[torch.autograd.Function]) -> None:
+    """Draw when three blocks are computed in one step, and what autograd keeps in between.
+
+    Args:
+        kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
+    """
+    drawable = _first_answers(kinds, _computes_again, 1)
+    if drawable is None:
+        return
+    kind, ((notes, saved_bytes, input_bytes),) = drawable
+    looks = {
+        "not recorded": ("#EEEEEE", "forward,\nnot recorded"),
+        "recorded": ("#56B4E9", "forward,\nrecorded"),
+        "gradients": ("#E69F00", "backward"),
+    }
+    figure, axes = plt.subplots(figsize=(1.05 * max(6, len(notes)) + 0.6, 2.2))
+    for place, (number, mode) in enumerate(notes):
+        colour, words = looks[mode]
+        _box(axes, place, number, 0.95, colour, words)
+        axes.texts[-1].set_fontsize(8.5)
+    axes.set(xlim=(-0.05, max(6, len(notes))), ylim=(3, -0.1), xticks=[])
+    axes.set(yticks=[0.4, 1.4, 2.4], yticklabels=["block 0", "block 1", "block 2"])
+    axes.set_xlabel("one step, from left to right")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    order = ", ".join(f"{number} {mode}" for number, mode in notes)
+    show(
+        figure,
+        f"{kind.__name__}: {order}. Autograd keeps {saved_bytes} bytes for backward; the inputs of "
+        f"the blocks are {input_bytes}.",
+    )
+
+
 def draw_clipped(gradient: Sequence[float], arrows: Mapping[str, Sequence[float]]) -> None:
     """Draw a gradient of two numbers, and what is left of it after clipping."""
     figure, axes = plt.subplots(figsize=(4.4, 3.4), layout="constrained")
@@ -282,6 +405,87 @@ def draw_clipped(gradient: Sequence[float], arrows: Mapping[str, Sequence[float]
     axes.set(xlim=(0, 4.2), ylim=(0, 4.2))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     show(figure, "Clipped by the norm of all shards, the gradient keeps its direction.")
+
+
+def draw_units(*trains: Callable) -> None:
+    """Draw the collectives of one step of a training of three blocks, in two ranks.
+
+    Args:
+        trains: The first one that is written is drawn, also if it is wrong, raises or hangs.
+    """
+    for train in trains:
+
+        def worker(train: Callable = train) -> None:
+            torch.manual_seed(dist.get_rank())
+            train(three_blocks(), [torch.randn(4, 6, dtype=torch.float64)], 0.01)
+
+        try:
+            options = {"world_size": 2, "backend": "gloo", "timeout": 20, "trace": True}
+            trace = launch(worker, **options).trace
+            break
+        except WorkerError as error:
+            print(f"No picture yet of {train.__name__}: {reason_of(error)}")
+    else:
+        return
+    looks = {"all_gather": ("#0072B2", None), "reduce_scatter": ("#E69F00", "///")}
+    looks |= {"all_reduce": ("#009E73", "...")}
+    figure, axes = plt.subplots(figsize=(9, 2.4), layout="constrained")
+    events = [event for event in trace.of_rank(0) if event.kind in looks]
+    for place, event in enumerate(events):
+        colour, hatch = looks[event.kind]
+        style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+        axes.bar(place, event.bytes, 0.8, **style)
+        axes.text(place, event.bytes + 8, f"{event.bytes:g}", ha="center", size=8)
+    for kind, (colour, hatch) in looks.items():
+        axes.bar(0, 0, color=colour, hatch=hatch, edgecolor="white", label=kind)
+    _bare(axes, xlabel="calls of rank 0, in their order", ylabel="bytes handed in", xticks=[])
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.margins(y=0.15)
+    counts = [f"{sum(e.kind == kind for e in events)} {kind}" for kind in looks]
+    show(figure, f"One step of {train.__name__} and its return, on rank 0: {', '.join(counts)}.")
+
+
+def draw_dealing(
+    batches: Callable, data: torch.Tensor, parts: Sequence[tuple[int, int, int]]
+) -> None:
+    """Draw which rank reads which sample, where the number of ranks changes in mid-epoch.
+
+    Args:
+        batches: A generator of a rank's batches from a step on.
+        data: All samples, of shape (samples, numbers).
+        parts: Ranks, the first step and how many steps, for each part of the training.
+    """
+    figure, axes = plt.subplots(figsize=(9.4, 1.9), layout="constrained")
+    place, read, ticks = 0, [], {}
+    for world_size, first, steps in parts:
+
+        def worker(first: int = first, steps: int = steps) -> list[list[int]]:
+            samples = []
+            for _, batch in zip(range(steps), batches(first), strict=False):
+                is_sample = (data[:, None] == batch).all(dim=-1)
+                samples.append(is_sample.int().argmax(dim=0).tolist())
+            return samples
+
+        by_rank = launch_quietly(worker, world_size=world_size, backend="gloo", timeout=20)
+        for step in range(steps):
+            ticks[place + 6] = f"step {first + step}: {world_size} ranks"
+            for turn in range(12 // world_size):
+                for rank in range(world_size):
+                    sample = by_rank[rank][step][turn]
+                    read.append(sample)
+                    _box(axes, place, 0, 0.9, rank_style(rank)["color"] + "66", str(sample))
+                    axes.texts[-1].set(fontsize=8)
+                    axes.text(place + 0.45, 0.98, rank, ha="center", va="center", size=8)
+                    place += 1
+            axes.plot([place - 0.05] * 2, [-0.15, 1.15], color="black", linewidth=1.2)
+    axes.set(xlim=(-0.1, place), ylim=(1.2, -0.2))
+    axes.set_yticks([0.4, 0.98], ["sample", "read by rank"])
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    once = len(set(read)) == len(read) == len(data)
+    words = "once" if once else "not once"
+    show(figure, f"In the first epoch each of the {len(data)} samples is read {words}.")
 
 
 def draw_checkpoint(folder: Path, name: str, readers: int) -> None:
@@ -330,6 +534,25 @@ def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None
     axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
     show(figure, text)
+
+
+def draw_hiding(layers_us: Sequence[float], steps_us: Mapping[str, Sequence[float]]) -> None:
+    """Draw what a step takes, and what of it is computing, by what a layer computes."""
+    figure, axes = plt.subplots(figsize=(7.5, 2.8), layout="constrained")
+    sentences = []
+    for number, (name, all_us) in enumerate(steps_us.items()):
+        axes.plot(layers_us, all_us, **rank_style(number), label=name)
+        for layer_us, us in zip(layers_us, all_us, strict=True):
+            offset = {"textcoords": "offset points", "ha": "center", "size": 8}
+            axes.annotate(f"{us:.0f}", (layer_us, us), (0, 6 if number < 2 else -14), **offset)
+        sentences.append(f"{name} {', '.join(f'{us:.0f}' for us in all_us)}")
+    computing_us = [24 * layer_us for layer_us in layers_us]
+    axes.plot(layers_us, computing_us, color="#777777", linewidth=4, alpha=0.4, label="computing")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    _bare(axes, xlabel="a layer computes (µs)", ylabel="a step (µs)", ylim=(0, 2900))
+    layers = ", ".join(f"{layer_us:g}" for layer_us in layers_us)
+    words = f"If a layer computes for {layers} µs, a step takes, in µs"
+    show(figure, f"{words}: {'; '.join(sentences)}.")
 
 
 def draw_mesh() -> None:

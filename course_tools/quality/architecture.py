@@ -116,8 +116,9 @@ NODES = {
     JUDGE: 10650,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
     CHALLENGE: 4100,
-    # By chapter: checks of what learners write, pictures, cut layers and stacks, a model of plans.
-    LESSONS: 66500,
+    # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
+    # by notes of real ranks; cut layers and stacks, a model of plans.
+    LESSONS: 75500,
     TESTING: 3250,
     LINT: 4800,
     MUSEUM: 2250,

@@ -30,6 +30,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lessons import chapter_05
+from course_lessons import chapter_05_pictures as pictures
 from course_lessons.chapter_05 import (
     Buckets,
     Equal,
@@ -67,7 +68,7 @@ from course_lessons.chapter_05 import (
 )  # fmt: skip
 from course_lessons.finished import show_source, show_when_passed
 from course_material.language import SmallGPT, novel
-from course_utils import WorkerError, WorkerTimeout, check, launch, predict
+from course_utils import WorkerError, WorkerTimeout, check, launch, plot_calls, predict
 
 # %% [markdown]
 # ## 1 · Start equal
@@ -105,19 +106,19 @@ def started(wrap):
     torch.manual_seed(dist.get_rank())
     network = awkward().to(my_device())
     network[2].running_mean += dist.get_rank()
-    return wrap(network).state_dict()
+    wrap(network)
+    return network.state_dict()
 
 
-counts = []
-for wrap in (nn.Sequential, DistributedDataParallel):
-    state_0, state_1 = launch(started, wrap)
-    names = [name for name in state_0 if not torch.equal(state_0[name], state_1[name])]
-    print(f"{wrap.__name__:24}", *names)
-    counts.append(len(names))
+states, counts = {}, []
+for name, wrap in {"bare": nn.Sequential, "in DDP": DistributedDataParallel}.items():
+    states[name] = state_0, state_1 = launch(started, wrap)
+    counts.append(sum(not torch.equal(state_0[each], state_1[each]) for each in state_0))
 different.measured(counts)
+pictures.draw_copies(states)
 
 # %% [markdown]
-# Nine differ: all random weights, the frozen ones among them, and the running mean. The batch norm starts its own weights at one and zero, so those agreed anyway. In DDP
+# Each square says whose values a copy has. Nine differ: all random weights, the frozen ones among them, and the running mean. What batch norm starts at zero or one was equal anyway (=). In DDP
 # nothing differs: its constructor has sent rank 0's tensors to everybody.
 
 # %% [markdown]
@@ -152,7 +153,11 @@ class MyStart(Wrapper):
 outcome = check(starting(MyStart), **start_judged)
 outcome
 
+# %% [markdown]
+# Here are the copies that yours leaves on three ranks (ours, until it is written), and how often each tensor was sent:
+
 # %%
+pictures.draw_start(MyStart, Equal)
 show_when_passed(outcome, Equal)
 
 # %% [markdown]
@@ -217,8 +222,12 @@ class MyAverage(Equal):
 outcome = check(trained(MyAverage), **average_judged)
 outcome
 
+# %% [markdown]
+# From here on, your step is drawn as well. Backward leaves 1, 4 and 10 on the three ranks in place of gradients, so the mean is 5, and a message shows what it carries. *e1.b* is the
+# bias of expert 1; *t* stands for the tied layers.
 
 # %%
+pictures.draw_step(MyAverage, PerParameter, paths=[(0, 1)] * 3)
 show_when_passed(outcome, PerParameter)
 
 # %% [markdown]
@@ -262,6 +271,10 @@ print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 
 # %%
 took_ms = clock(PerParameter, copies=False)
+draw(
+    ["PerParameter"],
+    "After backward the port sends. A gap is the latency of a bias, which has few bytes.",
+)
 
 # %% [markdown]
 # 29.1 ms, more than three times backward alone. It adds up: 8.98 of backward; 12.58 for the bytes, as a ring of eight passes 2 · 7/8 of them through each port; and 7.56 of
@@ -297,6 +310,7 @@ outcome
 
 
 # %%
+pictures.draw_step(MyFlat, Flat)  # on two ranks: 1 and 4, so the mean is 2.5
 show_when_passed(outcome, Flat)
 
 # %%
@@ -366,6 +380,7 @@ outcome
 
 
 # %%
+pictures.draw_step(MyBuckets, Buckets, limit_bytes=100)
 show_when_passed(outcome, Buckets)
 
 # %% [markdown]
@@ -439,6 +454,7 @@ outcome
 
 
 # %%
+pictures.draw_step(MyOverlap, Overlapped, limit_bytes=100)
 show_when_passed(outcome, Overlapped)
 
 # %% [markdown]
@@ -458,20 +474,20 @@ draw(forms, "Overlapped begins to send after 2.5 ms, and its port never rests un
 # Where backward is longer, overlap hides nearly everything; where it is shorter, only fewer bytes help.
 
 # %% [markdown]
-# How large should a bucket be? Here with 30 µs of latency, and with ten times as much. In the column *alone*, each gradient is a bucket of its own:
+# How large should a bucket be? Here with 30 µs of latency, and with ten times as much. *Alone* means that each gradient is a bucket of its own:
 
 # %%
 sizes_mb = [1e-6, 1, 2, 4, 6, 16]  # the first is less than any tensor has
-print("bucket     alone", *(f"{size:5} MB" for size in sizes_mb[1:]))
 sized = [functools.partial(Overlapped, limit_bytes=int(mb * 2**20)) for mb in sizes_mb]
 runs = chapter_05.recorded_all(*sized)
+step_ms = {}
 for latency_us in (30, 300):
     slower = replace(network, latency_us=latency_us)
-    replayed_ms = []
+    step_ms[latency_us] = []
     for run in runs:
         replay, _ = chapter_05.replayed(*run, 0.2 / 1000, slower)
-        replayed_ms.append(chapter_05.step_ms(replay))
-    print(f"{latency_us:4} µs", *(f"{ms:5.1f} ms" for ms in replayed_ms))
+        step_ms[latency_us].append(chapter_05.step_ms(replay))
+pictures.draw_sizes(sizes_mb, step_ms)
 
 # %% [markdown]
 # 2 MB is best with 30 µs, and 4 MB with 300: with more latency, each message has to carry more. One bucket of 16 MB holds everything and is `Flat` again, to the digit. PyTorch's default is 25 MB,
@@ -487,26 +503,26 @@ for latency_us in (30, 300):
 # %%
 def memory_of_gradients(as_view, to_none, steps=3):
     network, written = plain().to(my_device()), {}
-    for parameter in network.parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda parameter: written.update({parameter: parameter.grad.data_ptr()})
-        )
+    for p in network.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: written.update({p: p.grad.data_ptr()}))
     model = DistributedDataParallel(network, bucket_cap_mb=2, gradient_as_bucket_view=as_view)
     for step in range(steps):
         model.zero_grad(set_to_none=to_none)
         images, labels = batch(step)
         cross_entropy(model(images), labels).backward()
-    parameters = list(network.parameters())
-    pieces = {p.grad.untyped_storage().data_ptr() for p in parameters}
-    in_place = sum(p.grad.data_ptr() == written[p] for p in parameters)
-    return len(pieces), in_place
+    places = []
+    for parameter in network.parameters():
+        piece = parameter.grad.untyped_storage().data_ptr()
+        places.append((piece, parameter.grad.data_ptr() == written[parameter]))
+    return places
 
 
 # %%
+places = {}
 for as_view, to_none in ((False, True), (True, True), (True, False)):
-    pieces, in_place = launch(memory_of_gradients, as_view, to_none)[0]
-    print(f"gradient_as_bucket_view={as_view}, zero_grad(set_to_none={to_none}):")
-    print(f"    {pieces} pieces, {in_place} of 18 gradients written there by autograd")
+    name = f"as_bucket_view={as_view}\nset_to_none={to_none}"
+    places[name] = launch(memory_of_gradients, as_view, to_none)[0]
+pictures.draw_memory(places)
 
 # %% [markdown]
 # Without the option autograd writes each gradient to memory of its own, where it stays: DDP copies it into a bucket, and the mean back. With it, each `.grad` *is* a part of its bucket after backward. So the mean isn't copied back, and no memory is needed for a second copy of all gradients.
@@ -586,6 +602,7 @@ def pytorch(network, **options):
 another_order.measured(fate(overlapped, [(0, 1), (1, 0)]))
 print("PyTorch's DDP, in a different order:", fate(pytorch, [(0, 1), (1, 0)]))
 print("Overlapped, in one order:", fate(overlapped, [(0, 1), (0, 1)]))
+pictures.draw_step(Overlapped, paths=[(0, 1), (1, 0)], limit_bytes=100)
 
 # %% [markdown]
 # No hang, no crash, no error: averages of one expert's gradients with the other's. Gloo pairs the *n*-th call of one rank with the *n*-th of the other, and both carry 144 bytes. PyTorch gets it right.
@@ -594,7 +611,11 @@ print("Overlapped, in one order:", fate(overlapped, [(0, 1), (0, 1)]))
 # Now expert 1 is not used on rank 1, as happens when no token chooses it. This cell fails on purpose, after three seconds. Which rank waits, and in which line?
 
 # %% tags=["raises-exception"]
-launch(passes, Overlapped, [(0, 1), (0,)], 1, backend="gloo", timeout=3)  # as above, gloo's end
+try:  # as above, it ends as gloo does
+    launch(passes, Overlapped, [(0, 1), (0,)], 1, backend="gloo", timeout=3)
+except WorkerTimeout as hang:
+    plot_calls(hang)
+    raise
 
 # %% [markdown]
 # *Rank 0 waits in `collect`*, for the bucket that it has sent. *Rank 1's function has returned*: its bucket (here one holds everything) never filled, and nobody noticed.
@@ -677,6 +698,7 @@ outcome
 
 
 # %%
+pictures.draw_step(MyOrder, InOrder, paths=[(0, 1), (0,)], limit_bytes=100)
 show_when_passed(outcome, InOrder)
 
 # %%
@@ -719,10 +741,10 @@ def arrivals(tied):
 
 
 # %%
-for tied in (False, True):
-    came = launch(arrivals, tied, world_size=1)[0]
-    print("tied:    " if tied else "not tied:", came[0], "...", *came[-2:])
-print("before the tied weight's:", came.index("embedding.weight"), "of 15")
+came = {}
+for name, tied in {"not tied": False, "tied": True}.items():
+    came[name] = launch(arrivals, tied, world_size=1)[0]
+pictures.draw_arrivals(came)
 
 # %% [markdown]
 # All of them: it comes last. The hook is called once, when both uses have been added up, and the embedding's use is the last that backward reaches. So nothing has to be repaired, but the tied weight leaves when backward is over, and its message has nothing to hide behind.
@@ -747,8 +769,7 @@ def what_it_sends(model, parts):
 
 
 sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward().to(my_device())), 6))[0]
-print("first step: ", *sent[:3], sep="   ")
-print("second step:", *sent[3:], sep="   ")
+pictures.draw_sent(sent)
 
 # %% [markdown]
 # The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, does not. PyTorch's rule: a forward takes over rank 0's buffers if it is the first
@@ -793,6 +814,7 @@ outcome = check(accumulating(MySilence), **silence_judged)
 outcome
 
 # %%
+pictures.draw_parts(MySilence, Silent)
 show_when_passed(outcome, Silent)
 
 # %% [markdown]
@@ -853,6 +875,7 @@ outcome = check(unaided(MyUnaided), **silence_judged)
 outcome
 
 # %%
+pictures.draw_step(MyUnaided, Unaided, limit_bytes=100, calls_finish=False)
 show_when_passed(outcome, Unaided)
 
 # %% [markdown]

@@ -19,6 +19,7 @@
 # a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %%
+import functools
 import math
 from dataclasses import replace
 
@@ -27,7 +28,9 @@ import torch
 import torch.distributed as dist
 
 from course_lessons import chapter_06
+from course_lessons import chapter_06_pictures as pictures
 from course_lessons.chapter_06 import halving, recorded, recorded_all, ring, several_rings, tree
+from course_lessons.drawing import draw_pairs
 from course_lessons.finished import go_on_with
 from course_utils import Network, check, explore, launch, plot_timeline, predict
 
@@ -160,11 +163,8 @@ def direct(x, group=None):
 # Both are imported. Every recorded run also checks its sum: rank *r* brings *r* + 1 times a pattern, so we know what must come out.
 
 # %%
-print("            messages   bytes in all   most bytes into one rank   (8 ranks, 80,000 bytes)")
-for (algorithm, _), trace in recorded_all((direct, tree, ring), 8, (80_000,)).items():
-    traffic = trace.traffic()
-    messages, in_all = sum(traffic.sent_messages), sum(traffic.sent_bytes)
-    print(f"{algorithm.__name__:12}{messages:8}{in_all:15,}{max(traffic.received_bytes):19,}")
+of_80_kb = recorded_all((direct, tree, ring), 8, (80_000,))
+pictures.draw_traffic({way.__name__: trace for (way, _), trace in of_80_kb.items()})
 
 # %% [markdown]
 # All three send **the same** 1,120,000 bytes, 2(n − 1) times the tensor. The ring needs eight times as many messages. But it
@@ -225,8 +225,12 @@ price_check = chapter_06.price_check(direct)
 price = check(all_reduce_us, **price_check)
 price
 
+# %% [markdown]
+# Each mark is your result for one case (ours, until yours is written), divided by what the replay says. So a right formula stays on the line.
+
 # %%
 price_us = go_on_with(all_reduce_us, price, chapter_06.all_reduce_us)
+pictures.draw_formula(price_check, all_reduce_us, chapter_06.all_reduce_us)
 
 
 def time_us(algorithm, n, size):
@@ -252,8 +256,6 @@ print("     bytes   direct     tree     ring   (µs, 8 ranks)")
 for i, size in enumerate(sizes):
     print(f"{size:10,}" + "".join(f"{took_us[a][i]:9.0f}" for a in algorithms) + f"   {best[i]}")
 winners.measured([best[0], best[-1]])
-
-# %%
 chapter_06.draw_times(time_us, took_us, sizes)
 
 # %% [markdown]
@@ -276,10 +278,12 @@ raced = record(race, 40_000, world_size=8)
 explore(raced.trace, network)
 
 # %%
-print("latency   ring team   direct team   (µs)")
-for latency_us in (10, 5, 4.5, 4, 1):
+latencies_us, teams_us = (1, 2, 4, 4.5, 5, 8, 10), {"ring team": [], "direct team": []}
+for latency_us in latencies_us:
     done = raced.trace.replay(replace(network, latency_us=latency_us)).finish_us
-    print(f"{latency_us:7.1f}{max(done[:4]):12.1f}{max(done[4:]):14.1f}")
+    teams_us["ring team"].append(max(done[:4]))
+    teams_us["direct team"].append(max(done[4:]))
+pictures.draw_race(latencies_us, teams_us)
 
 # %% [markdown]
 # The lead changes at 4.5 µs. Less latency helps whoever sends many messages; less bandwidth hurts whoever has a busy port.
@@ -354,10 +358,11 @@ fitted
 
 # %%
 fit_line = go_on_with(fit, fitted, chapter_06.fit)
+pictures.draw_fit(fit, chapter_06.fit)
 
 # %% [markdown]
-# The first table is of **four GPUs on PCIe** that add up 256 KiB to 1 GiB ([nccl issue 445](https://github.com/NVIDIA/nccl/issues/445)). `compare` fits a line by your function, if that has passed, and prints each measured time, the
-# line's, and the deviation.
+# The first table is of **four GPUs on PCIe** that add up 256 KiB to 1 GiB ([nccl issue 445](https://github.com/NVIDIA/nccl/issues/445)). The picture shows the line that your function finds, if it has passed, and
+# by how many percent that line is off.
 
 # %%
 pcie_x4 = [
@@ -366,7 +371,7 @@ pcie_x4 = [
     (67_108_864, 20_653), (134_217_728, 41_278), (268_435_456, 82_503), (536_870_912, 164_854),
     (1_073_741_824, 328_867),
 ]  # fmt: skip
-chapter_06.compare(fit_line, pcie_x4)
+pictures.draw_lines(pcie_x4, fit_line)
 
 # %% [markdown]
 # Two numbers describe a range of 4,096 to 1 within 3.2 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
@@ -384,14 +389,14 @@ nvlink_x2 = [
     (1_048_576, 47.38), (2_097_152, 70.44), (4_194_304, 120.1), (8_388_608, 212.5),
     (16_777_216, 418.5), (33_554_432, 817.8), (67_108_864, 1_568.3), (134_217_728, 3_298.6),
 ]  # fmt: skip
-chapter_06.compare(fit_line, nvlink_x2)
+pictures.draw_lines(nvlink_x2, fit_line)
 
 # %% [markdown]
 # It misses by up to 28 %, and the misses aren't noise: neighbours miss to the same side. Look at 128 to 512 KiB. From 128 to 256 KiB the time grows by 8.3 µs, and from 256 to 512 KiB, twice the step, by 4.6 µs
 # only. No straight line does that. Two lines do:
 
 # %%
-chapter_06.compare(fit_line, nvlink_x2, slice(0, 4), slice(4, None))
+pictures.draw_lines(nvlink_x2, fit_line, (slice(0, 4), slice(4, None)))
 
 # %% [markdown]
 # NCCL has **protocols**. `LL` sends 4 bytes of flags with every 4 bytes of data: it starts fast, and reaches half of the bandwidth at most. `LL128` can reach 95 %. `Simple` sends data only, and pays for slow memory barriers
@@ -407,14 +412,7 @@ chapter_06.compare(fit_line, nvlink_x2, slice(0, 4), slice(4, None))
 # So how far may one trust a line **outside** the sizes it was fitted to? Here the four smallest sizes of each table predict its largest.
 
 # %%
-for name, table in (("four on PCIe", pcie_x4), ("two on NVLink", nvlink_x2)):
-    a, b = fit_line(*np.array(table[:4]).T)
-    size, us = table[-1]
-    line_us = a + b * size
-    print(
-        f"{name:13} {size:13,} bytes: line {line_us:9,.0f} µs, "
-        f"measured {us:9,.0f}: {line_us / us - 1:+.0%}"
-    )
+pictures.draw_beyond({"four on PCIe": pcie_x4, "two on NVLink": nvlink_x2}, fit_line)
 
 # %% [markdown]
 # On PCIe the line holds within 4 %, 512 times beyond the last size it was fitted to. On NVLink it says more than three times the real time. Nothing in the line warns you, so measure once where you need it.
@@ -438,10 +436,10 @@ def bound_us(n, size):
     return 2 * (n - 1) / n * size * beta
 
 
-print("     bytes    bound   direct     tree     ring   (bound in µs, then bound / time, 8 ranks)")
-for i, size in enumerate(sizes):
-    shares = [bound_us(8, size) / took_us[a][i] for a in algorithms]
-    print(f"{size:10,}{bound_us(8, size):9.1f}" + "".join(f"{share:9.1%}" for share in shares))
+shares = {}
+for a in algorithms:
+    shares[a.__name__] = [bound_us(8, size) / us for size, us in zip(sizes, took_us[a])]
+pictures.draw_bound(sizes, shares)
 
 # %% [markdown]
 # Direct stays at 12.5 %: one port of eight does all the work. The ring reaches 90.9 % at 8 million
@@ -478,6 +476,8 @@ for algorithm, size in ((direct, 8_000_000), (ring, 800), (ring, 8_000_000)):
     times = f"{before:7.0f} -> {after:7.0f} µs, x{after / before:.1f}"
     print(f"{algorithm.__name__:7}{size:10,} bytes: {times}")
 times_slower.measured(round(after / before, 1), within=0.15)
+text = "The port from rank 2 to rank 3 never rests, and in the end everybody waits for it."
+plot_timeline(of_8[ring, 8_000_000].replay(one_slow_link), text)
 
 # %% [markdown]
 # One bad link of 56 makes the whole ring 9.2 times slower, because a chunk must pass it in each of the 14 steps. The direct way never uses that link. A ring has no slack: it
@@ -552,6 +552,8 @@ of_16 = recorded_all(forms, 16, (1_600, 160_000, 16_000_000))
 for size in (1_600, 160_000, 16_000_000):
     ring_us, layered_us, rings_us = (finish_us(of_16[a, size], two_level) for a in forms)
     print(f"{size:10,}{ring_us:9.0f}{layered_us:15.0f}{rings_us:13.0f}")
+by_form = {form.__name__: of_16[form, 16_000_000].traffic().bytes for form in forms}
+draw_pairs(by_form, per_node=4)
 
 # %% [markdown]
 # Fewer steps, 12 instead of 30, help small tensors. (Our four rings are slow there, because in each step they wait for each other.) For large ones, what counts is how much passes a port between nodes: 30 sixteenths of the
@@ -590,19 +592,22 @@ def crossing_us(algorithm, nodes, per_node, size, beta):
 # The check records all three in eight layouts, from two nodes of two to six nodes of two, and replays them on a network where only the cards cost time.
 
 # %%
-crossing = check(crossing_us, **chapter_06.crossing_check(hierarchical))
+crossing_check = chapter_06.crossing_check(hierarchical)
+crossing = check(crossing_us, **crossing_check)
 crossing
 
 # %%
 card_us = go_on_with(crossing_us, crossing, chapter_06.crossing_us)
-print(
-    "nodes   one ring   several rings   two levels   (ms at a card, 25 MiB, 8 ranks in each node)"
-)
-for nodes in (2, 4, 16, 128):
-    ways_ms = []
-    for algorithm in ("one ring", "several rings", "two levels"):
-        ways_ms.append(card_us(algorithm, nodes, 8, 25 * 2**20, beta) / 1000)
-    print(f"{nodes:5}{ways_ms[0]:11.2f}{ways_ms[1]:16.2f}{ways_ms[2]:13.2f}")
+pictures.draw_formula(crossing_check, crossing_us, chapter_06.crossing_us)
+
+# %% [markdown]
+# And on larger clusters, with 8 ranks in each node:
+
+# %%
+node_counts, ways_ms = (2, 4, 16, 128), {}
+for way in ("one ring", "several rings", "two levels"):
+    ways_ms[way] = [card_us(way, nodes, 8, 25 * 2**20, beta) / 1000 for nodes in node_counts]
+pictures.draw_cards(node_counts, ways_ms)
 
 # %% [markdown]
 # With many nodes, two levels save hardly any bytes over several rings. What they save then is steps.
@@ -626,10 +631,7 @@ three_nodes = [
     (83_886_088, 1_876.1), (84_934_664, 1_903.9), (85_983_240, 1_757.8), (87_031_816, 1_781.5),
     (127_926_280, 2_560.7), (133_169_160, 2_666.0),
 ]  # fmt: skip
-print("      bytes   measured   predicted   (µs, 24 A100)")
-for size, us in three_nodes:
-    predicted_us = 2 * 23 / 24 * size / 96_000
-    print(f"{size:11,}{us:11,.1f}{predicted_us:12,.1f}{predicted_us / us - 1:+8.1%}")
+pictures.draw_three_nodes(three_nodes, gb_s=96, ranks=24)
 
 # %% [markdown]
 # From 86 MB on, the prediction is right within 3 %. Below, it is 9 to 11 % too low. And look where this changes: **86.0 MB take 146 µs less than 84.9 MB.** No line with a positive beta can say that. Most likely NCCL
@@ -660,13 +662,15 @@ def halving_us(n, size):
 
 
 took = finish_us(recorded(halving, 16, 80_000))
-print(f"16 ranks: replay {took:.1f} µs, formula {halving_us(16, 80_000):.1f} µs\n")
+print(f"16 ranks: replay {took:.1f} µs, formula {halving_us(16, 80_000):.1f} µs")
 bucket_bytes = 25 * 2**20  # DDP starts an all-reduce when it has so many bytes of gradients
-print("   ranks   direct     tree     ring  halving    bound   (ms, 25 MiB, by formula)")
-for n in (8, 64, 1_024, 16_384):
-    times = [time_us(algorithm, n, bucket_bytes) for algorithm in algorithms]
-    times += [halving_us(n, bucket_bytes), bound_us(n, bucket_bytes)]
-    print(f"{n:8,}" + "".join(f"{us / 1000:9,.1f}" for us in times))
+ranks = (8, 64, 1_024, 16_384)
+formulas = {a.__name__: functools.partial(time_us, a) for a in algorithms}
+formulas |= {"halving": halving_us, "bound": bound_us}
+in_ms = {}
+for name, formula in formulas.items():
+    in_ms[name] = [formula(n, bucket_bytes) / 1000 for n in ranks]
+pictures.draw_ranks(ranks, in_ms)
 
 # %% [markdown]
 # At 16,384 ranks the ring takes 333 ms, of which 327.7 are the latency of its 32,766 steps. It loses even to our tree. Halving needs 28 steps, and stays within 6 %
@@ -701,8 +705,13 @@ def hiding_batch(n, gradient_bytes, buckets, backward_us, alpha, beta):
 # </details>
 
 # %%
-hiding = check(hiding_batch, **chapter_06.hiding_check(direct))
+hiding_check = chapter_06.hiding_check(direct)
+hiding = check(hiding_batch, **hiding_check)
 hiding
+
+# %%
+closed_form = go_on_with(hiding_batch, hiding, chapter_06.hiding_batch)
+pictures.draw_formula(hiding_check, hiding_batch, chapter_06.hiding_batch)
 
 # %% [markdown]
 # For a language model a sample is a **token**, and the formula gets simpler. With *P* parameters, a backward pass takes about 4 *P* operations per token (a forward pass takes 2 *P*). A GPU that does
@@ -714,10 +723,8 @@ hiding
 # %%
 times_tokens = predict("times as many tokens, for ten times the parameters", ...)
 
+
 # %%
-closed_form = go_on_with(hiding_batch, hiding, chapter_06.hiding_batch)
-
-
 def hiding_tokens(parameters, n, teraflops=100, gbit_s=100, gradient_bytes=4):
     """By the closed form, with 13 buckets and a latency of 3 µs."""
     backward_us = 4 * parameters / (teraflops * 1e6)  # a teraflop is a million operations a µs
@@ -804,20 +811,17 @@ def two_limits(model, n):
     return beside, after
 
 
-print("100 Gbit/s, batch           2       16      128    1,024   16,384 ranks")
-ranks = (2, 16, 128, 1_024, 16_384)
+print("batch at 100 Gbit/s                2       16      128    1,024   16,384 ranks")
+ranks, limits = (2, 16, 128, 1_024, 16_384), {}
 for model in models:
     beside, after = zip(*[two_limits(model, n) for n in ranks])
     hidden = [hidden_from(model, n) for n in ranks]
     rows = {"all buckets": beside, "last bucket": after, "both": hidden}
+    rows["both, 10 Gbit/s"] = [hidden_from(model, n, gbit_s=10) for n in ranks]
+    limits[model] = rows
     for name, batches in rows.items():
-        print(f"{model:12}{name:11}" + "".join(f"{batch:9,.1f}" for batch in batches))
-
-# %%
-print("10 Gbit/s, batch            2       16      128    1,024   16,384 ranks")
-for model in models:
-    hidden = [hidden_from(model, n, gbit_s=10) for n in ranks]
-    print(f"{model:12}{'both':11}" + "".join(f"{batch:9,.1f}" for batch in hidden))
+        print(f"{model:11}{name:16}" + "".join(f"{batch:9,.1f}" for batch in batches))
+pictures.draw_limits(ranks, limits)
 
 # %%
 chapter_06.draw_hiding(percent_longer, list(models))
@@ -853,11 +857,10 @@ def step_ms(cap_mb, gbit_s, alone_ms=97, n=16):
 
 
 # %%
-published_ms = {1: "108", 25: "104"}
-print("bucket size   48 GB/s per node   published   10 Gbit/s per node   (ms per step, 16 ranks)")
-for cap_mb in (1, 5, 25, 103):
-    fast, slow = step_ms(cap_mb, 48 * 8), step_ms(cap_mb, 10)
-    print(f"{cap_mb:8} MB{fast:19.1f}{published_ms.get(cap_mb, '-'):>12}{slow:21.1f}")
+caps_mb, by_network = (1, 5, 25, 103), {}
+for name, gbit_s in {"10 Gbit/s": 10, "48 GB/s": 48 * 8}.items():
+    by_network[name] = [step_ms(cap_mb, gbit_s) for cap_mb in caps_mb]
+pictures.draw_buckets(caps_mb, by_network, published_ms={1: 108, 25: 104})
 
 # %% [markdown]
 # On the slow network the model has an opinion: 5 to 25 MB are best. With smaller ones latency is paid too often, and one large bucket begins when the backward pass is over.

@@ -35,9 +35,10 @@ from torch.nn.utils import clip_grad_norm_
 from course_lessons import chapter_13, sharding
 from course_lessons import chapter_13_pictures as pictures
 from course_lessons.chapter_04 import torchrun
+from course_lessons.drawing import draw_pairs
 from course_lessons.finished import go_on_with, show_source, show_when_passed
 from course_lessons.sharding import Ahead, Freeing, OurDDP, Sharded, Shards
-from course_utils import Network, check, launch, predict
+from course_utils import Network, WorkerTimeout, check, launch, plot_calls, predict
 
 # %% [markdown]
 # ## 1 · Sixteen bytes
@@ -87,13 +88,11 @@ memory
 # </details>
 
 # %% [markdown]
-# Right or wrong, this is what *your* formula says of both models. The chapter then goes on with a right one.
-
-# %%
-pictures.draw_memory(bytes_per_rank)
+# Right or wrong, this is what *your* formula says of both models (ours, until yours is written). The chapter then goes on with a right one.
 
 # %%
 rank_bytes = go_on_with(bytes_per_rank, memory, chapter_13.bytes_per_rank)
+pictures.draw_memory(bytes_per_rank, chapter_13.bytes_per_rank)
 
 # %%
 models = [(7, 8), (7, 64), (70, 8), (70, 64)]
@@ -102,7 +101,6 @@ for billions, gpus in models:
     stages_gb = [rank_bytes(billions * 10**9, gpus, stage) / 1e9 for stage in range(4)]
     fitting = [stage for stage in range(4) if stages_gb[stage] <= 80]
     first_stages.append(fitting[0] if fitting else 9)
-    print(f"{billions}B on {gpus} GPUs:", *[f"{held_gb:7,.1f}" for held_gb in stages_gb], "GB")
 first_that_fits.measured(first_stages)
 
 # %% [markdown]
@@ -186,11 +184,12 @@ zero1
 # This is what *yours* makes of a weight with the numbers 1 to 5, in three ranks:
 
 # %%
-pictures.draw_pieces(MyZero1)
+pictures.draw_pieces(MyZero1, sharding.Zero1)
 
 # %%
 Zero1 = go_on_with(MyZero1, zero1, sharding.Zero1)
 rows["Zero1"] = chapter_13.measure(Zero1)
+pictures.draw_held(rows)
 
 # %% [markdown]
 # It sends the same bytes as DDP, and three of four MiB of moments are gone. Our frame pays half a MiB for shards of weights next to the full ones, and half for those of gradients.
@@ -241,11 +240,12 @@ zero2
 # What exists when, in one step of four layers with *your* hook:
 
 # %%
-pictures.draw_alive(MyZero2)
+pictures.draw_alive(MyZero2, sharding.Zero2)
 
 # %%
 Zero2 = go_on_with(MyZero2, zero2, sharding.Zero2)
 rows["Zero2"] = chapter_13.measure(Zero2)
+pictures.draw_held(rows)
 
 # %% [markdown]
 # Two MiB less, and nothing more is sent. ZeRO-1 keeps one advantage: when several small batches accumulate, it can reduce once, while ZeRO-2 reduces after each.
@@ -315,14 +315,12 @@ zero3
 # </details>
 
 # %%
-pictures.draw_alive(MyZero3)
+pictures.draw_alive(MyZero3, Sharded)
 
 # %%
 Zero3 = go_on_with(MyZero3, zero3, Sharded)
 rows["Zero3"] = chapter_13.measure(Zero3)
 zero3_sends.measured(rows["Zero3"].sent, within=0.02)
-
-# %%
 pictures.draw_held(rows)
 
 # %% [markdown]
@@ -392,6 +390,7 @@ recompute
 
 # %%
 Recompute = go_on_with(MyRecompute, recompute, sharding.Recompute)
+pictures.draw_recomputing(MyRecompute, sharding.Recompute)
 
 # %% [markdown]
 # Six such blocks, sharded by FSDP2 (part 8), on one, two and four ranks; each rank has 32 rows of 64 numbers:
@@ -493,7 +492,11 @@ trained
 # <code>{name: shard.full_tensor() for name, shard in network.state_dict().items()}</code>.
 # </details>
 
+# %% [markdown]
+# Which calls does *your* step make? A block that is a unit of its own is gathered by itself:
+
 # %%
+pictures.draw_units(train, chapter_13.train_sharded)
 show_when_passed(trained, chapter_13.train_sharded)
 
 
@@ -511,6 +514,7 @@ def FSDP2(network):
 
 # %%
 rows["FSDP2"] = chapter_13.measure(FSDP2)
+pictures.draw_held(rows)
 
 # %% [markdown]
 # The same shares. FSDP2 sends exactly 3, since it gathers a unit before its backward without asking who will read it. Do all of them train the same model? The small GPT of chapter 05, with a tied weight, in double precision:
@@ -540,10 +544,7 @@ stopped = launch(train_fsdp2.train, folder.name, 2, world_size=4)
 
 # %%
 saved = Path(folder.name, "step_000002")
-for file in sorted(saved.iterdir()):
-    print(file.name)
-
-# %%
+print(*sorted(file.name for file in saved.iterdir()))
 pictures.draw_checkpoint(saved, "model.0.0.weight", readers=3)
 
 # %% [markdown]
@@ -554,6 +555,8 @@ pictures.draw_checkpoint(saved, "model.0.0.weight", readers=3)
 
 # %%
 show_source(train_fsdp2.batches)
+parts = [(4, 0, 2), (3, 2, 1)]  # ranks, first step, steps
+pictures.draw_dealing(train_fsdp2.batches, train_fsdp2.DATA, parts)
 
 # %% [markdown]
 # Now three ranks go on, to the end of the second epoch's second batch. Is it the model of a training that nobody disturbed? As a control, the same after one step less:
@@ -587,7 +590,11 @@ def evaluate_on_rank_0():
 
 
 # %% tags=["raises-exception"]
-launch(evaluate_on_rank_0, backend="gloo", timeout=2)  # on a GPU the wait is in a different line
+try:
+    launch(evaluate_on_rank_0, backend="gloo", timeout=2)  # a GPU waits in a different line
+except WorkerTimeout as hang:
+    plot_calls(hang)
+    raise
 
 # %% [markdown]
 # Nobody has the model. Rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. So all ranks call a layer, a save or `full_tensor()`, in the same order. If one rank's data take a different path, the others hang like this.
@@ -612,11 +619,14 @@ def hybrid(network):
 
 
 # %%
+pairs = {}
 for wrap in (Sharded, hybrid):
     chapter_13.measure(wrap, 8)
     trace = chapter_13.last_step(wrap, world_size=8)
     crossing = chapter_13.price_two_nodes(trace)
     print(f"    the busiest rank sends {max(crossing):.2f} MiB to the other node")
+    pairs[wrap.__name__] = trace.traffic().bytes
+draw_pairs(pairs, per_node=4, unit="MiB")
 
 # %% [markdown]
 # If all eight shard, 24 rings cross the border, each with 7/8 of a layer. With hybrid sharding only sums of a rank's shards cross, 2 · 1/2 of 0.5 MiB. The price is twice the memory.
@@ -642,10 +652,10 @@ ahead_us = predict("µs of a step that gathers ahead", ...)
 # %%
 network = Network(latency_us=10, gbit_s=80)
 traces = {"Sharded": chapter_13.last_step(Sharded), "Ahead": chapter_13.last_step(Ahead, steps=2)}
-print("layer computes   Sharded   Ahead   of which computing   (µs)")
-for layer_us in (60.0, 50.0, 40.0, 20.0):
-    steps_us = [chapter_13.step_us(trace, network, layer_us) for trace in traces.values()]
-    print(f"{layer_us:14.0f}{steps_us[0]:10.0f}{steps_us[1]:8.0f}{24 * layer_us:14.0f}")
+layers_us, steps_us = (20.0, 40.0, 50.0, 60.0), {}
+for name, trace in traces.items():
+    steps_us[name] = [chapter_13.step_us(trace, network, layer_us) for layer_us in layers_us]
+pictures.draw_hiding(layers_us, steps_us)
 ahead_us.measured(chapter_13.step_us(traces["Ahead"], network), within=0.02)
 
 # %%

@@ -7,12 +7,14 @@ import functools
 import math
 
 import labs
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_lessons import chapter_06, finished
+from course_lessons import chapter_06_pictures as pictures
 from course_material.recordings import recording
 from course_utils import Network, check, launch
 
@@ -377,3 +379,44 @@ def test_resnets_buckets_and_shares_are_those_of_the_recording(lesson):
             done = sum(other.us for other in own if other.end_us <= row.start_us)
             assert done / sum(other.us for other in own) == pytest.approx(share, abs=0.011)
             assert mb == pytest.approx(row.bytes / 1e6, abs=0.06)
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """The words of all pictures that are drawn."""
+    shown = []
+
+    def show(figure, text):
+        shown.append(text)
+        plt.close(figure)
+
+    monkeypatch.setattr(pictures, "show", show)
+    return shown
+
+
+@pytest.mark.parametrize("name", ["all_reduce_us", "crossing_us", "hiding_batch"])
+def test_formulas_are_drawn_case_by_case_also_wrong_ones(judged, texts, name):
+    ours = getattr(chapter_06, name)
+    cases = len(judged[name]["cases"])
+    pictures.draw_formula(judged[name], ours)
+    pictures.draw_formula(judged[name], lambda *given: 2 * ours(*given))
+    assert f"{cases} of {cases} are 1." in texts[0]
+    assert f"0 of {cases} are 1. Not so" in texts[1]
+    assert texts[1].count(": 2;") == 7  # eight cases are named, and the last ends in a full stop
+
+
+def test_a_fit_is_drawn_with_its_errors(texts):
+    for answer in (chapter_06.fit, absolute_errors):
+        pictures.draw_fit(answer)
+    ours, wrong = (float(text.split()[-1].strip(".")) for text in texts)
+    assert ours < wrong
+
+
+def test_in_place_of_a_formula_that_is_not_written_ours_is_drawn(judged, texts, capsys):
+    def stub(*given):
+        raise NotImplementedError("about 5 lines")
+
+    pictures.draw_formula(judged["hiding_batch"], stub, chapter_06.hiding_batch)
+    assert texts[0].startswith("hiding_batch divided by")
+    said = "No picture yet of stub: NotImplementedError: about 5 lines"
+    assert capsys.readouterr().out.splitlines()[-1] == said

@@ -7,7 +7,10 @@ import textwrap
 
 import labs
 import lesson_answers
+import matplotlib.pyplot as plt
 import pytest
+import torch
+import torch.distributed as dist
 
 from course_lessons import chapter_13, sharding
 from course_lessons import chapter_13_pictures as pictures
@@ -61,3 +64,65 @@ def test_a_learners_own_stage_is_drawn_right_or_wrong_or_not_at_all(monkeypatch,
     assert "70B on 64: stages 1, 2, 3" in captions[4]
     pictures.draw_pieces(sharding.Shards)
     assert capsys.readouterr().out.startswith("No picture yet")
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """The words of all pictures that are drawn."""
+    shown = []
+
+    def show(figure, text):
+        shown.append(text)
+        plt.close(figure)
+
+    monkeypatch.setattr(pictures, "show", show)
+    return shown
+
+
+def not_written(*given):
+    raise NotImplementedError("about 3 lines")
+
+
+class NotWritten(sharding.Shards):
+    """As the stub: it has neither half."""
+
+
+def test_in_place_of_what_is_not_written_ours_is_drawn(texts, capsys):
+    pictures.draw_memory(not_written, chapter_13.bytes_per_rank)
+    pictures.draw_pieces(NotWritten, sharding.Zero1)
+    pictures.draw_alive(NotWritten, sharding.Sharded)
+    pictures.draw_units(not_written, chapter_13.train_sharded)
+    assert texts[0].startswith("By bytes_per_rank, 80 GB")
+    assert texts[1].startswith("Zero1: ")
+    assert texts[2] == "Sharded: at most two full weights and no full gradients exist at once."
+    assert texts[3].endswith("12 all_gather, 3 reduce_scatter, 1 all_reduce.")
+    assert capsys.readouterr().out.count("No picture yet") == 4
+
+
+def test_a_training_without_units_gathers_all_at_once(texts):
+    pictures.draw_units(ANSWERS.names["only_the_network_is_a_unit"])
+    assert "1 reduce_scatter" in texts[0]
+
+
+def test_blocks_that_are_recorded_at_once_and_kept_are_drawn_as_such(texts):
+    wrong = {answer.__name__: answer for answer in ANSWERS.wrong["recompute"]}
+    pictures.draw_recomputing(wrong["recorded_and_kept"])
+    pictures.draw_recomputing(sharding.Recompute)
+    assert "0 recorded" in texts[0]
+    assert "Autograd keeps 288 bytes for backward; the inputs of the blocks are 288." in texts[1]
+
+
+def test_a_change_of_ranks_in_mid_epoch_is_drawn_with_every_sample_once(texts):
+    data = torch.randn(36, 4)
+
+    def batches(step):
+        while True:
+            for batch in torch.arange(36).view(3, 12)[step:]:
+                yield data[batch[dist.get_rank() :: dist.get_world_size()]]
+
+    def from_the_beginning(step):
+        return batches(0)
+
+    for dealt in (batches, from_the_beginning):
+        pictures.draw_dealing(dealt, data, [(4, 0, 2), (3, 2, 1)])
+    assert [text.split()[-2:] for text in texts] == [["read", "once."], ["not", "once."]]
