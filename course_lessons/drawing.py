@@ -1,6 +1,11 @@
-"""Of a learner's answer, what chapters draw: what ranks return, or a line that says why not."""
+"""What chapters draw with: what an answer's ranks return, or why not; tables of boxes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from course_utils import WorkerError
 from course_utils.launcher.deadlines import slowness
@@ -23,3 +28,67 @@ def answers_to_draw(worker: Callable, world_size: int) -> list | None:
 def reason_of(error: WorkerError) -> str:
     """The first failure's headline; of ranks that hang, what the report says last, which is why."""
     return error.failures[0].headline if error.failures else error.parts[-1]
+
+
+class Box(NamedTuple):
+    """One box of a table of boxes: its words, and how it looks."""
+
+    words: str = ""
+    fill: str = "white"
+    edge: str = "#999999"
+    hatch: str = ""
+    bold: bool = False
+
+
+def draw_boxes(
+    axes: Axes, rows: Mapping[str, Sequence[Box | None]], columns: Sequence[str]
+) -> None:
+    """Draw a table of boxes, each 1 wide and 1 high, without a frame.
+
+    Args:
+        axes: Where it is drawn.
+        rows: By the row's name, its boxes; None leaves a place empty.
+        columns: What stands above each column.
+    """
+    for y, boxes in enumerate(rows.values()):
+        for x, box in enumerate(boxes):
+            if box is not None:
+                _draw_box(axes, x, y, box)
+    middles = [x + 0.48 for x in range(len(columns))]
+    axes.set(xlim=(-0.03, len(columns)), ylim=(len(rows), -0.04))
+    axes.set_xticks(middles, columns, fontsize=9)
+    axes.set_yticks([y + 0.45 for y in range(len(rows))], list(rows), fontsize=9)
+    axes.tick_params(length=0, labelbottom=False, labeltop=True)
+    axes.spines[:].set_visible(False)
+
+
+def _draw_box(axes: Axes, x: int, y: int, box: Box) -> None:
+    look = {"facecolor": box.fill, "edgecolor": box.edge, "hatch": box.hatch}
+    axes.add_patch(plt.Rectangle((x, y), 0.96, 0.9, **look))
+    behind = None
+    if box.hatch:
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    weight = "bold" if box.bold else "normal"
+    place = {"ha": "center", "va": "center", "fontsize": 9, "weight": weight, "bbox": behind}
+    axes.text(x + 0.48, y + 0.45, box.words, **place)
+
+
+def box_figure(
+    rows: Mapping[str, Sequence[Box | None]], columns: Sequence[str], width: float = 1.0
+) -> Figure:
+    """Make a figure of one table of boxes.
+
+    Args:
+        rows: As for `draw_boxes`.
+        columns: As for `draw_boxes`.
+        width: Inches of a column.
+    """
+    lines = 1
+    for boxes in rows.values():
+        for box in boxes:
+            if box is not None:
+                lines = max(lines, 1 + box.words.count("\n"))
+    size = (width * len(columns) + 1, (0.2 + 0.18 * lines) * len(rows) + 0.3)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    draw_boxes(axes, rows, columns)
+    return figure
