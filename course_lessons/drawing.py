@@ -57,7 +57,8 @@ def draw_boxes(
     middles = [x + 0.48 for x in range(len(columns))]
     axes.set(xlim=(-0.03, len(columns)), ylim=(len(rows), -0.04))
     axes.set_xticks(middles, columns, fontsize=9)
-    axes.set_yticks([y + 0.45 for y in range(len(rows))], list(rows), fontsize=9)
+    names = [name.strip() for name in rows]  # spaces tell rows of the same name apart
+    axes.set_yticks([y + 0.45 for y in range(len(rows))], names, fontsize=9)
     axes.tick_params(length=0, labelbottom=False, labeltop=True)
     axes.spines[:].set_visible(False)
 
