@@ -8,11 +8,11 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from course_lessons.chapter_08 import CULPRIT, JOBS, RANKS, Absence, in_a_roll_call, raw_logs
-from course_lessons.drawing import Box, box_figure, draw_boxes, reason_of
+from course_lessons.drawing import Box, box_figure, draw_boxes, paint, reason_of
 from course_utils import launch, show
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.network.trace import Trace
-from course_utils.pictures.style import KINDS, OKABE_ITO, rank_style
+from course_utils.pictures.style import OKABE_ITO, rank_style
 
 _ORANGE = "#E69F0088"
 _MIB = 2**20
@@ -24,13 +24,6 @@ def _bare(axes: Axes, ranks: Sequence[int], **settings: object) -> None:
     axes.set(yticks=range(len(names)), yticklabels=names, **settings)
     axes.set(ylim=(len(names) - 0.5, -0.5))
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _paint(kind: str) -> dict[str, object]:
-    """How bars of a kind look, as in timelines."""
-    style = KINDS[kind]
-    hatch = "////" if style.dash else ""
-    return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": hatch}
 
 
 # ---- part 1: it hangs ----------------------------------------------------------------------------
@@ -400,10 +393,10 @@ def draw_deaths(error: WorkerError) -> None:
         rank, free_s = failure.rank, 0.0
         for event in error.trace.of_rank(rank):
             took_s = event.end_s - event.start_s
-            axes.barh(rank, took_s, 0.5, event.start_s - begun_s, **_paint("wait"))
+            axes.barh(rank, took_s, 0.5, event.start_s - begun_s, **paint("wait"))
             free_s = event.end_s - begun_s
         out_s = failure.when - in_order[0].when + over_s - begun_s
-        axes.barh(rank, out_s - free_s, 0.5, free_s, **_paint("compute"))
+        axes.barh(rank, out_s - free_s, 0.5, free_s, **paint("compute"))
         axes.plot(out_s, rank, "X", color="black", markersize=9)
         axes.text(out_s + 0.012, rank, failure.headline, va="center", fontsize=9)
     _bare(axes, range(2), xlabel="s since the first call (crosses: errors)", xlim=(0, None))
@@ -423,7 +416,7 @@ def draw_memory(asked_bytes: Mapping[int, int], death: WorkerError, spare_bytes:
     refused = int(re.search(r"allocate (\d+) bytes", death.failures[0].headline)[1])
     figure, axes = plt.subplots(figsize=(9, 1.6), layout="constrained")
     for row, size_bytes in enumerate(asked_bytes.values()):
-        style = _paint("wait") if size_bytes == refused else _paint("compute")
+        style = paint("wait") if size_bytes == refused else paint("compute")
         axes.barh(row, size_bytes / _MIB, 0.6, **style)
         words = f"{size_bytes / _MIB:.0f} MiB, {'refused' if size_bytes == refused else 'granted'}"
         axes.text(size_bytes / _MIB + 10, row, words, va="center", fontsize=9)
@@ -446,7 +439,7 @@ def draw_signal(waited_s: float, heard_s: float, timeout_s: float) -> None:
         timeout_s: The group's timeout.
     """
     figure, axes = plt.subplots(figsize=(8, 1.5), layout="constrained")
-    axes.barh(0, heard_s, 0.5, **_paint("wait"))
+    axes.barh(0, heard_s, 0.5, **paint("wait"))
     axes.axvline(timeout_s, 0, 0.6, color="black", linestyle="--", linewidth=1)
     arrow = {"arrowstyle": "-|>", "color": OKABE_ITO[1], "linewidth": 2}
     for at_s, words in ((waited_s, "SIGTERM is sent"), (heard_s, "its handler runs")):

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from course_utils import WorkerError
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.launch import launch as launch_quietly
+from course_utils.pictures.style import KINDS
 
 _DRAWING_S = 20.0  # on a quiet machine, for what is drawn; an answer that hangs ends then
 
@@ -28,6 +29,13 @@ def answers_to_draw(worker: Callable, world_size: int) -> list | None:
 def reason_of(error: WorkerError) -> str:
     """The first failure's headline; of ranks that hang, what the report says last, which is why."""
     return error.failures[0].headline if error.failures else error.parts[-1]
+
+
+def paint(kind: str) -> dict[str, str]:
+    """How bars of a kind look, as in timelines: `facecolor`, `edgecolor` and `hatch`."""
+    style = KINDS[kind]
+    hatch = "////" if style.dash else ""
+    return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": hatch}
 
 
 class Box(NamedTuple):
