@@ -45,13 +45,10 @@ def draw_root_causes(jobs: Jobs, faults: Sequence[str]) -> None:
     axes.set(xlabel="whole seconds since the first failure", xlim=(-0.5, axes.get_xlim()[1] + 1))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="center right")
-    late = "absent rank"
-    order = "before" if times[late][0] < times[late][1] else "not before"
-    show(
-        figure,
-        f"torchrun's times of failures, by rank. {late}: rank 0 {order} rank 1. In the other "
-        f"{len(times) - 1} the two fall into one second, or into two that follow each other.",
-    )
+    sentences = []
+    for fault, seconds in times.items():
+        sentences.append(f"{fault}: rank 1 about {seconds[1] - seconds[0]:.0f} s after rank 0")
+    show(figure, f"torchrun's times of failures, in whole seconds. {'. '.join(sentences)}.")
 
 
 def _failure_times(jobs: Jobs, fault: str) -> dict[int, float]:

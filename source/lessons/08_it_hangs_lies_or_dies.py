@@ -654,7 +654,7 @@ print(death_of(killed_by_the_system))
 # ## 7 · Your cluster has no `launch`
 #
 # On a cluster there is `torchrun`, a folder of logs, and you. Part 7 is a training that knows nothing of this course. It is started on purpose with
-# six failures, and each time we ask the tools that PyTorch has. Here are the functions that go wrong; rank 1 is always the culprit.
+# six failures, and each time we ask the tools that PyTorch has. These functions go wrong; rank 1 is always the culprit.
 
 
 # %%
