@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -147,9 +147,13 @@ def _said(calls: Mapping[int, tuple]) -> dict[str, list[Box | None]]:
         if rank not in calls:
             rows[f"rank {rank} is asleep"] = [None] * RANKS
             continue
+        missing = calls[rank][0]
+        if not isinstance(missing, Collection):  # a wrong answer may return anything
+            rows[f"rank {rank} says {missing}"] = [Box("?")] * RANKS
+            continue
         boxes: list[Box | None] = []
         for other in range(RANKS):
-            is_missing = other in calls[rank][0]
+            is_missing = other in missing
             color = "#d5000055" if is_missing else rank_style(other)["color"] + "44"
             boxes.append(Box("missing" if is_missing else "here", color))
         rows[f"rank {rank} says"] = boxes

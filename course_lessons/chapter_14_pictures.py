@@ -100,7 +100,7 @@ def draw_inside(rows: Sequence[Row], item: Row, blocked_in_item: Callable) -> No
     figure, axes = plt.subplots(figsize=(9, 0.7 + 0.4 * len(inside)), layout="constrained")
     words, is_found = [], False
     for place, row in enumerate(inside):
-        is_answer = answer is not None and (row.name, row.us) == tuple(answer)
+        is_answer = answer == (row.name, row.us)
         is_found = is_found or is_answer
         style = paint("wait") if is_answer else {"facecolor": "#BBBBBB"}
         axes.barh(place, max(row.us, 8), 0.7, row.start_us - item.start_us, **style)
@@ -108,8 +108,8 @@ def draw_inside(rows: Sequence[Row], item: Row, blocked_in_item: Callable) -> No
     _bare(axes, words, xlabel="µs since .item() was called", xlim=(0, 1.02 * item.us))
     marked = ""
     if answer is not None:
-        where = "marked" if is_found else "not in this .item()"
-        marked = f" Your function names {answer[0]}, {answer[1]:,.0f} µs: {where}."
+        where = "which is marked" if is_found else "which is not in this .item()"
+        marked = f" Your function returns {answer}, {where}."
     show(figure, f"The longest .item() contains: {'; '.join(words)}.{marked}")
 
 

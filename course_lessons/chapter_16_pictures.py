@@ -97,11 +97,16 @@ def draw_validation(validate: Callable) -> None:
         return
     else:
         calls = [_kinds(results.trace.of_rank(rank)) for rank in (0, 1)]
-        ends = [f"returns {value:.3g}" for value in results]
+        ends = [f"returns {_written(value)}" for value in results]
     wanted = sum(4 * count * (1 + rank) for rank, count in enumerate(_BATCHES)) / (
         4 * sum(_BATCHES)
     )
     _draw_validation(calls, ends, wanted)
+
+
+def _written(value: Any) -> str:
+    """A number, short; a wrong answer may return anything."""
+    return f"{value:.3g}" if isinstance(value, int | float) else repr(value)[:20]
 
 
 def _kinds(events: Iterable[Any]) -> list[str]:

@@ -163,6 +163,8 @@ def test_the_roll_call_is_drawn_right_or_wrong(lesson, capsys):
     assert "name: [[2], [2], [2]]" in capsys.readouterr().out
     pictures.draw_roll_call(only_rank_0_looks)
     assert "name: [[2], [], []]" in capsys.readouterr().out
+    pictures.draw_roll_call(lambda store, name, patience_s: None)
+    assert "name: [None, None, None]" in capsys.readouterr().out
     pictures.draw_roll_call(lesson["who_is_missing"])
     assert "No picture yet: NotImplementedError" in capsys.readouterr().out
 

@@ -267,8 +267,9 @@ def test_a_learners_own_answer_is_drawn_right_or_wrong_or_not_at_all(answers, mo
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (the_longest_call_anywhere, "Your function names"),
-        (lambda rows: ("cudaLaunchKernel", 5.0), "cudaLaunchKernel, 5 µs: not in this .item()"),
+        (the_longest_call_anywhere, "Your function returns ('cuda"),
+        (lambda rows: ("cudaLaunchKernel", 5.0), "5.0), which is not in this .item()"),
+        (lambda rows: 17, "Your function returns 17, which is not in this .item()"),
         (lambda rows: None, "cudaStreamSynchronize 5 µs.\n"),
         (lambda rows: 1 / 0, "Nothing is marked yet: ZeroDivisionError"),
     ],
@@ -284,7 +285,7 @@ def test_the_right_call_is_marked(answers, capsys):
     rows = recording("recommender_8xA100")
     longest = max(of_items(rows), key=lambda row: row.us)
     pictures.draw_inside(rows, longest, answers["blocked_in_item"])
-    assert "names cudaMemcpyAsync, 3,991 µs: marked." in capsys.readouterr().out
+    assert "returns ('cudaMemcpyAsync', 3991.0), which is marked." in capsys.readouterr().out
 
 
 def test_what_a_profiler_costs_is_said_behind_about(capsys):
