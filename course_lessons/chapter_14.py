@@ -14,9 +14,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from course_lessons.drawing import paint
 from course_material.recordings import Row, recording
 from course_utils import show
-from course_utils.pictures.style import KINDS
 
 LABELS = {
     "compute": "computing",
@@ -46,9 +46,9 @@ def draw_lanes(rows: Sequence[Row], start_us: float, end_us: float, text: str) -
             width_ms = max(row.us, shortest_us) / 1e3
             bar = [(left_ms, width_ms)]
             bottom = lanes.index(row.lane) - 0.36
-            axes.broken_barh(bar, (bottom, 0.72), linewidth=0, **_paint(style_name))
+            axes.broken_barh(bar, (bottom, 0.72), linewidth=0, **paint(style_name))
         if styled:
-            axes.bar(-1, 0, label=label, linewidth=0, **_paint(style_name))
+            axes.bar(-1, 0, label=label, linewidth=0, **paint(style_name))
     names = [_lane_name(lane, nccl_lanes) for lane in lanes]
     axes.set(yticks=range(len(lanes)), yticklabels=names, ylim=(len(lanes) - 0.5, -0.5))
     axes.set(xlim=(0, (end_us - start_us) / 1e3), xlabel="time (ms)")
@@ -75,12 +75,6 @@ def _lane_name(lane: str, nccl_lanes: set[str]) -> str:
     if lane in nccl_lanes and lane.startswith("stream"):
         return f"{lane}, NCCL"
     return lane
-
-
-def _paint(style_name: str) -> dict[str, str | None]:
-    style = KINDS[style_name]
-    hatch = "///" if style.dash else None
-    return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": hatch}
 
 
 def covered_us(rows: Sequence[Row]) -> float:
@@ -138,7 +132,7 @@ def draw_steps(trainings: Mapping[str, Sequence[Row]], text: str) -> None:
         bottoms = [0.0] * PIECES
         for part, style_name in styles.items():
             heights = [100 * piece[part] for piece in by_piece]
-            _bars(axes, step, heights, bottoms, label=part, **_paint(style_name))
+            _bars(axes, step, heights, bottoms, label=part, **paint(style_name))
             bottoms = [bottom + h for bottom, h in zip(bottoms, heights, strict=True)]
         axes.set(ylabel=f"{name}\n(%)", ylim=(0, 100), xlim=(0, step.us / 1e3))
     panels[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
@@ -160,7 +154,7 @@ def draw_exposed(exposed_ms: Callable, trainings: Mapping[str, Sequence[Row]]) -
     for axes, (name, (step, heights_ms)) in zip(panels, found.items(), strict=True):
         piece_ms = step.us / PIECES / 1e3
         heights = [100 * ms / piece_ms for ms in heights_ms]
-        _bars(axes, step, heights, [0.0] * PIECES, **_paint("collective"))
+        _bars(axes, step, heights, [0.0] * PIECES, **paint("collective"))
         axes.set(ylabel=f"{name}\n(%)", ylim=(0, 100), xlim=(0, step.us / 1e3))
     panels[-1].set(xlabel="time since the step began (ms), each axis its own")
     totals = [f"{name} {sum(heights_ms):.1f} ms" for name, (_, heights_ms) in found.items()]

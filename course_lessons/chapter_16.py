@@ -19,11 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
-from matplotlib.figure import Figure
 
 HEAD = "import time\n\nimport pytest\nimport torch\nimport torch.distributed as dist\n\n\n"
 # Variables that change what pytest prints: under continuous integration it shortens nothing.
@@ -333,25 +331,3 @@ def judged_by(versions: Mapping[str, Version]) -> dict[str, Any]:
         return torch.randperm(len(versions))
 
     return {"spec": spec, "inputs": inputs, "cases": ["all versions"], "world_sizes": (1, 2, 3)}
-
-
-def table(verdicts: Mapping[str, Mapping[str, bool]]) -> Figure:
-    """Which version, a column, each test, a row, lets pass."""
-    tests = list(verdicts)
-    names = list(verdicts[tests[0]])
-    figure, axis = plt.subplots(figsize=(9, 1.2 + 0.5 * len(tests)), layout="constrained")
-    for row, test in enumerate(tests):
-        for column, name in enumerate(names):
-            accepted = verdicts[test][name]
-            colour = "#E69F00" if accepted else "#0072B2"
-            axis.add_patch(plt.Rectangle((column, row), 0.95, 0.9, color=colour))
-            word = "passes" if accepted else "caught"
-            axis.text(column + 0.47, row + 0.45, word, ha="center", va="center", color="white")
-    axis.set(xlim=(0, len(names)), ylim=(len(tests), 0))
-    axis.set_xticks([column + 0.47 for column in range(len(names))], names)
-    axis.set_yticks([row + 0.45 for row in range(len(tests))], tests)
-    axis.tick_params(length=0)
-    axis.xaxis.tick_top()
-    for spine in axis.spines.values():
-        spine.set_visible(False)
-    return figure

@@ -1,15 +1,19 @@
-"""What several chapters draw: what a learner's answer returns in ranks, and who sends to whom."""
+"""What several chapters draw with: what an answer's ranks return, boxes, who sends to whom."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from course_utils import WorkerError, show
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.launch import launch as launch_quietly
 from course_utils.pictures.shapes import INK
+from course_utils.pictures.style import KINDS
 
 _UNITS = {"MB": 1e6, "MiB": 2**20}
 _DRAWING_S = 20.0  # on a quiet machine, for what is drawn; an answer that hangs ends then
@@ -64,3 +68,75 @@ def draw_pairs(
     panels[0].set_ylabel("from rank")
     figure.colorbar(image, ax=panels, label=unit, shrink=0.8)
     show(figure, f"Boxes are nodes. {'. '.join(sentences)}.")
+
+
+def paint(kind: str) -> dict[str, str]:
+    """How bars of a kind look, as in timelines: `facecolor`, `edgecolor` and `hatch`."""
+    style = KINDS[kind]
+    hatch = "////" if style.dash else ""
+    return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": hatch}
+
+
+class Box(NamedTuple):
+    """One box of a table of boxes: its words, and how it looks."""
+
+    words: str = ""
+    fill: str = "white"
+    edge: str = "#999999"
+    hatch: str = ""
+    bold: bool = False
+
+
+def draw_boxes(
+    axes: Axes, rows: Mapping[str, Sequence[Box | None]], columns: Sequence[str]
+) -> None:
+    """Draw a table of boxes, each 1 wide and 1 high, without a frame.
+
+    Args:
+        axes: Where it is drawn.
+        rows: By the row's name, its boxes; None leaves a place empty.
+        columns: What stands above each column.
+    """
+    for y, boxes in enumerate(rows.values()):
+        for x, box in enumerate(boxes):
+            if box is not None:
+                _draw_box(axes, x, y, box)
+    middles = [x + 0.48 for x in range(len(columns))]
+    axes.set(xlim=(-0.03, len(columns)), ylim=(len(rows), -0.04))
+    axes.set_xticks(middles, columns, fontsize=9)
+    names = [name.strip() for name in rows]  # spaces tell rows of the same name apart
+    axes.set_yticks([y + 0.45 for y in range(len(rows))], names, fontsize=9)
+    axes.tick_params(length=0, labelbottom=False, labeltop=True)
+    axes.spines[:].set_visible(False)
+
+
+def _draw_box(axes: Axes, x: int, y: int, box: Box) -> None:
+    look = {"facecolor": box.fill, "edgecolor": box.edge, "hatch": box.hatch}
+    axes.add_patch(plt.Rectangle((x, y), 0.96, 0.9, **look))
+    behind = None
+    if box.hatch:
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    weight = "bold" if box.bold else "normal"
+    place = {"ha": "center", "va": "center", "fontsize": 9, "weight": weight, "bbox": behind}
+    axes.text(x + 0.48, y + 0.45, box.words, **place)
+
+
+def box_figure(
+    rows: Mapping[str, Sequence[Box | None]], columns: Sequence[str], width: float = 1.0
+) -> Figure:
+    """Make a figure of one table of boxes.
+
+    Args:
+        rows: As for `draw_boxes`.
+        columns: As for `draw_boxes`.
+        width: Inches of a column.
+    """
+    lines = 1
+    for boxes in rows.values():
+        for box in boxes:
+            if box is not None:
+                lines = max(lines, 1 + box.words.count("\n"))
+    size = (width * len(columns) + 1, (0.2 + 0.18 * lines) * len(rows) + 0.3)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    draw_boxes(axes, rows, columns)
+    return figure

@@ -45,12 +45,14 @@ class Jobs:
 
     Attributes:
         seen: By failure, the lines in which ranks 0 and 1 were, each time that we looked.
+        steps: By failure, how many steps ranks 0 and 1 had printed by then, each time.
     """
 
     def __init__(self, functions: Sequence[Callable]) -> None:
         self._functions = functions
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.seen: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+        self.steps: dict[str, list[list[int]]] = defaultdict(list)
 
     def folder_of(self, fault: str, variant: str = "") -> Path:
         """Return the folder of a job."""
@@ -101,6 +103,8 @@ class Jobs:
             if not all(places) or "calls" in "".join(places):
                 return  # a rank has ended, or is in the `finally`
             self.seen[fault].append(tuple(places))
+            printed = self.logs(fault, "stdout.log")
+            self.steps[fault].append([text.count("step") for text in printed])
 
     def _place_of(self, fault: str, rank: int, pid: int) -> str:
         """The line of train.py in which a process is: by py-spy, or else by the signal."""

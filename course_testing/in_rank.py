@@ -134,9 +134,20 @@ class LateRanks(Listener):
     @contextlib.contextmanager
     def in_worker(self, rank: int) -> Iterator[None]:
         """In a rank: have it come late to the calls of every group that is made from now on."""
-        self._draw = random.Random(f"{self.seed} {self._test} {rank}")
+        self._draw = self._random_of(rank)
         torch_private.wrap(f"{C10D}:_register_pg_in_world", self._hooking)
         yield
+
+    def delays_ms(self, rank: int, calls: int) -> list[float]:
+        """How late a rank comes to each of its first calls, in milliseconds."""
+        draw = self._random_of(rank)
+        delays_ms = []
+        for _call in range(calls):
+            delays_ms.append(draw.uniform(0.0, self.most_ms))
+        return delays_ms
+
+    def _random_of(self, rank: int) -> random.Random:
+        return random.Random(f"{self.seed} {self._test} {rank}")
 
     def _hooking(self, register: Callable) -> Callable:
         def register_and_hook(group: c10d.ProcessGroup, *args: Any, **options: Any) -> None:

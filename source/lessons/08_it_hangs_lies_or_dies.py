@@ -44,6 +44,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lessons import chapter_08
+from course_lessons import chapter_08_job_pictures as job_pictures
+from course_lessons import chapter_08_pictures as pictures
 from course_lessons.chapter_08 import in_a_roll_call
 from course_lessons.torchrun_jobs import Jobs
 from course_utils import (
@@ -53,6 +55,7 @@ from course_utils import (
     explain_dumps,
     launch,
     plot_calls,
+    plot_ranks,
     predict,
 )
 
@@ -96,15 +99,18 @@ except WorkerTimeout as error:
 
 # %% [markdown]
 # Start at the bottom of the report. *Ranks 0 and 2 waited for rank 1, which never arrived*: **who**. *In line 10, 5 times, 4 times*: **where**, and that the counts differ. *Collective #5*: **which** call. *Its
-# function has returned*: rank 1 is not stuck, it is done. The picture, drawn from what the ranks printed, puts each rank's calls in order.
+# function has returned*: rank 1 is not stuck, it is done. The picture puts each rank's calls in order.
 
 # %%
 hangs_in.measured(hang.output[0].count("step"))
-chapter_08.draw_calls(hang)
+pictures.draw_calls(hang)
 
 # %% [markdown]
 # It hangs two steps after the mistake, because gloo counts calls, not steps. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same number under the name of step 3. **It lied twice before
 # it hung.**
+
+# %%
+pictures.draw_averages(hang)
 
 # %% [markdown]
 # The report says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere before.
@@ -127,7 +133,10 @@ def skip_together():
     return averages
 
 
-print(launch(skip_together, world_size=3, backend="gloo"))
+# %%
+results = launch(skip_together, world_size=3, backend="gloo", trace=True)
+print("averages on rank 0:", results[0])
+pictures.draw_rounds(results.trace)
 
 # %% [markdown]
 # **Check yourself.** Could the flag travel with the gradient, to save a message?
@@ -149,6 +158,13 @@ def make_model():
     return DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 
 
+def hang_of(task, *arguments, timeout=2, **options):
+    try:
+        launch(task, *arguments, backend="gloo", timeout=timeout, **options)
+    except WorkerTimeout as error:
+        return error
+
+
 # %%
 def evaluate_on_one(cured):
     model = make_model()
@@ -160,6 +176,14 @@ def evaluate_on_one(cured):
             judge = model.module if cured else model
             judge(batch)
 
+
+error = hang_of(evaluate_on_one, False)
+print(error.parts[-1])
+plot_calls(error)
+
+# %% [markdown]
+# **Both** ranks wait, each in a different call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 makes no such call for an evaluation, so it answers with its next
+# training step. The picture has the last five calls; in #8, just before, they part.
 
 # %% [markdown]
 # `uneven` has three batches on rank 0 and two on rank 1, as in chapters 04 and 07.
@@ -173,26 +197,17 @@ def uneven(cured):
             model(batch).sum().backward()
 
 
-# %%
-def hang_of(task, *arguments, timeout=2, **options):
-    try:
-        launch(task, *arguments, backend="gloo", timeout=timeout, **options)
-    except WorkerTimeout as error:
-        return error
+error = hang_of(uneven, False)
+print(error.parts[-1])
+plot_calls(error)
 
+# %% [markdown]
+# Rank 1 has done all its work. Now the cures: `model.module` is the network without the wrapper, and sends nothing. `Join` lets rank 1 answer until all are done; chapter 07 says what it divides by.
 
 # %%
 for task in (evaluate_on_one, uneven):
-    error = hang_of(task, False)
-    print(f"{task.__name__}: {error.parts[-1]}")
-    launch(task, True, backend="gloo")  # the cured one ends
-
-# %% [markdown]
-# In the first, **both** ranks wait, each in a different call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 makes no such call for an evaluation, so it answers with its next
-# training step. `model.module` is the network without the wrapper, and sends nothing.
-
-# %% [markdown]
-# In the second, rank 1 has done all its work. `Join` lets it answer until all are done; chapter 07 says what it divides by.
+    launch(task, True, backend="gloo")
+    print(f"{task.__name__}, cured, ends")
 
 # %% [markdown]
 # **Check yourself.** The model has no buffers. Does `evaluate_on_one` hang?
@@ -200,7 +215,8 @@ for task in (evaluate_on_one, uneven):
 # <details><summary>Answer</summary>
 # No: there is nothing to send. The mistake sleeps until somebody adds a batch norm.
 # </details>
-#
+
+# %% [markdown]
 # ### Call the roll
 #
 # A collective that waits for an absent rank can't say whom it waits for. The **store** can, the notice board by which the ranks met: a rank that never comes leaves no note there. So
@@ -228,19 +244,14 @@ def who_is_missing(store, name, patience_s):
 # </details>
 
 # %% [markdown]
-# The check calls the roll twice in real ranks. First one rank is slow but comes. Then some are absent: rank 0 as well, and more than one.
+# The check calls the roll twice in real ranks. First one rank is slow but comes. Then some are absent: rank 0 as well, and more than one. The picture shows what *your* function tells four ranks while rank 2 sleeps, and after how long.
 
 # %%
 check(in_a_roll_call(who_is_missing), **chapter_08.ROLL_CALL)
+pictures.draw_roll_call(who_is_missing)
 
 # %% [markdown]
-# This is what *your* function tells four ranks while rank 2 sleeps. Every row should name rank 2 and nobody else.
-
-# %%
-chapter_08.draw_roll_call(who_is_missing)
-
-# %% [markdown]
-# Our own answer is folded up here, with its picture.
+# Every row should name rank 2 and nobody else. Our own answer is folded up here, with its picture.
 
 
 # %% jupyter={"source_hidden": true}
@@ -258,9 +269,7 @@ def who_is_missing_done(store, name, patience_s):
 
 
 check(in_a_roll_call(who_is_missing_done), **chapter_08.ROLL_CALL)
-
-# %%
-chapter_08.draw_roll_call(who_is_missing_done)
+pictures.draw_roll_call(who_is_missing_done)
 
 # %% [markdown]
 # A roll call knows who is absent and not why. It also knows it at once: it doesn't wait for the group's timeout, which is thirty minutes with gloo.
@@ -275,7 +284,7 @@ chapter_08.draw_roll_call(who_is_missing_done)
 # %% [markdown]
 # ## 3 · Slow, or hung?
 #
-# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3; a long sleep stands in for that. To the others both look alike: they sit in
+# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3: it sleeps. To the others both look alike: they sit in
 # `all_reduce`.
 
 
@@ -298,7 +307,7 @@ for name, naps_s in {"slow": {2: 1.0}, "hung": {3: 600.0}}.items():
 # same by eye: with `trace=True`, the error carries the recording. Look for the rank that waits least.
 
 # %% tags=["row-D9"]
-chapter_08.draw_waits(errors)
+pictures.draw_waits(errors)
 
 # %% [markdown]
 # Rank 2, both times. Chapter 03 found the rule, **the straggler is the rank that waits least**, and it holds for a rank that has stopped for good. So there is one question for both: who is *not* waiting? Then look at
@@ -364,25 +373,28 @@ print(*launch(add_metrics_at_once, backend="gloo"))
 
 # %%
 def sum_view(prepare=lambda view: view):
-    view = prepare(torch.ones(8)[::2])
+    memory = torch.ones(8)
+    view = prepare(memory[::2])
     dist.all_reduce(view)
-    return view.tolist()
+    return memory.tolist(), view.tolist()
 
 
-print("with gaps:   ", launch(sum_view, backend="gloo")[0])
-print("without gaps:", launch(sum_view, torch.Tensor.contiguous, backend="gloo")[0])
+with_gaps = launch(sum_view, backend="gloo")[0]
+without_gaps = launch(sum_view, torch.Tensor.contiguous, backend="gloo")[0]
+pictures.draw_view({"with gaps": with_gaps, "without gaps": without_gaps})
 
 # %% [markdown]
 # Chapter 03 looked into it: gloo adds up four neighbours in memory, gaps included. No report, no picture and no rank knows. What finds such lies is an **oracle**: one process that computes the same.
 # Here both ranks bring the same numbers, so two must get twice what one gets:
 
 # %%
-for task in (add_metrics, sum_view):
-    alone, together = (launch(task, world_size=n, backend="gloo")[0] for n in (1, 2))
-    print(f"{task.__name__}: one process {alone}, two ranks {together}")
+alone = launch(add_metrics, world_size=1, backend="gloo")[0]
+memory, view = launch(sum_view, world_size=1, backend="gloo")[0]
+two_ranks = {"add_metrics": results[0], "sum_view": with_gaps[1]}
+pictures.draw_oracle({"add_metrics": alone, "sum_view": view}, two_ranks)
 
 # %% [markdown]
-# In neither pair is the second twice the first. Chapters 05 and 07 used such an oracle, too. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes. It finds what a tiny case can show, and not what needs a broken batch, sixty ranks or a GPU.
+# Chapters 05 and 07 used such an oracle, too. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes. It finds what a tiny case can show, and not what needs a broken batch, sixty ranks or a GPU.
 
 # %% [markdown]
 # **Check yourself.** Would it have helped to compare the gradients of all ranks after each step?
@@ -415,20 +427,28 @@ symptoms = ("hangs", "lies", "dies")
 sum_3_4 = predict("all_reduce of 3 and 4 numbers", ..., choices=symptoms)
 
 # %%
-error = hang_of(sum_shapes, (3, 4))
-print(error.parts[-1])
-print("broadcast:", *launch(send_shapes, (4, 3), backend="gloo"))
-sum_3_4.measured("hangs" if error else "lies")
+hang = hang_of(sum_shapes, (3, 4))
+print(hang.parts[-1])
+sent = launch(send_shapes, (4, 3), backend="gloo")
+print("broadcast:", *sent)
+sum_3_4.measured("hangs" if hang else "lies")
 
 # %% [markdown]
 # In the first case rank 1 hangs, while rank 0 got a sum and went on: one call, two symptoms. In the second, rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
 
 # %% tags=["raises-exception"]
-launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
+try:
+    launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
+except WorkerError as error:
+    death = error  # for the picture below
+    raise
 
 # %% [markdown]
 # First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up; that is no exception, so no `try` in the rank can
-# catch it. Then what differs, *rank by rank*: 4 and 6 numbers.
+# catch it. Then what differs, *rank by rank*: 4 and 6 numbers. Here are all three cases:
+
+# %%
+pictures.draw_symptoms(hang, sent, death)
 
 # %% [markdown]
 # So the symptom does not tell the cause. Gloo does not compare shapes. It looks at the bytes of each message: if there are more than the place has room for, it aborts; if there are fewer, it takes them and is content, as the broadcast shows.
@@ -440,7 +460,7 @@ launch(sum_shapes, (4, 6), backend="gloo", timeout=5)
 
 # %%
 def sum_padded(sizes):
-    tensor = torch.ones(sizes[dist.get_rank()])
+    tensor = torch.full((sizes[dist.get_rank()],), 10.0 ** dist.get_rank())
     longest = torch.tensor(len(tensor))
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     padded = nn.functional.pad(tensor, (0, longest - len(tensor)))
@@ -449,7 +469,8 @@ def sum_padded(sizes):
 
 
 for sizes in ((3, 4), (4, 6)):
-    print(sizes, launch(sum_padded, sizes, backend="gloo")[0])
+    before = [torch.full((sizes[rank],), 10.0**rank) for rank in range(2)]
+    plot_ranks(before, launch(sum_padded, sizes, backend="gloo"))
 
 # %% [markdown]
 # **Check yourself.** With NCCL on GPUs, do you expect the same three symptoms?
@@ -463,8 +484,8 @@ for sizes in ((3, 4), (4, 6)):
 #
 # ### The logs, before any report
 #
-# Four ranks ran under `torchrun`, and the job is dead. No report has been written for you. All you have is what each rank wrote to its `stderr.log`, and its exit code. Here are the last three lines of each. This is
-# the recording of a real job, in which one rank met a bad label.
+# Four ranks ran under `torchrun`, and the job is dead. All you have is what each rank wrote to its `stderr.log`, and its exit code. Here are the last three lines of each, of
+# a real job that was recorded. One rank met a bad label.
 
 # %%
 logs, exit_codes = chapter_08.raw_logs("a label")
@@ -490,12 +511,7 @@ first.measured(chapter_08.CULPRIT)
 # But sometimes nothing is left. Here are two more jobs of the same script. In one of them rank 2 was killed, as if memory had run out; in the other its disk didn't answer any more.
 
 # %%
-for job in ("a kill", "a sleep"):
-    logs, exit_codes = chapter_08.raw_logs(job)
-    print(job)
-    for rank in range(4):
-        last = logs[rank].rpartition("\n")[2]
-        print(f"{exit_codes[rank]:5}  {textwrap.shorten(last, 80, placeholder=' ...')}")
+pictures.draw_logs(("a kill", "a sleep"))
 
 # %% [markdown]
 # **Write** (10 minutes). Given the logs and exit codes of all ranks, return the list of ranks to look at first; it's empty if nobody failed. The check draws the culprit anew for each of six recorded jobs.
@@ -517,14 +533,12 @@ def suspects(logs, exit_codes):
 # A rank's last words are <code>log.rpartition("\n")[2]</code>. An echo has <code>by peer</code> or <code>Timed out</code> in them. A foreign signal is <code>code &lt; 0 and code != -15</code>.
 # </details>
 
+# %% [markdown]
+# The picture has the six jobs, with each rank's last words and exit code. Rank 2 was always the culprit, and orange is whom *your* function suspects.
+
 # %%
 check(suspects, **chapter_08.SUSPECTS)
-
-# %% [markdown]
-# These are the six jobs, with each rank's last words and exit code. Rank 2 was always the culprit, and orange is whom *your* function suspects.
-
-# %%
-chapter_08.draw_suspects(suspects)
+pictures.draw_suspects(suspects)
 
 # %% [markdown]
 # And our answer, folded up:
@@ -547,9 +561,7 @@ def suspects_done(logs, exit_codes):
 
 
 check(suspects_done, **chapter_08.SUSPECTS)
-
-# %%
-chapter_08.draw_suspects(suspects_done)
+pictures.draw_suspects(suspects_done)
 
 # %% [markdown]
 # If nothing remains but echoes, look for the rank whose log just stops. It may have been killed, or it may sleep: ask for its exit code, its stack and the system's log, and suspect the network last.
@@ -576,14 +588,12 @@ def train_and_clean_up():
 # %%
 def death_of(task, *arguments):
     try:
-        launch(task, *arguments, backend="gloo")
+        launch(task, *arguments, backend="gloo", trace=True)
     except WorkerError as error:
         return error
 
 
-error = death_of(train_and_clean_up)
-for failure in sorted(error.failures, key=lambda failure: failure.when):
-    print(f"rank {failure.rank}: {failure.headline}")
+pictures.draw_deaths(death_of(train_and_clean_up))
 
 # %% [markdown]
 # The echo came first. Whoever trusts the clock blames a bystander, and in a large job each rank may add its echo. That's why `launch` puts echoes last.
@@ -607,6 +617,14 @@ def forward(batch_size):
     dist.all_reduce(output[0])
 
 
+# %%
+death = death_of(forward, 4096)
+print(death, "\n\nwith a batch of 1024:", death_of(forward, 1024) or "done")
+pictures.draw_memory({4096: 4096 * 2**18, 1024: 1024 * 2**18}, death, 512 * 2**20)
+
+# %% [markdown]
+# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. Smaller batches mend it, as the run with 1024 proves; chapter 04's accumulation keeps the gradient.
+
 # %% [markdown]
 # There is a second way to run out: no limit is set, the whole machine is full, and the system ends a process of its choice with `SIGKILL`. We do not fill your machine, we only send the signal.
 
@@ -619,13 +637,7 @@ def killed_by_the_system():
     dist.barrier()
 
 
-# %%
-print(death_of(forward, 4096))
-print("with a batch of 1024:", death_of(forward, 1024) or "done", "\n" + "-" * 80)
 print(death_of(killed_by_the_system))
-
-# %% [markdown]
-# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. Smaller batches mend it, as the run with 1024 proves; chapter 04's accumulation keeps the gradient.
 
 # %% [markdown]
 # A rank that the system kills says **nothing**: no line, no
@@ -641,8 +653,8 @@ print(death_of(killed_by_the_system))
 # %% [markdown]
 # ## 7 · Your cluster has no `launch`
 #
-# So far the report did half of the work. On a cluster there is `torchrun`, a folder of logs, and you. Part 7 is a training that knows nothing of this course. It is started on purpose with
-# six failures, and each time we ask the tools that PyTorch has. Here are the functions that go wrong; rank 1 is always the culprit.
+# On a cluster there is `torchrun`, a folder of logs, and you. Part 7 is a training that knows nothing of this course. It is started on purpose with
+# six failures, and each time we ask the tools that PyTorch has. These functions go wrong; rank 1 is always the culprit.
 
 
 # %%
@@ -725,10 +737,11 @@ def hears_late():
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with suppress(RuntimeError):
         dist.all_reduce(torch.ones(1), group=group)
-    print(f"SIGTERM came after 1 s and was heard after about {heard_s[0]:.0f} s")
+    return heard_s[0]
 
 
-_ = launch(hears_late, backend="gloo")
+heard_s = launch(hears_late, backend="gloo")[0]
+pictures.draw_signal(1, heard_s, timeout_s=3)
 
 # %% [markdown]
 # It was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
@@ -746,18 +759,19 @@ _ = launch(hears_late, backend="gloo")
 # need not wait for three imports of torch per job.
 
 # %% [markdown]
-# `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well. While a job runs, `jobs.look` sees three times where its two processes are. It takes `py-spy dump --pid`,
-# which needs no preparation, and the signal where py-spy is not installed or may not look: Linux lets it look at other processes of yours only if `kernel.yama.ptrace_scope` is 0 or you are root, and a container needs the capability `SYS_PTRACE`.
+# `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well.
 
-# %%
-FAULTS = ("swapped calls", "absent rank", "straggler", "killed rank", "out of memory")
-FAULTS += ("spoiled checkpoint",)
-jobs = Jobs((load, sum_metrics, train, leave, main))
+# %% [markdown]
+# While a job runs, `jobs.look` sees three times where its two processes are. It takes `py-spy dump --pid`,
+# which needs no preparation, and the signal where py-spy is not installed or may not look: Linux lets it look at other processes of yours only if `kernel.yama.ptrace_scope` is 0 or you are root, and a container needs the capability `SYS_PTRACE`.
 
 # %% [markdown]
 # First each failure once. (As in chapter 04, `torchrun`'s store listens on all addresses of the machine while a job runs.)
 
 # %%
+FAULTS = ("swapped calls", "absent rank", "straggler", "killed rank", "out of memory")
+FAULTS += ("spoiled checkpoint",)
+jobs = Jobs((load, sum_metrics, train, leave, main))
 first = {fault: jobs.start(fault, typed=fault == "absent rank") for fault in FAULTS}
 with ThreadPoolExecutor(6) as pool:
     list(pool.map(jobs.look, first, first.values()))
@@ -844,6 +858,9 @@ ask("root cause", from_root_cause)
 # %% [markdown]
 # A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, whose timeout ran out. *First observed* means just that: the failure with the earliest time.
 
+# %%
+job_pictures.draw_root_causes(jobs, FAULTS)
+
 # %% [markdown]
 # These times are whole seconds. In the three other failures, rank 0's echo follows rank 1's error at once. If both fall into the same second, either may be accused, so we count that as *luck*. Read the other ranks' files
 # before you believe it.
@@ -866,6 +883,7 @@ def from_stacks(fault):
 
 
 ask("stacks", from_stacks)
+job_pictures.draw_looks(jobs, ("absent rank", "straggler"))
 
 # %% [markdown]
 # The question is part 3's: who is *not* waiting? One look cannot tell slow from hung, since rank 1 sleeps in both. The log can: in one it still grows.
@@ -903,6 +921,9 @@ def from_recorder(fault):
 
 
 ask("flight recorder", from_recorder)
+
+# %%
+job_pictures.draw_recorders(jobs, FAULTS)
 
 # %% [markdown]
 # It has something on all six, and the swapped calls by their lines. The command `torchfrtrace` compares for you. It does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
@@ -968,13 +989,12 @@ def time_a_call(level):
         begun_s = time.perf_counter()
         dist.all_reduce(torch.ones(4), group=group)
         times_s.append(time.perf_counter() - begun_s)
-    return median(times_s)
+    return times_s
 
 
-# %%
 off_s = launch(time_a_call, dist.DebugLevel.OFF, backend="gloo")[0]
 detail_s = launch(time_a_call, dist.DebugLevel.DETAIL, backend="gloo")[0]
-print(f"with DETAIL an all_reduce of 4 numbers takes about {detail_s / off_s:.1f} times as long")
+job_pictures.draw_costs({"OFF": off_s, "DETAIL": detail_s})
 
 # %% [markdown]
 # `monitored_barrier` is the part of it that finds
@@ -1002,7 +1022,7 @@ print("\nmonitored_barrier: ", from_detail(*at_barrier))
 # %% [markdown]
 # ### Who says what
 #
-# The table is computed from the lines above. A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
+# A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
 # failed, and not who. `torchrun`'s root cause may also name *another*, or be right by *luck*.
 
 # %% [markdown]
@@ -1022,7 +1042,7 @@ def verdict(tool, words):
 verdicts = {}
 for tool, words in answers.items():
     verdicts[tool] = [verdict(tool, words[fault]) for fault in FAULTS]
-counts = chapter_08.draw_verdicts(verdicts, FAULTS)
+counts = job_pictures.draw_verdicts(verdicts, FAULTS)
 by_root_cause.measured(counts["root cause"])
 
 # %% [markdown]
@@ -1035,24 +1055,22 @@ by_root_cause.measured(counts["root cause"])
 # %% [markdown]
 # ### The same with NCCL: the watchdog
 #
-# On GPUs an `all_reduce` is only queued by the host, and returns at once. So a stack shows the line that waits for the GPU, which may be an innocent `.item()`. A **watchdog** thread in each rank keeps the time instead: after ten
-# minutes by default, not gloo's thirty, it gives up. These lines are from a real log ([LlamaFactory#2902](https://github.com/hiyouga/LlamaFactory/issues/2902), shortened).
+# On GPUs the host only queues an `all_reduce`. So a stack shows the line that waits for the GPU, which may be an innocent `.item()`. A **watchdog** thread in each rank keeps the time instead: after ten
+# minutes by default, it gives up. These lines are from a real log ([LlamaFactory#2902](https://github.com/hiyouga/LlamaFactory/issues/2902), shortened).
 
 # %%
 for line in chapter_08.WATCHDOG.splitlines():
     print(textwrap.fill(line, 96, subsequent_indent="    "))
 
 # %% [markdown]
-# Read it word by word. `SeqNum` counts the calls of one process group, and `PG 1` is that group's number. `OpType` and `NumelIn` say what was called, and of how many numbers. *Enqueued* is how far the host has come, *completed* how far
-# the GPU has. (The log is from an older torch, and yours may say less.) The next cell puts both ranks next to each other.
+# Read it word by word. `SeqNum` counts the calls of one process group, here number 1. `OpType` and `NumelIn` say what was called, and of how many numbers. *Enqueued* is how far the host has come, *completed* how far
+# the GPU has. (This torch is older, and yours may say less.) In the picture:
 
 # %%
-pattern = r"\[Rank (\d)\].*?SeqNum=(\d+).*?NumelIn=(\d+)"
-for rank, number, numel in re.findall(pattern, chapter_08.WATCHDOG):
-    print(f"rank {rank} is stuck in call {number}, an all_reduce of {int(numel):,} numbers")
+job_pictures.draw_watchdog(chapter_08.WATCHDOG)
 
 # %% [markdown]
-# Rank 0 is stuck in a bucket of gradients, rank 1 one call further, in a single number. In one group that can't be the same program: rank 1 has left call 1516 behind, which rank 0 has not completed. What rank 1's call 1516 was
+# Rank 0 is stuck in a bucket of gradients, rank 1 in a single number. In one group that can't be the same program: rank 1 has left call 1516 behind, which rank 0 has not completed. What rank 1's call 1516 was
 # isn't in these lines. Part 5 has shown how a call can end on one rank alone.
 
 # %% [markdown]
@@ -1152,7 +1170,7 @@ predict()
 # %% [markdown]
 # ## The pager, part 1
 #
-# One morning you find this of a job that hung at night: four ranks on two nodes, and the last line of each. Two of them were called *root cause* by their node's `torchrun`. Note your first suspicion, and what you would look at next. The capstone,
+# One morning you find this of a job that hung at night: four ranks on two nodes, and the last line of each. Two of them were called *root cause* by their node's `torchrun`. Note your first suspicion. The capstone,
 # [chapter 11](11_capstone.ipynb), has the whole folder, and the answer.
 
 # %%
@@ -1165,7 +1183,6 @@ suspicion = "?"  # the rank to look at first
 # ## What you know now
 #
 # A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, depending on the sizes. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
-# You have seen what each tool says, and to what it is deaf.
 
 # %% [markdown]
 # **Next:** [09 · Many machines](09_many_machines.ipynb), where a rank may be in another room.

@@ -30,8 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from course_lessons import chapter_14
+from course_lessons import chapter_14_pictures as pictures
 from course_material.recordings import Row, recording
-from course_utils import check, hardware, launch, predict, show
+from course_utils import check, hardware, launch, plot_timeline, predict, show
 
 # %% [markdown]
 # ## 1 · A recording
@@ -44,8 +45,7 @@ from course_utils import check, hardware, launch, predict, show
 # %%
 resnet = recording("resnet50_2xA100")
 counts = Counter((row.lane, row.kind) for row in resnet)
-for (lane, kind), count in sorted(counts.items()):
-    print(f"{lane:16}{kind:12}{count:6,}")
+pictures.draw_counts(counts)
 
 # %% [markdown]
 # The host has two threads here: Python's own, and autograd's, which runs backward. Together they launch 3,774 times. Stream 7 computes, and stream 40 is NCCL's: in three
@@ -66,14 +66,11 @@ in_call = predict("milliseconds of the host in a call of all_reduce", ...)
 # %%
 calls = [row for row in resnet if row.name == "c10d::allreduce_"]
 kernels = [row for row in resnet if row.kind == "collective" and "AllReduce" in row.name]
-for call, kernel in list(zip(calls, kernels))[5:10]:  # those of the second step
-    size = f"{kernel.bytes / 1e6:4.1f} MB"
-    print(f"{size}: the call takes {call.us / 1000:.2f} ms, the kernel {kernel.us / 1000:.2f} ms")
-print(f"median of 15 kernels: {median(k.us for k in kernels) / 1000:.2f} ms")
 in_call.measured(median(c.us for c in calls) / 1000, within=0.5)
+pictures.draw_calls_and_kernels(calls, kernels)
 
 # %% [markdown]
-# The call is over after 0.3 ms, while a kernel runs for 2.5 ms in the middle. Look at the sizes as well: 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has started waits *on the GPU* until its
+# The call is over after 0.3 ms, while a kernel runs for 2.5 ms in the middle. 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has started waits *on the GPU* until its
 # partner on the other GPU has started as well. So its time is waiting and moving in one.
 
 # %% [markdown]
@@ -189,8 +186,7 @@ chapter_14.draw_exposed(exposed_ms, trainings)
 # And how much of the communication is hidden behind computing? One minus exposed over all communication:
 
 # %%
-for name, rows in trainings.items():
-    print(f"{name:12} {chapter_14.share_hidden(rows):4.0%} of the communication is hidden")
+pictures.draw_hidden(trainings)
 
 # %% [markdown]
 # One by one, nothing is hidden: each `wait()` keeps every later kernel from running next to NCCL's. DDP's buckets hide 16 %, which isn't much. Part 5 finds out why.
@@ -258,13 +254,10 @@ check(blocked_in_item, **chapter_14.BLOCKED)
 # </details>
 
 # %% [markdown]
-# Which call is it here? These are all that the longest `.item()` contains:
+# Which call is it here? These are all that the longest `.item()` contains. What *your* function names is marked:
 
 # %%
-for row in recommender:
-    inside = longest.start_us <= row.start_us and row.end_us <= longest.end_us
-    if inside and row.lane == longest.lane:
-        print(f"{row.name:28}{row.us:6,.0f} µs")
+pictures.draw_inside(recommender, longest, blocked_in_item)
 
 # %% [markdown]
 # It is `cudaMemcpyAsync`, of all names. A copy to ordinary (*pageable*) memory of the host [returns only when it's complete](https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html), and
@@ -305,14 +298,9 @@ choices = ("compute", "only NCCL", "only copies", "nothing")
 largest = predict("in DDP's step most time goes to", ..., choices=choices)
 
 # %%
-print(" " * 12, " ms/step  MB/step", *(f"{choice:>12}" for choice in choices))
-for name, rows in trainings.items():
-    steps_us = [row.us for row in rows if row.kind == "step"]
-    sent_mb = sum(row.bytes for row in rows if row.kind == "collective") / len(steps_us) / 1e6
-    parts = chapter_14.shares(rows).values()
-    print(f"{name:12}{median(steps_us) / 1e3:9.1f}{sent_mb:9.0f}", *(f"{x:12.1%}" for x in parts))
 parts = chapter_14.shares(resnet)
 largest.measured(max(parts, key=parts.get))
+pictures.draw_shares(trainings)
 
 # %% [markdown]
 # It's the network in none of them. With one all-reduce per gradient, 17 % go to NCCL alone. And on two A100, 6 % is all that a perfect network could save: most of the time, the GPU has nothing to do.
@@ -353,11 +341,11 @@ show(chapter_14.figure_of_delays(trainings), text)
 # such would be slow at both.
 
 # %%
-view_us = {}
+view_us, launch_us = {}, {}
 for name, rows in trainings.items():
     view_us[name] = median(row.us for row in rows if row.name == "aten::view")
-    launch_us = median(row.us for row in rows if row.name == "cudaLaunchKernel")
-    print(f"{name:12} a view {view_us[name]:4.1f} µs, a launch {launch_us:4.1f} µs")
+    launch_us[name] = median(row.us for row in rows if row.name == "cudaLaunchKernel")
+pictures.draw_probe(view_us, launch_us)
 
 # %% [markdown]
 # The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than two. So most of those 23 µs are probably the recording's. An estimate: what if each of ResNet's operators were that much shorter?
@@ -411,9 +399,11 @@ def joins_late(async_op):
 seen = predict("rank 0 sees in x before wait()", ...)
 
 # %%
-before, after = launch(joins_late, True, backend="gloo")[0]
+results = launch(joins_late, True, backend="gloo", trace=True)
+before, after = results[0]
 seen.measured(before)
 print(f"after it: {after:.0f}")
+plot_timeline(results.trace)
 
 # %% [markdown]
 # The call was over before the other rank had even begun. Now the control. It is meant to fail.
@@ -477,8 +467,6 @@ for number, step in enumerate(step_rows):
     sizes = [row.bytes for row in inside if row.name == "gloo:all_reduce"]
     print(f"step {number}: {len(sizes)} all-reduces, of", *(f"{size:,}" for size in sizes), "bytes")
 print(f"hidden behind computing: about {chapter_14.share_hidden(own_rows):.0%}")
-
-# %%
 text = "Your rank 0, third step: backward computes and calls; gloo's threads carry it out."
 chapter_14.draw_lanes(own_rows, step_rows[-1].start_us, step_rows[-1].end_us, text)
 
@@ -500,13 +488,10 @@ def cost(turns=15, views=2_000):
             for _ in range(views):
                 x.view(2, 2)
             took_s[watched].append((time.perf_counter() - begun) / views)
-    return {watched: median(each) for watched, each in took_s.items()}
+    return took_s
 
 
-# %%
-view_s = launch(cost, world_size=1, backend="gloo")[0]
-print(f"a view: about {1e6 * view_s[False]:.1f} µs,", end=" ")
-print(f"recorded about {view_s[True] / view_s[False]:.1f} times as long")
+pictures.draw_watched(launch(cost, world_size=1, backend="gloo")[0])
 
 # %% [markdown]
 # A recording shows faithfully *who waits for whom*. How *long* a step takes, ask a run without it. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory, so its cost there is different.

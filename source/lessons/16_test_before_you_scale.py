@@ -18,12 +18,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lessons import chapter_16
+from course_lessons import chapter_16_pictures as pictures
 from course_lessons.chapter_16 import Version, accepted_versions, counts, pytest_on
 from course_lessons.finished import show_source
 from course_lint.command import lint
 from course_museum import EXHIBITS
-from course_utils import launch, predict, show
+from course_testing.in_rank import LateRanks
+from course_utils import Network, launch, plot_timeline, predict
 
 # %% [markdown]
 # ## 1 · One rank proves little
@@ -64,6 +65,7 @@ failing = predict("runs that fail, of six", ...)
 # %%
 printed = pytest_on(mean_of_all, test_equal_counts, test_other_counts, options="--tb=no")
 failing.measured(counts(printed)["failed"])
+pictures.draw_runs(printed, (test_equal_counts, test_other_counts), (1, 2, 3))
 
 # %% [markdown]
 # Equal counts hide the mistake, however many ranks there are: the mean of means is the mean. [Transformers had this bug](https://github.com/huggingface/transformers/issues/34242) in its losses. So a test needs several ranks *and* ranks that differ.
@@ -92,13 +94,16 @@ def test_samples_exist():
     dist.barrier()  # the others stay until all have looked
 
 
-# %%
 printed = pytest_on(my_samples, test_samples_exist)
 failing_rank.measured(int(printed.partition("rank ")[2][0]))
 
 # %% [markdown]
-# The first line names the rank, and below it pytest shows *that rank's* values: 11 is past the end. What ranks print has a section for each.
-#
+# The first line names the rank, and below it pytest shows *that rank's* values. What ranks print has a section for each. Which samples does each rank take?
+
+# %%
+pictures.draw_samples(my_samples, samples=11, world_size=3)
+
+# %% [markdown]
 # ## 3 · A hang is a failed test
 #
 # What if ranks wait for ever? The course has a museum (`course_museum/`) of public projects' bugs, each written anew in a few lines. This one is torchtitan's.
@@ -130,6 +135,9 @@ outcome.measured("hangs" if "would never be done" in printed else "passes")
 # %% [markdown]
 # The plugin didn't wait for a timeout. Once nobody has called anything for half a second, it asks each rank where it is. Here it's proven that rank 1 waits for a rank that has returned, so the test ends, and its report says who waits where.
 
+# %%
+pictures.draw_validation(bug)
+
 # %% [markdown]
 # ### Write it
 #
@@ -154,11 +162,12 @@ def validate(batches):
 
 # %%
 exhibit.judge(validate)
+pictures.draw_validation(validate)
 
 # %% [markdown]
 # ## 4 · Ranks that come late
 #
-# Ranks of a test come at nearly the same time; ranks of a cluster don't. The fixture `late_ranks` lets each rank come late to each call, by delays that a seed decides. Below, somebody has forgotten a `wait()`, and the pause stands for a backward pass.
+# Ranks of a test come at nearly the same time; ranks of a cluster don't. The fixture `late_ranks` lets each rank come late to each call, by delays that a seed decides. Below, somebody has forgotten a `wait()`; the pause stands for work.
 #
 # **Predict.** How many of the two tests fail?
 
@@ -202,8 +211,17 @@ for seed in (5, 5, 54):
     pytest_on(sum_beside_work, test_sum_with_late_ranks, options=options, whole=False)
 
 # %% [markdown]
-# So a failure by chance can be repeated: the report names its seed.
-#
+# So a failure by chance can be repeated: the report names its seed. And these are the delays that the two seeds decide, of the call after the barrier:
+
+# %%
+delays_ms = {}
+for seed in (5, 54):
+    late = LateRanks(seed, "test_cell.py::test_sum_with_late_ranks[2-ranks]")
+    late.most_ms = 1000
+    delays_ms[seed] = [late.delays_ms(rank, calls=2)[1] for rank in range(2)]
+pictures.draw_late(delays_ms, pause_ms=300)
+
+# %% [markdown]
 # ## 5 · Right, but how often does it call?
 #
 # On a cluster each call costs a latency ([chapter 06](06_what_communication_costs.ipynb)). The fixture `trace` knows what was called until now, so a test can hold code to a number of calls or bytes.
@@ -230,7 +248,6 @@ def test_average(trace):
     dist.barrier()
 
 
-# %%
 printed = pytest_on(average, test_average, options="--tb=short")
 
 # %% [markdown]
@@ -238,19 +255,25 @@ printed = pytest_on(average, test_average, options="--tb=short")
 
 
 # %%
-@pytest.mark.ranks(2)
-def test_on_a_cluster(replay):
+def average_ones():
     gradients = torch.nn.Linear(3, 2)
     for parameter in gradients.parameters():
         parameter.grad = torch.ones_like(parameter)
     average(gradients)
+
+
+@pytest.mark.ranks(2)
+def test_on_a_cluster(replay):
+    average_ones()
     took_us = replay(latency_us=10, gbit_s=80).finish_us
     if dist.get_rank() == 0:
         assert max(took_us) < 25
     dist.barrier()
 
 
-printed = pytest_on(average, test_on_a_cluster, options="--tb=short")
+printed = pytest_on(average, average_ones, test_on_a_cluster, options="--tb=short")
+results = launch(average_ones, world_size=2, backend="gloo", trace=True)
+plot_timeline(results.trace.replay(Network(latency_us=10, gbit_s=80)))
 
 # %% [markdown]
 # Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take no time. All fixtures stand on the plugin's page, `course_testing/README.md`.
@@ -273,11 +296,11 @@ for finding in lint(script):
 # The museum (`course_museum/`) has twelve real bugs, which you can run and cure as in section 3. Here is what the linter sees in them, sorted by what each bug does to a training:
 
 # %%
-by_kind = {"hangs": [], "lies": [], "dies": []}
-for real_bug in EXHIBITS.values():
+rules = {}
+for name, real_bug in EXHIBITS.items():
     findings = lint(inspect.getsource(real_bug.bug))
-    by_kind[real_bug.answer] += [finding.rule for finding in findings]
-print(by_kind)
+    rules[name] = real_bug.answer, [finding.rule for finding in findings]
+pictures.draw_findings(rules)
 
 # %% [markdown]
 # The others are wrong by their arithmetic, or by data that no text holds. A linter costs nothing, so run it first.
@@ -329,8 +352,7 @@ for test in (test_equal, test_rising, test_falling):
     verdicts[test.__name__] = dict(zip(mutants, accepted))
 caught = {name: list(row.values()).count(False) for name, row in verdicts.items()}
 caught_by_rising.measured(caught["test_rising"])
-text = ", ".join(f"{name} catches {count} of four" for name, count in caught.items())
-show(chapter_16.table(verdicts), text)
+pictures.draw_verdicts(verdicts)
 
 # %% [markdown]
 # In `test_rising` the last rank has the largest number itself, so it needs no message. Negative numbers that fall from rank to rank leave nobody right by luck. In the [lab](../exercises/16_test_before_you_scale.ipynb) you write tests, and versions judge them.

@@ -4,14 +4,17 @@ import itertools
 import re
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import labs
 import pytest
 import torch.distributed as dist
 
 from course_lessons import chapter_08
+from course_lessons import chapter_08_job_pictures as job_pictures
+from course_lessons import chapter_08_pictures as pictures
 from course_lessons.chapter_08 import in_a_roll_call
-from course_utils import check
+from course_utils import WorkerTimeout, check
 
 LESSON = labs.ROOT / "source/lessons/08_it_hangs_lies_or_dies.py"
 pytestmark = pytest.mark.slow
@@ -156,11 +159,13 @@ def test_the_chapters_own_roll_call_passes_and_its_stub_is_not_attempted(lesson)
 
 
 def test_the_roll_call_is_drawn_right_or_wrong(lesson, capsys):
-    chapter_08.draw_roll_call(lesson["who_is_missing_done"])
+    pictures.draw_roll_call(lesson["who_is_missing_done"])
     assert "name: [[2], [2], [2]]" in capsys.readouterr().out
-    chapter_08.draw_roll_call(only_rank_0_looks)
+    pictures.draw_roll_call(only_rank_0_looks)
     assert "name: [[2], [], []]" in capsys.readouterr().out
-    chapter_08.draw_roll_call(lesson["who_is_missing"])
+    pictures.draw_roll_call(lambda store, name, patience_s: None)
+    assert "name: [None, None, None]" in capsys.readouterr().out
+    pictures.draw_roll_call(lesson["who_is_missing"])
     assert "No picture yet: NotImplementedError" in capsys.readouterr().out
 
 
@@ -254,9 +259,54 @@ def test_no_two_recorded_jobs_look_alike():
 
 
 def test_suspects_are_drawn_right_or_wrong(lesson, capsys):
-    chapter_08.draw_suspects(lesson["suspects_done"])
+    pictures.draw_suspects(lesson["suspects_done"])
     assert "Right in 6 of 6 jobs" in capsys.readouterr().out
-    chapter_08.draw_suspects(no_echoes_only)
+    pictures.draw_suspects(no_echoes_only)
     assert "Right in 4 of 6 jobs" in capsys.readouterr().out
-    chapter_08.draw_suspects(lesson["suspects"])
+    pictures.draw_suspects(lesson["suspects"])
     assert "No picture yet: NotImplementedError" in capsys.readouterr().out
+
+
+def _hang(printed):
+    error = WorkerTimeout(["not done"], printed)
+    states = ["waiting", "returned", "waiting"]
+    error.waiting = {rank: SimpleNamespace(state=state) for rank, state in enumerate(states)}
+    return error
+
+
+def test_wrong_averages_are_named_by_rank_and_step(capsys):
+    printed = ["step 0: average 0.00\nstep 1: average 1.50", "step 0: average 0.00", ""]
+    pictures.draw_averages(_hang(printed))
+    assert "Wrong are: rank 0: 1.5 in step 1." in capsys.readouterr().out
+
+
+def test_the_oracle_says_what_two_ranks_should_have(capsys):
+    pictures.draw_oracle({"a": [1.0], "b": [2.0, 3]}, {"a": [2.0], "b": [4.0, 5]})
+    words = capsys.readouterr().out
+    assert "a: wanted 2, and two ranks have 2. b: wanted 4, 6, and two ranks have 4, 5." in words
+
+
+def test_what_varies_of_a_picture_is_said_behind_about(capsys):
+    pictures.draw_signal(1, 2.97, timeout_s=3)
+    assert "heard after about 3 s" in capsys.readouterr().out
+    job_pictures.draw_costs({"OFF": [1e-4, 2e-4], "DETAIL": [4e-4, 5e-4]})
+    assert "takes about 3.0 times as long" in capsys.readouterr().out
+
+
+def test_looks_at_a_job_say_whether_its_log_grows(capsys):
+    places = ("dist.all_reduce(gradient)", "time.sleep(600)")
+    jobs = SimpleNamespace(
+        seen={"hung": [places] * 2, "slow": [places] * 2},
+        steps={"hung": [[3, 3], [3, 3]], "slow": [[1, 1], [2, 2]]},
+    )
+    job_pictures.draw_looks(jobs, ("hung", "slow"))
+    words = capsys.readouterr().out
+    assert "hung: from look to look the log stays" in words
+    assert "slow: from look to look the log grows" in words
+
+
+def test_the_watchdogs_lines_say_who_is_stuck_where(capsys):
+    job_pictures.draw_watchdog(chapter_08.WATCHDOG)
+    words = capsys.readouterr().out
+    assert "rank 0 in call 1516: stuck for 600 s, 25,427,968 numbers" in words
+    assert "rank 1 in call 1517: stuck for 600 s, 1 number." in words

@@ -6,6 +6,8 @@ import labs
 import pytest
 
 from course_lessons import chapter_14
+from course_lessons import chapter_14_pictures as pictures
+from course_material.recordings import recording
 from course_tools.notebooks import build
 from course_utils import check
 
@@ -260,3 +262,32 @@ def test_a_learners_own_answer_is_drawn_right_or_wrong_or_not_at_all(answers, mo
 
     chapter_14.draw_exposed(nothing_yet, trainings)
     assert capsys.readouterr().out.startswith("No picture yet")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (the_longest_call_anywhere, "Your function returns ('cuda"),
+        (lambda rows: ("cudaLaunchKernel", 5.0), "5.0), which is not in this .item()"),
+        (lambda rows: 17, "Your function returns 17, which is not in this .item()"),
+        (lambda rows: None, "cudaStreamSynchronize 5 µs.\n"),
+        (lambda rows: 1 / 0, "Nothing is marked yet: ZeroDivisionError"),
+    ],
+)
+def test_what_an_item_contains_is_drawn_with_any_answer(answer, words, capsys):
+    rows = recording("recommender_8xA100")
+    longest = max(of_items(rows), key=lambda row: row.us)
+    pictures.draw_inside(rows, longest, answer)
+    assert words in capsys.readouterr().out
+
+
+def test_the_right_call_is_marked(answers, capsys):
+    rows = recording("recommender_8xA100")
+    longest = max(of_items(rows), key=lambda row: row.us)
+    pictures.draw_inside(rows, longest, answers["blocked_in_item"])
+    assert "returns ('cudaMemcpyAsync', 3991.0), which is marked." in capsys.readouterr().out
+
+
+def test_what_a_profiler_costs_is_said_behind_about(capsys):
+    pictures.draw_watched({False: [1e-6], True: [2e-6]})
+    assert "A view: about 1.0 µs; recorded, about 2.0 times as long." in capsys.readouterr().out

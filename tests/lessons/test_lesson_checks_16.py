@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,8 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lessons import chapter_16, versions_16
+from course_lessons import chapter_16_pictures as pictures
+from course_lessons import versions_16
 from course_lessons.chapter_16 import Version, accepted_versions, pytest_on, test_file
+from course_testing.in_rank import LateRanks
 from course_utils import launch
 from course_utils.launcher.errors import WorkerError
 
@@ -243,15 +244,73 @@ def test_the_seeds_of_the_chapter_are_one_that_harms_and_one_that_does_not():
         late_ms = []
         for rank in range(2):
             test = "test_cell.py::test_sum_with_late_ranks[2-ranks]"
-            draw = random.Random(f"{seed} {test} {rank}")
-            draw.uniform(0, 1000)  # for the barrier
-            late_ms.append(draw.uniform(0, 1000))
+            late = LateRanks(seed, test)
+            late.most_ms = 1000
+            late_ms.append(late.delays_ms(rank, calls=2)[1])  # the first is the barrier's
         apart[seed] = abs(late_ms[0] - late_ms[1])
     assert apart[5] > 2 * 300
     assert apart[54] < 300 / 2
 
 
-def test_the_table_says_which_version_passes_which_test():
-    figure = chapter_16.table({"test_a": {"right": True, "wrong": False}})
-    words = [text.get_text() for text in figure.axes[0].texts]
-    assert words == ["passes", "caught"]
+def test_the_table_says_which_version_passes_which_test(capsys):
+    pictures.draw_verdicts({"test_a": {"right": True, "wrong": False, "slow": True}})
+    assert "test_a catches 1 of 2." in capsys.readouterr().out
+
+
+def test_a_picture_of_runs_reads_pytests_letters(capsys):
+    printed = "$ pytest test_cell.py\n.F.F    [100%]\n2 failed, 2 passed in about 1 s"
+    pictures.draw_runs(printed, [test_file, pytest_on], [1, 2])
+    words = capsys.readouterr().out
+    assert "test_file: passes, fails. pytest_on: passes, fails." in words
+
+
+def test_samples_past_the_end_are_named(capsys):
+    pictures.draw_samples(lambda samples: [samples - 1 + dist.get_rank()], 3, 2)
+    assert "Past the end: 3 of rank 1." in capsys.readouterr().out
+
+
+def waits_for_ever(batches):
+    for losses in batches:
+        dist.all_reduce(losses)
+    return 1.0
+
+
+def mean_of_means(batches):
+    mean = torch.cat(batches).mean()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size()
+
+
+def calls_nothing(batches):
+    return torch.cat(batches).mean().item()
+
+
+def not_yet(batches):
+    raise NotImplementedError("about 7 lines")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (waits_for_ever, "rank 1 calls all_reduce, all_reduce, all_reduce, all_reduce, and waits"),
+        (mean_of_means, "is 1.57: rank 0 calls all_reduce, and returns 1.5"),
+        (calls_nothing, "rank 1 calls nothing, and returns 2."),
+        (not_yet, "No picture yet: NotImplementedError: about 7 lines"),
+        (lambda batches: None, "rank 1 calls nothing, and returns None."),
+        (lambda batches: [batches[0]], "returns [tensor([1., 1., 1.,"),
+    ],
+)
+def test_an_answer_is_drawn_right_or_wrong(answer, words, capsys):
+    pictures.draw_validation(answer)
+    assert words in capsys.readouterr().out
+
+
+def test_who_reads_too_early_follows_from_the_delays(capsys):
+    pictures.draw_late({1: [100.0, 500.0], 2: [100.0, 300.0]}, pause_ms=300)
+    words = capsys.readouterr().out
+    assert "seed 1: rank 0 reads too early. seed 2: nobody reads too early." in words
+
+
+def test_what_the_linter_finds_is_counted(capsys):
+    pictures.draw_findings({"a_b": ("hangs", ["a-rule"]), "c": ("lies", [])})
+    assert "Of 2 bugs the linter sees 1: a-rule in a_b, which hangs." in capsys.readouterr().out

@@ -342,6 +342,15 @@ def test_late_ranks_come_late_alike_with_the_same_seed(outcome_of):
     assert not set(first) & set(different)
 
 
+def test_late_ranks_are_as_late_as_they_say(outcome_of):
+    told = """
+    told_s = [delay_ms / 1000 for delay_ms in late_ranks.delays_ms(dist.get_rank(), calls=3)]
+    assert SLEPT == told_s
+"""
+    test = LATE.replace("    assert dist.get_rank() == 9\n", told)
+    outcome_of(test).assert_outcomes(passed=1)
+
+
 def test_the_seed_of_late_ranks_is_shown_where_a_test_fails(outcome_of):
     result = outcome_of(LATE)
     result.stdout.fnmatch_lines(["The delays of this run come again with --rank-seed=*"])
