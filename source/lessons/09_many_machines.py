@@ -226,7 +226,7 @@ with two_hosts(disk.name) as hosts:
 # ## 3 · Who else can come in?
 #
 # Rank 0 serves the store of `tcp://`. As the article says, it listens on 0.0.0.0: on **all** addresses of its host. Who can reach it?
-# Below host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. Both hold a learning rate.
+# Host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. Both hold a learning rate.
 
 
 # %%
