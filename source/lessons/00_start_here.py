@@ -64,8 +64,7 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 #
 # The workers are separate processes, so they share no variables and have to send messages. `dist.all_reduce(x)` sends such messages for
 # you. All ranks call it together: each brings a tensor, and on every rank that tensor is replaced by the sum of all of them.
-
-# %% [markdown]
+#
 # **Write** (2 minutes) the missing line: return the average. Then let real workers judge it in the cell below.
 
 

@@ -654,6 +654,7 @@ def make_a_group():
     return sorted(keys), sorted(set(store.list_keys()) - keys)
 
 
+# %%
 keys, new_keys = launch(make_a_group, world_size=4, backend=None)[0]
 chapter_02.draw_store(
     [*keys, *new_keys], f"The store has the keys {', '.join(new_keys)} in addition."
