@@ -75,6 +75,8 @@ chapter_09_pictures.draw_interfaces(hosts, listed)
 
 # %% tags=["part-slurm", "part-ray", "part-agents"]
 disk = tempfile.TemporaryDirectory()
+
+# %%
 training = digits()
 torch.save((training.data, training.targets), Path(disk.name, "digits.pt"))
 
